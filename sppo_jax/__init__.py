@@ -1,0 +1,22 @@
+"""Trains decoder LLMs on sequences that do not fit on one device."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load_config": "sppo_jax.config",
+    "make_plan": "sppo_jax.planner.make",
+    "Plan": "sppo_jax.planner.plan",
+    "build_model": "sppo_jax.models.build",
+    "value_and_grad": "sppo_jax.pipeline.api",
+}
+__all__ = ["Plan", "build_model", "load_config", "make_plan", "value_and_grad"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that the planner never imports jax."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

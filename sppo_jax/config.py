@@ -1,0 +1,524 @@
+"""Settings of a run: frozen dataclasses, YAML in and out, unknown keys refused with the nearest name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+
+Place = Literal["auto", "keep", "host", "recompute"]
+
+
+class ConfigError(ValueError):
+    """A setting the user gave is wrong; the message is one line."""
+
+
+class _Group:
+    """Converts every field to its annotated type, then checks its range; errors name the setting as `group.field`."""
+
+    group: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        hints = _field_types(type(self))
+        for name, annotation in hints.items():
+            object.__setattr__(self, name, _convert(getattr(self, name), annotation, self._name(name)))
+        self._check()
+
+    def _check(self) -> None:
+        """Check ranges and fields against each other."""
+
+    def _name(self, name: str) -> str:
+        return f"{self.group}.{name}" if self.group else name
+
+    def _at_least(self, minimum: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, str) and value < minimum:
+                raise ConfigError(f"{self._name(name)} must be at least {minimum}, got {value}; raise it")
+
+    def _fraction(self, *names: str) -> None:
+        for name in names:
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{self._name(name)} must be in [0, 1), got {getattr(self, name)}; choose one there")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig(_Group):
+    """Rotary position embedding and how it is stretched beyond the length the model was trained on."""
+
+    group: ClassVar[str] = "model.rope"
+    theta: float = 10000.0
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
+    factor: float = 1.0
+    original_length: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    def _check(self) -> None:
+        self._at_least(1, "theta", "factor")
+        if self.scaling in ("llama3", "yarn") and self.original_length < 1:
+            raise ConfigError(
+                f"model.rope.scaling={self.scaling} needs the length the model was trained on, "
+                f"got model.rope.original_length={self.original_length}; set it, e.g. to 8192"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(_Group):
+    """Shape of the decoder; a preset fills what is not given."""
+
+    group: ClassVar[str] = "model"
+    preset: str | None = None
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    mlp_size: int
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    tied_embeddings: bool = False
+    norm_eps: float = 1e-5
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    dropout: float = 0.0
+    init_scale: float = 0.02
+
+    def _check(self) -> None:
+        self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size")
+        self._at_least(0, "num_kv_heads", "head_dim", "norm_eps", "init_scale")
+        if self.dropout != 0:
+            raise ConfigError(f"model.dropout must be 0 (there is no dropout), got {self.dropout}; remove it")
+        if not self.num_kv_heads:
+            object.__setattr__(self, "num_kv_heads", self.num_heads)
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"model.num_heads must be a multiple of model.num_kv_heads, got {self.num_heads} and "
+                f"{self.num_kv_heads}; change one of them"
+            )
+        if not self.head_dim:
+            if self.hidden_size % self.num_heads:
+                raise ConfigError(
+                    f"model.hidden_size must be a multiple of model.num_heads where model.head_dim is not given, "
+                    f"got {self.hidden_size} and {self.num_heads}; set model.head_dim"
+                )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
+        if self.head_dim % 2:
+            raise ConfigError(f"model.head_dim must be even (rotary pairs), got {self.head_dim}; change it by one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(_Group):
+    """Where the documents come from and how they fill sequences.
+
+    Args:
+        source: "stdlib" (the running Python's own standard library, as bytes) or a .txt, .npy or .bin file.
+        token_dtype: element type of a .bin file.
+        separator: token id that ends a document in a .npy or .bin file; None: the file is one document.
+        pack: fill sequences with several documents; False: every document starts a sequence of its own.
+        validation_fraction: share of the documents held out, by a hash of their names.
+        seed: order of the documents.
+    """
+
+    group: ClassVar[str] = "data"
+    source: str = "stdlib"
+    token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
+    separator: int | None = None
+    pack: bool = True
+    validation_fraction: float = 0.05
+    seed: int = 0
+
+    def _check(self) -> None:
+        self._fraction("validation_fraction")
+        self._at_least(0, "seed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig(_Group):
+    """Number of devices along each mesh axis."""
+
+    group: ClassVar[str] = "mesh"
+    data: int = 1
+    pipe: int = 1
+    seq: int = 1
+
+    def _check(self) -> None:
+        self._at_least(1, "data", "pipe", "seq")
+
+    @property
+    def num_devices(self) -> int:
+        return self.data * self.pipe * self.seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceConfig(_Group):
+    """Length of a sequence in tokens, its chunks, and how a chunk is spread over the `seq` axis.
+
+    Args:
+        chunks: "auto", a count, or a list of lengths in tokens.
+        balance: chunks of a count have equal lengths, or equal FLOPs.
+        ulysses: the hybrid kind's inner factor; 0: chosen by the planner.
+        per_pipeline: sequences a pipeline takes in one step.
+    """
+
+    group: ClassVar[str] = "sequence"
+    length: int
+    chunks: Literal["auto"] | int | tuple[int, ...] = "auto"
+    balance: Literal["equal", "flops"] = "equal"
+    kind: Literal["auto", "ulysses", "ring", "hybrid"] = "auto"
+    ulysses: int = 0
+    per_pipeline: int = 1
+
+    def _check(self) -> None:
+        self._at_least(1, "length", "per_pipeline")
+        self._at_least(0, "ulysses")
+        lengths = self.chunks if isinstance(self.chunks, tuple) else ()
+        if self.chunks == () or (isinstance(self.chunks, int) and self.chunks < 1) or any(c < 1 for c in lengths):
+            raise ConfigError(f"sequence.chunks must be auto, a count or lengths of at least 1, got {self.chunks}")
+        if lengths and sum(lengths) != self.length:
+            raise ConfigError(
+                f"sequence.chunks must add up to sequence.length = {self.length}, got {sum(lengths)}; change a chunk"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(_Group):
+    """Order of the units; `interleave` is the number of layer groups a device holds, `table` a CSV file."""
+
+    group: ClassVar[str] = "schedule"
+    name: Literal["auto", "gpipe", "1f1b", "sppo", "seq1f1b", "interleaved-1f1b", "interleaved-seq1f1b", "table"] = (
+        "auto"
+    )
+    interleave: int = 1
+    table: str | None = None
+
+    def _check(self) -> None:
+        self._at_least(1, "interleave")
+        if (self.name == "table") != (self.table is not None):
+            raise ConfigError(
+                f"schedule.table (a CSV file) goes with schedule.name=table and with no other, "
+                f"got name={self.name} and table={self.table}; give both or neither"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StashConfig(_Group):
+    """Where each kind of activation waits for the backward pass; alpha is the share of tokens that goes to the host."""
+
+    group: ClassVar[str] = "stash"
+    inputs: Place = "auto"
+    attention: Place = "auto"
+    rest: Place = "auto"
+    alpha: Literal["auto"] | float | tuple[float, ...] = "auto"
+    kv_grad_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+
+    def _check(self) -> None:
+        values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
+        if any(not isinstance(value, str) and not 0 <= value <= 1 for value in values):
+            raise ConfigError(f"stash.alpha must be auto or in [0, 1], got {self.alpha}; it is a share of tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(_Group):
+    """AdamW with linear warm-up and a cosine decay to `lr * min_lr_ratio`; gradients are clipped by global norm."""
+
+    group: ClassVar[str] = "optimizer"
+    lr: float = 3e-4
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.1
+    weight_decay: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    clip_norm: float = 1.0
+
+    def _check(self) -> None:
+        self._at_least(0, "lr", "warmup_steps", "min_lr_ratio", "weight_decay", "eps")
+        self._fraction("b1", "b2")
+        if self.clip_norm <= 0:
+            raise ConfigError(f"optimizer.clip_norm must be above 0, got {self.clip_norm}; a large one never clips")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(_Group):
+    """Length of the run and how often it reports.
+
+    Args:
+        devices: "auto", or "cpu:N" for N devices simulated on the CPU.
+        eval_every: steps between validations; 0: only at the end.
+        eval_sequences: validation sequences, rounded up to whole batches.
+    """
+
+    group: ClassVar[str] = "train"
+    steps: int
+    seed: int = 0
+    devices: str = "auto"
+    log_every: int = 1
+    eval_every: int = 0
+    eval_sequences: int = 8
+
+    def _check(self) -> None:
+        self._at_least(1, "steps", "log_every")
+        self._at_least(0, "seed", "eval_every", "eval_sequences")
+        if self.devices != "auto" and not self.num_simulated_devices:
+            raise ConfigError(f"train.devices must be auto or cpu:N, got {self.devices}; write e.g. cpu:8")
+
+    @property
+    def num_simulated_devices(self) -> int:
+        """Number of devices to simulate on the CPU, 0 for the real ones."""
+        kind, _, count = self.devices.partition(":")
+        return int(count) if kind == "cpu" and count.isdecimal() else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(_Group):
+    """Whether the end of the run is saved, and where (by default `checkpoints` in the run directory)."""
+
+    group: ClassVar[str] = "checkpoint"
+    final: bool = True
+    dir: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig(_Group):
+    """Peak rate of one device in FLOP/s, from which the share of it that is used (MFU) is reported."""
+
+    group: ClassVar[str] = "metrics"
+    peak_flops: Literal["auto"] | float = "auto"
+
+    def _check(self) -> None:
+        self._at_least(1, "peak_flops")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig(_Group):
+    """What the planner may assume of one device; "auto" takes the figure of the device found."""
+
+    group: ClassVar[str] = "hardware"
+    hbm_bytes: Literal["auto"] | int = "auto"
+    host_bytes: Literal["auto"] | int = "auto"
+    host_link_bytes_s: Literal["auto"] | float = "auto"
+    matmul_flops_s: Literal["auto"] | float = "auto"
+
+    def _check(self) -> None:
+        self._at_least(1, "hbm_bytes", "host_bytes", "host_link_bytes_s", "matmul_flops_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(_Group):
+    """All settings of a run."""
+
+    model: ModelConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    sequence: SequenceConfig
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    stash: StashConfig = field(default_factory=StashConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+    def _check(self) -> None:
+        simulated, needed = self.train.num_simulated_devices, self.mesh.num_devices
+        if simulated and simulated != needed:
+            raise ConfigError(
+                f"train.devices must match mesh.data * mesh.pipe * mesh.seq = {needed}, got {self.train.devices}; "
+                f"write cpu:{needed} or change the mesh"
+            )
+        if self.sequence.ulysses and self.mesh.seq % self.sequence.ulysses:
+            raise ConfigError(
+                f"sequence.ulysses must divide mesh.seq = {self.mesh.seq}, got {self.sequence.ulysses}; "
+                f"use 0 to let the planner choose"
+            )
+        if self.optimizer.warmup_steps > self.train.steps:
+            raise ConfigError(
+                f"optimizer.warmup_steps must be at most train.steps = {self.train.steps}, "
+                f"got {self.optimizer.warmup_steps}; lower it"
+            )
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in one step, over all pipelines."""
+        return self.mesh.data * self.sequence.per_pipeline
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a YAML file and apply overrides.
+
+    Args:
+        path: the YAML file.
+        overrides: `group.key=value` strings, the value in YAML.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"a config must be a readable YAML file, got {path} ({_one_line(error)})") from error
+    settings = _parse_yaml(text, str(path))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"a config must hold groups of settings such as model and train, got {path} with none")
+    for override in overrides:
+        _apply_override(settings, override)
+    return config_from_dict(settings)
+
+
+def config_from_dict(settings: Mapping[str, Any]) -> Config:
+    """Build a Config from nested mappings, as a YAML file gives them.
+
+    Raises:
+        ConfigError: a setting is unknown, missing or wrong.
+    """
+    config = _build(Config, settings, "")
+    assert isinstance(config, Config)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """Write every setting, the defaults too, in the order of the dataclasses."""
+    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"settings must be YAML, got {source} ({_one_line(error)})") from error
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())
+
+
+def _apply_override(settings: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    *groups, key = name.strip().split(".")
+    if not equals or not key:
+        raise ConfigError(f"an override must read group.key=value, got {override!r}; e.g. train.steps=10")
+    for group in groups:
+        inner = settings.get(group)
+        settings[group] = dict(inner) if isinstance(inner, Mapping) else {}
+        settings = settings[group]
+    settings[key] = _parse_yaml(text, override)
+
+
+def _build(cls: type[_Group], settings: Any, name: str) -> _Group:
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{name} must be a group of settings, got {settings!r}; write key: value lines under it")
+    hints = _field_types(cls)
+    for key in settings:
+        if key not in hints:
+            full = f"{name}.{key}" if name else f"{key}"
+            near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
+            raise ConfigError(f"{full} is no setting; the nearest is {f'{name}.' if name else ''}{near[0]}")
+    if cls is ModelConfig:
+        settings = _with_preset(settings)
+    for spec in dataclasses.fields(typing.cast(Any, cls)):
+        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        if required and spec.name not in settings:
+            raise ConfigError(f"{f'{name}.' if name else ''}{spec.name} must be given, got none; add it to the config")
+    return cls(**settings)
+
+
+def _with_preset(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fill from the preset what the user did not set."""
+    preset = settings.get("preset")
+    if preset is None:
+        return settings
+    from sppo_jax.models.presets import PRESETS
+
+    if preset not in PRESETS:
+        near = difflib.get_close_matches(str(preset), PRESETS, n=1, cutoff=0.0)
+        raise ConfigError(f"model.preset must be one of {', '.join(PRESETS)}, got {preset}; the nearest is {near[0]}")
+    merged = {**PRESETS[preset], **settings}
+    base, given = PRESETS[preset].get("rope", {}), settings.get("rope", {})
+    if base and isinstance(given, Mapping):
+        merged["rope"] = {**base, **given}
+    return merged
+
+
+def _field_types(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {spec.name: hints[spec.name] for spec in dataclasses.fields(cls)}
+
+
+def _convert(value: Any, annotation: Any, name: str) -> Any:
+    """Return value as the annotated type, or raise a ConfigError naming the setting."""
+    if isinstance(annotation, type) and issubclass(annotation, _Group):
+        return value if isinstance(value, annotation) else _build(annotation, {} if value is None else value, name)
+    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    for option in options:
+        try:
+            return _convert_one(value, option)
+        except (TypeError, ValueError):
+            continue
+    expected = ", or ".join(_describe(option) for option in options)
+    near = ""
+    if isinstance(value, str):
+        choices = [choice for option in options for choice in _choices(option)]
+        near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(value, choices, n=1))
+    raise ConfigError(f"{name} must be {expected}, got {value!r}{near}")
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _choices(option: Any) -> tuple[str, ...]:
+    return typing.get_args(option) if typing.get_origin(option) is Literal else ()
+
+
+def _convert_one(value: Any, option: Any) -> Any:
+    if option is types.NoneType or option is bool or option is str:
+        if type(value) is not option:
+            raise TypeError
+        return value
+    if typing.get_origin(option) is Literal:
+        if value not in typing.get_args(option):
+            raise ValueError
+        return value
+    if typing.get_origin(option) is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        return tuple(_convert_one(item, typing.get_args(option)[0]) for item in value)
+    # YAML 1.1 reads 3e-4 and 1e6 as strings; they are numbers to everyone else.
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    if option is float:
+        return number
+    if number != int(number):
+        raise ValueError
+    return value if isinstance(value, int) else int(number)
+
+
+def _describe(option: Any) -> str:
+    if typing.get_origin(option) is Literal:
+        return " | ".join(typing.get_args(option))
+    if typing.get_origin(option) is tuple:
+        return f"a list, each {_describe(typing.get_args(option)[0])}"
+    names = {types.NoneType: "null", bool: "true | false", str: "text", int: "a whole number", float: "a number"}
+    return names[option]

@@ -1,0 +1,1 @@
+"""Schedules as tables: generators, checker, slots, simulator and text; plain Python."""

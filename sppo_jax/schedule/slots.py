@@ -1,0 +1,102 @@
+"""Buffer slots of a table: which stashes, prefixes and head gradients can share storage."""
+
+from collections.abc import Callable, Hashable
+
+from sppo_jax.schedule.table import Table, Unit, unit_ticks
+
+UnitKey = tuple[int, int, int, int]  # stage, sequence, chunk, virtual stage
+
+
+def color_intervals(intervals: dict[Hashable, tuple[int, int]]) -> tuple[int, dict]:
+    """Gives each interval the lowest slot that is free for its whole length.
+
+    Args:
+        intervals: first and last tick of each key, both inclusive.
+
+    Returns:
+        The number of slots, which is the greatest number of intervals open at once, and the slot of each key.
+    """
+    slots: dict[Hashable, int] = {}
+    last_use: list[int] = []
+    for key, (start, end) in sorted(intervals.items(), key=lambda item: item[1]):
+        slot = next((index for index, used in enumerate(last_use) if used < start), len(last_use))
+        last_use[slot : slot + 1] = [end]
+        slots[key] = slot
+    return len(last_use), slots
+
+
+def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
+    """Returns the number of sequences whose keys and values a stage holds at once, and a slot for each.
+
+    A sequence holds its slot at a stage from its first forward tick there to its last backward tick there.
+
+    Returns:
+        The number of slots, the most any stage needs, and the slot of each (stage, sequence).
+    """
+    ticks = unit_ticks(table)
+    spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
+    for unit, tick in ticks.items():
+        if unit.kind == "H":
+            continue
+        stage = unit.virtual_stage % table.num_stages
+        start, end = spans[stage].get((stage, unit.sequence), (tick, tick))
+        spans[stage][stage, unit.sequence] = (min(start, tick), max(end, tick))
+    return _color_stages(spans)
+
+
+def head_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
+    """Returns the number of head gradients that wait at once, from H to the chunk's first B, and a slot for each.
+
+    Returns:
+        The number of slots and the slot of each (sequence, chunk).
+    """
+    ticks = unit_ticks(table)
+    spans: dict[Hashable, tuple[int, int]] = {
+        (unit.sequence, unit.chunk): (tick, ticks[Unit("B", unit.sequence, unit.chunk, unit.virtual_stage)])
+        for unit, tick in ticks.items()
+        if unit.kind == "H"
+    }
+    return color_intervals(spans)
+
+
+def stash_slots(table: Table, key: Callable[[Unit], Hashable]) -> dict[Hashable, tuple[int, dict[UnitKey, int]]]:
+    """Returns slots for the stashes of each class of units, held from the unit's F tick to its B tick.
+
+    Args:
+        key: the class of an F unit; only stashes of one class share a buffer.
+
+    Returns:
+        For each class, the number of slots, the most any stage needs, and the slot of each
+        (stage, sequence, chunk, virtual stage).
+    """
+    classes: dict[Hashable, dict[int, dict[Hashable, tuple[int, int]]]] = {}
+    for (stage, *rest), span in _stash_spans(table).items():
+        stages = classes.setdefault(key(Unit("F", *rest)), {})
+        stages.setdefault(stage, {})[stage, *rest] = span
+    return {name: _color_stages(stages) for name, stages in classes.items()}
+
+
+def in_flight(table: Table) -> tuple[int, ...]:
+    """Returns the greatest number of chunk stashes that each stage holds at once."""
+    stages: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
+    for unit_key, span in _stash_spans(table).items():
+        stages[unit_key[0]][unit_key] = span
+    return tuple(color_intervals(stages[stage])[0] for stage in range(table.num_stages))
+
+
+def _stash_spans(table: Table) -> dict[UnitKey, tuple[int, int]]:
+    ticks = unit_ticks(table)
+    return {
+        (unit.virtual_stage % table.num_stages, unit.sequence, unit.chunk, unit.virtual_stage): (
+            tick,
+            ticks[Unit("B", unit.sequence, unit.chunk, unit.virtual_stage)],
+        )
+        for unit, tick in ticks.items()
+        if unit.kind == "F"
+    }
+
+
+def _color_stages(stages: dict[int, dict[Hashable, tuple[int, int]]]) -> tuple[int, dict]:
+    colored = [color_intervals(spans) for spans in stages.values()]
+    slots = {key: slot for _, found in colored for key, slot in found.items()}
+    return max(count for count, _ in colored), slots

@@ -1,0 +1,71 @@
+"""The schedule table: which stage computes which unit in which lock-step tick."""
+
+from dataclasses import dataclass
+
+KINDS = ("F", "B", "H")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work: forward (F), backward (B) or head (H) of one chunk on one virtual stage.
+
+    Args:
+        kind: "F", "B" or "H". An H unit is computed by all stages together.
+        sequence: number of the sequence inside its pipeline.
+        chunk: number of the chunk inside its sequence.
+        virtual_stage: number of the group of layers, in the order in which a chunk meets them; an H unit
+            carries the last one.
+    """
+
+    kind: str
+    sequence: int
+    chunk: int
+    virtual_stage: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.sequence},{self.chunk},{self.virtual_stage})"
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One lock-step tick: a kind and, for each stage, a unit of that kind or None where the stage idles."""
+
+    kind: str
+    units: tuple[Unit | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A whole training step as a table of ticks by stages; `check` says whether it can run.
+
+    Virtual stage `k * num_stages + s` runs on stage `s`. If each virtual stage has `n` layers, it holds the
+    layers from `(k * num_stages + s) * n` on.
+
+    Args:
+        num_stages: number of pipeline stages, P.
+        num_groups: number of virtual stages of each stage, v.
+        num_sequences: number of sequences of one pipeline in a step, M.
+        chunk_lengths: tokens of each chunk, over all devices of a stage; the same for every sequence.
+        ticks: the ticks in the order in which they run.
+        name: what the table is called in plans and pictures.
+    """
+
+    num_stages: int
+    num_groups: int
+    num_sequences: int
+    chunk_lengths: tuple[int, ...]
+    ticks: tuple[Tick, ...]
+    name: str
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.chunk_lengths)
+
+    @property
+    def num_virtual_stages(self) -> int:
+        return self.num_stages * self.num_groups
+
+
+def unit_ticks(table: Table) -> dict[Unit, int]:
+    """Returns the tick in which each unit of the table runs (an index into `table.ticks`)."""
+    return {unit: index for index, tick in enumerate(table.ticks) for unit in tick.units if unit is not None}

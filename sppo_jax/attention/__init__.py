@@ -1,0 +1,1 @@
+"""Attention: local kernels, and their spread over the `ulysses` and `ring` parts of the `seq` axis."""

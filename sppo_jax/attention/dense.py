@@ -1,0 +1,66 @@
+"""Attention of whole sequences on one device: the reference that every parallel form is compared with.
+
+Letters: B sequences, T = S tokens, N query heads, K key/value heads, H head dim.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sppo_jax.attention import blockwise
+from sppo_jax.attention.tags import Tags, block_range
+
+
+@jax.custom_vjp
+def dense_attention(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, positions_BT: jax.Array, document_ids_BT: jax.Array
+) -> jax.Array:
+    """Causal attention within documents.
+
+    Args:
+        q_BTNH: queries; N a multiple of K.
+        k_BTKH: keys.
+        v_BTKH: values.
+        positions_BT: int32, increasing within a document.
+        document_ids_BT: int32, not decreasing along a sequence; -1 is padding.
+
+    Returns:
+        out_BTNH in the dtype of q; zeros for padding.
+    """
+    return _forward(q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT)[0]
+
+
+def _prefix(k_TKH, v_TKH, tags):
+    return blockwise.Prefix(k_TKH.swapaxes(0, 1), v_TKH.swapaxes(0, 1), (), tags)
+
+
+def _blocks(tags: Tags):
+    return block_range(tags, tags, *blockwise.block_sizes(tags.documents.shape[0], tags.documents.shape[0]))
+
+
+def _forward(q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT):
+    def one(args):
+        q, k, v, tags = args
+        out, lse = blockwise.forward(q, tags, _prefix(k, v, tags), _blocks(tags))
+        return out.astype(q.dtype), lse
+
+    out, lse = lax.map(one, (q_BTNH, k_BTKH, v_BTKH, Tags(positions_BT, document_ids_BT)))
+    return out, (q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT, out, lse)
+
+
+def _backward(saved, dout_BTNH):
+    q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT, out_BTNH, lse_BTN = saved
+
+    def one(args):
+        q, k, v, tags, out, lse, dout = args
+        zeros = jnp.zeros(k.swapaxes(0, 1).shape, blockwise.accumulator(k.dtype))
+        dq, dk, dv = blockwise.backward(
+            q, tags, _prefix(k, v, tags), _blocks(tags), dout, lse, blockwise.delta(out, dout), zeros, zeros, ()
+        )
+        return dq.astype(q.dtype), dk.swapaxes(0, 1).astype(k.dtype), dv.swapaxes(0, 1).astype(v.dtype)
+
+    tags = Tags(positions_BT, document_ids_BT)
+    return (*lax.map(one, (q_BTNH, k_BTKH, v_BTKH, tags, out_BTNH, lse_BTN, dout_BTNH)), None, None)
+
+
+dense_attention.defvjp(_forward, _backward)

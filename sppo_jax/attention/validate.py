@@ -1,0 +1,63 @@
+"""The batch contract, checked on the host before anything runs."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+KEYS = ("tokens", "targets", "positions", "document_ids")
+
+
+def _require(ok: bool, rule: str, got: str, change: str) -> None:
+    if not ok:
+        raise ValueError(f"batch: {rule}, got {got}; {change}")
+
+
+def _check_order(documents: np.ndarray, positions: np.ndarray) -> None:
+    for row in range(documents.shape[0]):
+        real = documents[row] >= 0
+        doc, pos = documents[row][real], positions[row][real]
+        step = np.diff(doc)
+        _require(
+            not (step < 0).any(),
+            "document_ids must not decrease along a sequence (-1 is padding)",
+            f"a step down in sequence {row}",
+            "number the documents in the order in which they lie",
+        )
+        _require(
+            not ((step == 0) & (np.diff(pos) <= 0)).any(),
+            "positions must increase within a document",
+            f"a repeated or smaller position in sequence {row}",
+            "restart positions only where document_ids change",
+        )
+
+
+def validate_batch(batch: Mapping, *, vocab_size: int, num_sequences: int, sequence_length: int) -> None:
+    """Check shapes, ranges and the order of documents and positions: prefix causality rests on it.
+
+    Args:
+        batch: int32 arrays [num_sequences, sequence_length] under `tokens`, `targets` (-1 = no loss), `positions`,
+            `document_ids` (-1 = padding).
+        vocab_size: tokens lie in 0..vocab_size-1.
+        num_sequences: expected rows.
+        sequence_length: expected columns, in tokens.
+
+    Raises:
+        ValueError: the rule, what was got, what to change.
+    """
+    shape = (num_sequences, sequence_length)
+    for key in KEYS:
+        _require(key in batch, f"needs the keys {', '.join(KEYS)}", f"no '{key}'", "add it")
+        got = np.shape(batch[key])
+        _require(got == shape, f"'{key}' must have the plan's shape {shape}", f"{got}", "change the batch or the plan")
+    host = {key: np.asarray(batch[key]) for key in KEYS}
+    for key, low in (("tokens", 0), ("targets", -1)):
+        small, large = int(host[key].min()), int(host[key].max())
+        _require(
+            low <= small and large < vocab_size,
+            f"'{key}' must lie in {low}..{vocab_size - 1} (model.vocab_size {vocab_size})",
+            f"{small}..{large}",
+            "use the matching tokenizer or raise model.vocab_size",
+        )
+    low = int(host["positions"].min())
+    _require(low >= 0, "'positions' must not be negative", f"{low}", "count from 0")
+    _check_order(host["document_ids"], host["positions"])

@@ -1,0 +1,42 @@
+"""Differences between jax versions, in one place."""
+
+import jax
+import jaxlib
+
+# openxla/xla#46231: jaxlib 0.11.0 reads reversed host slices wrongly on GPUs; fixed in 0.11.1, older ones are unproven.
+MIN_JAXLIB_FOR_GPU_OFFLOAD = (0, 11, 1)
+
+
+def jaxlib_version() -> tuple[int, ...]:
+    """Return jaxlib's version as a tuple of ints, without any suffix."""
+    return tuple(int(part) for part in jaxlib.__version__.split(".")[:3] if part.isdigit())
+
+
+def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None = None) -> None:
+    """Refuse to run host offload where its gradients are known, or not known not, to be wrong.
+
+    Args:
+        backend: platform name the step runs on ("cpu", "gpu", "cuda", "rocm", "tpu").
+        uses_host: whether the plan sends any activation to host memory.
+        version: jaxlib version to judge; the installed one by default.
+
+    Raises:
+        ValueError: on a GPU with a jaxlib older than 0.11.1.
+    """
+    version = jaxlib_version() if version is None else version
+    if uses_host and backend in ("gpu", "cuda", "rocm") and version < MIN_JAXLIB_FOR_GPU_OFFLOAD:
+        got = ".".join(map(str, version))
+        raise ValueError(
+            f"offload on a GPU needs jaxlib >= 0.11.1 (0.11.0 returns wrong gradients, openxla/xla#46231), got {got}; "
+            "install Python >= 3.12 with a newer jax, or set stash.inputs=keep stash.attention=keep stash.rest=recompute"
+        )
+
+
+def to_host(x: jax.Array) -> jax.Array:
+    """Move an array to pinned host memory; `src` is named so that the type is known on both sides."""
+    return jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device)
+
+
+def to_device(x: jax.Array) -> jax.Array:
+    """Move an array from pinned host memory to device memory."""
+    return jax.device_put(x, jax.memory.Space.Device, src=jax.memory.Space.Host)

@@ -1,0 +1,119 @@
+"""The local kernel against plain softmax attention: values, gradients, documents, odd sizes, merging."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sppo_jax.attention import blockwise
+from sppo_jax.attention.dense import dense_attention
+from sppo_jax.attention.tags import Tags, block_range, visible
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK_Q", 8)
+    monkeypatch.setattr(blockwise, "BLOCK_K", 16)
+
+
+def random_tags(rng, length, padding=3):
+    cuts = np.sort(rng.choice(np.arange(1, length), size=3, replace=False))
+    documents = np.searchsorted(cuts, np.arange(length), side="right")
+    positions = np.arange(length) - np.concatenate([[0], cuts])[documents]
+    documents[length - padding :] = -1
+    return Tags(jnp.asarray(positions, jnp.int32), jnp.asarray(documents, jnp.int32))
+
+
+def naive(q_TNH, k_TKH, v_TKH, tags):
+    groups = q_TNH.shape[1] // k_TKH.shape[1]
+    k, v = (jnp.repeat(x, groups, axis=1) for x in (k_TKH, v_TKH))
+    s = jnp.einsum("tnh,snh->nts", q_TNH, k) * q_TNH.shape[-1] ** -0.5
+    s = jnp.where(visible(tags, tags), s, -1e30)
+    out = jnp.einsum("nts,snh->tnh", jax.nn.softmax(s), v)
+    return jnp.where((tags.documents >= 0)[:, None, None], out, 0.0)
+
+
+@pytest.mark.parametrize("length,heads,kv_heads", [(37, 4, 2), (64, 3, 1), (13, 2, 2), (50, 6, 3)])
+def test_values_and_gradients_match_plain_softmax(x64, length, heads, kv_heads):
+    rng = np.random.default_rng(length)
+    tags = random_tags(rng, length)
+    q, k, v, w = (jnp.asarray(rng.normal(size=(length, n, 6))) for n in (heads, kv_heads, kv_heads, heads))
+
+    def ours(q, k, v):
+        return jnp.sum(w * dense_attention(q[None], k[None], v[None], tags.positions[None], tags.documents[None])[0])
+
+    def theirs(q, k, v):
+        return jnp.sum(w * naive(q, k, v, tags))
+
+    got, want = (jax.value_and_grad(f, argnums=(0, 1, 2))(q, k, v) for f in (ours, theirs))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), got, want)
+
+
+def test_block_range_covers_everything_visible_and_skips_the_rest():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        tags = random_tags(rng, 75, padding=int(rng.integers(0, 20)))
+        queries = Tags(tags.positions[30:55], tags.documents[30:55])
+        got = block_range(queries, tags, 8, 16)
+        mask = np.asarray(visible(queries, tags))
+        for block in range(4):
+            seen = np.flatnonzero(mask[block * 8 : block * 8 + 8].any(0)) // 16
+            first, last = (seen.min(), seen.max() + 1) if seen.size else (0, 0)
+            assert (int(got.first[block]), int(got.last[block])) == (first, last)
+
+
+def test_merging_two_halves_gives_the_whole(x64):
+    rng = np.random.default_rng(1)
+    tags = random_tags(rng, 40)
+    q, k, v = (jnp.asarray(rng.normal(size=(40, n, 4))) for n in (4, 2, 2))
+
+    def part(rows):
+        cut = Tags(tags.positions[rows], tags.documents[rows])
+        prefix = blockwise.Prefix(k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1), (), cut)
+        size = blockwise.block_sizes(40, prefix.k.shape[1])
+        return blockwise.forward(q, tags, prefix, block_range(tags, cut, *size))
+
+    whole = part(slice(None))
+    merged = blockwise.merge(*part(slice(0, 17)), *part(slice(17, None)))
+    np.testing.assert_allclose(merged[0], whole[0], rtol=1e-12, atol=1e-13)
+    real = np.asarray(tags.documents) >= 0
+    np.testing.assert_allclose(merged[1][real], whole[1][real], rtol=1e-12)
+    assert np.isneginf(np.asarray(merged[1])[~real]).all()
+
+
+def test_low_precision_inputs_keep_float32_output_and_lse():
+    tags = Tags(jnp.arange(20, dtype=jnp.int32), jnp.zeros(20, jnp.int32))
+    q, k = jnp.ones((20, 2, 4), jnp.bfloat16), jnp.ones((2, 20, 4), jnp.bfloat16)
+    out, lse = blockwise.forward(q, tags, blockwise.Prefix(k, k, (), tags), block_range(tags, tags, 8, 16))
+    assert out.dtype == lse.dtype == jnp.float32
+    np.testing.assert_allclose(lse[:, 0], 2 + np.log(np.arange(1, 21)), rtol=1e-3)
+
+
+def test_the_buffer_is_addressed_by_index_and_only_its_row_changes(x64):
+    rng = np.random.default_rng(2)
+    tags = random_tags(rng, 24)
+    q, k, v = (jnp.asarray(rng.normal(size=s)) for s in ((24, 2, 4), (3, 2, 2, 24, 4), (3, 2, 2, 24, 4)))
+    blocks = block_range(tags, tags, 8, 16)
+    where = (jnp.int32(1), jnp.int32(0))
+    out, lse = blockwise.forward(q, tags, blockwise.Prefix(k, v, where, tags), blocks)
+    alone, _ = blockwise.forward(q, tags, blockwise.Prefix(k[1, 0], v[1, 0], (), tags), blocks)
+    np.testing.assert_array_equal(out, alone)
+    zeros = jnp.zeros_like(k)
+    _, dk, _ = blockwise.backward(
+        q, tags, blockwise.Prefix(k, v, where, tags), blocks, q, lse, blockwise.delta(out, q), zeros, zeros, where
+    )
+    changed = np.abs(np.asarray(dk)).sum((2, 3, 4)) > 0
+    assert changed.tolist() == [[False, False], [True, False], [False, False]]
+
+
+def test_skipped_blocks_are_not_computed():
+    tags = random_tags(np.random.default_rng(3), 64, padding=0)
+    lonely = Tags(jnp.zeros(64, jnp.int32), jnp.arange(64, dtype=jnp.int32))  # every token its own document
+    blocks = block_range(lonely, lonely, 8, 16)
+    assert int((blocks.last - blocks.first).max()) == 1
+    whole = block_range(tags, tags, 8, 16)
+    assert int((whole.last - whole.first).sum()) < 8 * 4
+    trips = jax.make_jaxpr(lambda q, k: blockwise.forward(q, tags, blockwise.Prefix(k, k, (), tags), whole))(
+        jnp.zeros((64, 2, 4)), jnp.zeros((2, 64, 4))
+    )
+    assert "while" in str(trips)

@@ -1,0 +1,33 @@
+"""Decoder models: Flax NNX modules, their named shapes and their parameter counts.
+
+The modules that need jax are imported on first use, so that the planner can read shapes and counts without it.
+"""
+
+import importlib
+from typing import Any
+
+from sppo_jax.models.presets import PRESETS, apply_preset
+from sppo_jax.models.size import layer_params, num_params
+
+_LAZY = {
+    "Decoder": "decoder",
+    "DecoderLayer": "layers",
+    "RMSNorm": "layers",
+    "build_model": "build",
+    "dense_loss": "dense",
+    "dense_value_and_grad": "dense",
+    "rotary_cos_sin": "rotary",
+}
+
+__all__ = ["PRESETS", "apply_preset", "layer_params", "num_params", *_LAZY]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a jax-based public name when it is first asked for."""
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

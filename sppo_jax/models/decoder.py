@@ -1,0 +1,131 @@
+"""The decoder: embedding, stacked layers, final norm and head; called, it is the dense single-device reference.
+
+Shape letters: B sequences, S tokens of a sequence, V vocabulary, D hidden size, L layers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sppo_jax.attention.dense import dense_attention
+from sppo_jax.models.dtypes import at_least_float32, compute_dtype
+from sppo_jax.models.layers import DecoderLayer, RMSNorm, normal_param
+
+if TYPE_CHECKING:
+    from sppo_jax.config import ModelConfig
+
+
+class LayerFactory(Protocol):
+    """What makes one layer: a module class with `before_attention` and `after_attention`."""
+
+    def __call__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.Module: ...
+
+
+def stack_layers(config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory) -> nnx.Module:
+    """Create `num_layers` layers as one module whose parameters have a leading axis L."""
+
+    @nnx.split_rngs(splits=config.num_layers)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def create(rngs: nnx.Rngs) -> nnx.Module:
+        return layer(config, rngs=rngs)
+
+    return create(rngs)
+
+
+class Decoder(nnx.Module):
+    """A decoder-only language model over any layer that keeps the two-method protocol.
+
+    Attributes:
+        embedding: [V, D].
+        layers: one module, its parameters stacked to [L, ...].
+        final_norm: the norm before the head.
+        head: [D, V], or None where the embedding serves as head too.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory = DecoderLayer):
+        """Create all parameters, float32 unless the compute dtype is float64.
+
+        Args:
+            config: the model's shape.
+            rngs: source of random keys (stream `params`).
+            layer: makes one layer, `layer(config, rngs=rngs)`.
+        """
+        self.config = config
+        self.dtype = compute_dtype(config.compute_dtype)
+        stored = at_least_float32(self.dtype)
+        self.embedding = normal_param(rngs, (config.vocab_size, config.hidden_size), config.init_scale, stored)
+        self.layers = stack_layers(config, rngs=rngs, layer=layer)
+        self.final_norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=stored)
+        if config.tied_embeddings:
+            self.head = None
+        else:
+            self.head = normal_param(rngs, (config.hidden_size, config.vocab_size), config.init_scale, stored)
+
+    def hidden_states(
+        self,
+        tokens_BS: jax.Array,
+        positions_BS: jax.Array,
+        document_ids_BS: jax.Array,
+        *,
+        checkpoint_layers: bool = False,
+    ) -> jax.Array:
+        """Run embedding and layers, without the final norm.
+
+        Args:
+            tokens_BS: token ids.
+            positions_BS: positions within each document.
+            document_ids_BS: documents, non-decreasing along a sequence; -1 is padding.
+            checkpoint_layers: keep only each layer's input for the backward pass and recompute the rest.
+
+        Returns:
+            x_BSD, the residual stream after the last layer, in the compute dtype.
+        """
+        graphdef, stacked = nnx.split(self.layers)
+
+        def run_layer(x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
+            layer = nnx.merge(graphdef, state)
+            q, k, v = layer.before_attention(x_BSD, positions_BS)
+            out = dense_attention(q, k, v, positions_BS, document_ids_BS)
+            return layer.after_attention(x_BSD, out), None
+
+        if checkpoint_layers:
+            # Inside a scan the barrier against common subexpressions is not needed, and it hinders fusion.
+            run_layer = jax.checkpoint(run_layer, prevent_cse=False)
+        x_BSD = self.embedding[...][tokens_BS].astype(self.dtype)
+        return jax.lax.scan(run_layer, x_BSD, stacked)[0]
+
+    def head_matrix(self) -> jax.Array:
+        """Return the [D, V] matrix of the head: its own parameter, or the transposed embedding."""
+        return self.embedding[...].T if self.head is None else self.head[...]
+
+    def logits(self, x_BSD: jax.Array) -> jax.Array:
+        """Apply final norm and head; the products are summed in, and returned in, at least float32."""
+        return jnp.einsum(
+            "...d,dv->...v",
+            self.final_norm(x_BSD.astype(self.dtype)),
+            self.head_matrix().astype(self.dtype),
+            preferred_element_type=at_least_float32(self.dtype),
+        )
+
+    def __call__(
+        self, tokens_BS: jax.Array, positions: jax.Array | None = None, document_ids: jax.Array | None = None
+    ) -> jax.Array:
+        """Compute the logits of whole sequences on one device.
+
+        Args:
+            tokens_BS: token ids.
+            positions: positions within each document; 0, 1, ... if left out.
+            document_ids: documents; one document if left out.
+
+        Returns:
+            logits_BSV in at least float32.
+        """
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens_BS.shape[-1], dtype=jnp.int32), tokens_BS.shape)
+        if document_ids is None:
+            document_ids = jnp.zeros(tokens_BS.shape, jnp.int32)
+        return self.logits(self.hidden_states(tokens_BS, positions, document_ids))

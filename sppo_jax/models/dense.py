@@ -1,0 +1,86 @@
+"""Loss and gradients of the dense model on one device: the baseline that parallel runs are compared with.
+
+Shape letters: B sequences, S tokens of a sequence, T tokens of a tile, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sppo_jax.models.decoder import Decoder
+from sppo_jax.models.dtypes import at_least_float32
+
+_TILE_TOKENS = 2048
+
+
+def _tiled(array: jax.Array, tile_tokens: int, fill: int) -> jax.Array:
+    """Join the two leading axes and cut them into tiles, the last one padded with `fill`."""
+    flat = array.reshape(-1, *array.shape[2:])
+    pad = -flat.shape[0] % tile_tokens
+    flat = jnp.pad(flat, [(0, pad)] + [(0, 0)] * (flat.ndim - 1), constant_values=fill)
+    return flat.reshape(-1, tile_tokens, *flat.shape[1:])
+
+
+def tiled_loss_sum(
+    model: Decoder, x_BSD: jax.Array, targets_BS: jax.Array, *, tile_tokens: int = _TILE_TOKENS
+) -> jax.Array:
+    """Sum the cross-entropy over all targets, holding the logits of one tile of tokens at a time.
+
+    Args:
+        model: gives final norm and head.
+        x_BSD: the residual stream after the last layer.
+        targets_BS: the next token of each position; -1 for no loss.
+        tile_tokens: tokens whose logits are held at once, forward and backward.
+
+    Returns:
+        The sum in nats, in at least float32.
+    """
+    tile_tokens = min(tile_tokens, targets_BS.size)
+
+    @jax.checkpoint
+    def add_tile(total: jax.Array, tile: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        x_TD, targets_T = tile
+        logits_TV = model.logits(x_TD)
+        wanted_T = jnp.take_along_axis(logits_TV, jnp.maximum(targets_T, 0)[:, None], axis=-1)[:, 0]
+        loss_T = jax.nn.logsumexp(logits_TV, axis=-1) - wanted_T
+        return total + jnp.sum(jnp.where(targets_T >= 0, loss_T, jnp.zeros_like(loss_T))), None
+
+    tiles = _tiled(x_BSD, tile_tokens, 0), _tiled(targets_BS, tile_tokens, -1)
+    return jax.lax.scan(add_tile, jnp.zeros((), at_least_float32(x_BSD.dtype)), tiles)[0]
+
+
+def dense_loss(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Compute the mean cross-entropy over the targets of a batch, layers checkpointed and logits in tiles.
+
+    Args:
+        model: gives the structure; its own parameter values are not read.
+        params: values, with the tree of `nnx.state(model, nnx.Param)`.
+        batch: int32 [B, S] each: tokens, targets (-1 = no loss), positions, document_ids.
+
+    Returns:
+        Scalar loss in nats a target, in at least float32; 0 if the batch has no target.
+    """
+    graphdef, _, rest = nnx.split(model, nnx.Param, ...)
+    model = nnx.merge(graphdef, params, rest)
+    x_BSD = model.hidden_states(batch["tokens"], batch["positions"], batch["document_ids"], checkpoint_layers=True)
+    total = tiled_loss_sum(model, x_BSD, batch["targets"])
+    num_targets = jnp.sum(batch["targets"] >= 0)
+    return total / jnp.maximum(num_targets, 1).astype(total.dtype)
+
+
+def dense_value_and_grad(
+    model: Decoder,
+) -> Callable[[nnx.State, Mapping[str, jax.Array]], tuple[jax.Array, nnx.State]]:
+    """Return `f(params, batch) -> (loss, grads)` of the dense model; jit it.
+
+    Args:
+        model: gives the structure.
+
+    Returns:
+        A function whose gradients have the tree and the dtypes of `params`.
+    """
+    return jax.value_and_grad(lambda params, batch: dense_loss(model, params, batch))

@@ -1,0 +1,135 @@
+"""The decoder layer: everything around attention, local to a token.
+
+`before_attention` and `after_attention` are the whole protocol between a layer and the trainer: attention itself is
+not theirs. Both accept any leading dimensions and must not mix tokens or communicate.
+
+Shape letters: T tokens, D hidden size, N query heads, K key and value heads, H head size, F MLP size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sppo_jax.models.dtypes import at_least_float32, compute_dtype
+from sppo_jax.models.rotary import rotary_cos_sin, rotate
+
+if TYPE_CHECKING:
+    from sppo_jax.config import ModelConfig
+
+
+def normal_param(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float, dtype: jnp.dtype) -> nnx.Param:
+    """Draw a parameter of `shape` from a normal distribution with standard deviation `scale`."""
+    return nnx.Param(scale * jax.random.normal(rngs.params(), shape, dtype))
+
+
+class RMSNorm(nnx.Module):
+    """Divide the last axis by its root mean square and multiply it by a learnt scale."""
+
+    def __init__(self, size: int, *, eps: float, dtype: jnp.dtype):
+        """Create the scale.
+
+        Args:
+            size: length of the normalised axis.
+            eps: added to the mean square.
+            dtype: dtype of the scale parameter.
+        """
+        self.eps = eps
+        self.scale = nnx.Param(jnp.ones((size,), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise the last axis, with statistics in at least float32, and return the dtype of `x`."""
+        wide = x.astype(at_least_float32(x.dtype))
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        # The scale passes through the compute dtype, so that parameters cast beforehand give the same numbers.
+        scale = self.scale[...].astype(x.dtype).astype(wide.dtype)
+        return (wide * jax.lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm layer with grouped-query attention, rotary positions and a SwiGLU or GELU MLP."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Create the parameters of one layer.
+
+        Args:
+            config: the model's shape.
+            rngs: source of random keys (stream `params`).
+        """
+        self.config = config
+        self.dtype = compute_dtype(config.compute_dtype)
+        stored = at_least_float32(self.dtype)
+        hidden, size, scale = config.hidden_size, config.head_dim, config.init_scale
+        # Each layer adds twice to the residual stream; this keeps its variance independent of depth.
+        residual_scale = scale / math.sqrt(2 * config.num_layers)
+
+        self.attention_norm = RMSNorm(hidden, eps=config.norm_eps, dtype=stored)
+        self.query = normal_param(rngs, (hidden, config.num_heads, size), scale, stored)
+        self.key = normal_param(rngs, (hidden, config.num_kv_heads, size), scale, stored)
+        self.value = normal_param(rngs, (hidden, config.num_kv_heads, size), scale, stored)
+        self.output = normal_param(rngs, (config.num_heads, size, hidden), residual_scale, stored)
+        if config.qkv_bias:
+            self.query_bias = nnx.Param(jnp.zeros((config.num_heads, size), stored))
+            self.key_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
+            self.value_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
+        if config.qk_norm:
+            self.query_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
+            self.key_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
+
+        self.mlp_norm = RMSNorm(hidden, eps=config.norm_eps, dtype=stored)
+        if config.mlp == "swiglu":
+            self.gate = normal_param(rngs, (hidden, config.mlp_size), scale, stored)
+        self.up = normal_param(rngs, (hidden, config.mlp_size), scale, stored)
+        self.down = normal_param(rngs, (config.mlp_size, hidden), residual_scale, stored)
+
+    def _cast(self, param: nnx.Param) -> jax.Array:
+        return param[...].astype(self.dtype)
+
+    def before_attention(self, x_TD: jax.Array, positions_T: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Project tokens to rotated queries and keys, and to values.
+
+        Args:
+            x_TD: the residual stream.
+            positions_T: integer positions within each document.
+
+        Returns:
+            q_TNH, k_TKH and v_TKH in the compute dtype.
+        """
+        h_TD = self.attention_norm(x_TD.astype(self.dtype))
+        q_TNH = jnp.einsum("...td,dnh->...tnh", h_TD, self._cast(self.query))
+        k_TKH = jnp.einsum("...td,dkh->...tkh", h_TD, self._cast(self.key))
+        v_TKH = jnp.einsum("...td,dkh->...tkh", h_TD, self._cast(self.value))
+        if self.config.qkv_bias:
+            q_TNH = q_TNH + self._cast(self.query_bias)
+            k_TKH = k_TKH + self._cast(self.key_bias)
+            v_TKH = v_TKH + self._cast(self.value_bias)
+        if self.config.qk_norm:
+            q_TNH, k_TKH = self.query_norm(q_TNH), self.key_norm(k_TKH)
+        cos_TR, sin_TR = rotary_cos_sin(positions_T, self.config.rope, q_TNH.shape[-1], self.dtype)
+        return rotate(q_TNH, cos_TR, sin_TR), rotate(k_TKH, cos_TR, sin_TR), v_TKH
+
+    def after_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
+        """Add the projected attention output and the MLP to the residual stream.
+
+        Args:
+            x_TD: what `before_attention` was given.
+            out_TNH: the attention output.
+
+        Returns:
+            y_TD, the next layer's input, in the compute dtype.
+        """
+        attended_TD = jnp.einsum("...tnh,nhd->...td", out_TNH.astype(self.dtype), self._cast(self.output))
+        x_TD = x_TD.astype(self.dtype) + attended_TD
+        return x_TD + self._mlp(self.mlp_norm(x_TD))
+
+    def _mlp(self, h_TD: jax.Array) -> jax.Array:
+        up_TF = jnp.einsum("...td,df->...tf", h_TD, self._cast(self.up))
+        if self.config.mlp == "swiglu":
+            inner_TF = jax.nn.silu(jnp.einsum("...td,df->...tf", h_TD, self._cast(self.gate))) * up_TF
+        else:
+            inner_TF = jax.nn.gelu(up_TF, approximate=True)
+        return jnp.einsum("...tf,fd->...td", inner_TF, self._cast(self.down))

@@ -1,0 +1,102 @@
+"""Published model shapes by name; imports no jax.
+
+A preset is a dict of `ModelConfig` fields (with `rope` a dict of `RopeConfig` fields) which explicit keys override.
+The gpt-* shapes are those on which the sequence-pipeline papers report: multi-head attention and a GELU MLP of four
+times the hidden size, with GPT-2's vocabulary padded to 50304 and a tied head. They carry this project's RMSNorm and
+rotary positions, which changes their cost by well under one percent.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+
+def _llama(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, **fields: Any) -> dict[str, Any]:
+    """Return the shape of a Llama-like model, Llama 2's vocabulary and rotary base unless `fields` say otherwise."""
+    shape = {
+        "vocab_size": 32000,
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "mlp_size": mlp_size,
+        "mlp": "swiglu",
+        "qk_norm": False,
+        "qkv_bias": False,
+        "tied_embeddings": False,
+        "norm_eps": 1e-5,
+        "rope": {"theta": 10000.0},
+    }
+    return shape | fields
+
+
+def _llama3_rope(factor: float) -> dict[str, Any]:
+    return {
+        "theta": 500000.0,
+        "scaling": "llama3",
+        "factor": factor,
+        "original_length": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
+
+
+def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, **fields: Any) -> dict[str, Any]:
+    defaults = {"vocab_size": 151936, "norm_eps": 1e-6, "rope": {"theta": 1000000.0}}
+    return _llama(hidden, layers, heads, kv_heads, mlp_size, **(defaults | fields))
+
+
+def _gpt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    return _llama(hidden, layers, heads, heads, 4 * hidden, vocab_size=50304, mlp="gelu", tied_embeddings=True)
+
+
+_LLAMA3 = {"vocab_size": 128256, "rope": {"theta": 500000.0}}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "llama2-7b": _llama(4096, 32, 32, 32, 11008),
+        "llama2-13b": _llama(5120, 40, 40, 40, 13824),
+        "llama2-70b": _llama(8192, 80, 64, 8, 28672),
+        "llama3-8b": _llama(4096, 32, 32, 8, 14336, **_LLAMA3),
+        "llama3-70b": _llama(8192, 80, 64, 8, 28672, **_LLAMA3),
+        "llama3.1-8b": _llama(4096, 32, 32, 8, 14336, vocab_size=128256, rope=_llama3_rope(8.0)),
+        "llama3.2-1b": _llama(2048, 16, 32, 8, 8192, vocab_size=128256, tied_embeddings=True, rope=_llama3_rope(32.0)),
+        "qwen2.5-0.5b": _qwen(896, 24, 14, 2, 4864, qkv_bias=True, tied_embeddings=True),
+        "qwen2.5-7b": _qwen(3584, 28, 28, 4, 18944, vocab_size=152064, qkv_bias=True),
+        "qwen2.5-32b": _qwen(5120, 64, 40, 8, 27648, vocab_size=152064, qkv_bias=True, norm_eps=1e-5),
+        "qwen3-0.6b": _qwen(1024, 28, 16, 8, 3072, head_dim=128, qk_norm=True, tied_embeddings=True),
+        "qwen3-8b": _qwen(4096, 36, 32, 8, 12288, qk_norm=True),
+        "qwen3-32b": _qwen(5120, 64, 64, 8, 25600, head_dim=128, qk_norm=True),
+        "mistral-7b-v0.3": _llama(4096, 32, 32, 8, 14336, vocab_size=32768, rope={"theta": 1000000.0}),
+        "gpt-1.3b": _gpt(2048, 24, 16),
+        "gpt-2.7b": _gpt(2560, 32, 32),
+        "gpt-7b": _gpt(4096, 32, 32),
+        "gpt-13b": _gpt(5120, 40, 40),
+        "gpt-30b": _gpt(6144, 64, 64),
+        "gpt-65b": _gpt(8192, 80, 64),
+    }
+)
+
+
+def apply_preset(name: str) -> dict[str, Any]:
+    """Look a published model shape up by name.
+
+    Args:
+        name: a key of `PRESETS`.
+
+    Returns:
+        A fresh dict of `ModelConfig` fields, the caller's to change.
+
+    Raises:
+        ValueError: no preset has that name.
+    """
+    if name not in PRESETS:
+        nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        known = ", ".join(sorted(PRESETS))
+        raise ValueError(f"model.preset must be one of {known}; got {name!r}; did you mean {nearest!r}?")
+    return copy.deepcopy(dict(PRESETS[name]))

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,44 +10,15 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
+from sppo_jax.settings import ConfigError, Group, build_group
+
+__all__ = ["Config", "ConfigError", "config_from_dict", "load_config", "to_yaml"]
+
 Place = Literal["auto", "keep", "host", "recompute"]
 
 
-class ConfigError(ValueError):
-    """A setting the user gave is wrong; the message is one line."""
-
-
-class _Group:
-    """Converts every field to its annotated type, then checks its range; errors name the setting as `group.field`."""
-
-    group: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        hints = _field_types(type(self))
-        for name, annotation in hints.items():
-            object.__setattr__(self, name, _convert(getattr(self, name), annotation, self._name(name)))
-        self._check()
-
-    def _check(self) -> None:
-        """Check ranges and fields against each other."""
-
-    def _name(self, name: str) -> str:
-        return f"{self.group}.{name}" if self.group else name
-
-    def _at_least(self, minimum: float, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, str) and value < minimum:
-                raise ConfigError(f"{self._name(name)} must be at least {minimum}, got {value}; raise it")
-
-    def _fraction(self, *names: str) -> None:
-        for name in names:
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{self._name(name)} must be in [0, 1), got {getattr(self, name)}; choose one there")
-
-
 @dataclass(frozen=True, kw_only=True)
-class RopeConfig(_Group):
+class RopeConfig(Group):
     """Rotary position embedding and how it is stretched beyond the length the model was trained on."""
 
     group: ClassVar[str] = "model.rope"
@@ -74,7 +41,7 @@ class RopeConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(_Group):
+class ModelConfig(Group):
     """Shape of the decoder; a preset fills what is not given."""
 
     group: ClassVar[str] = "model"
@@ -95,6 +62,10 @@ class ModelConfig(_Group):
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     dropout: float = 0.0
     init_scale: float = 0.02
+
+    @classmethod
+    def complete(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _with_preset(settings)
 
     def _check(self) -> None:
         self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size")
@@ -120,7 +91,7 @@ class ModelConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(_Group):
+class DataConfig(Group):
     """Where the documents come from and how they fill sequences.
 
     Args:
@@ -146,7 +117,7 @@ class DataConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeshConfig(_Group):
+class MeshConfig(Group):
     """Number of devices along each mesh axis."""
 
     group: ClassVar[str] = "mesh"
@@ -163,7 +134,7 @@ class MeshConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceConfig(_Group):
+class SequenceConfig(Group):
     """Length of a sequence in tokens, its chunks, and how a chunk is spread over the `seq` axis.
 
     Args:
@@ -194,7 +165,7 @@ class SequenceConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig(_Group):
+class ScheduleConfig(Group):
     """Order of the units; `interleave` is the number of layer groups a device holds, `table` a CSV file."""
 
     group: ClassVar[str] = "schedule"
@@ -214,7 +185,7 @@ class ScheduleConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StashConfig(_Group):
+class StashConfig(Group):
     """Where each kind of activation waits for the backward pass; alpha is the share of tokens that goes to the host."""
 
     group: ClassVar[str] = "stash"
@@ -231,7 +202,7 @@ class StashConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(_Group):
+class OptimizerConfig(Group):
     """AdamW with linear warm-up and a cosine decay to `lr * min_lr_ratio`; gradients are clipped by global norm."""
 
     group: ClassVar[str] = "optimizer"
@@ -252,7 +223,7 @@ class OptimizerConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(_Group):
+class TrainConfig(Group):
     """Length of the run and how often it reports.
 
     Args:
@@ -283,7 +254,7 @@ class TrainConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(_Group):
+class CheckpointConfig(Group):
     """Whether the end of the run is saved, and where (by default `checkpoints` in the run directory)."""
 
     group: ClassVar[str] = "checkpoint"
@@ -292,7 +263,7 @@ class CheckpointConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricsConfig(_Group):
+class MetricsConfig(Group):
     """Peak rate of one device in FLOP/s, from which the share of it that is used (MFU) is reported."""
 
     group: ClassVar[str] = "metrics"
@@ -303,7 +274,7 @@ class MetricsConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareConfig(_Group):
+class HardwareConfig(Group):
     """What the planner may assume of one device; "auto" takes the figure of the device found."""
 
     group: ClassVar[str] = "hardware"
@@ -317,7 +288,7 @@ class HardwareConfig(_Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(_Group):
+class Config(Group):
     """All settings of a run."""
 
     model: ModelConfig
@@ -369,7 +340,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"a config must be a readable YAML file, got {path} ({_one_line(error)})") from error
+        raise ConfigError(f"a config must be a readable YAML file, got {path} ({error})") from error
     settings = _parse_yaml(text, str(path))
     if not isinstance(settings, dict):
         raise ConfigError(f"a config must hold groups of settings such as model and train, got {path} with none")
@@ -384,7 +355,7 @@ def config_from_dict(settings: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: a setting is unknown, missing or wrong.
     """
-    config = _build(Config, settings, "")
+    config = build_group(Config, settings, "")
     assert isinstance(config, Config)
     return config
 
@@ -403,12 +374,8 @@ def _plain(value: Any) -> Any:
 def _parse_yaml(text: str, source: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"settings must be YAML, got {source} ({_one_line(error)})") from error
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"settings must be YAML, got {source} ({error})") from error
 
 
 def _apply_override(settings: dict[str, Any], override: str) -> None:
@@ -423,102 +390,17 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
     settings[key] = _parse_yaml(text, override)
 
 
-def _build(cls: type[_Group], settings: Any, name: str) -> _Group:
-    if not isinstance(settings, Mapping):
-        raise ConfigError(f"{name} must be a group of settings, got {settings!r}; write key: value lines under it")
-    hints = _field_types(cls)
-    for key in settings:
-        if key not in hints:
-            full = f"{name}.{key}" if name else f"{key}"
-            near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
-            raise ConfigError(f"{full} is no setting; the nearest is {f'{name}.' if name else ''}{near[0]}")
-    if cls is ModelConfig:
-        settings = _with_preset(settings)
-    for spec in dataclasses.fields(typing.cast(Any, cls)):
-        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
-        if required and spec.name not in settings:
-            raise ConfigError(f"{f'{name}.' if name else ''}{spec.name} must be given, got none; add it to the config")
-    return cls(**settings)
-
-
 def _with_preset(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Fill from the preset what the user did not set."""
     preset = settings.get("preset")
     if preset is None:
         return settings
-    from sppo_jax.models.presets import PRESETS
+    from sppo_jax.models.presets import apply_preset
 
-    if preset not in PRESETS:
-        near = difflib.get_close_matches(str(preset), PRESETS, n=1, cutoff=0.0)
-        raise ConfigError(f"model.preset must be one of {', '.join(PRESETS)}, got {preset}; the nearest is {near[0]}")
-    merged = {**PRESETS[preset], **settings}
-    base, given = PRESETS[preset].get("rope", {}), settings.get("rope", {})
-    if base and isinstance(given, Mapping):
-        merged["rope"] = {**base, **given}
-    return merged
-
-
-def _field_types(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {spec.name: hints[spec.name] for spec in dataclasses.fields(cls)}
-
-
-def _convert(value: Any, annotation: Any, name: str) -> Any:
-    """Return value as the annotated type, or raise a ConfigError naming the setting."""
-    if isinstance(annotation, type) and issubclass(annotation, _Group):
-        return value if isinstance(value, annotation) else _build(annotation, {} if value is None else value, name)
-    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    for option in options:
-        try:
-            return _convert_one(value, option)
-        except (TypeError, ValueError):
-            continue
-    expected = ", or ".join(_describe(option) for option in options)
-    near = ""
-    if isinstance(value, str):
-        choices = [choice for option in options for choice in _choices(option)]
-        near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(value, choices, n=1))
-    raise ConfigError(f"{name} must be {expected}, got {value!r}{near}")
-
-
-def _is_union(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
-
-
-def _choices(option: Any) -> tuple[str, ...]:
-    return typing.get_args(option) if typing.get_origin(option) is Literal else ()
-
-
-def _convert_one(value: Any, option: Any) -> Any:
-    if option is types.NoneType or option is bool or option is str:
-        if type(value) is not option:
-            raise TypeError
-        return value
-    if typing.get_origin(option) is Literal:
-        if value not in typing.get_args(option):
-            raise ValueError
-        return value
-    if typing.get_origin(option) is tuple:
-        if not isinstance(value, list | tuple):
-            raise TypeError
-        return tuple(_convert_one(item, typing.get_args(option)[0]) for item in value)
-    # YAML 1.1 reads 3e-4 and 1e6 as strings; they are numbers to everyone else.
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    if option is float:
-        return number
-    if number != int(number):
-        raise ValueError
-    return value if isinstance(value, int) else int(number)
-
-
-def _describe(option: Any) -> str:
-    if typing.get_origin(option) is Literal:
-        return " | ".join(typing.get_args(option))
-    if typing.get_origin(option) is tuple:
-        return f"a list, each {_describe(typing.get_args(option)[0])}"
-    names = {types.NoneType: "null", bool: "true | false", str: "text", int: "a whole number", float: "a number"}
-    return names[option]
+    try:
+        base = apply_preset(str(preset))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    rope = settings.get("rope")
+    merged = {**base, **settings, "rope": base["rope"] if rope is None else rope}
+    return merged | ({"rope": {**base["rope"], **rope}} if isinstance(rope, Mapping) else {})

@@ -1,0 +1,145 @@
+"""Groups of settings that convert and check themselves, with one-line errors for the user."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+
+class ConfigError(ValueError):
+    """A setting the user gave is wrong; the message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class Group:
+    """Converts every field to its annotated type, then checks its range; errors name the setting as `group.field`."""
+
+    group: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        hints = _field_types(type(self))
+        for name, annotation in hints.items():
+            object.__setattr__(self, name, _convert(getattr(self, name), annotation, self._name(name)))
+        self._check()
+
+    @classmethod
+    def complete(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add the settings that follow from those given, before what is missing is looked for."""
+        return settings
+
+    def _check(self) -> None:
+        """Check ranges and fields against each other."""
+
+    def _name(self, name: str) -> str:
+        return f"{self.group}.{name}" if self.group else name
+
+    def _at_least(self, minimum: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, str) and value < minimum:
+                raise ConfigError(f"{self._name(name)} must be at least {minimum}, got {value}; raise it")
+
+    def _fraction(self, *names: str) -> None:
+        for name in names:
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{self._name(name)} must be in [0, 1), got {getattr(self, name)}; choose one there")
+
+
+def build_group(cls: type[Group], settings: Any, name: str) -> Group:
+    """Build one group of settings and the groups in it.
+
+    Args:
+        cls: the dataclass of the group.
+        settings: what the user gave, a mapping.
+        name: dotted name of the group, for errors; "" for the outermost.
+
+    Raises:
+        ConfigError: a setting is unknown, missing or wrong.
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"{name} must be a group of settings, got {settings!r}; write key: value lines under it")
+    hints = _field_types(cls)
+    for key in settings:
+        if key not in hints:
+            full = f"{name}.{key}" if name else f"{key}"
+            near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
+            raise ConfigError(f"{full} is no setting; the nearest is {f'{name}.' if name else ''}{near[0]}")
+    settings = cls.complete(settings)
+    for spec in dataclasses.fields(typing.cast(Any, cls)):
+        required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
+        if required and spec.name not in settings:
+            raise ConfigError(f"{f'{name}.' if name else ''}{spec.name} must be given, got none; add it to the config")
+    return cls(**settings)
+
+
+def _field_types(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {spec.name: hints[spec.name] for spec in dataclasses.fields(cls)}
+
+
+def _convert(value: Any, annotation: Any, name: str) -> Any:
+    """Return value as the annotated type, or raise a ConfigError naming the setting."""
+    if isinstance(annotation, type) and issubclass(annotation, Group):
+        return value if isinstance(value, annotation) else build_group(annotation, {} if value is None else value, name)
+    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    for option in options:
+        try:
+            return _convert_one(value, option)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    expected = ", or ".join(_describe(option) for option in options)
+    near = ""
+    if isinstance(value, str):
+        choices = [choice for option in options for choice in _choices(option)]
+        near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(value, choices, n=1))
+    raise ConfigError(f"{name} must be {expected}, got {value!r}{near}")
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _choices(option: Any) -> tuple[str, ...]:
+    return typing.get_args(option) if typing.get_origin(option) is Literal else ()
+
+
+def _convert_one(value: Any, option: Any) -> Any:
+    if option is types.NoneType or option is bool or option is str:
+        if type(value) is not option:
+            raise TypeError
+        return value
+    if typing.get_origin(option) is Literal:
+        if value not in typing.get_args(option):
+            raise ValueError
+        return value
+    if typing.get_origin(option) is tuple:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        return tuple(_convert_one(item, typing.get_args(option)[0]) for item in value)
+    # YAML 1.1 reads 3e-4 and 1e6 as strings; they are numbers to everyone else.
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    if option is float:
+        return number
+    if number != int(number):
+        raise ValueError
+    return value if isinstance(value, int) else int(number)
+
+
+def _describe(option: Any) -> str:
+    if typing.get_origin(option) is Literal:
+        return " | ".join(typing.get_args(option))
+    if typing.get_origin(option) is tuple:
+        return f"a list, each {_describe(typing.get_args(option)[0])}"
+    names = {types.NoneType: "null", bool: "true | false", str: "text", int: "a whole number", float: "a number"}
+    return names[option]

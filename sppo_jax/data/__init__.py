@@ -1,0 +1,1 @@
+"""Documents, their packing into sequences, and the loader; imports no jax."""

@@ -1,0 +1,95 @@
+"""Sources give documents of whole tokens, and refuse what is no such thing."""
+
+import numpy as np
+import pytest
+
+from sppo_jax.config import DataConfig
+from sppo_jax.data.sources import START_TOKEN, load_corpus, split_corpus
+
+
+def documents(corpus) -> list[list[int]]:
+    return [corpus.tokens[start:end].tolist() for start, end in zip(corpus.starts, corpus.ends, strict=True)]
+
+
+def load(path, vocab_size=1000, **settings):
+    return load_corpus(DataConfig(source=str(path), **settings), vocab_size=vocab_size)
+
+
+def test_the_standard_library_is_there_in_a_fixed_order():
+    corpus = load_corpus(DataConfig(), vocab_size=257)
+    again = load_corpus(DataConfig(), vocab_size=257)
+    assert corpus.num_tokens > 1_000_000
+    assert np.array_equal(corpus.tokens, again.tokens) and np.array_equal(corpus.hashes, again.hashes)
+    assert (corpus.tokens[corpus.starts] == START_TOKEN).all()
+    assert (corpus.tokens == START_TOKEN).sum() == corpus.num_documents
+    train, validation = split_corpus(corpus, 0.05)
+    assert 0.01 < validation.num_documents / corpus.num_documents < 0.1
+    assert not np.isin(validation.starts, train.starts).any()
+    assert train.num_documents + validation.num_documents == corpus.num_documents
+
+
+def test_text_is_bytes_behind_a_start_token(tmp_path):
+    (tmp_path / "a.txt").write_text("h\u00e9", encoding="utf-8")
+    assert documents(load(tmp_path / "a.txt")) == [[START_TOKEN, 104, 195, 169]]
+
+
+@pytest.mark.parametrize("separator", [None, 0, 7])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32"])
+def test_token_files(tmp_path, dtype, separator):
+    tokens = np.array([5, 6, 0, 1, 0, 0, 9], dtype)
+    np.save(tmp_path / "a.npy", tokens)
+    tokens.tofile(tmp_path / "a.bin")
+    expected = {None: [[5, 6, 0, 1, 0, 0, 9]], 0: [[5, 6, 0], [1, 0], [0], [9]], 7: [[5, 6, 0, 1, 0, 0, 9]]}[separator]
+    assert documents(load(tmp_path / "a.npy", separator=separator)) == expected
+    assert documents(load(tmp_path / "a.bin", separator=separator, token_dtype=dtype)) == expected
+
+
+def test_a_separator_at_the_end_opens_no_empty_document(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([5, 0]))
+    assert documents(load(tmp_path / "a.npy", separator=0)) == [[5, 0]]
+
+
+def test_wrong_sources_are_refused(tmp_path):
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    (tmp_path / "empty.bin").write_bytes(b"")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "text.npy").write_bytes(b"no array")
+    np.save(tmp_path / "flat.npy", np.zeros((2, 2), np.int32))
+    np.save(tmp_path / "real.npy", np.zeros(4))
+    np.save(tmp_path / "none.npy", np.zeros(0, np.int32))
+    np.save(tmp_path / "large.npy", np.array([1, 1000]))
+    np.save(tmp_path / "small.npy", np.array([1, -2]))
+    cases = {
+        "odd.bin": "whole uint16 tokens, got 3 bytes",
+        "empty.bin": "must hold tokens, got none",
+        "empty.txt": "must hold tokens, got none",
+        "none.npy": "must hold tokens, got none",
+        "text.npy": "must be a readable .npy file",
+        "flat.npy": "1-D integer array, got int32",
+        "real.npy": "1-D integer array, got float64",
+        "large.npy": "got 1000 in .*raise model.vocab_size to at least 1001",
+        "small.npy": "got -2 in",
+        "absent.txt": "must be readable",
+        "absent.bin": "must be readable",
+        "absent.npy": "must be a readable .npy file",
+        "a.parquet": "must be stdlib or a .txt, .npy or .bin file",
+    }
+    for name, message in cases.items():
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / name)
+    with pytest.raises(ValueError, match="raise model.vocab_size to at least 257"):
+        load_corpus(DataConfig(), vocab_size=256)
+
+
+def test_a_single_document_is_cut_and_several_are_held_out_whole(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(100))
+    train, validation = split_corpus(load(tmp_path / "a.npy"), 0.1)
+    assert documents(train) == [list(range(90))] and documents(validation) == [list(range(90, 100))]
+    np.save(tmp_path / "two.npy", np.array([1, 0, 2, 0]))
+    train, validation = split_corpus(load(tmp_path / "two.npy", separator=0), 0.0001)
+    assert sorted(documents(train) + documents(validation)) == [[1, 0], [2, 0]]
+    assert train.num_documents == validation.num_documents == 1
+    assert split_corpus(load(tmp_path / "a.npy"), 0.0)[1].num_documents == 0
+    np.save(tmp_path / "one.npy", np.array([1]))
+    with pytest.raises(ValueError, match="at least two tokens"):
+        split_corpus(load(tmp_path / "one.npy"), 0.5)

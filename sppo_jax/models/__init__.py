@@ -17,6 +17,7 @@ _LAZY = {
     "dense_loss": "dense",
     "dense_value_and_grad": "dense",
     "rotary_cos_sin": "rotary",
+    "rotate": "rotary",
 }
 
 __all__ = ["PRESETS", "apply_preset", "layer_params", "num_params", *_LAZY]

@@ -45,8 +45,7 @@ class RMSNorm(nnx.Module):
         """Normalise the last axis, with statistics in at least float32, and return the dtype of `x`."""
         wide = x.astype(at_least_float32(x.dtype))
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        # The scale passes through the compute dtype, so that parameters cast beforehand give the same numbers.
-        scale = self.scale[...].astype(x.dtype).astype(wide.dtype)
+        scale = self.scale[...].astype(wide.dtype)
         return (wide * jax.lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
 
 

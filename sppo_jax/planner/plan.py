@@ -15,6 +15,7 @@ from sppo_jax.schedule.table import Table
 
 SCHEMA_VERSION = 1
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
+RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
 
@@ -85,6 +86,7 @@ class Plan:
         stash: the places of activations.
         kv_slots: sequences whose keys and values a stage holds at once.
         predicted: predicted figures.
+        ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
         reasons: for each choice, why it was made.
 
     Raises:
@@ -104,6 +106,7 @@ class Plan:
     stash: StashPlan
     kv_slots: int
     predicted: Predicted
+    ring_pass: str = "auto"
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -215,8 +218,15 @@ def _check_sequence(plan: Plan) -> None:
             raise ValueError(f"a mesh axis has at least one device, got {axis}={getattr(plan.mesh, axis)}")
     if plan.sequence_kind not in SEQUENCE_KINDS:
         raise ValueError(f"sequence_kind is one of {', '.join(SEQUENCE_KINDS)}, got {plan.sequence_kind!r}")
+    if plan.ring_pass not in RING_PASSES:
+        raise ValueError(f"ring_pass is one of {', '.join(RING_PASSES)}, got {plan.ring_pass!r}")
     if plan.ulysses * plan.ring != plan.mesh.seq:
         raise ValueError(f"ulysses * ring must be the seq axis ({plan.mesh.seq}), got {plan.ulysses} * {plan.ring}")
+    if (plan.sequence_kind == "ulysses" and plan.ring > 1) or (plan.sequence_kind == "ring" and plan.ulysses > 1):
+        raise ValueError(
+            f"sequence_kind={plan.sequence_kind} has one factor, got ulysses {plan.ulysses} * ring {plan.ring}: "
+            "use hybrid"
+        )
     if sum(plan.chunk_lengths) != plan.sequence_length:
         raise ValueError(
             f"chunk lengths must sum to the sequence length {plan.sequence_length}, "

@@ -1,5 +1,6 @@
 """The proof that a schedule table can run in lock-step, with one carry register in each direction."""
 
+from bisect import bisect_right
 from collections import Counter
 
 from sppo_jax.schedule.table import KINDS, Table, Tick, Unit
@@ -139,7 +140,8 @@ def _check_head(table: Table) -> None:
     for unit, tick in _positions(table, "H")[1].items():
         source = Unit("F", unit.sequence, unit.chunk, unit.virtual_stage)
         start = forward[source]
-        end = next((other for other in forward_ticks if other > start), len(table.ticks))
+        after = bisect_right(forward_ticks, start)
+        end = forward_ticks[after] if after < len(forward_ticks) else len(table.ticks)
         if not start < tick < end:
             raise ValueError(
                 f"{unit} must run after {source} (tick {start}) and before the next F tick "

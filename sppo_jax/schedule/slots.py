@@ -1,6 +1,7 @@
 """Buffer slots of a table: which stashes, prefixes and head gradients can share storage."""
 
 from collections.abc import Callable, Hashable
+from heapq import heappop, heappush
 
 from sppo_jax.schedule.table import Table, Unit, unit_ticks
 
@@ -17,12 +18,18 @@ def color_intervals(intervals: dict[Hashable, tuple[int, int]]) -> tuple[int, di
         The number of slots, which is the greatest number of intervals open at once, and the slot of each key.
     """
     slots: dict[Hashable, int] = {}
-    last_use: list[int] = []
+    free: list[int] = []
+    taken: list[tuple[int, int]] = []  # last tick and slot
+    count = 0
     for key, (start, end) in sorted(intervals.items(), key=lambda item: item[1]):
-        slot = next((index for index, used in enumerate(last_use) if used < start), len(last_use))
-        last_use[slot : slot + 1] = [end]
-        slots[key] = slot
-    return len(last_use), slots
+        while taken and taken[0][0] < start:
+            heappush(free, heappop(taken)[1])
+        if not free:
+            free.append(count)
+            count += 1
+        slots[key] = heappop(free)
+        heappush(taken, (end, slots[key]))
+    return count, slots
 
 
 def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:

@@ -1,0 +1,99 @@
+"""How layers fall on stages and the tokens of a chunk on the devices of a stage."""
+
+import math
+from dataclasses import dataclass
+
+from sppo_jax.config import ModelConfig, SequenceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSplit:
+    """The kind of sequence parallelism, its two factors (inner, outer) and why."""
+
+    kind: str
+    ulysses: int
+    ring: int
+    reason: str
+
+
+def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int:
+    """Returns the layers of a virtual stage.
+
+    Raises:
+        ValueError: there are more virtual stages than layers, or layers do not divide evenly.
+    """
+    stages = pipe * interleave
+    what = f"mesh.pipe * schedule.interleave = {pipe} * {interleave} = {stages}"
+    if stages > num_layers:
+        raise ValueError(
+            f"each virtual stage needs a layer, got {num_layers} layers for {what} stages: "
+            f"use at most {num_layers} stages"
+        )
+    if num_layers % stages:
+        divisors = [count for count in range(1, num_layers + 1) if num_layers % count == 0]
+        below = max(count for count in divisors if count < stages)
+        above = min(count for count in divisors if count > stages)
+        layers = num_layers // stages * stages
+        raise ValueError(
+            f"model.num_layers must be a multiple of {what}, got {num_layers}: "
+            f"use {below} or {above} stages, or {layers} or {layers + stages} layers"
+        )
+    return num_layers // stages
+
+
+def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> SequenceSplit:
+    """Resolves the kind of sequence parallelism and its factors.
+
+    Args:
+        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        sequence: the request.
+        seq: devices of a stage.
+
+    Raises:
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
+    """
+    kind, reason = sequence.kind, "as requested"
+    if kind == "auto":
+        kind = "ulysses" if model.num_heads % seq == 0 else "ring"
+        fact = "divide" if kind == "ulysses" else "do not divide"
+        reason = f"{model.num_heads} heads {fact} evenly over seq={seq}"
+    if kind == "ring":
+        _check_no_factor(sequence, seq, 1, kind)
+        return SequenceSplit(kind=kind, ulysses=1, ring=seq, reason=reason)
+    if kind == "ulysses":
+        _check_no_factor(sequence, seq, seq, kind)
+        _check_heads(model.num_heads, seq, f"mesh.seq={seq}", "or sequence.kind=ring")
+        return SequenceSplit(kind=kind, ulysses=seq, ring=1, reason=reason)
+    factor = sequence.ulysses or _hybrid_factor(model.num_heads, seq)
+    if seq % factor:
+        raise ValueError(
+            f"sequence.ulysses must divide mesh.seq={seq}, got {factor}: use one of {_divisors(seq)}, or 0 for auto"
+        )
+    _check_heads(model.num_heads, factor, f"sequence.ulysses={factor}", "or 0 for auto")
+    return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
+
+
+def _hybrid_factor(num_heads: int, seq: int) -> int:
+    """Returns the largest factor of `seq` that divides the heads and leaves a ring, if there is any."""
+    shared = math.gcd(num_heads, seq)
+    return max((count for count in _divisors(shared) if count < seq), default=1)
+
+
+def _check_heads(num_heads: int, factor: int, what: str, instead: str) -> None:
+    if num_heads % factor:
+        raise ValueError(
+            f"ulysses needs model.num_heads to be a multiple of {what}, got {num_heads}: "
+            f"use one of {_divisors(num_heads)}, {instead}"
+        )
+
+
+def _check_no_factor(sequence: SequenceConfig, seq: int, factor: int, kind: str) -> None:
+    if sequence.ulysses not in (0, factor):
+        raise ValueError(
+            f"sequence.kind={kind} over seq={seq} has the ulysses factor {factor}, "
+            f"got sequence.ulysses={sequence.ulysses}: leave it 0, or use sequence.kind=hybrid"
+        )
+
+
+def _divisors(value: int) -> list[int]:
+    return [count for count in range(1, value + 1) if value % count == 0]

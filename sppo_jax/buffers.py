@@ -36,3 +36,13 @@ def add(buffer: jax.Array, index: tuple, value: jax.Array) -> jax.Array:
     """Return the buffer with `value` added at `index`; the sum is made in the dtype of `value`."""
     old = read(buffer, index, value.shape)
     return write(buffer, index, old.astype(value.dtype) + value)
+
+
+def read_slot(buffer: jax.Array, slot: jax.Array) -> jax.Array:
+    """Return `buffer[slot]`; safe on a host buffer."""
+    return lax.dynamic_index_in_dim(buffer, jnp.asarray(slot, jnp.int32), 0, keepdims=False)
+
+
+def write_slot(buffer: jax.Array, slot: jax.Array, value: jax.Array) -> jax.Array:
+    """Return the buffer with `buffer[slot] = value`; safe on a host buffer."""
+    return lax.dynamic_update_index_in_dim(buffer, value, jnp.asarray(slot, jnp.int32), 0)

@@ -1,8 +1,8 @@
 """Blockwise attention in plain jnp: a chunk's queries against a prefix buffer, forward and hand-written backward.
 
-Keys and values are read block by block straight out of a (possibly much larger) buffer, and only the blocks that a query
-block can see are visited, so the cost follows the prefix and the documents, not the buffer. Nothing here is seen by
-autodiff: the backward takes the GLOBAL output and LSE, so partial results of a ring can be merged without care.
+Keys and values are read block by block straight out of a (possibly much larger) buffer, and only the blocks that a
+query block can see are visited, so the cost follows the prefix and the documents, not the buffer. Nothing here is seen
+by autodiff: the backward takes the GLOBAL output and LSE, so partial results of a ring can be merged without care.
 
 Letters: T query tokens, N query heads, K key/value heads, G = N // K, H head dim, S keys in the buffer,
 Q queries in a block, C keys in a block; X leading buffer dims (slot, layer).

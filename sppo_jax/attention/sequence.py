@@ -1,0 +1,143 @@
+"""A chunk's attention over the whole `seq` axis: heads scattered over `ulysses`, tokens over `ring`, prefix resident.
+
+Token t of a sequence lives on member t mod (ring * ulysses), ring-major, whatever the chunk lengths are. So a chunk is
+one slice of a member's tokens, it is in natural order after the all-to-all, and the padding of a chunk that is shorter
+than its tick lies behind it, where the next chunk overwrites it.
+
+Letters: T tokens of a chunk on one device, N query heads, K key/value heads, H head dim, U ulysses members,
+M = T * U tokens of a chunk on one ring member, S tokens of a sequence on one ring member, with room for a chunk more.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sppo_jax import buffers
+from sppo_jax.attention import ring, ulysses
+from sppo_jax.attention.blockwise import accumulator, delta
+from sppo_jax.attention.tags import Tags
+
+
+class Cache(NamedTuple):
+    """Resident keys and values, [slots, groups, layers, K, S, H]; the same shape for their gradients."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+class Chunk(NamedTuple):
+    """Where a chunk lies: the cache's (slot, group), its first token and token count on this ring member, its masks."""
+
+    slot: tuple
+    start: jax.Array
+    length: jax.Array
+    tags: ring.RingTags
+
+
+class Split(NamedTuple):
+    """How `seq` is divided, and what travels on the ring in this tick ("kv" or "q")."""
+
+    ulysses: int
+    ring: int
+    passes: str
+
+
+def cache_heads(num_kv_heads: int, num_members: int) -> int:
+    """Return how many key/value heads one device keeps."""
+    return ulysses.replicated_heads(num_kv_heads, num_members) // num_members
+
+
+def member_tags(positions_S: jax.Array, documents_S: jax.Array, split: Split, room: int) -> Tags:
+    """Divide a sequence's tags over the ring: [R, S / R + room], the room being padding."""
+
+    def stripe(x, fill):
+        x = x.reshape(-1, split.ring, split.ulysses).swapaxes(0, 1).reshape(split.ring, -1)
+        return jnp.pad(x, ((0, 0), (0, room)), constant_values=fill)
+
+    return Tags(stripe(positions_S, 0), stripe(documents_S, -1))
+
+
+def chunk_tags(keys: Tags, start, length, size: int, *, passes: str, bound: int | None) -> ring.RingTags:
+    """Cut a chunk's queries out of its sequence's tags; tokens beyond `length` become padding."""
+    rows = [buffers.read(x, (0, start), (x.shape[0], size)) for x in keys]
+    real = jnp.arange(size, dtype=jnp.int32) < length
+    queries = Tags(rows[0], jnp.where(real, rows[1], -1))
+    return ring.ring_tags(queries, keys, passes=passes, bound=bound)
+
+
+def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split) -> Cache:
+    """Put a chunk's keys and values behind those of the chunks before it."""
+
+    def put(buffer, x_TKH):
+        x_MKH = ulysses.scatter_heads(ulysses.replicate(x_TKH, split.ulysses), split.ulysses)
+        return buffers.write(buffer, (*chunk.slot, layer, 0, chunk.start), x_MKH.swapaxes(0, 1))
+
+    return Cache(put(cache.k, k_TKH), put(cache.v, v_TKH))
+
+
+def forward(q_TNH, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax.Array, jax.Array]:
+    """Attend from a chunk to its prefix, which holds the chunk itself too.
+
+    Args:
+        q_TNH: this device's queries, all heads.
+        cache: keys and values, this chunk's written.
+        chunk, layer: where in the cache.
+        split: how `seq` is divided.
+
+    Returns:
+        out_TNH in the dtype of q, and lse_TN in at least float32.
+    """
+    q_MNH = ulysses.scatter_heads(q_TNH, split.ulysses)
+    out, lse = ring.forward(q_MNH, cache.k, cache.v, (*chunk.slot, layer), chunk.tags, passes=split.passes)
+    return ulysses.gather_heads(out.astype(q_TNH.dtype), split.ulysses), ulysses.gather_heads(lse, split.ulysses)
+
+
+def backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache: Cache, sums: Cache, chunk: Chunk, layer, split: Split):
+    """Differentiate `forward`: add to dK and dV of the whole prefix.
+
+    Args:
+        q_TNH, out_TNH, lse_TN: queries and GLOBAL results of the forward.
+        dout_TNH: cotangent of the output.
+        cache, sums: keys and values, and the buffers that gather their gradients.
+        chunk, layer, split: as in `forward`.
+
+    Returns:
+        dq_TNH in the dtype of q, and `sums`.
+    """
+    rows_TN2 = jnp.stack([lse_TN, delta(out_TNH, dout_TNH)], axis=-1)
+    q, dout, rows = (ulysses.scatter_heads(x, split.ulysses) for x in (q_TNH, dout_TNH, rows_TN2))
+    where = (*chunk.slot, layer)
+    cotangent = ring.Cotangent(dout, rows[..., 0], rows[..., 1])
+    dq, dk, dv = ring.backward(
+        q, cotangent, cache.k, cache.v, where, sums.k, sums.v, where, chunk.tags, passes=split.passes
+    )
+    return ulysses.gather_heads(dq.astype(q_TNH.dtype), split.ulysses), Cache(dk, dv)
+
+
+def take_gradient(sums: Cache, chunk: Chunk, layer, like_TKH, split: Split):
+    """Take a chunk's finished dK and dV out of the buffers, leaving zeros for the next sequence in that slot.
+
+    Args:
+        sums: the gradient buffers.
+        chunk, layer, split: as in `forward`.
+        like_TKH: gives tokens, heads and dtype of the result.
+
+    Returns:
+        dk_TKH, dv_TKH and `sums`.
+    """
+    num_tokens, num_kv_heads, head_dim = like_TKH.shape
+    size = num_tokens * split.ulysses
+    real = (jnp.arange(size, dtype=jnp.int32) < chunk.length)[None, :, None]
+
+    def take(buffer):
+        where = (*chunk.slot, layer, 0, chunk.start)
+        old = buffers.read(buffer, where, (buffer.shape[-3], size, head_dim))
+        buffer = buffers.write(buffer, where, jnp.where(real, 0, old))
+        x_MKH = jnp.where(real, old, 0).swapaxes(0, 1).astype(accumulator(like_TKH.dtype))
+        x = ulysses.sum_replicas(ulysses.gather_heads(x_MKH, split.ulysses), num_kv_heads)
+        return x.astype(like_TKH.dtype), buffer
+
+    dk, k = take(sums.k)
+    dv, v = take(sums.v)
+    return dk, dv, Cache(k, v)

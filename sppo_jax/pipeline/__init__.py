@@ -1,0 +1,1 @@
+"""The executor: one SPMD program per Plan; the only place with `shard_map`."""

@@ -1,0 +1,195 @@
+"""The public face of the executor: loss and gradients of a plan's step, and each token's loss.
+
+Letters: B sequences, S tokens, R seq members.
+"""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from sppo_jax.attention import sequence
+from sppo_jax.attention.tags import Tags
+from sppo_jax.attention.validate import KEYS, validate_batch
+from sppo_jax.compat import check_offload
+from sppo_jax.pipeline import executor as run
+from sppo_jax.pipeline import layout
+from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.pipeline.program import AttentionShape, Program, lower
+from sppo_jax.pipeline.stage import Stage
+from sppo_jax.planner.plan import Plan
+
+
+class Step:
+    """A plan, a model and a mesh made ready to compile."""
+
+    def __init__(self, plan: Plan, model: nnx.Module, mesh: Mesh | None, *, train: bool):
+        """Check that the three fit together.
+
+        Raises:
+            ValueError: they do not; rule, what was got, what to change.
+        """
+        mesh = layout.make_mesh(plan) if mesh is None else mesh
+        self.plan, self.model, self.train = plan, model, train
+        self.mesh = layout.inner_mesh(mesh, plan)
+        self.block = Block(model.layers)
+        self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
+        leaf = jax.tree.leaves(self.params["layers"])[0]
+        self.num_layers = layout.layers_per_group(leaf.shape[0], plan)
+        self.head_shape = self._head_shape()
+        self.program = lower(plan, self.head_shape, train=train)
+        norm_graph, _ = nnx.split(model.final_norm)
+        self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
+
+    def _head_shape(self) -> AttentionShape:
+        """Trace one layer for its heads and check that `seq` can divide them."""
+        plan, dtype = self.plan, jnp.dtype(self.model.dtype)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.params["layers"])
+        others = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.block.others)
+        hidden = self.params["embedding"].get_value().shape[1]
+        x_TD = jax.ShapeDtypeStruct((1, hidden), dtype)
+        q, k, _ = jax.eval_shape(self.block.before, Weights(one, others), x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
+        if q.shape[1] % plan.ulysses:
+            raise ValueError(
+                f"attention heads must divide by ulysses = {plan.ulysses}, got {q.shape[1]}; "
+                "use sequence.kind=ring, or a smaller mesh.seq"
+            )
+        return AttentionShape(
+            num_heads=q.shape[1] // plan.ulysses,
+            num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
+            head_dim=q.shape[2],
+            itemsize=dtype.itemsize,
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        return self.plan.mesh.data * self.plan.sequences_per_pipeline
+
+    def check(self, batch: Mapping) -> None:
+        """Validate a batch that has values (traced ones were the caller's to check)."""
+        if any(isinstance(batch.get(key), jax.core.Tracer) for key in KEYS):
+            return
+        if any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in batch.values()):
+            return
+        validate_batch(
+            batch,
+            vocab_size=self.model.config.vocab_size,
+            num_sequences=self.num_sequences,
+            sequence_length=self.plan.sequence_length,
+        )
+
+    def __call__(self, params: nnx.State, batch: Mapping):
+        """Run the step on logical parameters; pure and traceable."""
+        plan = self.plan
+        physical = layout.to_physical(params, self.block, plan)
+        specs = layout.physical_specs(physical)
+        striped = [layout.stripe(batch[key], plan) for key in ("tokens", "targets", "positions")]
+        tags = Tags(batch["positions"], batch["document_ids"])
+        out_specs = layout.STRIPED
+        if self.train:
+            grads = specs._replace(layers=specs.layers.params)
+            out_specs = (P(), grads)
+        step = jax.shard_map(
+            self._on_device,
+            mesh=self.mesh,
+            in_specs=(specs, [layout.STRIPED] * 3, Tags(layout.WHOLE, layout.WHOLE)),
+            out_specs=out_specs,
+            check_vma=False,  # every collective is written out below; autodiff never sees one
+        )
+        result = step(physical, striped, tags)
+        if not self.train:
+            return result.reshape(batch["tokens"].shape)
+        loss, grads = result
+        return loss, layout.to_logical(grads, params)
+
+    def _on_device(self, weights: layout.Physical, striped: list[jax.Array], tags: Tags):
+        plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
+        weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
+        weights = _cast(weights, dtype)
+        sequences = self._sequences(striped, tags)
+        count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
+        scale = 1 / jnp.maximum(count, 1).astype(run.accumulator(dtype))
+        stage = Stage(self.block, weights.layers, self.num_layers, plan.stash)
+        executor = run.Executor(
+            plan, program, stage, weights, self.norm, self.model.config.vocab_size, sequences, scale, self.train
+        )
+        state = executor.run(run.initial_state(executor, self._cache_shape(program), self._kv_grad_dtype(dtype)))
+        if not self.train:
+            return state.losses[:, : striped[0].shape[1], None]
+        loss = lax.psum(state.losses, ("data", *layout.SEQ)) * scale
+        grads = run.sum_gradients(state.grads, plan.mesh.data * plan.mesh.seq)
+        return loss, grads._replace(layers=jax.tree.map(lambda x: x[:, None], grads.layers))
+
+    def _cache_shape(self, program: Program) -> tuple[int, ...]:
+        shape, plan = self.head_shape, self.plan
+        tokens = plan.sequence_length // plan.ring + program.max_tokens * plan.ulysses
+        groups = (plan.schedule.interleave, self.num_layers)
+        return program.num_kv_slots, *groups, shape.num_kv_heads, tokens, shape.head_dim
+
+    def _kv_grad_dtype(self, dtype):
+        return run.accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
+
+    def _sequences(self, striped: list[jax.Array], tags: Tags) -> run.Sequences:
+        """Give every buffer room for one longest chunk behind the sequence."""
+        plan, room = self.plan, self.program.max_tokens
+        own = [jnp.pad(x[..., 0], ((0, 0), (0, room))) for x in striped]
+        split = sequence.Split(plan.ulysses, plan.ring, "q")
+        member = jax.vmap(lambda p, d: sequence.member_tags(p, d, split, room * plan.ulysses))
+        return run.Sequences(*own, member(*tags))
+
+
+def _cast(weights: layout.Physical, dtype) -> layout.Physical:
+    """Cast matrices to the compute dtype, once, outside all ticks; vectors (norm scales, biases) keep theirs."""
+
+    def matrix(x, ndim):
+        return x.astype(dtype) if x.ndim >= ndim and jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return weights._replace(
+        embedding_VD=matrix(weights.embedding_VD, 2),
+        head_VD=None if weights.head_VD is None else matrix(weights.head_VD, 2),
+        layers=jax.tree.map(lambda x: matrix(x, 4), weights.layers),  # [groups, layers, in, out]
+    )
+
+
+def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
+    """Make `f(params, batch) -> (loss, grads)`: the twin of `jax.value_and_grad` for a plan's pipeline.
+
+    Args:
+        plan: from `make_plan`.
+        model: a `Decoder`; gives the structure, its own values are not read.
+        mesh: axes data, pipe, seq of the plan's sizes; the first devices by default.
+
+    Returns:
+        f, jittable. params: the tree of `nnx.state(model, nnx.Param)`. batch: int32 [num_sequences, sequence_length]
+        tokens, targets (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the
+        whole batch; gradients have the tree and dtypes of params.
+
+    Raises:
+        ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.
+    """
+    step = Step(plan, model, mesh, train=True)
+    uses_host = any(name.uses_host for name in step.program.classes)
+    check_offload(step.mesh.devices.flat[0].platform, uses_host)
+    return _checked(step)
+
+
+def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
+    """Make `f(params, batch) -> loss_BS`: each token's loss in nats, 0 where there is no target.
+
+    Args and errors: as for `value_and_grad`.
+    """
+    return _checked(Step(plan, model, mesh, train=False))
+
+
+def _checked(step: Step) -> Callable:
+    compiled = jax.jit(step.__call__)
+
+    def f(params: nnx.State, batch: Mapping):
+        step.check(batch)
+        return compiled(params, {key: batch[key] for key in KEYS})
+
+    return f

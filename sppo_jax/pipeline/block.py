@@ -1,0 +1,86 @@
+"""One layer as pure functions of its weights, and what saves recomputing them.
+
+Letters: T tokens, D hidden size, N query heads, K key/value heads, H head dim.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from flax import nnx
+
+
+class Weights(NamedTuple):
+    """A layer's state: trained parameters, and whatever else its module holds (constants of a user's block)."""
+
+    params: nnx.State
+    others: nnx.State
+
+
+class Block:
+    """A layer module taken apart: `before` and `after` attention, as functions that `jax.vjp` can differentiate."""
+
+    def __init__(self, layers: nnx.Module):
+        """Take the stacked layers of a decoder (parameters [L, ...]) or any module with the two methods."""
+        for name in ("before_attention", "after_attention"):
+            if not callable(getattr(layers, name, None)):
+                raise ValueError(f"a layer needs the method {name}, {type(layers).__name__} has none; see DecoderLayer")
+        self.graphdef, _, self.others = nnx.split(layers, nnx.Param, ...)
+
+    def _merge(self, weights: Weights):
+        return nnx.merge(self.graphdef, weights.params, weights.others)
+
+    def before(self, weights: Weights, x_TD: jax.Array, positions_T: jax.Array):
+        """Return q_TNH, k_TKH, v_TKH."""
+        return self._merge(weights).before_attention(x_TD, positions_T)
+
+    def after(self, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
+        """Return y_TD."""
+        return self._merge(weights).after_attention(x_TD, out_TNH)
+
+    def vjp_before(self, weights: Weights, x_TD, positions_T):
+        """Return (q, k, v) and the function from their cotangents to those of the parameters and x."""
+        return jax.vjp(lambda p, x: self.before(weights._replace(params=p), x, positions_T), weights.params, x_TD)
+
+    def vjp_after(self, weights: Weights, x_TD, out_TNH):
+        """Return y and the function from its cotangent to those of the parameters, x and out."""
+        return jax.vjp(lambda p, x, o: self.after(weights._replace(params=p), x, o), weights.params, x_TD, out_TNH)
+
+
+class Residuals(NamedTuple):
+    """How to take a vjp function apart into arrays worth saving, and to put it together again.
+
+    Leaves that are the function's own arguments (weights above all) are not saved: `origin` says which argument.
+    """
+
+    treedef: jax.tree_util.PyTreeDef
+    origin: tuple
+    shapes: tuple
+
+    @classmethod
+    def of(cls, vjp: Callable, *args) -> "Residuals":
+        """Trace `vjp(*args) -> (outputs, vjp function)` abstractly and look at the function's leaves."""
+        found = {}
+
+        def probe(*args):
+            _, function = vjp(*args)
+            leaves, found["treedef"] = jax.tree.flatten(function)
+            flat = jax.tree.leaves(args)
+            found["origin"] = tuple(
+                next((i for i, argument in enumerate(flat) if argument is leaf), None) for leaf in leaves
+            )
+            return [leaf for leaf, source in zip(leaves, found["origin"], strict=True) if source is None]
+
+        shapes = tuple(jax.eval_shape(probe, *args))
+        return cls(found["treedef"], found["origin"], shapes)
+
+    def take(self, function: Callable) -> list[jax.Array]:
+        """Return the leaves to save."""
+        leaves = jax.tree.leaves(function)
+        assert len(leaves) == len(self.origin), "a layer must trace the same way each time"
+        return [leaf for leaf, source in zip(leaves, self.origin, strict=True) if source is None]
+
+    def restore(self, saved: list[jax.Array], *args) -> Callable:
+        """Rebuild the vjp function from saved leaves and the same arguments."""
+        flat, rest = jax.tree.leaves(args), iter(saved)
+        return jax.tree.unflatten(self.treedef, [next(rest) if i is None else flat[i] for i in self.origin])

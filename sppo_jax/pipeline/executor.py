@@ -1,0 +1,311 @@
+"""The SPMD program of one device: ticks in nested scans over a table of numbers.
+
+All collectives run on every device in every tick of their kind; a stage without a unit computes on padding, writes to
+trash slots and to the room behind its buffers, and contributes zeros.
+
+Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a tick on one device, D hidden size,
+V vocabulary entries of one stage, P stages.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sppo_jax import buffers
+from sppo_jax.attention import sequence
+from sppo_jax.attention.blockwise import accumulator
+from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.attention.tags import Tags
+from sppo_jax.pipeline import stage as stages
+from sppo_jax.pipeline import stash, vocabulary
+from sppo_jax.pipeline.fold import Loop, unfold
+from sppo_jax.pipeline.layout import SEQ, Physical
+from sppo_jax.pipeline.program import Program, StashClass, TickSpec
+from sppo_jax.planner.plan import Plan
+
+
+class Sequences(NamedTuple):
+    """A pipeline's sequences on one device: own tokens [M, S / R + room], every ring member's tags [M, ring, ...]."""
+
+    tokens: jax.Array
+    targets: jax.Array
+    positions: jax.Array
+    tags: Tags
+
+
+class State(NamedTuple):
+    """All that a tick may change.
+
+    `x_TD` and `dx_TD` are the registers that travel along the pipeline; `kept`, `host` the stash by class; `part` is a
+    forward's stash on its way to the host, `fetched` what came back for the next backward.
+    """
+
+    x_TD: jax.Array
+    dx_TD: jax.Array
+    cache: Cache
+    dcache: Cache | None
+    kept: dict[StashClass, stash.Arrays]
+    host: dict[StashClass, stash.Arrays]
+    part: stash.Arrays | None
+    fetched: stash.Arrays | None
+    head_dx: jax.Array | None
+    grads: Physical | None
+    losses: jax.Array
+
+
+@dataclass(frozen=True)
+class Executor:
+    """What all ticks share.
+
+    Args:
+        plan: the plan.
+        program: made from it.
+        stage: this device's layers.
+        weights: this device's weights in the compute dtype.
+        norm: `norm(weights, x)`, the final norm.
+        vocab_size: of the whole model.
+        sequences: this device's data.
+        scale: 1 / global number of targets.
+        train: whether there is a backward; else every token's loss is kept.
+    """
+
+    plan: Plan
+    program: Program
+    stage: stages.Stage
+    weights: Physical
+    norm: Callable
+    vocab_size: int
+    sequences: Sequences
+    scale: jax.Array
+    train: bool
+
+    @property
+    def num_stages(self) -> int:
+        return self.plan.mesh.pipe
+
+    @property
+    def seq(self) -> int:
+        return self.plan.mesh.seq
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.weights.embedding_VD.dtype
+
+    def layout(self, name: StashClass) -> stash.StashLayout:
+        """Lay out the stash of one class."""
+        x_TD = jax.ShapeDtypeStruct((name.tokens, self.weights.embedding_VD.shape[1]), self.dtype)
+        positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
+        return self.stage.layout(name, self.program.classes[name], x_TD, positions_T)
+
+    def run(self, state: State) -> State:
+        """Run all ticks."""
+        rows = {name: jnp.asarray(value) for name, value in self.program.rows.items()}
+        return self._run_items(self.program.items, rows, state)
+
+    def _run_items(self, items: tuple, rows: dict, state: State) -> State:
+        place = 0
+        for item in items:
+            length = len(unfold([item]))
+            part = {name: value[place : place + length] for name, value in rows.items()}
+            place += length
+            if not isinstance(item, Loop):
+                state = self.tick(item, {name: value[0] for name, value in part.items()}, state)
+                continue
+            part = {n: x.reshape(item.count, length // item.count, *x.shape[1:]) for n, x in part.items()}
+            state, _ = lax.scan(lambda s, r, body=item.body: (self._run_items(body, r, s), None), state, part)
+        return state
+
+    def tick(self, spec: TickSpec, row: dict, state: State) -> State:
+        """Run one tick: start its host copies, then its units."""
+        if spec.kind == "H":
+            return self._head_tick(spec, row, state)
+        me = vocabulary.stage_index(self.num_stages)
+        if spec.write is not None:
+            host = stash.write_host(state.host[spec.write], row["write_slot"][me], state.part)
+            state = state._replace(host={**state.host, spec.write: host}, part=None)
+        coming = None
+        if spec.fetch is not None:
+            coming = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me])
+        run = self._forward_tick if spec.kind == "F" else self._backward_tick
+        return run(spec, row, state, coming)
+
+    # -- what a unit needs of its sequence ------------------------------------------------------------------------
+
+    def _own(self, array_MS, row, stage, size):
+        """Cut the tokens of the chunk that `stage` works on out of this device's share of its sequence."""
+        where = (row["sequence"][stage], row["start"][stage] // self.seq)
+        return buffers.read(array_MS, where, (size,))
+
+    def _real(self, row, stage, size):
+        return jnp.arange(size, dtype=jnp.int32) < row["length"][stage] // self.seq
+
+    def _split(self, passes: str) -> Split:
+        return Split(self.plan.ulysses, self.plan.ring, passes)
+
+    def _chunk(self, spec: TickSpec, row, passes: str) -> Chunk:
+        me = vocabulary.stage_index(self.num_stages)
+        ring = self.plan.ring
+        start, length = row["start"][me] // ring, row["length"][me] // ring
+        tags = sequence.chunk_tags(
+            self.sequences.tags.take(row["sequence"][me]),
+            start,
+            length,
+            spec.tokens * self.plan.ulysses,
+            passes=passes,
+            bound=spec.bound,
+        )
+        return Chunk((row["kv_slot"][me], row["group"][me]), start, length, tags)
+
+    def _unit(self, spec: TickSpec, row, passes: str) -> stages.Unit:
+        me = vocabulary.stage_index(self.num_stages)
+        positions_T = self._own(self.sequences.positions, row, me, spec.tokens)
+        return stages.Unit(row["group"][me], self._chunk(spec, row, passes), positions_T, row["stash_slot"][me])
+
+    def _shift(self, x, step: int):
+        if self.num_stages == 1:
+            return x
+        perm = [(s, (s + step) % self.num_stages) for s in range(self.num_stages)]
+        return lax.ppermute(x, vocabulary.AXIS, perm)
+
+    # -- ticks ----------------------------------------------------------------------------------------------------
+
+    def _forward_tick(self, spec, row, state, coming):
+        me, size = vocabulary.stage_index(self.num_stages), spec.tokens
+        tokens_T = self._own(self.sequences.tokens, row, 0, size)  # of the chunk that enters the pipeline
+        entering = vocabulary.embed(self.weights.embedding_VD, tokens_T, self.num_stages)
+        x_TD = jnp.where(row["first"][me] == 1, entering, state.x_TD[:size])
+        filling = None
+        if spec.stash is not None:
+            layout = self.layout(spec.stash)
+            filling = (layout, state.kept[spec.stash], layout.host_part())
+        unit = self._unit(spec, row, spec.forward_pass)
+        split = self._split(spec.forward_pass)
+        y_TD, cache, filled, held = stages.forward(self.stage, unit, x_TD, state.cache, split, filling, coming)
+        register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
+        state = state._replace(x_TD=register, cache=cache)
+        if spec.fetch is not None:
+            state = state._replace(fetched=held)
+        if spec.stash is None:
+            return state
+        part = filled[1] if spec.stash.uses_host else None
+        return state._replace(kept={**state.kept, spec.stash: filled[0]}, part=part)
+
+    def _head_tick(self, spec, row, state):
+        # The last stage's output has travelled on to stage 0.
+        size, share = spec.tokens, vocabulary.share_tokens(spec.tokens, self.num_stages)
+        x_TD = vocabulary.from_stage(state.x_TD[:size], 0, self.num_stages)
+        targets_T = jnp.where(self._real(row, 0, size), self._own(self.sequences.targets, row, 0, size), -1)
+        tied = self.weights.head_VD is None
+        dhead = None
+        if self.train:
+            dhead = state.grads.embedding_VD if tied else state.grads.head_VD
+        result = vocabulary.head(
+            self.norm,
+            self.weights.final_norm,
+            self.weights.embedding_VD if tied else self.weights.head_VD,
+            x_TD,
+            targets_T,
+            self.scale,
+            dhead,
+            vocab_size=self.vocab_size,
+            num_stages=self.num_stages,
+            gradients=self.train,
+        )
+        if not self.train:
+            where = (row["sequence"][0], row["start"][0] // self.seq)
+            return state._replace(losses=buffers.write(state.losses, where, result.loss_T))
+        norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
+        update = {"embedding_VD" if tied else "head_VD": result.dhead_VD}
+        dx = jnp.pad(result.dx_share, ((0, state.head_dx.shape[1] - share), (0, 0)))
+        return state._replace(
+            losses=state.losses + result.loss_T.sum(),
+            grads=state.grads._replace(final_norm=norm, **update),
+            head_dx=buffers.write_slot(state.head_dx, row["head_slot"][0], dx.astype(state.head_dx.dtype)),
+        )
+
+    def _backward_tick(self, spec, row, state, coming):
+        me, last, size = vocabulary.stage_index(self.num_stages), self.num_stages - 1, spec.tokens
+        share = buffers.read_slot(state.head_dx, row["head_slot"][last])
+        share = share[: vocabulary.share_tokens(size, self.num_stages)]
+        leaving = vocabulary.whole_share(share, size, self.num_stages)
+        dy_TD = jnp.where(row["last"][me] == 1, leaving, state.dx_TD[:size])
+        dy_TD = jnp.where((self._real(row, me, size) & (row["active"][me] == 1))[:, None], dy_TD, 0)
+
+        splits = stages.Splits(
+            backward=self._split(spec.backward_pass),
+            forward=self._split(spec.forward_pass),
+            forward_chunk=self._chunk(spec, row, spec.forward_pass),
+        )
+        filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched or {})
+        sums = stages.Sums(state.dcache, state.grads.layers)
+        unit = self._unit(spec, row, spec.backward_pass)
+        dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
+
+        tokens_T = self._own(self.sequences.tokens, row, 0, size)
+        arrived = vocabulary.from_stage(jnp.where(row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
+        embedding = vocabulary.embed_gradient(state.grads.embedding_VD, tokens_T, arrived, self.num_stages)
+        return state._replace(
+            dx_TD=buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1)),
+            dcache=sums.prefix,
+            fetched=held,
+            grads=state.grads._replace(layers=sums.layers, embedding_VD=embedding),
+        )
+
+
+def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtype) -> State:
+    """Allocate everything that ticks write to.
+
+    Args:
+        executor: the shapes of all else.
+        cache_shape: [kv slots, groups, layers, K, S, H] of one device.
+        kv_grad_dtype: dtype in which dK and dV are gathered.
+    """
+    program, weights, dtype = executor.program, executor.weights, executor.dtype
+    hidden, acc = weights.embedding_VD.shape[1], accumulator(executor.dtype)
+    register = jnp.zeros((program.max_tokens, hidden), dtype)
+
+    def pair(dtype) -> Cache:
+        return Cache(jnp.zeros(cache_shape, dtype), jnp.zeros(cache_shape, dtype))
+
+    state = State(register, register, pair(dtype), None, {}, {}, None, None, None, None, jnp.zeros((), acc))
+    if not executor.train:
+        return state._replace(losses=jnp.zeros(executor.sequences.tokens.shape, acc))
+    share = vocabulary.share_tokens(program.max_tokens, executor.num_stages)
+    layouts = {name: executor.layout(name) for name in program.classes}
+
+    def sums(tree) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), tree)
+
+    layers = sums(weights.layers.params)
+    return state._replace(
+        dcache=pair(kv_grad_dtype),
+        kept={name: layout.kept_buffers() for name, layout in layouts.items()},
+        host={name: layout.host_buffers() for name, layout in layouts.items()},
+        head_dx=jnp.zeros((program.num_head_slots, share, hidden), dtype),
+        grads=replace_layers(sums(weights._replace(layers=None)), layers),
+    )
+
+
+def replace_layers(grads: Physical, layers) -> Physical:
+    """Put the layers' gradients, which have no constants, in their place."""
+    return grads._replace(layers=layers)
+
+
+def sum_gradients(grads: Physical, num_members: int) -> Physical:
+    """Add the gradients of all devices that hold the same weights: once, at the end.
+
+    Args:
+        grads: of one device; the final norm's is a partial sum over the stages too.
+        num_members: devices of one stage over data and seq.
+    """
+    axes = ("data", *SEQ)
+    if num_members > 1:
+        grads = lax.psum(grads, axes)
+    return grads._replace(final_norm=lax.psum(grads.final_norm, vocabulary.AXIS))
+
+
+__all__ = ["Executor", "Sequences", "State", "initial_state", "replace", "sum_gradients"]

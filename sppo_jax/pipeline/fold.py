@@ -1,0 +1,64 @@
+"""Folding a row of ticks into nested loops: ticks that look alike become one scan body."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`count` repetitions of `body`; the items of a body are signatures or loops."""
+
+    count: int
+    body: tuple
+
+
+def fold(signatures: Sequence[Hashable]) -> tuple:
+    """Find a short nested-loop form of a sequence.
+
+    Greedy: at each place the period that saves most items is folded, and its body is folded in turn. A body of one
+    repeated signature is a segment; a body of several is what repeats from sequence to sequence.
+
+    Args:
+        signatures: what distinguishes the ticks, in order.
+
+    Returns:
+        A tuple of signatures and Loops that unrolls to `signatures`.
+    """
+    items, place = [], 0
+    while place < len(signatures):
+        period, count = _best_period(signatures, place)
+        if count == 1:
+            items.append(signatures[place])
+        else:
+            items.append(Loop(count, fold(signatures[place : place + period])))
+        place += period * count
+    return tuple(items)
+
+
+def _best_period(signatures: Sequence[Hashable], place: int) -> tuple[int, int]:
+    left = len(signatures) - place
+    best, saved = (1, 1), 0
+    for period in range(1, left // 2 + 1):
+        if signatures[place] != signatures[place + period]:
+            continue
+        match = 0
+        while match + period < left and signatures[place + match] == signatures[place + match + period]:
+            match += 1
+        count = match // period + 1
+        # A run that starts a longer period belongs inside it: a longer period must save strictly more.
+        if period * (count - 1) > saved:
+            best, saved = (period, count), period * (count - 1)
+    return best
+
+
+def unfold(items: Sequence) -> list:
+    """Write the loops out again."""
+    flat = []
+    for item in items:
+        flat += unfold(item.body) * item.count if isinstance(item, Loop) else [item]
+    return flat
+
+
+def num_segments(items: Sequence) -> int:
+    """Count the tick bodies that are compiled."""
+    return sum(num_segments(item.body) if isinstance(item, Loop) else 1 for item in items)

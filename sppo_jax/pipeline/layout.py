@@ -1,0 +1,165 @@
+"""Where parameters and batches lie: the logical tree of checkpoints, and the physical one of the mesh.
+
+Logical: what `nnx.state(model, nnx.Param)` gives, layers stacked [L, ...]. Physical: layers [v, P, layers, ...], so
+that virtual stage k * P + s lies at [k, s]; embedding and head [V, D] padded to a multiple of P. A sequence's tokens are
+striped: token t belongs to seq member t mod R, which `[.., S / R, R]` and a sharded last dim express without any code.
+
+Letters: L layers, v groups a stage, P stages, V vocabulary, D hidden size, B sequences, S tokens, R seq members.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.planner.plan import Plan
+
+SEQ = ("ring", "ulysses")
+
+
+class Physical(NamedTuple):
+    """Parameters as the stages hold them; also the tree of their gradients. `head_VD` is None where tied."""
+
+    embedding_VD: jax.Array
+    layers: Weights
+    final_norm: nnx.State
+    head_VD: jax.Array | None
+
+
+def make_mesh(plan: Plan, devices=None) -> Mesh:
+    """Make the mesh (data, pipe, seq) of a plan.
+
+    Args:
+        plan: gives the axis sizes.
+        devices: to use, outermost axis first; the first of `jax.devices()` by default.
+
+    Raises:
+        ValueError: there are fewer devices than the mesh needs.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = (plan.mesh.data, plan.mesh.pipe, plan.mesh.seq)
+    needed = int(np.prod(shape))
+    if len(devices) < needed:
+        raise ValueError(
+            f"mesh data*pipe*seq = {plan.mesh.data}*{plan.mesh.pipe}*{plan.mesh.seq} = {needed} must not exceed the "
+            f"devices, got {len(devices)}; lower an axis, or simulate more with train.devices=cpu:{needed}"
+        )
+    return Mesh(np.asarray(devices[:needed]).reshape(shape), ("data", "pipe", "seq"), axis_types=(AxisType.Auto,) * 3)
+
+
+def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:
+    """Divide the `seq` axis into `ring` and `ulysses`; devices keep their order.
+
+    Raises:
+        ValueError: the mesh has other axes or sizes than the plan.
+    """
+    want = {"data": plan.mesh.data, "pipe": plan.mesh.pipe, "seq": plan.mesh.seq}
+    got = dict(mesh.shape)
+    if got != want:
+        raise ValueError(f"the mesh must be the plan's, {want}, got {got}; use make_mesh(plan) or make the plan anew")
+    devices = mesh.devices.reshape(plan.mesh.data, plan.mesh.pipe, plan.ring, plan.ulysses)
+    return Mesh(devices, ("data", "pipe", *SEQ), axis_types=(AxisType.Auto,) * 4)
+
+
+def layers_per_group(num_layers: int, plan: Plan) -> int:
+    """Return the layers of one virtual stage.
+
+    Raises:
+        ValueError: they do not divide evenly, or are too few for host copies to hide behind.
+    """
+    groups = plan.mesh.pipe * plan.schedule.interleave
+    if num_layers % groups:
+        low, high = num_layers // groups * groups, -(-num_layers // groups) * groups
+        near = f"{low} or {high}" if low else f"{high}"
+        raise ValueError(
+            f"layers must divide by pipe * interleave = {groups}, got {num_layers}; use {near} layers or fewer stages"
+        )
+    if num_layers // groups < 2 and any(plan.stash.alpha):
+        raise ValueError(
+            f"a host stash needs at least 2 layers a virtual stage, got {num_layers // groups}; "
+            "set stash.inputs=keep stash.attention=keep, or use fewer stages or less interleaving"
+        )
+    return num_layers // groups
+
+
+def to_physical(params: nnx.State, block: Block, plan: Plan) -> Physical:
+    """Arrange logical parameters as the stages hold them (shapes change, values do not)."""
+    stages, groups = plan.mesh.pipe, plan.schedule.interleave
+
+    def spread(x):
+        return x.reshape(groups, stages, -1, *x.shape[1:])
+
+    def pad(x_VD):
+        return jnp.pad(x_VD, ((0, -x_VD.shape[0] % stages), (0, 0)))
+
+    head = params["head"][...].T if "head" in params else None
+    return Physical(
+        embedding_VD=pad(params["embedding"][...]),
+        layers=jax.tree.map(spread, Weights(params["layers"], block.others)),
+        final_norm=params["final_norm"],
+        head_VD=None if head is None else pad(head),
+    )
+
+
+def to_logical(grads: Physical, params: nnx.State) -> nnx.State:
+    """Arrange physical gradients in the tree, shapes and dtypes of `params`."""
+    parts = {
+        "embedding": grads.embedding_VD,
+        "head": None if grads.head_VD is None else grads.head_VD.T,
+        "layers": grads.layers,
+        "final_norm": grads.final_norm,
+    }
+    leaves = {name: iter(jax.tree.leaves(part)) for name, part in parts.items()}
+
+    def arrange(path, like):
+        grad = next(leaves[path[0].key])
+        if path[0].key == "layers":
+            return grad.reshape(like.shape).astype(like.dtype)
+        return grad[tuple(slice(0, n) for n in like.shape)].astype(like.dtype)  # without the vocabulary's padding
+
+    return jax.tree_util.tree_map_with_path(arrange, params)
+
+
+def physical_specs(physical: Physical) -> Physical:
+    """Return the PartitionSpec of every physical array: stages and vocabulary over `pipe`."""
+    return Physical(
+        embedding_VD=P("pipe"),
+        layers=jax.tree.map(lambda _: P(None, "pipe"), physical.layers),
+        final_norm=jax.tree.map(lambda _: P(), physical.final_norm),
+        head_VD=None if physical.head_VD is None else P("pipe"),
+    )
+
+
+def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
+    """Return shardings for logical parameters that need no moves at the start of a step where that is possible.
+
+    Args:
+        plan: says how layers are spread.
+        params: the tree of `nnx.state(model, nnx.Param)`, arrays or shapes.
+        mesh: the plan's mesh (data, pipe, seq).
+    """
+    sharded, whole = NamedSharding(mesh, P("pipe")), NamedSharding(mesh, P())
+
+    def choose(path, leaf):
+        name = path[0].key
+        if name == "layers" or (name == "embedding" and leaf.shape[0] % plan.mesh.pipe == 0):
+            return sharded
+        if name == "head" and leaf.shape[1] % plan.mesh.pipe == 0:
+            return NamedSharding(mesh, P(None, "pipe"))
+        return whole
+
+    return jax.tree_util.tree_map_with_path(choose, params)
+
+
+def stripe(x_BS: jax.Array, plan: Plan) -> jax.Array:
+    """[B, S] -> [B, S / R, R]: the last dim is a token's seq member."""
+    return x_BS.reshape(x_BS.shape[0], -1, plan.mesh.seq)
+
+
+STRIPED = P("data", None, SEQ)
+WHOLE = P("data")

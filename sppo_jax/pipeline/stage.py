@@ -1,0 +1,247 @@
+"""A stage's layers on one chunk, forward and backward: one scan over layers, one collective pattern for every stage.
+
+Letters: T tokens of a tick on one device, D hidden size, N query heads, K key/value heads, H head dim.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sppo_jax import buffers
+from sppo_jax.attention import sequence
+from sppo_jax.attention.blockwise import accumulator
+from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.pipeline.block import Block, Residuals, Weights
+from sppo_jax.pipeline.program import StashClass
+from sppo_jax.pipeline.stash import StashLayout, chunk_entries
+from sppo_jax.planner.plan import StashPlan
+
+
+def _rest_names(q_TNH, leaves) -> dict:
+    """Name what saves recomputing the parts of a layer that are local to a token."""
+    return {"q": q_TNH, **{f"rest{i}": leaf for i, leaf in enumerate(leaves)}}
+
+
+class Stage:
+    """The layers of one device: what they are, and how their stash looks."""
+
+    def __init__(self, block: Block, weights: Weights, num_layers: int, places: StashPlan):
+        """Keep the weights [groups, layers, ...], already in the compute dtype, and the places of the stash."""
+        self.block, self.weights, self.num_layers, self.places = block, weights, num_layers, places
+
+    def layer_weights(self, group, layer) -> Weights:
+        """Pick one layer's weights."""
+        return jax.tree.map(lambda x: buffers.read(x, (group, layer), x.shape[2:]), self.weights)
+
+    def shapes(self, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
+        """Trace one layer abstractly."""
+        weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), self.weights)
+        q, k, _ = jax.eval_shape(self.block.before, weights, x_TD, positions_T)
+        before = after = None
+        if self.places.rest != "recompute":
+            before = Residuals.of(self.block.vjp_before, weights, x_TD, positions_T)
+            after = Residuals.of(self.block.vjp_after, weights, x_TD, q)
+        return LayerShapes(q, k, before, after)
+
+    def layout(self, stash, num_slots: int, x_TD, positions_T) -> StashLayout:
+        """Lay out the stash of one class."""
+        if self.places.inputs == "recompute":
+            return StashLayout(chunk_entries(stash, {"x": x_TD}), 1, num_slots)
+        shapes = self.shapes(x_TD, positions_T)
+        named = {"x": x_TD}
+        if self.places.attention != "recompute":
+            named["out"] = shapes.q_TNH
+            named["lse"] = jax.ShapeDtypeStruct(shapes.q_TNH.shape[:2], accumulator(shapes.q_TNH.dtype))
+        if self.places.rest != "recompute":
+            named.update(_rest_names(shapes.q_TNH, (*shapes.before.shapes, *shapes.after.shapes)))
+        return StashLayout(chunk_entries(stash, named), self.num_layers, num_slots)
+
+
+class LayerShapes(NamedTuple):
+    """Shapes of q and k, and how a layer's vjp functions come apart (None where they are recomputed)."""
+
+    q_TNH: jax.ShapeDtypeStruct
+    k_TKH: jax.ShapeDtypeStruct
+    before: Residuals | None
+    after: Residuals | None
+
+
+class Unit(NamedTuple):
+    """This device's unit of a tick: group of layers, chunk in the cache, positions, stash slot."""
+
+    group: jax.Array
+    chunk: Chunk
+    positions_T: jax.Array
+    stash_slot: jax.Array
+
+
+def run_layers(num_layers: int, body, carry, held=None):
+    """Apply `body(carry, step)` for step 0..num_layers-1; `held` is held back until the last step.
+
+    A copy started before the scan has the whole scan to hide behind: the barrier keeps the compiler from starting it
+    later, and the last layer by itself keeps the barrier from being the last thing.
+
+    Returns:
+        the carry and `held`.
+    """
+    ahead = num_layers if held is None else num_layers - 1
+    if ahead:
+        carry, _ = lax.scan(lambda c, step: (body(c, step), None), carry, jnp.arange(ahead, dtype=jnp.int32))
+    if held is not None:
+        carry, held = lax.optimization_barrier((carry, held))
+        carry = body(carry, jnp.int32(num_layers - 1))
+    return carry, held
+
+
+def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=None, held=None):
+    """Run a group of layers on a chunk.
+
+    Args:
+        stage, unit: what to run on what.
+        x_TD: input of the first layer.
+        cache: keys and values; the chunk's are written.
+        split: how `seq` is divided.
+        stash: None, or (layout, kept buffers, part for the host) to fill.
+        held: arrays on their way from the host, see `run_layers`.
+
+    Returns:
+        y_TD, cache, (kept, host part) or None, held.
+    """
+    layout, *parts = stash if stash else (None,)
+    whole_layers = layout is not None and layout.num_layers == stage.num_layers
+    if layout is not None and not whole_layers:
+        parts = layout.put(*parts, unit.stash_slot, 0, {"x": x_TD})
+
+    def body(carry, layer):
+        x, cache, parts = carry
+        weights = stage.layer_weights(unit.group, layer)
+        y, cache, values = _forward_layer(stage, weights, x, unit, layer, cache, split)
+        if whole_layers:
+            parts = layout.put(*parts, unit.stash_slot, layer, values)
+        return y, cache, tuple(parts)
+
+    (y_TD, cache, parts), held = run_layers(stage.num_layers, body, (x_TD, cache, tuple(parts)), held)
+    return y_TD, cache, parts, held
+
+
+def _forward_layer(stage, weights, x, unit, layer, cache, split, *, write=True):
+    """One layer; returns its output, the cache and all that may be stashed (unused parts are never computed)."""
+    save_rest = stage.places.rest != "recompute"
+    if save_rest:
+        (q, k, v), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
+    else:
+        q, k, v = stage.block.before(weights, x, unit.positions_T)
+    if write:
+        cache = sequence.write_prefix(cache, k, v, unit.chunk, layer, split)
+    out, lse = sequence.forward(q, cache, unit.chunk, layer, split)
+    values = {"x": x, "out": out, "lse": lse}
+    if not save_rest:
+        return stage.block.after(weights, x, out), cache, values
+    y, vjp_after = stage.block.vjp_after(weights, x, out)
+    shapes = stage.shapes(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
+    return y, cache, values | _rest_names(q, (*shapes.before.take(vjp_before), *shapes.after.take(vjp_after)))
+
+
+class Sums(NamedTuple):
+    """What a backward adds to: dK and dV of the prefix, and the layers' gradients [groups, layers, ...]."""
+
+    prefix: Cache
+    layers: object
+
+
+class Splits(NamedTuple):
+    """What travels on the ring in a backward; and in a forward that is made anew, with the chunk's tags for it."""
+
+    backward: Split
+    forward: Split
+    forward_chunk: Chunk
+
+
+def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: Splits, stash, held=None):
+    """Run a group of layers backward on a chunk; later chunks of the sequence have gone before.
+
+    Args:
+        stage, unit: what to run on what; `unit.chunk` has the tags of the backward.
+        dy_TD: cotangent of the last layer's output, zero for padding.
+        cache: keys and values of the prefix.
+        sums: accumulators.
+        splits: how `seq` is divided.
+        stash: (layout, kept buffers, part fetched from the host).
+        held: arrays on their way from the host for the next tick, see `run_layers`.
+
+    Returns:
+        dx_TD, sums, held.
+    """
+    layout, kept, fetched = stash
+    if layout.num_layers != stage.num_layers:
+        layout, kept, fetched = _rerun(stage, unit, layout.get(kept, fetched, unit.stash_slot, 0)["x"], cache, splits)
+        unit = unit._replace(stash_slot=0)
+
+    def body(carry, step):
+        dy, sums = carry
+        layer = stage.num_layers - 1 - step
+        saved = layout.get(kept, fetched, unit.stash_slot, layer)
+        return _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits)
+
+    (dx_TD, sums), held = run_layers(stage.num_layers, body, (dy_TD, sums), held)
+    return dx_TD, sums, held
+
+
+def _rerun(stage, unit, x_TD, cache, splits):
+    """Make a chunk's stash anew from the stage's input; its keys and values still lie in the cache."""
+    stash_x = jax.ShapeDtypeStruct(x_TD.shape, x_TD.dtype)
+    q_TNH = stage.shapes(stash_x, unit.positions_T).q_TNH
+    named = {"x": stash_x, "out": q_TNH, "lse": jax.ShapeDtypeStruct(q_TNH.shape[:2], accumulator(q_TNH.dtype))}
+    layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named), stage.num_layers, 0)
+    again = unit._replace(chunk=splits.forward_chunk)
+
+    def body(carry, layer):
+        x, kept = carry
+        weights = stage.layer_weights(unit.group, layer)
+        y, _, values = _forward_layer(stage, weights, x, again, layer, cache, splits.forward, write=False)
+        return y, layout.put(kept, {}, 0, layer, values)[0]
+
+    (_, kept), _ = run_layers(stage.num_layers, body, (x_TD, layout.kept_buffers()))
+    return layout, kept, {}
+
+
+def _saved_vjps(stage, weights, saved, unit):
+    """Rebuild q, the shape of k and the vjp of `before` from saved leaves; that of `after` waits for `out`."""
+    x = saved["x"]
+    shapes = stage.shapes(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
+    wanted = (*shapes.before.shapes, *shapes.after.shapes)
+    leaves = [saved[f"rest{i}"].reshape(leaf.shape) for i, leaf in enumerate(wanted)]
+    cut = len(shapes.before.shapes)
+    vjp_before = shapes.before.restore(leaves[:cut], weights, x, unit.positions_T)
+    return saved["q"], shapes.k_TKH, vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out)
+
+
+def _made_vjps(stage, weights, saved, unit):
+    """The same, computed anew."""
+    x = saved["x"]
+    (q, k, _), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
+    return q, k, vjp_before, lambda out: stage.block.vjp_after(weights, x, out)[1]
+
+
+def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
+    """One layer; returns the cotangent of its input and the accumulators."""
+    weights = stage.layer_weights(unit.group, layer)
+    vjps = _saved_vjps if "q" in saved else _made_vjps
+    q, like_k, vjp_before, vjp_after = vjps(stage, weights, saved, unit)
+    if "out" in saved:
+        out, lse = saved["out"], saved["lse"]
+    else:
+        out, lse = sequence.forward(q, cache, splits.forward_chunk, layer, splits.forward)
+    dparams_after, dx_after, dout = vjp_after(out)(dy)
+    dq, prefix = sequence.backward(q, out, lse, dout, cache, sums.prefix, unit.chunk, layer, splits.backward)
+    dk, dv, prefix = sequence.take_gradient(prefix, unit.chunk, layer, like_k, splits.backward)
+    dparams_before, dx_before = vjp_before((dq, dk, dv))
+    layers = jax.tree.map(
+        lambda s, a, b: buffers.add(s, (unit.group, layer), a.astype(s.dtype) + b.astype(s.dtype)),
+        sums.layers,
+        dparams_after,
+        dparams_before,
+    )
+    return (dx_after + dx_before, Sums(prefix, layers))

@@ -1,0 +1,163 @@
+"""Embedding and head, their vocabulary sharded over `pipe`: every stage computes its share, none is the slow one.
+
+Logits exist a tile of tokens at a time, in at least float32. The head's forward, loss and backward are one pass.
+
+Letters: T tokens of a tick on one device, D hidden size, V vocabulary entries of one stage, C tokens in a tile,
+P stages.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sppo_jax import buffers
+from sppo_jax.attention.blockwise import accumulator
+
+AXIS = "pipe"
+TILE_TOKENS = 1024
+
+
+def stage_index(num_stages: int):
+    """Return this device's stage."""
+    return lax.axis_index(AXIS) if num_stages > 1 else 0
+
+
+def from_stage(x, source, num_stages: int):
+    """Give every stage the array of stage `source`; a sum over `pipe` in which the others are zero."""
+    if num_stages == 1:
+        return x
+    return lax.psum(jnp.where(stage_index(num_stages) == source, x, jnp.zeros_like(x)), AXIS)
+
+
+def _local(tokens_T, num_entries: int, num_stages: int):
+    """Return row numbers in this stage's share of the vocabulary and whether they are in it."""
+    local = tokens_T - stage_index(num_stages) * num_entries
+    inside = (local >= 0) & (local < num_entries)
+    return jnp.where(inside, local, 0), inside
+
+
+def embed(embedding_VD: jax.Array, tokens_T: jax.Array, num_stages: int) -> jax.Array:
+    """Look tokens up in the sharded table; the result is the same on every stage."""
+    rows, inside = _local(tokens_T, embedding_VD.shape[0], num_stages)
+    x_TD = jnp.where(inside[:, None], embedding_VD[rows], jnp.zeros((), embedding_VD.dtype))
+    return lax.psum(x_TD, AXIS) if num_stages > 1 else x_TD
+
+
+def embed_gradient(sum_VD: jax.Array, tokens_T: jax.Array, dx_TD: jax.Array, num_stages: int) -> jax.Array:
+    """Add the gradient of `embed` to this stage's share of the table; zero rows of `dx_TD` add nothing."""
+    rows, inside = _local(tokens_T, sum_VD.shape[0], num_stages)
+    return sum_VD.at[rows].add(jnp.where(inside[:, None], dx_TD.astype(sum_VD.dtype), 0))
+
+
+class HeadResult(NamedTuple):
+    """Of one chunk: each token's loss in nats (0 without a target), dX of this stage's share of tokens, gradients."""
+
+    loss_T: jax.Array
+    dx_share: jax.Array
+    dnorm: object
+    dhead_VD: jax.Array
+
+
+def share_tokens(num_tokens: int, num_stages: int) -> int:
+    """Return how many of a chunk's tokens one stage keeps of the head's dX."""
+    return -(-num_tokens // num_stages)
+
+
+def _softmax_stats(logits_CV, targets_C, num_entries, num_stages):
+    """Return lse_C over the whole vocabulary and the targets' logits."""
+    top = lax.stop_gradient(logits_CV.max(-1))
+    top = lax.pmax(top, AXIS) if num_stages > 1 else top
+    rows, inside = _local(targets_C, num_entries, num_stages)
+    wanted = jnp.where(inside, jnp.take_along_axis(logits_CV, rows[:, None], -1)[:, 0], 0)
+    sums = jnp.stack([jnp.exp(logits_CV - top[:, None]).sum(-1), wanted])
+    total, wanted = lax.psum(sums, AXIS) if num_stages > 1 else sums
+    return jnp.log(total) + top, wanted
+
+
+def _tiles(x, tile, fill):
+    pad = -x.shape[0] % tile
+    x = jnp.pad(x, ((0, pad),) + ((0, 0),) * (x.ndim - 1), constant_values=fill)
+    return x.reshape(-1, tile, *x.shape[1:])
+
+
+def head(
+    norm: Callable,
+    norm_weights,
+    head_VD: jax.Array,
+    x_TD: jax.Array,
+    targets_T: jax.Array,
+    scale: jax.Array,
+    dhead_VD: jax.Array,
+    *,
+    vocab_size: int,
+    num_stages: int,
+    gradients: bool = True,
+) -> HeadResult:
+    """Compute loss and gradients of a chunk, every stage its share of the vocabulary.
+
+    Args:
+        norm: `norm(weights, x)`, the final norm.
+        norm_weights: its weights.
+        head_VD: this stage's rows of the head, in the compute dtype.
+        x_TD: output of the last layer, the same on every stage.
+        targets_T: next tokens, -1 for no loss.
+        scale: what each token's loss is multiplied by in the gradients (1 / number of targets).
+        dhead_VD: accumulator of the head's gradient, at least float32.
+        vocab_size: of the whole model; rows beyond it are padding.
+        num_stages: P.
+        gradients: whether to compute any.
+
+    Returns:
+        loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD.
+    """
+    acc, num_entries = accumulator(x_TD.dtype), head_VD.shape[0]
+    tile = min(TILE_TOKENS, x_TD.shape[0])
+    z_TD = norm(norm_weights, x_TD)
+    first = stage_index(num_stages) * num_entries
+    padding_V = first + jnp.arange(num_entries, dtype=jnp.int32) >= vocab_size
+
+    def one_tile(dhead_VD, xs):
+        z_CD, targets_C = xs
+        logits_CV = jnp.einsum("cd,vd->cv", z_CD, head_VD, preferred_element_type=acc)
+        logits_CV = jnp.where(padding_V, -jnp.inf, logits_CV)
+        lse_C, wanted_C = _softmax_stats(logits_CV, targets_C, num_entries, num_stages)
+        has_target = targets_C >= 0
+        loss_C = jnp.where(has_target, lse_C - wanted_C, 0)
+        if not gradients:
+            return dhead_VD, (loss_C, None)
+        hit_CV = jnp.arange(num_entries, dtype=jnp.int32) + first == targets_C[:, None]
+        dlogits_CV = jnp.exp(logits_CV - lse_C[:, None]) - hit_CV.astype(acc)
+        dlogits_CV = (dlogits_CV * jnp.where(has_target, scale, 0)[:, None]).astype(z_CD.dtype)
+        dhead_VD += jnp.einsum("cv,cd->vd", dlogits_CV, z_CD, preferred_element_type=acc)
+        return dhead_VD, (loss_C, jnp.einsum("cv,vd->cd", dlogits_CV, head_VD, preferred_element_type=acc))
+
+    dhead_VD, (loss, dz) = lax.scan(one_tile, dhead_VD, (_tiles(z_TD, tile, 0), _tiles(targets_T, tile, -1)))
+    loss_T = loss.reshape(-1)[: x_TD.shape[0]]
+    if not gradients:
+        return HeadResult(loss_T, None, None, dhead_VD)
+    dx_share, dnorm = _through_norm(norm, norm_weights, x_TD, dz.reshape(-1, x_TD.shape[1]), num_stages)
+    return HeadResult(loss_T, dx_share, dnorm, dhead_VD)
+
+
+def _through_norm(norm, norm_weights, x_TD, dz_TD, num_stages):
+    """Sum dZ over the stages, each getting its share of tokens, and take that share back through the norm."""
+    share = share_tokens(x_TD.shape[0], num_stages)
+    rows = share * num_stages
+    dz_TD = jnp.pad(dz_TD[: x_TD.shape[0]], ((0, rows - x_TD.shape[0]), (0, 0)))
+    if num_stages > 1:
+        dz_TD = lax.psum_scatter(dz_TD, AXIS, scatter_dimension=0, tiled=True)
+    x_TD = jnp.pad(x_TD, ((0, rows - x_TD.shape[0]), (0, 0)))
+    x_share = buffers.read(x_TD, (stage_index(num_stages) * share,), (share, x_TD.shape[1]))
+    _, vjp = jax.vjp(norm, norm_weights, x_share)
+    dnorm, dx_share = vjp(dz_TD.astype(x_TD.dtype))
+    return dx_share, dnorm
+
+
+def whole_share(dx_share: jax.Array, num_tokens: int, num_stages: int) -> jax.Array:
+    """Collect the dX shares of all stages."""
+    if num_stages > 1:
+        dx_share = lax.all_gather(dx_share, AXIS, axis=0, tiled=True)
+    return dx_share[:num_tokens]

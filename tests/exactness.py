@@ -1,0 +1,116 @@
+"""What the exactness tests share: plans and batches from a handful of choices, and the comparison with the dense model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sppo_jax import __version__
+from sppo_jax.config import ModelConfig
+from sppo_jax.models.decoder import Decoder
+from sppo_jax.models.dense import dense_value_and_grad
+from sppo_jax.pipeline.api import value_and_grad
+from sppo_jax.planner.plan import MeshShape, Plan, Predicted, SchedulePlan, StashPlan
+from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps
+from sppo_jax.schedule.registry import make_table
+from sppo_jax.schedule.slots import kv_slots
+
+TINY = dict(vocab_size=53, hidden_size=24, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=6, mlp_size=40)
+
+
+def small_model(seed=0, dtype="float64", layer=None, **changes) -> Decoder:
+    """Make a small decoder with every parameter random (norm scales and biases too)."""
+    config = ModelConfig(**{**TINY, "compute_dtype": dtype, "init_scale": 0.3, **changes})
+    model = Decoder(config, rngs=nnx.Rngs(seed), **({} if layer is None else {"layer": layer}))
+    rng = np.random.default_rng(seed)
+    state = nnx.state(model, nnx.Param)
+    state = jax.tree.map(lambda x: x + jnp.asarray(0.05 * rng.normal(size=x.shape), x.dtype), state)
+    nnx.update(model, state)
+    return model
+
+
+def small_plan(
+    chunks,
+    *,
+    mesh=(1, 1, 1),
+    kind="ulysses",
+    ulysses=None,
+    sequences=1,
+    schedule="sppo",
+    interleave=1,
+    places=("keep", "keep", "recompute"),
+    alpha=0.0,
+    kv_grad_dtype="float32",
+    ring_pass="auto",
+) -> Plan:
+    """Make a plan by hand; `alpha` is a number, or a function of the diagonal group, where groups may go to the host."""
+    data, pipe, seq = mesh
+    ulysses = ulysses or {"ulysses": seq, "ring": 1}[kind]
+    table = make_table(schedule, pipe, sequences, tuple(chunks), interleave)
+    groups, gaps = diagonal_groups(table), group_gaps(table)
+    value = alpha if callable(alpha) else lambda group: alpha
+    return Plan(
+        version=__version__,
+        mesh=MeshShape(data=data, pipe=pipe, seq=seq),
+        ulysses=ulysses,
+        ring=seq // ulysses,
+        sequence_kind=kind,
+        sequence_length=sum(chunks),
+        sequences_per_pipeline=sequences,
+        chunk_lengths=tuple(chunks),
+        schedule=SchedulePlan(name=schedule, interleave=interleave),
+        stash=StashPlan(
+            inputs=places[0],
+            attention=places[1],
+            rest=places[2],
+            alpha=tuple(value(g) if gaps[g] >= MIN_HOST_GAP else 0.0 for g in groups),
+            kv_grad_dtype=kv_grad_dtype,
+        ),
+        kv_slots=kv_slots(table)[0],
+        predicted=Predicted(step_s=0.0, bubble_fraction=0.0, hbm_bytes=(0,) * pipe, host_bytes=(0,) * pipe),
+        ring_pass=ring_pass,
+    )
+
+
+def random_batch(rng, num_sequences, length, vocab_size, *, documents=4, padding=0) -> dict:
+    """Draw packed documents of any length; the last token of each has no target, nor has padding."""
+    rows = {name: np.zeros((num_sequences, length), np.int32) for name in ("targets", "positions", "document_ids")}
+    tokens = rng.integers(0, vocab_size, (num_sequences, length)).astype(np.int32)
+    for row in range(num_sequences):
+        cuts = np.sort(rng.choice(np.arange(1, length), size=documents - 1, replace=False))
+        ids = np.searchsorted(cuts, np.arange(length), side="right")
+        rows["positions"][row] = np.arange(length) - np.concatenate([[0], cuts])[ids]
+        targets = np.roll(tokens[row], -1)
+        targets[np.concatenate([cuts - 1, [length - 1]])] = -1
+        if padding:
+            ids[-padding:], targets[-padding - 1 :] = -1, -1
+        rows["document_ids"][row], rows["targets"][row] = ids, targets
+    return {"tokens": tokens, **rows}
+
+
+def relative_errors(got, want) -> dict[str, float]:
+    """Return each leaf's largest difference over its largest value."""
+    got, want = (jax.tree_util.tree_flatten_with_path(x)[0] for x in (got, want))
+    assert [p for p, _ in got] == [p for p, _ in want]
+    return {
+        jax.tree_util.keystr(path): float(
+            np.abs(np.asarray(a) - np.asarray(b)).max() / (np.abs(np.asarray(b)).max() + 1e-30)
+        )
+        for (path, a), (_, b) in zip(got, want, strict=True)
+    }
+
+
+def assert_exact(plan, model, batch, *, tolerance=1e-9, step=None):
+    """Compare loss and every gradient of the pipeline with the dense model's."""
+    params = nnx.state(model, nnx.Param)
+    step = step or value_and_grad(plan, model)
+    loss, grads = step(params, batch)
+    want_loss, want = jax.jit(dense_value_and_grad(model))(params, {k: jnp.asarray(v) for k, v in batch.items()})
+    np.testing.assert_allclose(loss, want_loss, rtol=tolerance)
+    jax.tree.map(lambda g, p: (g.dtype == p.dtype) or pytest_fail(g, p), grads, params)
+    errors = relative_errors(grads, want)
+    assert max(errors.values()) < tolerance, errors
+
+
+def pytest_fail(got, want):
+    raise AssertionError(f"gradient dtype {got.dtype} is not the parameter's {want.dtype}")

@@ -8,7 +8,7 @@ from sppo_jax.planner.costs import layer_costs, vocabulary_params
 from sppo_jax.planner.plan import StashPlan
 from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
 from sppo_jax.schedule.slots import head_slots, kv_slots, stash_slots
-from sppo_jax.schedule.table import Table
+from sppo_jax.schedule.table import Table, Unit
 
 # Gradients and both Adam moments are as large as a parameter each, with the parameter itself that makes four.
 _STATES = 4
@@ -89,13 +89,16 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     longest = longest_chunks(table)
     shared, rest = offload_bytes(shape, stash)
     kept = kept_bytes(shape, stash)
-    slots = stash_slots(table, lambda unit: groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]])
+
+    # Stashes of one length and share have one shape and take turns in the same buffers.
+    def shape_of(unit: Unit) -> tuple[int, float]:
+        diagonal = diagonals[unit.sequence, unit.chunk, unit.virtual_stage]
+        group = groups[diagonal]
+        away = stash.alpha[diagonal] * shared + (rest if gaps[group] >= MIN_HOST_GAP else 0)
+        return -(-longest[group] // shape.seq), away
+
     device = host = copies = 0
-    for group, (count, _) in slots.items():
-        assert isinstance(group, int)
-        tokens = -(-longest[group] // shape.seq)
-        alpha = stash.alpha[groups.index(group)]
-        away = alpha * shared + (rest if gaps[group] >= MIN_HOST_GAP else 0)
+    for (tokens, away), (count, _) in stash_slots(table, shape_of).items():
         device += int(count * tokens * (kept + shared + rest - away))
         host += int(count * tokens * away)
         # One copy leaves while another comes back.

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
+from typing import TypeVar
 
 from sppo_jax.schedule.table import Table, Unit, unit_ticks
 
 UnitKey = tuple[int, int, int, int]  # stage, sequence, chunk, virtual stage
+Class = TypeVar("Class", bound=Hashable)
 
 
 def color_intervals(intervals: dict[Hashable, tuple[int, int]]) -> tuple[int, dict]:
@@ -66,7 +68,7 @@ def head_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     return color_intervals(spans)
 
 
-def stash_slots(table: Table, key: Callable[[Unit], Hashable]) -> dict[Hashable, tuple[int, dict[UnitKey, int]]]:
+def stash_slots(table: Table, key: Callable[[Unit], Class]) -> dict[Class, tuple[int, dict[UnitKey, int]]]:
     """Returns slots for the stashes of each class of units, held from the unit's F tick to its B tick.
 
     Args:
@@ -76,7 +78,7 @@ def stash_slots(table: Table, key: Callable[[Unit], Hashable]) -> dict[Hashable,
         For each class, the number of slots, the most any stage needs, and the slot of each
         (stage, sequence, chunk, virtual stage).
     """
-    classes: dict[Hashable, dict[int, dict[Hashable, tuple[int, int]]]] = {}
+    classes: dict[Class, dict[int, dict[Hashable, tuple[int, int]]]] = {}
     for (stage, *rest), span in _stash_spans(table).items():
         stages = classes.setdefault(key(Unit("F", *rest)), {})
         stages.setdefault(stage, {})[stage, *rest] = span

@@ -1,0 +1,72 @@
+"""All small schedule tables, and a machine that runs a table literally."""
+
+from functools import lru_cache
+from itertools import product
+
+from sppo_jax.schedule.registry import GENERATORS, make_table
+from sppo_jax.schedule.table import Table
+
+
+@lru_cache(maxsize=1)
+def all_tables() -> tuple[Table, ...]:
+    """Returns every table with at most 6 stages, 8 chunks, 4 sequences and 3 groups that a generator can make."""
+    tables = []
+    for stages, chunks, sequences, groups in product(range(1, 7), range(1, 9), range(1, 5), range(1, 4)):
+        lengths = tuple(range(chunks + 8, 8, -1))
+        for name in GENERATORS:
+            try:
+                tables.append(make_table(name, stages, sequences, lengths, groups))
+            except ValueError:
+                assert groups > 1 or name.startswith("interleaved") or (name == "1f1b" and chunks > 1)
+    return tuple(tables)
+
+
+def runs(table: Table) -> bool:
+    """Runs a table on a machine with one register for each stage and direction; returns whether it completes.
+
+    Independent of the checker: it computes nothing but what each unit finds in its registers.
+    """
+    last = table.num_virtual_stages - 1
+    forward, backward = {}, {}
+    done = set()
+    for tick in table.ticks:
+        sent = {}
+        for stage, unit in enumerate(tick.units):
+            if unit is None:
+                continue
+            key = (unit.sequence, unit.chunk)
+            if unit.kind != tick.kind or (unit in done and unit.kind != "H"):
+                return False
+            if unit.kind == "H":
+                found = forward.get(0) == (*key, last) and unit.virtual_stage == last
+                found = found and (stage > 0 or unit not in done)
+            else:
+                found = unit.virtual_stage % table.num_stages == stage and _ready(unit, table, done, forward, backward)
+                step = 1 if unit.kind == "F" else -1
+                sent[(stage + step) % table.num_stages] = (*key, unit.virtual_stage)
+            if not found:
+                return False
+            done.add(unit)
+        if tick.kind == "H" and len(set(tick.units)) != 1 or not any(tick.units):
+            return False
+        forward, backward = (
+            sent if tick.kind == "F" else forward,
+            sent if tick.kind == "B" else backward,
+        )
+    return len(done) == table.num_sequences * table.num_chunks * (2 * last + 3)
+
+
+def _ready(unit, table, done, forward, backward) -> bool:
+    last = table.num_virtual_stages - 1
+    stage = unit.virtual_stage % table.num_stages
+    names = {(other.kind, other.sequence, other.chunk, other.virtual_stage) for other in done}
+    if unit.kind == "F":
+        arrived = unit.virtual_stage == 0 or forward.get(stage) == (unit.sequence, unit.chunk, unit.virtual_stage - 1)
+        prefix = unit.chunk == 0 or ("F", unit.sequence, unit.chunk - 1, unit.virtual_stage) in names
+        return arrived and prefix
+    if unit.virtual_stage == last:
+        arrived = ("H", unit.sequence, unit.chunk, last) in names
+    else:
+        arrived = backward.get(stage) == (unit.sequence, unit.chunk, unit.virtual_stage + 1)
+    final = unit.chunk == table.num_chunks - 1
+    return arrived and (final or ("B", unit.sequence, unit.chunk + 1, unit.virtual_stage) in names)

@@ -1,0 +1,1 @@
+"""The training run: set-up, step, loop, metrics, evaluation and checkpoint."""

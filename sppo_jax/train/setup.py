@@ -1,0 +1,97 @@
+"""Everything a run needs, made and checked before anything is written or trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from sppo_jax.config import Config
+from sppo_jax.data.loader import Loader
+from sppo_jax.data.packing import Batch
+from sppo_jax.data.sources import Corpus, load_corpus, split_corpus
+from sppo_jax.models import build_model
+from sppo_jax.pipeline import api, layout
+from sppo_jax.planner.plan import Plan
+from sppo_jax.train.evaluate import TokenLosses
+from sppo_jax.train.optimizer import make_optimizer, make_schedule
+from sppo_jax.train.state import TrainState, state_shardings
+from sppo_jax.train.step import ValueAndGrad
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """The parts of a run that fit together.
+
+    Args:
+        config: all settings.
+        plan: the static decisions.
+        mesh: devices, axes data, pipe and seq.
+        loader: training batches, endless.
+        validation: what is held out; may be empty.
+        value_and_grad: loss and gradients of a batch.
+        token_losses: each token's loss.
+        schedule: learning rate by step.
+        optimizer: gradients to updates.
+        shardings: of the state.
+    """
+
+    config: Config
+    plan: Plan
+    mesh: Mesh
+    loader: Loader
+    validation: Corpus
+    value_and_grad: ValueAndGrad
+    token_losses: TokenLosses
+    schedule: Callable[[int], float]
+    optimizer: optax.GradientTransformation
+    shardings: TrainState
+
+    def validation_batches(self) -> Iterator[Batch]:
+        """Give the same held-out batches at every call, at least `train.eval_sequences` sequences."""
+        if not self.validation.num_documents:
+            return iter(())
+        num_batches = -(-self.config.train.eval_sequences // self.config.num_sequences)
+        return islice(make_loader(self.config, self.validation), num_batches)
+
+
+def prepare(config: Config, plan: Plan) -> Experiment:
+    """Load the data and build the model's programs for a plan.
+
+    Raises:
+        ValueError: config, plan, data and devices do not fit together.
+    """
+    corpus = load_corpus(config.data, vocab_size=config.model.vocab_size)
+    training, validation = split_corpus(corpus, config.data.validation_fraction)
+    mesh = layout.make_mesh(plan)
+    model = build_model(config, abstract=True)
+    params = nnx.state(model, nnx.Param)
+    schedule = make_schedule(config.optimizer, config.train.steps)
+    optimizer = make_optimizer(config.optimizer, schedule)
+    return Experiment(
+        config=config,
+        plan=plan,
+        mesh=mesh,
+        loader=make_loader(config, training),
+        validation=validation,
+        value_and_grad=api.value_and_grad(plan, model, mesh),
+        token_losses=api.evaluate(plan, model, mesh),
+        schedule=schedule,
+        optimizer=optimizer,
+        shardings=state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh),
+    )
+
+
+def make_loader(config: Config, corpus: Corpus) -> Loader:
+    """Make a loader of the config's batch shape."""
+    return Loader(
+        corpus,
+        num_sequences=config.num_sequences,
+        sequence_length=config.sequence.length,
+        pack=config.data.pack,
+        seed=config.data.seed,
+    )

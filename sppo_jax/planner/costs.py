@@ -97,17 +97,19 @@ class CostModel:
     recompute_attention: bool
     device: Device
 
-    def seconds(self, kind: str, start: int, tokens: int) -> float:
+    def seconds(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
         """Returns the seconds of a unit.
 
         Args:
             kind: "F", "B" or "H".
             start: tokens of the sequence before the chunk.
             tokens: tokens of the chunk.
+            padded: tokens of the tick, if more. Linear layers compute padding, attention skips it.
         """
         rate = self.device.matmul_flops_s * self.device.efficiency
+        computed = max(tokens, padded) / self.seq
         # A short matmul waits for its weights, as if it had some tokens more.
-        local = tokens / self.seq + self.device.overhead_tokens
+        local = computed + self.device.overhead_tokens
         if kind == "H":
             # The head is spread over all stages.
             return self.head_flops * local / (rate * self.pipe) + self.device.overhead_s
@@ -115,7 +117,7 @@ class CostModel:
         linear = self.layer.linear_flops * (LINEAR_BACKWARD + self.recompute_linear if backward else 1)
         attention = self.layer.pair_flops * (ATTENTION_BACKWARD + self.recompute_attention if backward else 1)
         flops = self.layers * (linear * local + attention * chunk_pairs(start, tokens) / self.seq)
-        traffic = tokens / self.seq * (self.carry_bytes + (1 + backward) * self.layers * self.exchange_bytes)
+        traffic = computed * (self.carry_bytes + (1 + backward) * self.layers * self.exchange_bytes)
         return flops / rate + traffic / self.device.link_bytes_s + self.device.overhead_s
 
     def chunk_seconds(self, start: int, tokens: int) -> float:
@@ -125,7 +127,11 @@ class CostModel:
     def of_table(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, int], float]:
         """Returns the costs that `simulate` asks for."""
         starts = list(accumulate(chunk_lengths, initial=0))
-        return lambda unit, tokens: self.seconds(unit.kind, starts[unit.chunk], tokens)
+
+        def seconds(unit: Unit, padded: int) -> float:
+            return self.seconds(unit.kind, starts[unit.chunk], chunk_lengths[unit.chunk], padded)
+
+        return seconds
 
 
 def balance_weights(model: ModelConfig) -> tuple[float, float]:

@@ -118,7 +118,7 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
     forward_s = [float("inf")] * len(gaps)
     for (_, chunk, _), diagonal in unit_diagonals(table).items():
         group = groups[diagonal]
-        seconds = costs.seconds("F", starts[chunk], longest[group])
+        seconds = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], longest[group])
         forward_s[group] = min(forward_s[group], seconds)
     shared, rest = offload_bytes(shape, stash)
     shares = []

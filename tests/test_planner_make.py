@@ -1,0 +1,314 @@
+"""From a config to a Plan: what is pinned stays, what is auto is chosen by rule, and errors say what to change."""
+
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import DEVICES
+from sppo_jax.planner.make import make_plan, read_request, resolve_device
+from sppo_jax.planner.parallel import layers_per_virtual_stage
+from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.stash import ALPHA_LEVELS
+from sppo_jax.schedule.csv_format import to_csv
+from sppo_jax.schedule.diagonals import diagonal_groups, group_gaps
+from sppo_jax.schedule.registry import make_table
+
+TINY = dict(vocab_size=256, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=64)
+LLAMA = dict(vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, mlp_size=14336)
+CPU, H200 = DEVICES["cpu"], DEVICES["h200"]
+
+
+def config(model=TINY, length=64, **groups):
+    sequence = {"length": length, **groups.pop("sequence", {})}
+    train = {"steps": 1, **groups.pop("train", {})}
+    return config_from_dict({"model": model, "sequence": sequence, "train": train, **groups})
+
+
+def plan(*args, device=CPU, **groups) -> Plan:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return make_plan(config(*args, **groups), device)
+
+
+def test_planning_is_pure_and_survives_json():
+    made = plan(length=4096, mesh={"pipe": 2, "seq": 2})
+    assert made == plan(length=4096, mesh={"pipe": 2, "seq": 2})
+    assert Plan.from_json(made.to_json()) == made
+    assert {"mesh", "sequence_kind", "chunks", "schedule", "stash", "alpha", "hbm", "host"} <= set(made.reasons)
+    assert len(made.predicted.hbm_bytes) == len(made.predicted.host_bytes) == 2
+    assert made.predicted.step_s > 0 and 0 < made.predicted.bubble_fraction < 1
+
+
+def test_planning_never_imports_jax():
+    code = (
+        "import sys, sppo_jax; from sppo_jax.config import config_from_dict\n"
+        f"c = config_from_dict(dict(model={TINY!r}, sequence=dict(length=64), train=dict(steps=1)))\n"
+        "sppo_jax.make_plan(c); assert 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("seq", "sequence", "expected"),
+    [
+        (1, {}, ("ulysses", 1, 1)),
+        (4, {}, ("ulysses", 4, 1)),
+        (3, {}, ("ring", 1, 3)),
+        (8, {}, ("ring", 1, 8)),
+        (2, {"kind": "ring"}, ("ring", 1, 2)),
+        (8, {"kind": "hybrid"}, ("hybrid", 4, 2)),
+        (4, {"kind": "hybrid"}, ("hybrid", 2, 2)),
+        (2, {"kind": "hybrid"}, ("hybrid", 1, 2)),
+        (8, {"kind": "hybrid", "ulysses": 2}, ("hybrid", 2, 4)),
+    ],
+)
+def test_sequence_kind(seq, sequence, expected):
+    made = plan(length=96, mesh={"seq": seq}, sequence=sequence)
+    assert (made.sequence_kind, made.ulysses, made.ring) == expected
+
+
+@pytest.mark.parametrize(
+    ("chunks", "per_pipeline", "interleave", "expected"),
+    [
+        (4, 1, 1, "sppo"),
+        (4, 2, 1, "seq1f1b"),
+        (1, 2, 1, "1f1b"),
+        (1, 1, 1, "1f1b"),
+        (4, 1, 2, "sppo"),
+        (4, 2, 2, "interleaved-seq1f1b"),
+        (1, 2, 2, "interleaved-1f1b"),
+    ],
+)
+def test_schedule_by_itself(chunks, per_pipeline, interleave, expected):
+    made = plan(
+        mesh={"pipe": 2},
+        sequence={"chunks": chunks, "per_pipeline": per_pipeline},
+        schedule={"interleave": interleave},
+    )
+    assert (made.schedule.name, made.schedule.interleave) == (expected, interleave)
+
+
+def test_pinned_choices_stay():
+    made = plan(
+        mesh={"data": 3, "pipe": 2},
+        sequence={"chunks": [32, 16, 16], "per_pipeline": 2},
+        schedule={"name": "gpipe"},
+        stash={"inputs": "keep", "attention": "recompute", "rest": "keep", "kv_grad_dtype": "bfloat16"},
+    )
+    assert made.chunk_lengths == (32, 16, 16) and made.schedule.name == "gpipe" and made.mesh.data == 3
+    assert (made.stash.inputs, made.stash.attention, made.stash.rest) == ("keep", "recompute", "keep")
+    assert made.stash.kv_grad_dtype == "bfloat16" and set(made.stash.alpha) == {0.0} and made.kv_slots == 2
+
+
+def test_one_stage_is_not_cut_while_it_fits():
+    assert plan(length=4096).chunk_lengths == (4096,)
+
+
+def test_more_stages_want_more_chunks_down_to_the_smallest_useful_one():
+    counts = [len(plan(length=8192, mesh={"pipe": pipe}).chunk_lengths) for pipe in (1, 2, 4)]
+    assert counts == sorted(counts) and counts[0] == 1 and counts[-1] > 8
+    assert max(counts) <= 8192 // CPU.smallest_chunk
+    finer = replace(CPU, smallest_chunk=1024)
+    assert len(plan(length=8192, mesh={"pipe": 4}, device=finer).chunk_lengths) == 8
+
+
+def test_several_sequences_want_fewer_chunks():
+    alone = plan(length=16384, mesh={"pipe": 4})
+    several = plan(length=16384, mesh={"pipe": 4}, sequence={"per_pipeline": 8})
+    assert len(several.chunk_lengths) < len(alone.chunk_lengths)
+
+
+def test_memory_makes_chunks():
+    whole = plan(length=16384, model={**TINY, "mlp_size": 4096})
+    assert whole.chunk_lengths == (16384,)
+    tight = replace(CPU, hbm_bytes=int(whole.predicted.hbm_bytes[0] * 0.6))
+    cut = plan(length=16384, model={**TINY, "mlp_size": 4096}, device=tight)
+    assert len(cut.chunk_lengths) > 1
+    assert max(cut.predicted.hbm_bytes) < tight.hbm_bytes
+    assert cut.reasons["hbm"].startswith("fits")
+
+
+def test_what_cannot_fit_is_planned_with_least_memory_and_says_so():
+    made = plan(length=4096, device=replace(CPU, hbm_bytes=1000))
+    assert made.reasons["hbm"].startswith("DOES NOT FIT")
+    assert max(made.predicted.hbm_bytes) < max(plan(length=4096).predicted.hbm_bytes)
+
+
+def test_interleaved_counts_are_multiples_of_the_stages():
+    made = plan(length=3072, mesh={"pipe": 2}, schedule={"interleave": 2})
+    assert len(made.chunk_lengths) % 2 == 0
+
+
+def test_flops_balance_shortens_the_tail():
+    made = plan(length=2**17, sequence={"chunks": 8, "balance": "flops"}, mesh={"pipe": 4})
+    lengths = made.chunk_lengths
+    assert sum(lengths) == 2**17 and lengths[0] > lengths[-1] and len(set(lengths)) <= 4
+    equal = plan(length=2**17, sequence={"chunks": 8}, mesh={"pipe": 4})
+    assert made.predicted.step_s < equal.predicted.step_s
+
+
+def test_million_tokens_go_to_the_host_where_copies_hide():
+    made = plan(LLAMA, 2**20, mesh={"pipe": 4, "seq": 8}, device=H200)
+    assert (made.stash.inputs, made.stash.attention, made.stash.rest) == ("host", "host", "recompute")
+    assert set(made.stash.alpha) <= set(ALPHA_LEVELS) and max(made.stash.alpha) == 1.0
+    assert min(made.predicted.host_bytes) > 2**30
+    assert all(length >= 2048 for length in made.chunk_lengths)
+
+
+def test_alpha_rises_with_the_work_to_hide_behind():
+    device = replace(H200, host_link_bytes_s=2e9)
+    made = plan(LLAMA, 2**18, mesh={"pipe": 4, "seq": 8}, sequence={"chunks": 64}, device=device)
+    alpha = made.stash.alpha
+    assert set(alpha) == set(ALPHA_LEVELS)
+    gaps = [group_gaps(made.table())[group] for group in diagonal_groups(made.table())]
+    rising = [value for value, gap in zip(alpha, gaps, strict=True) if gap >= 3]
+    # The last diagonals belong to the last stages and chunks alone; all others start at an ever later chunk.
+    assert rising == sorted(rising)
+
+
+def test_alpha_by_hand():
+    # One stage of 2 layers, chunks of 16: seconds = flops / rate; alpha = bandwidth * seconds / bytes.
+    device = replace(
+        CPU, matmul_flops_s=1e6, efficiency=1.0, overhead_s=0.0, overhead_tokens=0, host_link_bytes_s=1.0, tile=1
+    )
+    model = {**TINY, "num_layers": 2}
+    weights = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 64
+    flops = 2 * (2 * weights * 16 + 4 * 32 * (0 + 128))
+    size = 2 * 16 * (32 * 4 + 32 * 4 + 4 * 4)
+    exactly_half = 0.5 * size / (flops / 1e6)
+    for bandwidth, expected in ((exactly_half * 1.001, 0.5), (exactly_half * 0.999, 0.25)):
+        made = plan(
+            model, sequence={"chunks": 4}, device=replace(device, host_link_bytes_s=bandwidth), stash={"inputs": "host"}
+        )
+        assert made.stash.alpha[0] == expected and made.stash.alpha[-1] == 0.0
+
+
+def test_alpha_is_lowered_to_what_the_host_holds():
+    free = plan(length=4096, mesh={"pipe": 2}, sequence={"chunks": 16})
+    assert max(free.stash.alpha) == 1.0
+    need = free.predicted.host_bytes[0]
+    tight = plan(
+        length=4096, mesh={"pipe": 2}, sequence={"chunks": 16}, device=replace(CPU, host_bytes=int(need * 0.6))
+    )
+    assert max(tight.stash.alpha) == 0.5 and tight.predicted.host_bytes[0] <= need * 0.6
+    assert "at most 0.5" in tight.reasons["alpha"]
+
+
+def test_one_alpha_for_all_but_what_is_read_back_at_once():
+    made = plan(mesh={"pipe": 2}, sequence={"chunks": 4}, stash={"alpha": 0.3})
+    assert made.stash.alpha == (0.3, 0.3, 0.3, 0.3, 0.0)
+    assert "1 of 5 diagonals" in made.reasons["alpha"]
+
+
+def test_alpha_as_a_list_is_taken_as_given():
+    values = [1.0, 0.75, 0.5, 0.25, 0.0]
+    made = plan(mesh={"pipe": 2}, sequence={"chunks": 4}, stash={"alpha": values})
+    assert made.stash.alpha == tuple(values)
+
+
+def test_stash_stays_where_it_cannot_hide():
+    one_layer = plan(mesh={"pipe": 4}, sequence={"chunks": 4})
+    one_chunk = plan()
+    for made in (one_layer, one_chunk):
+        assert (made.stash.inputs, made.stash.attention, made.stash.rest) == ("keep", "keep", "recompute")
+    assert plan(stash={"inputs": "recompute"}).stash.attention == "recompute"
+
+
+def test_table_given_as_a_file(tmp_path):
+    table = make_table("gpipe", 2, 2, (32, 16, 16))
+    path = tmp_path / "mine.csv"
+    path.write_text(to_csv(table))
+    groups = dict(mesh={"pipe": 2}, schedule={"name": "table", "table": str(path)})
+    made = plan(sequence={"per_pipeline": 2}, **groups)
+    assert made.table() == table and made.schedule.csv == to_csv(table)
+    path.unlink()
+    assert Plan.from_json(made.to_json()).table() == table
+    with pytest.raises(ValueError, match="must be a readable CSV file"):
+        plan(sequence={"per_pipeline": 2}, **groups)
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (dict(sequence={"per_pipeline": 1}), "agree in sequences, got 2 and sequence.per_pipeline=1"),
+        (dict(length=128), "agree in tokens, got 64 and sequence.length=128"),
+        (dict(mesh={"pipe": 4}), "agree in stages, got 2 and mesh.pipe=4"),
+        (dict(sequence={"per_pipeline": 2, "chunks": 4}), "leave sequence.chunks auto"),
+        (dict(interleave=2), "leave it out"),
+    ],
+)
+def test_table_must_agree_with_the_config(tmp_path, groups, words):
+    path = tmp_path / "mine.csv"
+    path.write_text(to_csv(make_table("gpipe", 2, 2, (32, 16, 16))))
+    schedule = {"name": "table", "table": str(path), "interleave": groups.pop("interleave", 1)}
+    groups = {"sequence": {"per_pipeline": 2}, "mesh": {"pipe": 2}, **groups}
+    with pytest.raises(ValueError) as error:
+        plan(schedule=schedule, **groups)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (dict(mesh={"pipe": 8}), "each virtual stage needs a layer, got 4 layers for mesh.pipe * schedule.interleave"),
+        (dict(mesh={"pipe": 3}), "got 4: use 2 or 4 stages, or 3 or 6 layers"),
+        (dict(mesh={"seq": 8}, sequence={"kind": "ulysses"}), "multiple of mesh.seq=8, got 4: use one of [1, 2, 4]"),
+        (dict(mesh={"seq": 8}, sequence={"kind": "hybrid", "ulysses": 8}), "multiple of sequence.ulysses=8, got 4"),
+        (dict(mesh={"seq": 2}, sequence={"kind": "ring", "ulysses": 2}), "leave it 0, or use sequence.kind=hybrid"),
+        (dict(mesh={"seq": 5}), "multiple of 5 (mesh.seq times the tile of a device), got 64: use 60 or 65"),
+        (dict(mesh={"seq": 4}, sequence={"chunks": 20}), "1 to 16 chunks of at least 4 tokens"),
+        (dict(mesh={"seq": 4}, sequence={"chunks": [30, 34]}), "got 30 for chunk 0: use 28 or 32"),
+        (dict(sequence={"chunks": 4}, schedule={"name": "1f1b"}), "whole sequences, got 4 chunks"),
+        (dict(sequence={"chunks": 3}, mesh={"pipe": 2}, schedule={"interleave": 2}), "use 2 or 4 chunks"),
+        (dict(mesh={"pipe": 4}, sequence={"chunks": 4}, stash={"rest": "host"}), "at least 2 layers a virtual stage"),
+        (dict(sequence={"chunks": 4}, stash={"inputs": "recompute", "rest": "keep"}), "keep the inputs"),
+        (dict(sequence={"chunks": 4}, stash={"alpha": [0.5]}), "each of the 4 diagonals of the schedule, got 1"),
+        (dict(sequence={"chunks": 4}, stash={"alpha": [0.5] * 4}), "got 0.5 at diagonal 3, which has 1"),
+    ],
+)
+def test_errors_say_what_to_change(groups, words):
+    with pytest.raises(ValueError) as error:
+        plan(**groups)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_tile_of_an_accelerator_names_the_nearest_lengths():
+    with pytest.raises(ValueError, match="multiple of 128 .* got 1000: use 896 or 1024"):
+        plan(length=1000, mesh={"seq": 8}, device=H200, model=LLAMA)
+
+
+def test_unusual_chunk_list_warns_once():
+    with pytest.warns(UserWarning) as record:
+        make_plan(config(sequence={"chunks": [16, 32, 16]}), CPU)
+    assert len(record) == 1
+
+
+def test_nearest_layers_by_all_cases():
+    for layers in range(1, 13):
+        for pipe in range(1, 14):
+            for interleave in (1, 2):
+                stages = pipe * interleave
+                if layers % stages == 0:
+                    assert layers_per_virtual_stage(layers, pipe, interleave) == layers // stages
+                else:
+                    with pytest.raises(ValueError):
+                        layers_per_virtual_stage(layers, pipe, interleave)
+
+
+def test_hardware_group_overrides_the_datasheet():
+    pinned = config(hardware={"hbm_bytes": 5, "matmul_flops_s": 7e12})
+    device = resolve_device(pinned, H200)
+    assert (device.hbm_bytes, device.matmul_flops_s, device.efficiency) == (5, 7e12, 1.0)
+    assert device.host_bytes == H200.host_bytes
+    assert resolve_device(config(train={"devices": "cpu:1"})) == CPU
+
+
+def test_compute_dtype_sets_the_size_of_activations():
+    assert read_request(config(), H200).compute_bytes == 2
+    assert read_request(config(), CPU).compute_bytes == 4
+    assert read_request(config({**TINY, "compute_dtype": "float64"}), H200).compute_bytes == 8

@@ -1,0 +1,152 @@
+"""Costs and memory against hand counts."""
+
+from dataclasses import replace
+
+import pytest
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.hardware import DEVICES, find_device
+from sppo_jax.planner.costs import CostModel, chunk_pairs, layer_costs, vocabulary_params
+from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
+from sppo_jax.planner.plan import StashPlan
+from sppo_jax.schedule.registry import make_table
+from sppo_jax.schedule.table import Unit
+
+MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
+SHAPE = Shape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)
+
+
+def stash(table, alpha=0.0, **places) -> StashPlan:
+    fields = {"inputs": "keep", "attention": "keep", "rest": "recompute", **places}
+    diagonals = table.num_chunks * table.num_groups + table.num_stages - 1
+    return StashPlan(alpha=(alpha,) * diagonals, **fields)
+
+
+def test_a_layer_by_hand():
+    layer = layer_costs(MODEL)
+    weights = 8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16  # q, k and v, o, mlp
+    assert layer.params == weights + 2 * 8
+    assert layer.linear_flops == 2 * weights
+    assert layer.pair_flops == 4 * 8
+    assert layer.kv_elements == 2 * 2 * 2
+    assert vocabulary_params(MODEL) == 2 * 100 * 8 + 8
+    assert vocabulary_params(replace(MODEL, tied_embeddings=True)) == 100 * 8 + 8
+    extras = layer_costs(replace(MODEL, mlp="gelu", qk_norm=True, qkv_bias=True))
+    assert extras.params == weights - 8 * 16 + 2 * 8 + 2 * 2 + 16
+
+
+def test_causal_pairs_of_chunks_add_up():
+    assert sum(chunk_pairs(start, 10) for start in range(0, 100, 10)) == chunk_pairs(0, 100)
+
+
+def test_seconds_of_units_on_a_simple_device():
+    device = replace(
+        DEVICES["cpu"], matmul_flops_s=1.0, efficiency=1.0, overhead_s=0.0, overhead_tokens=0, link_bytes_s=1.0
+    )
+    layer = layer_costs(MODEL)
+    costs = CostModel(
+        layer=layer,
+        layers=2,
+        head_flops=12.0,
+        carry_bytes=3,
+        exchange_bytes=5,
+        pipe=2,
+        seq=4,
+        recompute_linear=True,
+        recompute_attention=False,
+        device=device,
+    )
+    pairs = 8 * 16 + 32
+    assert costs.seconds("F", 16, 8) == 2 * (layer.linear_flops * 8 + layer.pair_flops * pairs) / 4 + 2 * (3 + 10)
+    backward = 2 * (3 * layer.linear_flops * 8 + 2.5 * layer.pair_flops * pairs) / 4 + 2 * (3 + 20)
+    assert costs.seconds("B", 16, 8) == backward
+    assert costs.seconds("H", 16, 8) == 12.0 * 2 / 2
+    assert costs.of_table((16, 8))(Unit("B", 0, 1, 0), 8) == backward
+    # Padding is computed by the linear layers alone.
+    padded = costs.of_table((16, 8))(Unit("F", 0, 1, 0), 16) - costs.seconds("F", 16, 8)
+    assert padded == 2 * layer.linear_flops * 2 + 2 * (3 + 10)
+    slower = replace(costs, device=replace(device, overhead_s=1.0, overhead_tokens=1))
+    extra = slower.seconds("F", 16, 8) - costs.seconds("F", 16, 8)
+    assert extra == pytest.approx(1 + 2 * layer.linear_flops)
+
+
+def test_states_keys_and_values_by_hand():
+    table = make_table("seq1f1b", 2, 3, (16, 8))
+    memory = predict_memory(table, SHAPE, stash(table))
+    layer = layer_costs(MODEL)
+    assert memory.hbm["states"] == 16 * (2 * layer.params + 804)
+    # Three sequences in flight, two layers, the sequence and one longest chunk.
+    assert memory.hbm["kv"] == 3 * 2 * (24 + 16) * layer.kv_elements * 4
+    assert memory.hbm["kv_grad"] == memory.hbm["kv"]
+    half = predict_memory(table, SHAPE, stash(table, kv_grad_dtype="bfloat16"))
+    assert half.hbm["kv_grad"] == memory.hbm["kv"] // 2
+    small = predict_memory(table, replace(SHAPE, compute_bytes=2), stash(table))
+    assert small.hbm["states"] == 18 * (2 * layer.params + 804)
+    assert small.hbm["kv_grad"] == 2 * small.hbm["kv"]
+
+
+def test_stash_moves_from_device_to_host_with_alpha():
+    table = make_table("sppo", 2, 1, (16,) * 4)
+    token = 2 * (8 * 4 + 8 * 4 + 4 * 4)  # two layers: input, attention output, LSE
+    assert stash_bytes(table, SHAPE, stash(table))[:2] == (4 * 16 * token, 0)
+    on_host = stash(table, 0.25, inputs="host", attention="host")
+    device, host, copies = stash_bytes(table, SHAPE, on_host)
+    assert (device, host) == (4 * 16 * token * 3 // 4, 4 * 16 * token // 4)
+    assert copies == 2 * 16 * token // 4
+    nothing = stash(table, inputs="recompute", attention="recompute")
+    assert stash_bytes(table, SHAPE, nothing)[:2] == (4 * 16 * 8 * 4, 0)
+
+
+def test_rest_on_the_host_stays_on_the_device_where_it_is_read_back_at_once():
+    table = make_table("sppo", 1, 1, (16,) * 3)
+    rest = 2 * 4 * layer_costs(MODEL).rest_elements
+    kept = stash_bytes(table, SHAPE, stash(table))[0]
+    device, host, _ = stash_bytes(table, SHAPE, stash(table, rest="host"))
+    assert host == 2 * 16 * rest  # gaps 5, 3 and 1
+    assert device == kept + 16 * rest
+
+
+def test_ulysses_and_ring_share_keys_and_values():
+    table = make_table("sppo", 1, 1, (16, 16))
+    alone = predict_memory(table, SHAPE, stash(table)).hbm["kv"]
+    ring = predict_memory(table, replace(SHAPE, seq=2), stash(table)).hbm["kv"]
+    ulysses = predict_memory(table, replace(SHAPE, seq=2, ulysses=2), stash(table)).hbm["kv"]
+    replicated = predict_memory(table, replace(SHAPE, seq=4, ulysses=4), stash(table)).hbm["kv"]
+    assert ring == ulysses == replicated == alone // 2
+    assert [kv_heads_per_device(MODEL, factor) for factor in (1, 2, 4)] == [2, 1, 1]
+
+
+def test_more_sequences_and_longer_chunks_need_more():
+    one = make_table("seq1f1b", 2, 1, (16,) * 4)
+    two = make_table("seq1f1b", 2, 2, (16,) * 4)
+    long = make_table("seq1f1b", 2, 1, (64,))
+    sizes = [predict_memory(table, SHAPE, stash(table)).hbm_bytes for table in (one, two, long)]
+    assert sizes[0] < sizes[1] and sizes[0] < sizes[2]
+
+
+def test_fits_leaves_a_reserve_and_looks_at_the_host_too():
+    device = replace(DEVICES["cpu"], hbm_bytes=1000, host_bytes=100)
+    assert Memory(hbm={"a": 900, "b": 10}, host=100).fits(device)
+    assert not Memory(hbm={"a": 990}, host=0).fits(device)
+    assert not Memory(hbm={"a": 10}, host=101).fits(device)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40g"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5", "v5p"),
+        ("TPU v4", "v4"),
+        ("cpu", "cpu"),
+    ],
+)
+def test_devices_are_found_by_their_own_names(name, known):
+    assert find_device(name) == DEVICES[known]
+
+
+def test_unknown_device_names_the_known_ones():
+    with pytest.raises(ValueError, match="unknown device 'abacus': choose one of cpu, a100-40g"):
+        find_device("abacus")

@@ -9,7 +9,7 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES
-from sppo_jax.planner.make import make_plan, read_request, resolve_device
+from sppo_jax.planner.make import candidates, make_plan, read_request, resolve_device
 from sppo_jax.planner.parallel import layers_per_virtual_stage
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.stash import ALPHA_LEVELS
@@ -139,8 +139,11 @@ def test_what_cannot_fit_is_planned_with_least_memory_and_says_so():
 
 
 def test_interleaved_counts_are_multiples_of_the_stages():
-    made = plan(length=3072, mesh={"pipe": 2}, schedule={"interleave": 2})
-    assert len(made.chunk_lengths) % 2 == 0
+    request = read_request(config(length=4096, mesh={"pipe": 2}, schedule={"interleave": 2}), CPU)
+    counts = [len(choice.chunk_lengths) for choice in candidates(request)]
+    assert sorted(counts) == [2, 4, 8, 16]
+    request = read_request(config(length=3100, mesh={"pipe": 2}, schedule={"interleave": 2}), CPU)
+    assert {len(choice.chunk_lengths) % 2 for choice in candidates(request)} == {0}
 
 
 def test_flops_balance_shortens_the_tail():

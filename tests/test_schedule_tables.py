@@ -150,6 +150,7 @@ def test_seq1f1b_alternates_after_the_first_sequence_is_through():
         (("seq1f1b", 2, 1, (8, 8), 2), "use interleaved-seq1f1b"),
         (("interleaved-seq1f1b", 2, 1, (8, 8), 1), "needs interleave >= 2, got 1"),
         (("interleaved-seq1f1b", 4, 1, (8,) * 6, 2), "use 4 or 8 chunks, or interleave=1"),
+        (("sppo", 4, 2, (8, 8), 2), "got 2 chunks and 1 sequences at once: use 4 chunks"),
         (("interleaved-1f1b", 4, 6, (8,), 2), "multiple of the 4 stages, got 6"),
     ],
 )

@@ -114,6 +114,8 @@ def test_ulysses_and_ring_share_keys_and_values():
     replicated = predict_memory(table, replace(SHAPE, seq=4, ulysses=4), stash(table)).hbm["kv"]
     assert ring == ulysses == replicated == alone // 2
     assert [kv_heads_per_device(MODEL, factor) for factor in (1, 2, 4)] == [2, 1, 1]
+    uneven = replace(MODEL, num_heads=12, num_kv_heads=6, head_dim=4)
+    assert [kv_heads_per_device(uneven, factor) for factor in (2, 3, 4, 12)] == [3, 2, 3, 1]
 
 
 def test_more_sequences_and_longer_chunks_need_more():

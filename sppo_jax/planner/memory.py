@@ -1,5 +1,6 @@
 """Device and host bytes of a step, from the slots of its table; every device pays alike, as all run one program."""
 
+import math
 from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
@@ -151,7 +152,5 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
 
 
 def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:
-    """Returns the key-value heads a device holds when query heads are spread over `ulysses` devices."""
-    if model.num_kv_heads % ulysses == 0:
-        return model.num_kv_heads // ulysses
-    return 1 if ulysses % model.num_kv_heads == 0 else model.num_heads // ulysses
+    """Returns the key-value heads a device holds when heads are spread over `ulysses` devices, replicated if need be."""
+    return math.lcm(model.num_kv_heads, ulysses) // ulysses

@@ -152,5 +152,5 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
 
 
 def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:
-    """Returns the key-value heads a device holds when heads are spread over `ulysses` devices, replicated if need be."""
+    """Returns the key-value heads a device holds under `ulysses`; they are replicated until they divide evenly."""
     return math.lcm(model.num_kv_heads, ulysses) // ulysses

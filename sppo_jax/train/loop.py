@@ -37,7 +37,7 @@ def train(experiment: Experiment, run_dir: Path) -> Validation | None:
 
     Raises:
         ValueError: the run directory cannot be used.
-        FloatingPointError: the loss is not finite any more.
+        FloatingPointError: loss or gradients are not finite any more.
     """
     config, mesh, loader = experiment.config, experiment.mesh, experiment.loader
     create_run_dir(run_dir, config, experiment.plan)
@@ -104,12 +104,13 @@ def step_metrics(experiment: Experiment, done: int, outputs: Mapping[str, Any], 
         step_s: seconds the step took.
 
     Raises:
-        FloatingPointError: the loss is not finite.
+        FloatingPointError: loss or gradients are not finite.
     """
-    config, loss = experiment.config, float(outputs["loss"])
-    if not math.isfinite(loss):
+    config, loss, grad_norm = experiment.config, float(outputs["loss"]), float(outputs["grad_norm"])
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         raise FloatingPointError(
-            f"the loss must stay finite, got {loss} at step {done}; lower optimizer.lr or raise optimizer.warmup_steps"
+            f"loss and gradients must stay finite, got a loss of {loss} and a gradient norm of {grad_norm} at step "
+            f"{done}; lower optimizer.lr or raise optimizer.warmup_steps"
         )
     length, num_devices = config.sequence.length, config.mesh.num_devices
     tokens_per_s = config.num_sequences * length / step_s
@@ -118,7 +119,7 @@ def step_metrics(experiment: Experiment, done: int, outputs: Mapping[str, Any], 
     return {
         "step": done,
         "loss": loss,
-        "grad_norm": float(outputs["grad_norm"]),
+        "grad_norm": grad_norm,
         "learning_rate": float(experiment.schedule(done - 1)),
         "tokens_per_s": tokens_per_s,
         "step_s": step_s,

@@ -1,0 +1,31 @@
+# `make quickstart` trains a small model on simulated devices; `make test` checks everything. Both need Python and make only.
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test clean
+
+quickstart: $(VENV)/installed
+	$(BIN)/sppo train configs/quickstart.yaml
+
+test: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -q
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+# The default python3 if it is new enough, else the newest that runs; a shim may be on the path and yet not run.
+$(VENV)/installed: pyproject.toml
+	@python=; for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+	  if $$name -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    python=$$name; break; \
+	  fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "needs Python 3.11 or newer with venv, found none; install one" >&2; exit 2; fi; \
+	echo "installing into $(VENV) with $$($$python --version)"; \
+	$$python -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,155 @@
+"""Optimizer, evaluation, metrics, progress and run directory, each by itself."""
+
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from sppo_jax.config import MetricsConfig, ModelConfig, OptimizerConfig
+from sppo_jax.models import num_params
+from sppo_jax.train.evaluate import evaluate, position_edges
+from sppo_jax.train.metrics import MetricsWriter, causal_flops_per_token, peak_flops_per_s, peak_memory
+from sppo_jax.train.optimizer import is_matrix, make_optimizer, make_schedule
+from sppo_jax.train.progress import Progress
+from sppo_jax.train.run_dir import check_run_dir
+
+STEP = {"step": 5, "loss": 2.5, "tokens_per_s": 1234.5, "step_s": 0.25, "mfu": None, "hbm_peak_bytes": None}
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 10), (1, 10), (4, 10), (10, 10)])
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_floor(warmup, steps):
+    schedule = make_schedule(OptimizerConfig(lr=1.0, warmup_steps=warmup, min_lr_ratio=0.1), steps)
+    rates = np.array([float(schedule(step)) for step in range(steps + 1)])
+    np.testing.assert_allclose(rates[:warmup], (1 + np.arange(warmup)) / max(warmup, 1), rtol=1e-6)
+    cosine = 0.1 + 0.9 * (1 + np.cos(np.pi * np.arange(steps - warmup) / max(steps - warmup, 1))) / 2
+    np.testing.assert_allclose(rates[warmup:steps], cosine, rtol=1e-5)
+    if warmup < steps:
+        np.testing.assert_allclose(rates[steps], 0.1, rtol=1e-5)
+
+
+def params():
+    def param(*shape):
+        return nnx.Param(jnp.ones(shape))
+
+    layers = {"up": param(2, 3, 4), "norm": {"scale": param(2, 3)}, "query_bias": param(2, 3, 4)}
+    return nnx.State({"embedding": param(5, 3), "final_norm": {"scale": param(3)}, "layers": layers})
+
+
+def test_only_matrices_decay():
+    mask = nnx.to_pure_dict(is_matrix(params()))
+    assert mask == {
+        "embedding": True,
+        "final_norm": {"scale": False},
+        "layers": {"up": True, "norm": {"scale": False}, "query_bias": False},
+    }
+    config = OptimizerConfig(lr=0.5, weight_decay=0.1)
+    optimizer = make_optimizer(config, make_schedule(config, 10))
+    zero = jax.tree.map(jnp.zeros_like, params())
+    with jax.numpy_dtype_promotion("standard"):
+        updates, _ = optimizer.update(zero, optimizer.init(params()), params())
+    updates = nnx.to_pure_dict(updates)
+    np.testing.assert_allclose(updates["layers"]["up"], -0.05, rtol=1e-6)
+    assert not updates["layers"]["norm"]["scale"].any()
+
+
+def test_validation_loss_by_position_is_the_mean_over_targets():
+    generator = np.random.default_rng(0)
+    batches = []
+    for _ in range(3):
+        positions = np.concatenate([np.arange(40), np.arange(24)])
+        targets = generator.integers(-1, 3, (2, 64))
+        batches.append({"targets": targets, "positions": np.stack([positions, np.arange(64)])})
+    losses = [generator.random((2, 64)) for _ in batches]
+    answers = iter(losses)
+    found = evaluate(lambda params, batch: next(answers), None, batches, lambda batch: batch)
+
+    targets = np.concatenate([batch["targets"] for batch in batches]) >= 0
+    positions = np.concatenate([batch["positions"] for batch in batches])
+    every = np.concatenate(losses)
+    assert found.loss == pytest.approx(every[targets].mean())
+    assert [(b.first, b.last) for b in found.buckets] == [(0, 3), (4, 7), (8, 15), (16, 31), (32, 63)]
+    for bucket in found.buckets:
+        inside = targets & (positions >= bucket.first) & (positions <= bucket.last)
+        assert bucket.num_targets == inside.sum()
+        assert bucket.loss == pytest.approx(every[inside].mean())
+    assert json.loads(json.dumps(found.metrics()))["validation_loss"] == pytest.approx(found.loss)
+    assert found.describe().count("\n") == 5
+
+
+def test_nothing_held_out_gives_no_validation():
+    assert evaluate(None, None, [], None) is None
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 16, 4096])
+def test_position_buckets_cover_every_length(length):
+    edges = position_edges(length)
+    assert edges[0] == 0 and edges[-1] == length
+    batch = {"targets": np.zeros((1, length), int), "positions": np.arange(length)[None]}
+    found = evaluate(lambda params, batch: np.ones((1, length)), None, [batch], lambda batch: batch)
+    assert found.num_targets == sum(bucket.num_targets for bucket in found.buckets) == length
+
+
+def test_causal_flops_by_hand():
+    model = ModelConfig(vocab_size=10, hidden_size=8, num_layers=3, num_heads=4, head_dim=6, mlp_size=16)
+    assert causal_flops_per_token(model, 100) == 6 * num_params(model) + 6 * 3 * 24 * 100
+
+
+def test_peak_flops_are_as_configured_or_of_a_known_device():
+    def device(platform, kind):
+        return types.SimpleNamespace(platform=platform, device_kind=kind)
+
+    auto = MetricsConfig()
+    assert peak_flops_per_s(MetricsConfig(peak_flops=1e12), device("cpu", "cpu")) == 1e12
+    assert peak_flops_per_s(auto, device("gpu", "NVIDIA H200")) == 989e12
+    assert peak_flops_per_s(auto, device("gpu", "some card")) is None
+    assert peak_flops_per_s(auto, device("cpu", "cpu")) is None
+
+
+def test_peak_memory_is_known_for_the_host():
+    memory = peak_memory()
+    assert 10 * 2**20 < memory["host_peak_bytes"] < 2**42
+    assert memory["hbm_peak_bytes"] is None or memory["hbm_peak_bytes"] > 0
+
+
+def test_metrics_are_a_json_object_a_line(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.write(STEP)
+    writer.write({**STEP, "step": 6})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [5, 6]
+    assert json.loads(lines[0]) == STEP
+
+
+def test_progress_is_plain_lines_off_a_terminal(capsys):
+    progress = Progress(10)
+    progress.log({**STEP, "mfu": 0.456, "host_peak_bytes": 3 * 2**30})
+    progress.say("between")
+    progress.close()
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("step  5/10  loss 2.5000  1,234 tokens/s  step 0.250 s  mfu 45.6%  host 3.0 GiB  eta 00:0")
+    assert out[1] == "between"
+
+
+def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    progress = Progress(10)
+    progress.log(STEP)
+    progress.log({**STEP, "step": 10})
+    progress.close()
+    out = capsys.readouterr().out
+    assert "\r" in out and "10/10" in out and "loss 2.5000, 1,234 tokens/s" in out
+
+
+def test_a_run_directory_holds_one_run(tmp_path):
+    check_run_dir(tmp_path / "new")
+    (tmp_path / "notes.txt").touch()
+    check_run_dir(tmp_path)
+    with pytest.raises(ValueError, match="must be a directory"):
+        check_run_dir(tmp_path / "notes.txt")
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match="must hold no other run"):
+        check_run_dir(tmp_path)

@@ -28,7 +28,7 @@ def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None
         got = ".".join(map(str, version))
         raise ValueError(
             f"offload on a GPU needs jaxlib >= 0.11.1 (0.11.0 returns wrong gradients, openxla/xla#46231), got {got}; "
-            "install Python >= 3.12 with a newer jax, or set stash.inputs=keep stash.attention=keep stash.rest=recompute"
+            "install Python >= 3.12 with a newer jax, or set stash.inputs=keep stash.attention=keep"
         )
 
 
@@ -40,3 +40,15 @@ def to_host(x: jax.Array) -> jax.Array:
 def to_device(x: jax.Array) -> jax.Array:
     """Move an array from pinned host memory to device memory."""
     return jax.device_put(x, jax.memory.Space.Device, src=jax.memory.Space.Host)
+
+
+def compiler_options(backend: str, uses_host: bool) -> dict[str, str] | None:
+    """Return what XLA needs to hide host copies behind compute; None where it needs nothing.
+
+    On GPUs the latency-hiding scheduler is off by default, and its memory estimate counts host buffers, so that it
+    starts a copy late to save memory that is not short: the limit is lifted out of its way. What the program really
+    takes is in `memory_analysis()`.
+    """
+    if backend not in ("gpu", "cuda") or not uses_host:
+        return None
+    return {"xla_gpu_enable_latency_hiding_scheduler": "true", "xla_gpu_memory_limit_slop_factor": "400"}

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from sppo_jax.attention import sequence
 from sppo_jax.attention.tags import Tags
 from sppo_jax.attention.validate import KEYS, validate_batch
-from sppo_jax.compat import check_offload
+from sppo_jax.compat import check_offload, compiler_options
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout
 from sppo_jax.pipeline.block import Block, Weights
@@ -64,6 +64,14 @@ class Step:
             head_dim=q.shape[2],
             itemsize=dtype.itemsize,
         )
+
+    @property
+    def platform(self) -> str:
+        return self.mesh.devices.flat[0].platform
+
+    @property
+    def uses_host(self) -> bool:
+        return any(name.uses_host for name in self.program.classes)
 
     @property
     def num_sequences(self) -> int:
@@ -172,8 +180,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.
     """
     step = Step(plan, model, mesh, train=True)
-    uses_host = any(name.uses_host for name in step.program.classes)
-    check_offload(step.mesh.devices.flat[0].platform, uses_host)
+    check_offload(step.platform, step.uses_host)
     return _checked(step)
 
 
@@ -186,10 +193,13 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 
 
 def _checked(step: Step) -> Callable:
-    compiled = jax.jit(step.__call__)
+    compiled = jax.jit(step.__call__, compiler_options=compiler_options(step.platform, step.uses_host))
 
     def f(params: nnx.State, batch: Mapping):
         step.check(batch)
-        return compiled(params, {key: batch[key] for key in KEYS})
+        batch = {key: batch[key] for key in KEYS}
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, batch))):
+            return step(params, batch)  # compiler options belong to the outermost jit
+        return compiled(params, batch)
 
     return f

@@ -40,11 +40,21 @@ class Block:
 
     def vjp_before(self, weights: Weights, x_TD, positions_T):
         """Return (q, k, v) and the function from their cotangents to those of the parameters and x."""
-        return jax.vjp(lambda p, x: self.before(weights._replace(params=p), x, positions_T), weights.params, x_TD)
+        return jax.vjp(
+            _keep_products(lambda p, x: self.before(weights._replace(params=p), x, positions_T)), weights.params, x_TD
+        )
 
     def vjp_after(self, weights: Weights, x_TD, out_TNH):
         """Return y and the function from its cotangent to those of the parameters, x and out."""
-        return jax.vjp(lambda p, x, o: self.after(weights._replace(params=p), x, o), weights.params, x_TD, out_TNH)
+        return jax.vjp(
+            _keep_products(lambda p, x, o: self.after(weights._replace(params=p), x, o)), weights.params, x_TD, out_TNH
+        )
+
+
+def _keep_products(f: Callable) -> Callable:
+    """Make the vjp of `f` save only matrix products: norms and activations are cheap to redo and, in float32, large."""
+    # Forward and backward lie in different ticks, so there is nothing for a barrier against merging them to do.
+    return jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
 
 
 class Residuals(NamedTuple):

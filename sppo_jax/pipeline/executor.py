@@ -8,7 +8,7 @@ V vocabulary entries of one stage, P stages.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -280,19 +280,13 @@ def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtyp
     def sums(tree) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), tree)
 
-    layers = sums(weights.layers.params)
     return state._replace(
         dcache=pair(kv_grad_dtype),
         kept={name: layout.kept_buffers() for name, layout in layouts.items()},
         host={name: layout.host_buffers() for name, layout in layouts.items()},
         head_dx=jnp.zeros((program.num_head_slots, share, hidden), dtype),
-        grads=replace_layers(sums(weights._replace(layers=None)), layers),
+        grads=sums(weights._replace(layers=weights.layers.params)),  # constants have no gradient
     )
-
-
-def replace_layers(grads: Physical, layers) -> Physical:
-    """Put the layers' gradients, which have no constants, in their place."""
-    return grads._replace(layers=layers)
 
 
 def sum_gradients(grads: Physical, num_members: int) -> Physical:
@@ -306,6 +300,3 @@ def sum_gradients(grads: Physical, num_members: int) -> Physical:
     if num_members > 1:
         grads = lax.psum(grads, axes)
     return grads._replace(final_norm=lax.psum(grads.final_norm, vocabulary.AXIS))
-
-
-__all__ = ["Executor", "Sequences", "State", "initial_state", "replace", "sum_gradients"]

@@ -1,8 +1,8 @@
 """Where parameters and batches lie: the logical tree of checkpoints, and the physical one of the mesh.
 
 Logical: what `nnx.state(model, nnx.Param)` gives, layers stacked [L, ...]. Physical: layers [v, P, layers, ...], so
-that virtual stage k * P + s lies at [k, s]; embedding and head [V, D] padded to a multiple of P. A sequence's tokens are
-striped: token t belongs to seq member t mod R, which `[.., S / R, R]` and a sharded last dim express without any code.
+that virtual stage k * P + s lies at [k, s]; embedding and head [V, D] padded to a multiple of P. A sequence's tokens
+are striped: token t belongs to seq member t mod R, which `[.., S / R, R]` and a sharded last dim express without code.
 
 Letters: L layers, v groups a stage, P stages, V vocabulary, D hidden size, B sequences, S tokens, R seq members.
 """

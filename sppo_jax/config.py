@@ -141,6 +141,7 @@ class SequenceConfig(Group):
         chunks: "auto", a count, or a list of lengths in tokens.
         balance: chunks of a count have equal lengths, or equal FLOPs.
         ulysses: the hybrid kind's inner factor; 0: chosen by the planner.
+        ring_pass: what travels on a ring: keys and values, queries, or whichever is fewer bytes in each tick.
         per_pipeline: sequences a pipeline takes in one step.
     """
 
@@ -150,6 +151,7 @@ class SequenceConfig(Group):
     balance: Literal["equal", "flops"] = "equal"
     kind: Literal["auto", "ulysses", "ring", "hybrid"] = "auto"
     ulysses: int = 0
+    ring_pass: Literal["auto", "kv", "q"] = "auto"
     per_pipeline: int = 1
 
     def _check(self) -> None:

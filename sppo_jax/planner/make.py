@@ -19,6 +19,7 @@ from sppo_jax.schedule.registry import make_table
 from sppo_jax.schedule.simulate import simulate
 from sppo_jax.schedule.slots import kv_slots
 from sppo_jax.schedule.table import Table
+from sppo_jax.units import format_bytes
 
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
@@ -182,6 +183,7 @@ def evaluate(request: Request, choice: Choice) -> tuple[Plan, Memory]:
             hbm_bytes=(memory.hbm_bytes,) * mesh.pipe,
             host_bytes=(memory.host,) * mesh.pipe,
         ),
+        ring_pass=config.sequence.ring_pass,
         reasons={
             "mesh": f"as requested, on {device.name}",
             "sequence_kind": request.split.reason,
@@ -343,6 +345,6 @@ def _step_estimate(request: Request, count: int) -> float:
 def _memory_reasons(memory: Memory, device: Device) -> dict[str, str]:
     fits = "fits" if memory.fits(device) else "DOES NOT FIT"
     return {
-        "hbm": f"{fits} in {device.hbm_bytes / 2**30:.1f} GiB: {memory.describe()}",
-        "host": f"of {device.host_bytes / 2**30:.1f} GiB a device",
+        "hbm": f"{fits} in {format_bytes(device.hbm_bytes)}: {memory.describe()}",
+        "host": f"of {format_bytes(device.host_bytes)} a device",
     }

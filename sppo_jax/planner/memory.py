@@ -10,6 +10,7 @@ from sppo_jax.planner.plan import StashPlan
 from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
 from sppo_jax.schedule.slots import head_slots, kv_slots, stash_slots
 from sppo_jax.schedule.table import Table, Unit
+from sppo_jax.units import format_bytes
 
 # Gradients and both Adam moments are as large as a parameter each, with the parameter itself that makes four.
 _STATES = 4
@@ -58,7 +59,7 @@ class Memory:
     def describe(self) -> str:
         """Returns the parts, largest first."""
         parts = sorted(self.hbm.items(), key=lambda item: -item[1])
-        return ", ".join(f"{name} {size / 2**30:.2f}" for name, size in parts if size) + " GiB"
+        return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
 
 
 def offload_bytes(shape: Shape, stash: StashPlan) -> tuple[int, int]:

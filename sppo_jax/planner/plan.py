@@ -12,6 +12,7 @@ from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gap
 from sppo_jax.schedule.registry import make_table
 from sppo_jax.schedule.slots import kv_slots
 from sppo_jax.schedule.table import Table
+from sppo_jax.units import format_bytes
 
 SCHEMA_VERSION = 1
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
@@ -167,8 +168,8 @@ class Plan:
             ("alpha", _abridge(stash.alpha)),
             ("kv_grad_dtype", stash.kv_grad_dtype),
             ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
-            ("hbm", ", ".join(f"{value / 2**30:.2f}" for value in predicted.hbm_bytes) + " GiB by stage"),
-            ("host", ", ".join(f"{value / 2**30:.2f}" for value in predicted.host_bytes) + " GiB by stage"),
+            ("hbm", _by_stage(predicted.hbm_bytes)),
+            ("host", _by_stage(predicted.host_bytes)),
         ]
         lines = []
         for key, text in rows:
@@ -282,6 +283,12 @@ def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
                 f"stash.alpha must be 0 on diagonals that are read back less than {MIN_HOST_GAP} compute ticks "
                 f"after they are written, got {value} at diagonal {diagonal}, which has {gaps[group]}"
             )
+
+
+def _by_stage(values: tuple[int, ...]) -> str:
+    if len(set(values)) == 1:
+        return f"{format_bytes(values[0])} a device"
+    return ", ".join(format_bytes(value) for value in values) + " a device, by stage"
 
 
 def _abridge(values: tuple) -> str:

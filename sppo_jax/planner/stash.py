@@ -10,6 +10,7 @@ from sppo_jax.planner.memory import Shape, longest_chunks, offload_bytes, stash_
 from sppo_jax.planner.plan import StashPlan
 from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
 from sppo_jax.schedule.table import Table
+from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
 ALPHA_LEVELS = (0.0, 0.25, 0.5, 1.0)
@@ -107,7 +108,7 @@ def choose_alpha(
             break
     why = f"the largest share whose copy at {device.host_link_bytes_s / 1e9:.3g} GB/s hides behind the chunk; {zeros}"
     if cap < 1:
-        why += f"; at most {cap}, for the host has {device.host_bytes / 2**30:.1f} GiB a device"
+        why += f"; at most {cap}, for the host has {format_bytes(device.host_bytes)} a device"
     return _with_alpha(choice, stash.alpha, why)
 
 

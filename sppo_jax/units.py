@@ -1,0 +1,10 @@
+"""Figures as people read them."""
+
+
+def format_bytes(value: float) -> str:
+    """Return bytes in the largest binary unit that leaves a figure of at least 1: "1.5 GiB", "340 MiB"."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.0f} {units[0]}" if value >= 100 else f"{value:.3g} {units[0]}"

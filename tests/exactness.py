@@ -1,4 +1,4 @@
-"""What the exactness tests share: plans and batches from a handful of choices, and the comparison with the dense model."""
+"""What the exactness tests share: plans and batches of a few choices, and the comparison with the dense model."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.planner.plan import MeshShape, Plan, Predicted, SchedulePlan, StashPlan
+from sppo_jax.schedule.csv_format import from_csv
 from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps
 from sppo_jax.schedule.registry import make_table
 from sppo_jax.schedule.slots import kv_slots
@@ -38,17 +39,18 @@ def small_plan(
     sequences=1,
     schedule="sppo",
     interleave=1,
+    csv=None,
     places=("keep", "keep", "recompute"),
     alpha=0.0,
     kv_grad_dtype="float32",
     ring_pass="auto",
 ) -> Plan:
-    """Make a plan by hand; `alpha` is a number, or a function of the diagonal group, where groups may go to the host."""
+    """Make a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
     ulysses = ulysses or {"ulysses": seq, "ring": 1}[kind]
-    table = make_table(schedule, pipe, sequences, tuple(chunks), interleave)
+    table = from_csv(csv) if csv else make_table(schedule, pipe, sequences, tuple(chunks), interleave)
     groups, gaps = diagonal_groups(table), group_gaps(table)
-    value = alpha if callable(alpha) else lambda group: alpha
+    shares = alpha if isinstance(alpha, tuple) else (alpha,)
     return Plan(
         version=__version__,
         mesh=MeshShape(data=data, pipe=pipe, seq=seq),
@@ -58,12 +60,12 @@ def small_plan(
         sequence_length=sum(chunks),
         sequences_per_pipeline=sequences,
         chunk_lengths=tuple(chunks),
-        schedule=SchedulePlan(name=schedule, interleave=interleave),
+        schedule=SchedulePlan(name="table" if csv else schedule, interleave=interleave, csv=csv),
         stash=StashPlan(
             inputs=places[0],
             attention=places[1],
             rest=places[2],
-            alpha=tuple(value(g) if gaps[g] >= MIN_HOST_GAP else 0.0 for g in groups),
+            alpha=tuple(shares[g % len(shares)] if gaps[g] >= MIN_HOST_GAP else 0.0 for g in groups),
             kv_grad_dtype=kv_grad_dtype,
         ),
         kv_slots=kv_slots(table)[0],
@@ -72,19 +74,35 @@ def small_plan(
     )
 
 
-def random_batch(rng, num_sequences, length, vocab_size, *, documents=4, padding=0) -> dict:
-    """Draw packed documents of any length; the last token of each has no target, nor has padding."""
+def random_batch(rng, num_sequences, length, vocab_size, *, documents=4, padding=0, holes=0) -> dict:
+    """Draw packed documents of any length; the last token of each has no target, nor has padding.
+
+    Args:
+        rng: numpy's generator.
+        num_sequences: rows.
+        length: columns, in tokens.
+        vocab_size: tokens lie below it.
+        documents: in a sequence.
+        padding: tokens at the end of each sequence that belong to none; the length itself leaves nothing.
+        holes: tokens elsewhere that belong to none; with any, document numbers and positions skip some values too.
+    """
     rows = {name: np.zeros((num_sequences, length), np.int32) for name in ("targets", "positions", "document_ids")}
     tokens = rng.integers(0, vocab_size, (num_sequences, length)).astype(np.int32)
     for row in range(num_sequences):
         cuts = np.sort(rng.choice(np.arange(1, length), size=documents - 1, replace=False))
         ids = np.searchsorted(cuts, np.arange(length), side="right")
-        rows["positions"][row] = np.arange(length) - np.concatenate([[0], cuts])[ids]
+        positions = np.arange(length) - np.concatenate([[0], cuts])[ids]
         targets = np.roll(tokens[row], -1)
         targets[np.concatenate([cuts - 1, [length - 1]])] = -1
+        if holes:
+            positions = positions * 2 + 3
+            ids = np.cumsum(rng.integers(1, 4, documents))[ids]
+            where = rng.choice(length, size=holes, replace=False)
+            ids[where], targets[where] = -1, -1
         if padding:
-            ids[-padding:], targets[-padding - 1 :] = -1, -1
-        rows["document_ids"][row], rows["targets"][row] = ids, targets
+            ids[-padding:], targets[-padding:] = -1, -1
+            targets[max(length - padding - 1, 0)] = -1
+        rows["document_ids"][row], rows["targets"][row], rows["positions"][row] = ids, targets, positions
     return {"tokens": tokens, **rows}
 
 
@@ -100,17 +118,24 @@ def relative_errors(got, want) -> dict[str, float]:
     }
 
 
-def assert_exact(plan, model, batch, *, tolerance=1e-9, step=None):
-    """Compare loss and every gradient of the pipeline with the dense model's."""
+def dense_step(model):
+    """Return the dense model's jitted `f(params, batch) -> (loss, grads)`."""
+    dense = jax.jit(dense_value_and_grad(model))
+    return lambda params, batch: dense(params, {key: jnp.asarray(value) for key, value in batch.items()})
+
+
+def assert_exact(plan, model, batch, *, tolerance=1e-9, step=None, dense=None):
+    """Compare loss and every gradient of the pipeline with the dense model's.
+
+    Args:
+        plan, model, batch: what to run on what.
+        tolerance: on the loss, and on a leaf's largest difference over its largest value.
+        step, dense: both, already made, where several batches share them.
+    """
     params = nnx.state(model, nnx.Param)
-    step = step or value_and_grad(plan, model)
-    loss, grads = step(params, batch)
-    want_loss, want = jax.jit(dense_value_and_grad(model))(params, {k: jnp.asarray(v) for k, v in batch.items()})
+    loss, grads = (step or value_and_grad(plan, model))(params, batch)
+    want_loss, want = (dense or dense_step(model))(params, batch)
     np.testing.assert_allclose(loss, want_loss, rtol=tolerance)
-    jax.tree.map(lambda g, p: (g.dtype == p.dtype) or pytest_fail(g, p), grads, params)
+    assert jax.tree.map(lambda g: g.dtype, grads) == jax.tree.map(lambda p: p.dtype, params)
     errors = relative_errors(grads, want)
     assert max(errors.values()) < tolerance, errors
-
-
-def pytest_fail(got, want):
-    raise AssertionError(f"gradient dtype {got.dtype} is not the parameter's {want.dtype}")

@@ -1,0 +1,109 @@
+"""What both sides of a benchmark share: the model, the plan, the batch, and the dense step on any number of devices."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sppo_jax.attention.validate import KEYS
+from sppo_jax.config import Config, config_from_dict
+from sppo_jax.hardware import DEVICES
+from sppo_jax.models.decoder import Decoder
+from sppo_jax.models.dense import dense_value_and_grad
+from sppo_jax.planner.make import make_plan
+from sppo_jax.planner.plan import Plan
+
+# (inputs, attention, rest, kv_grad_dtype) of the stash
+PLACES = {
+    "keep": ("keep", "keep", "recompute", "float32"),
+    "host": ("host", "host", "recompute", "float32"),
+    "recompute": ("recompute", "recompute", "recompute", "float32"),
+    "host, bfloat16 dK dV": ("host", "host", "recompute", "bfloat16"),
+}
+
+
+class Layout(NamedTuple):
+    """How devices are used: the mesh, and the sequences a pipeline takes in one step."""
+
+    data: int
+    pipe: int
+    seq: int
+    sequences: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.data * self.pipe * self.seq
+
+    def __str__(self) -> str:
+        if self.num_devices == 1:
+            return "1 device"
+        return f"pipe {self.pipe} x seq {self.seq}"
+
+
+def make_config(model: dict, length: int, num_chunks: int, layout: Layout, places: str) -> Config:
+    """Write the config of one measurement; all of the stash that may go to the host does (alpha 1)."""
+    stash = dict(zip(("inputs", "attention", "rest", "kv_grad_dtype"), PLACES[places], strict=True))
+    return config_from_dict(
+        {
+            "model": model,
+            "mesh": {"data": layout.data, "pipe": layout.pipe, "seq": layout.seq},
+            "sequence": {"length": length, "chunks": num_chunks, "per_pipeline": layout.sequences},
+            "stash": {**stash, "alpha": 1.0},
+            "train": {"steps": 1},
+        }
+    )
+
+
+def plan_for(config: Config, device: str) -> Plan:
+    """Make the plan for a device of the planner's list."""
+    return make_plan(config, DEVICES[device])
+
+
+def random_batch(num_sequences: int, length: int, vocab_size: int) -> dict[str, np.ndarray]:
+    """Draw sequences of one document each, every token but the last with a target."""
+    tokens = np.random.default_rng(0).integers(0, vocab_size, (num_sequences, length), dtype=np.int32)
+    targets = np.roll(tokens, -1, axis=1)
+    targets[:, -1] = -1
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
+    return {"tokens": tokens, "targets": targets, "positions": positions, "document_ids": np.zeros_like(tokens)}
+
+
+def batch_shapes(num_sequences: int, length: int, sharding) -> dict[str, jax.ShapeDtypeStruct]:
+    """Describe such a batch."""
+    shape = (num_sequences, length)
+    return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in KEYS}
+
+
+def abstract_model(config: Config) -> Decoder:
+    """Make the model's structure without its values."""
+    return nnx.eval_shape(lambda: Decoder(config.model, rngs=nnx.Rngs(0)))
+
+
+def dense_mesh(devices) -> Mesh:
+    """Make the mesh of the dense step: every device takes whole sequences."""
+    return Mesh(np.asarray(devices), ("data",), axis_types=(AxisType.Auto,))
+
+
+def dense_step(model: Decoder, mesh: Mesh) -> Callable:
+    """Make the dense step: the blockwise kernel, each layer checkpointed, the loss in tiles; data-parallel.
+
+    Written with `shard_map`, for left to itself the partitioner would make every device compute all sequences: the
+    kernel takes sequences one by one. Every sequence has as many targets, so the mean of the means is the mean.
+    """
+    step = dense_value_and_grad(model)
+    if mesh.size == 1:
+        return step
+
+    def on_device(params, batch):
+        return jax.lax.pmean(step(params, batch), "data")
+
+    return jax.shard_map(on_device, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+
+
+def dense_shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
+    """Return those of parameters and batch."""
+    return NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))

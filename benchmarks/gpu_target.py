@@ -1,0 +1,146 @@
+"""GPUs to compile for without having one: datasheet values, and the topology that jax makes of them.
+
+Needs `jax[cuda13]`; no GPU is touched. Compiled programs tell their memory and their schedule, not their speed.
+
+Sources:
+  A100: NVIDIA A100 Tensor Core GPU Architecture whitepaper (V1.0), table of GPU comparisons; A100 80GB datasheet.
+  H100: NVIDIA H100 Tensor Core GPU Architecture whitepaper (V1.04), SXM5 columns; H100 datasheet.
+  H200: NVIDIA H200 datasheet; the chip is the H100's, with other memory.
+  Limits of a compute capability (threads, shared memory, registers): CUDA C++ Programming Guide, "Technical
+  Specifications per Compute Capability".
+"""
+
+from dataclasses import dataclass
+
+_KiB, _MiB, _GiB = 2**10, 2**20, 2**30
+# Limits that hold for every compute capability listed here.
+_COMMON = {
+    "threads_per_warp": 32,
+    "threads_per_block_limit": 1024,
+    "threads_per_core_limit": 2048,
+    "shared_memory_per_block": 48 * _KiB,
+    "registers_per_core_limit": 65536,
+    "registers_per_block_limit": 65536,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 65535,
+    "block_dim_limit_z": 65535,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+}
+_VERSIONS = {
+    "dnn_version": "9.10.0",
+    "driver_version": "13.0.0",
+    "runtime_version": "13.0.0",
+    "compile_time_toolkit_version": "13.0.0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTarget:
+    """What the compiler asks of a GPU.
+
+    Args:
+        description: the device's own name.
+        capability: compute capability, (major, minor).
+        cores: streaming multiprocessors.
+        fpus_per_core: float32 units of one of them.
+        clock_ghz: boost clock.
+        memory_bytes: device memory.
+        bandwidth: bytes a second of device memory.
+        l2_bytes: level-2 cache.
+        shared_bytes: shared memory of a multiprocessor, of which a block may have all but 1 KiB.
+    """
+
+    description: str
+    capability: tuple[int, int]
+    cores: int
+    fpus_per_core: int
+    clock_ghz: float
+    memory_bytes: int
+    bandwidth: int
+    l2_bytes: int
+    shared_bytes: int
+
+    def text(self) -> str:
+        """Write the target as a text-format `stream_executor.GpuTargetConfigProto`."""
+        major, minor = self.capability
+        feature = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
+        numbers = {
+            "core_count": self.cores,
+            "fpus_per_core": self.fpus_per_core,
+            "clock_rate_ghz": self.clock_ghz,
+            "device_memory_size": self.memory_bytes,
+            "memory_bandwidth": self.bandwidth,
+            "l2_cache_size": self.l2_bytes,
+            "shared_memory_per_block_optin": self.shared_bytes - _KiB,
+            "shared_memory_per_core": self.shared_bytes,
+            **_COMMON,
+        }
+        fields = [f"cuda_compute_capability {{ major: {major} minor: {minor}{feature} }}"]
+        fields += [f"{name}: {value}" for name, value in numbers.items()]
+        fields += [f'{name}: "{value}"' for name, value in _VERSIONS.items()]
+        inner = "\n  ".join(fields)
+        return (
+            f'gpu_device_info {{\n  {inner}\n}}\nplatform_name: "CUDA"\ndevice_description_str: "{self.description}"\n'
+        )
+
+
+TARGETS = {
+    "a100-80g": GpuTarget(
+        description="NVIDIA A100-SXM4-80GB",
+        capability=(8, 0),
+        cores=108,
+        fpus_per_core=64,
+        clock_ghz=1.41,
+        memory_bytes=80 * _GiB,
+        bandwidth=2_039 * 10**9,
+        l2_bytes=40 * _MiB,
+        shared_bytes=164 * _KiB,
+    ),
+    "h100": GpuTarget(
+        description="NVIDIA H100 80GB HBM3",
+        capability=(9, 0),
+        cores=132,
+        fpus_per_core=128,
+        clock_ghz=1.98,
+        memory_bytes=80 * _GiB,
+        bandwidth=3_350 * 10**9,
+        l2_bytes=50 * _MiB,
+        shared_bytes=228 * _KiB,
+    ),
+    "h200": GpuTarget(
+        description="NVIDIA H200",
+        capability=(9, 0),
+        cores=132,
+        fpus_per_core=128,
+        clock_ghz=1.98,
+        memory_bytes=141 * 10**9,
+        bandwidth=4_800 * 10**9,
+        l2_bytes=50 * _MiB,
+        shared_bytes=228 * _KiB,
+    ),
+}
+
+
+def compile_only_devices(name: str, num_devices: int) -> list:
+    """Make devices that programs can be compiled for, and nothing else.
+
+    Args:
+        name: one of `TARGETS`.
+        num_devices: on one host.
+
+    Raises:
+        ValueError: the target is not known, or this jax cannot compile for GPUs.
+    """
+    from jax.experimental import topologies
+
+    if name not in TARGETS:
+        raise ValueError(f"a target must be one of {', '.join(TARGETS)}, got {name!r}")
+    try:
+        description = topologies.get_topology_desc(
+            platform="cuda", topology_name="", target_config=TARGETS[name].text(), topology=f"1x1x{num_devices}"
+        )
+    except Exception as error:  # whatever the plugin raises, what is missing is the same
+        raise ValueError(f"compiling for {name} needs jax[cuda13], got {type(error).__name__}: {error}") from error
+    return list(description.devices)

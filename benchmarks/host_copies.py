@@ -1,0 +1,126 @@
+"""Reads a scheduled HLO text: how many bytes move to and from the host, and how many of them behind compute.
+
+A copy is overlapped if, between its start and its done, the schedule holds a matrix product or a loop that has one.
+"""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+_HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_NAME = re.compile(r"^(?:ROOT )?%([\w.\-]+) = ")
+_BODY = re.compile(r" while\(.*body=%([\w.\-]+)")
+_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
+_BRANCHES = re.compile(r"(?:true_computation|false_computation)=%([\w.\-]+)|branch_computations=\{([^}]*)\}")
+_SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
+_DONE = re.compile(r"-done\(%([\w.\-]+)")
+_COPY = re.compile(r" (?:copy|dynamic-slice|dynamic-update-slice)\(")
+_PRODUCT = re.compile(r"__cublas|__cudnn|gemm| dot\(")
+_BITS = {"pred": 8, "bf16": 16}
+_HOST = "S(5)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCopies:
+    """Bytes of one run of a program, both directions together; `loops_unknown` loops count as one turn."""
+
+    overlapped_bytes: int
+    exposed_bytes: int
+    loops_unknown: int
+
+
+def host_copies(hlo_text: str) -> HostCopies:
+    """Count the host copies of a compiled program.
+
+    Args:
+        hlo_text: `compiled.as_text()`, whose instructions stand in the order in which they run.
+    """
+    computations, entry = _computations(hlo_text)
+    totals: dict[bool, int] = defaultdict(int)
+    unknown = 0
+    todo = [(entry, 1)]
+    while todo:
+        name, times = todo.pop()
+        lines = computations[name]
+        for overlapped, size in _copies(lines, computations):
+            totals[overlapped] += times * size
+        for line in lines:
+            for inner, trips in _inner(line):
+                moves = _mentions_host(inner, computations)
+                unknown += trips is None and moves
+                if moves:
+                    todo.append((inner, times * (trips or 1)))
+    return HostCopies(overlapped_bytes=totals[True], exposed_bytes=totals[False], loops_unknown=unknown)
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    computations: dict[str, list[str]] = {}
+    entry, lines = "", []
+    for line in text.splitlines():
+        header = _HEADER.match(line)
+        if header:
+            lines = computations[header.group(1)] = []
+            entry = header.group(1) if line.startswith("ENTRY") else entry
+        elif line.startswith("  "):
+            lines.append(line.strip())
+    return computations, entry
+
+
+def _inner(line: str) -> list[tuple[str, int | None]]:
+    """Computations that an instruction runs, and how often (None where the text does not say)."""
+    body = _BODY.search(line)
+    if body:
+        trips = _TRIPS.search(line)
+        return [(body.group(1), int(trips.group(1)) if trips else None)]
+    if " conditional(" not in line:
+        return []
+    found = []
+    for single, several in _BRANCHES.findall(line):
+        found += [(name.strip().lstrip("%"), 1) for name in (single or several).split(",")]
+    return found
+
+
+def _mentions_host(name: str, computations: dict[str, list[str]]) -> bool:
+    return any(_HOST in line for line in computations[name])
+
+
+def _has_product(line: str, computations: dict[str, list[str]]) -> bool:
+    """Whether an instruction is a matrix product or a loop with one, at any depth."""
+    if _PRODUCT.search(line.partition(", metadata=")[0]):
+        return True
+    return any(_has_product(x, computations) for inner, _ in _inner(line) for x in computations[inner])
+
+
+def _copies(lines: list[str], computations: dict[str, list[str]]) -> list[tuple[bool, int]]:
+    """(overlapped, bytes) of each host copy in a computation."""
+    starts, found = {}, []
+    for index, line in enumerate(lines):
+        name = _NAME.match(line)
+        done = _DONE.search(line)
+        if done and done.group(1) in starts:
+            begin = starts[done.group(1)]
+            between = lines[begin + 1 : index]
+            found.append((any(_has_product(x, computations) for x in between), _moved_bytes(lines[begin])))
+        elif name and _HOST in line and "-start(" in line:
+            starts[name.group(1)] = index
+        elif name and _HOST in line and _COPY.search(line):
+            found.append((False, _moved_bytes(line)))
+    return found
+
+
+def _moved_bytes(line: str) -> int:
+    """Size of what moves: the largest array in device memory among an instruction's own shapes."""
+    shapes = _SHAPE.findall(line.partition(", metadata=")[0])
+    sizes = [_bytes(kind, dims) for kind, dims, layout in shapes if _HOST not in layout]
+    if not any(sizes):  # a whole buffer that stays on the host side of the text
+        sizes = [_bytes(kind, dims) for kind, dims, _ in shapes]
+    return max(sizes, default=0)
+
+
+def _bytes(kind: str, dims: str) -> int:
+    digits = re.search(r"\d+", kind)
+    bits = _BITS.get(kind) or int(digits.group()) if digits else 8
+    size = bits // 8
+    for dim in filter(None, dims.split(",")):
+        size *= int(dim)
+    return size

@@ -42,7 +42,7 @@ def to_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Device, src=jax.memory.Space.Host)
 
 
-def compiler_options(backend: str, uses_host: bool) -> dict[str, str] | None:
+def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | None:
     """Return what XLA needs to hide host copies behind compute; None where it needs nothing.
 
     On GPUs the latency-hiding scheduler is off by default, and its memory estimate counts host buffers, so that it
@@ -51,4 +51,4 @@ def compiler_options(backend: str, uses_host: bool) -> dict[str, str] | None:
     """
     if backend not in ("gpu", "cuda") or not uses_host:
         return None
-    return {"xla_gpu_enable_latency_hiding_scheduler": "true", "xla_gpu_memory_limit_slop_factor": "400"}
+    return {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_memory_limit_slop_factor": 400}

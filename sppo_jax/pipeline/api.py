@@ -172,9 +172,10 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         mesh: axes data, pipe, seq of the plan's sizes; the first devices by default.
 
     Returns:
-        f, jittable. params: the tree of `nnx.state(model, nnx.Param)`. batch: int32 [num_sequences, sequence_length]
-        tokens, targets (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the
-        whole batch; gradients have the tree and dtypes of params.
+        f, jittable (give a jit around it `compiler_options=f.compiler_options`: copies hide behind compute only then).
+        params: the tree of `nnx.state(model, nnx.Param)`. batch: int32 [num_sequences, sequence_length] tokens, targets
+        (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the whole batch;
+        gradients have the tree and dtypes of params.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.
@@ -193,7 +194,8 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 
 
 def _checked(step: Step) -> Callable:
-    compiled = jax.jit(step.__call__, compiler_options=compiler_options(step.platform, step.uses_host))
+    options = compiler_options(step.platform, step.uses_host)
+    compiled = jax.jit(step.__call__, compiler_options=options)
 
     def f(params: nnx.State, batch: Mapping):
         step.check(batch)
@@ -202,4 +204,5 @@ def _checked(step: Step) -> Callable:
             return step(params, batch)  # compiler options belong to the outermost jit
         return compiled(params, batch)
 
+    f.compiler_options = options  # for a jit around f
     return f

@@ -36,4 +36,5 @@ def make_train_step(
         metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
         return TrainState(state.step + 1, params, opt_state), metrics
 
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    options = getattr(value_and_grad, "compiler_options", None)  # the outermost jit's to set
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)

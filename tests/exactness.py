@@ -1,5 +1,7 @@
 """What the exactness tests share: plans and batches of a few choices, and the comparison with the dense model."""
 
+from functools import lru_cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,9 +120,27 @@ def relative_errors(got, want) -> dict[str, float]:
     }
 
 
+@lru_cache(maxsize=1)
+def quick_options() -> dict:
+    """Return what makes compiling quicker: small programs run a few times only, and compiling them takes longest."""
+    options = {}
+    for name, value in (("xla_cpu_use_fusion_emitters", False), ("xla_backend_optimization_level", 0)):
+        try:
+            jax.jit(lambda x: x, compiler_options={name: value})(0.0)
+        except jax.errors.JaxRuntimeError:
+            continue  # not every version of the compiler has every option
+        options[name] = value
+    return options
+
+
+def quick_jit(f):
+    """Return `f` jitted so that it compiles soon and runs slowly."""
+    return jax.jit(f, compiler_options=quick_options())
+
+
 def dense_step(model):
     """Return the dense model's jitted `f(params, batch) -> (loss, grads)`."""
-    dense = jax.jit(dense_value_and_grad(model))
+    dense = quick_jit(dense_value_and_grad(model))
     return lambda params, batch: dense(params, {key: jnp.asarray(value) for key, value in batch.items()})
 
 
@@ -133,7 +153,7 @@ def assert_exact(plan, model, batch, *, tolerance=1e-9, step=None, dense=None):
         step, dense: both, already made, where several batches share them.
     """
     params = nnx.state(model, nnx.Param)
-    loss, grads = (step or value_and_grad(plan, model))(params, batch)
+    loss, grads = (step or quick_jit(value_and_grad(plan, model)))(params, batch)
     want_loss, want = (dense or dense_step(model))(params, batch)
     np.testing.assert_allclose(loss, want_loss, rtol=tolerance)
     assert jax.tree.map(lambda g: g.dtype, grads) == jax.tree.map(lambda p: p.dtype, params)

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from exactness import assert_exact, dense_step, random_batch, relative_errors, small_model, small_plan
+from exactness import assert_exact, dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
 from flax import nnx
 
 from sppo_jax.attention import blockwise
@@ -49,7 +47,7 @@ def compare(case, seed, count):
     plan, model = case.make()
     uses_host = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention, plan.stash.rest)
     assert Step(plan, model, None, train=True).uses_host == uses_host
-    dense, step = dense_step(model), value_and_grad(plan, model)
+    dense, step = dense_step(model), quick_jit(value_and_grad(plan, model))
     tolerance = case.tolerance or TOLERANCE[case.dtype]
     for batch in batches(np.random.default_rng(seed), plan, model.config.vocab_size, count):
         want = dense(nnx.state(model, nnx.Param), batch)
@@ -175,3 +173,151 @@ def test_every_gradient_is_the_dense_one(name, request):
     if case.dtype == "float64":
         request.getfixturevalue("x64")
     compare(case, seed=list(CASES).index(name), count=3)
+
+
+def draw_case(rng):
+    """Draw a program of any mesh, shape, schedule, chunks and stash; None where the draw does not fit together."""
+    data, pipe, seq = (int(rng.choice(sizes)) for sizes in ((1, 1, 2), (1, 2, 2, 3, 4), (1, 2, 3, 4, 6)))
+    schedule = str(rng.choice(["gpipe", "1f1b", "sppo", "seq1f1b", "interleaved-1f1b", "interleaved-seq1f1b"]))
+    interleave = int(rng.integers(1, 4)) if schedule in ("gpipe", "sppo") else 2 if "interleaved" in schedule else 1
+    count = 1 if "1f1b" in schedule and "seq" not in schedule else int(rng.integers(1, 6))
+    lengths = [int(rng.integers(2, 10))] * count if rng.random() < 0.5 else rng.integers(1, 10, count)
+    ulysses = int(rng.choice([n for n in range(1, seq + 1) if seq % n == 0]))
+    inputs = str(rng.choice(["keep", "host", "recompute"]))
+    others = ["recompute"] if inputs == "recompute" else ["keep", "host", "recompute"]
+    shares = [0.0, 0.3, 0.7, 1.0]
+    plan = dict(
+        chunks=tuple(int(length) * seq for length in lengths),
+        mesh=(data, pipe, seq),
+        kind="ulysses" if ulysses == seq else "ring" if ulysses == 1 else "hybrid",
+        ulysses=ulysses,
+        sequences=int(rng.integers(1, 5)),
+        schedule=schedule,
+        interleave=interleave,
+        places=(inputs, str(rng.choice(others)), str(rng.choice(others))),
+        alpha=tuple(float(share) for share in rng.choice(shares, int(rng.integers(1, 4)))),
+        ring_pass=str(rng.choice(["auto", "kv", "q"])),
+    )
+    kv_heads = int(rng.integers(1, 5))
+    heads = kv_heads * ulysses // np.gcd(kv_heads, ulysses) * int(rng.integers(1, 3))
+    model = dict(
+        num_layers=pipe * interleave * int(rng.integers(1, 3)),
+        num_heads=int(heads),
+        num_kv_heads=kv_heads,
+        head_dim=2 * int(rng.integers(1, 6)),
+        hidden_size=int(rng.integers(6, 25)),
+        mlp_size=int(rng.integers(8, 40)),
+        vocab_size=int(rng.integers(20, 60)),
+        mlp=str(rng.choice(["swiglu", "gelu"])),
+        qk_norm=bool(rng.integers(2)),
+        qkv_bias=bool(rng.integers(2)),
+        tied_embeddings=bool(rng.integers(2)),
+    )
+    case = Case(plan, model, blocks=(int(rng.integers(1, 12)), int(rng.integers(1, 20))))
+    if data * pipe * seq > 8 or sum(plan["chunks"]) < 12:
+        return None
+    try:
+        made = small_plan(**plan)
+    except ValueError:
+        return None  # no such table
+    return None if any(made.stash.alpha) and model["num_layers"] < 2 * pipe * interleave else case
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_every_gradient_is_the_dense_one_whatever_is_drawn(x64, seed):
+    rng = np.random.default_rng(seed)
+    case = next(case for case in iter(lambda: draw_case(rng), 0) if case is not None)
+    compare(case, seed, count=2)
+
+
+PLACES = {
+    "host": dict(places=("host",) * 3, alpha=1.0),
+    "half": dict(places=("host", "host", "keep"), alpha=0.5),
+    "rest": dict(places=("keep", "keep", "recompute")),
+    "attention": dict(places=("keep", "recompute", "keep")),
+    "all": dict(places=NOTHING),
+}
+
+
+def test_where_a_stash_waits_does_not_change_what_comes_of_it(x64):
+    plan, model = dict(chunks=(16,) * 4, mesh=(1, 2, 2)), small_model()
+    params = nnx.state(model, nnx.Param)
+    batch = random_batch(np.random.default_rng(0), 1, 64, model.config.vocab_size, padding=3)
+
+    def run(changes):
+        return quick_jit(value_and_grad(small_plan(**plan, **changes), model))(params, batch)
+
+    kept = run(dict(places=("keep",) * 3))
+    for name, changes in PLACES.items():
+        got = run(changes)
+        if name in ("host", "half"):
+            jax.tree.map(np.testing.assert_array_equal, got, kept)
+        else:
+            assert max(relative_errors(got, kept).values()) < 1e-12, name
+
+
+def test_a_batch_without_targets_has_no_loss_and_no_gradient():
+    plan, model = small_plan((8, 8), mesh=(1, 2, 2)), small_model(dtype="float32")
+    batch = random_batch(np.random.default_rng(0), 1, 16, model.config.vocab_size)
+    batch["targets"][:] = -1
+    loss, grads = quick_jit(value_and_grad(plan, model))(nnx.state(model, nnx.Param), batch)
+    assert loss == 0 and not any(np.asarray(grad).any() for grad in jax.tree.leaves(grads))
+
+
+def good_batch():
+    return random_batch(np.random.default_rng(0), 1, 16, 53)
+
+
+def breaks(key, value, where=(0, 3)):
+    batch = good_batch()
+    batch[key][where] = value
+    return batch
+
+
+@pytest.mark.parametrize(
+    "batch,rule,change",
+    [
+        (breaks("tokens", 53), "'tokens' must lie in 0..52", "vocab_size"),
+        (breaks("tokens", -1), "'tokens' must lie in 0..52", "tokenizer"),
+        (breaks("targets", 53), "'targets' must lie in -1..52", "vocab_size"),
+        (breaks("targets", -2), "'targets' must lie in -1..52", "vocab_size"),
+        (breaks("document_ids", 9), "document_ids must not decrease", "number the documents"),
+        (breaks("positions", -1), "'positions' must not be negative", "count from 0"),
+        (breaks("positions", 5, (0, 0)), "positions must increase", "restart positions"),
+        ({key: value[:, :-1] for key, value in good_batch().items()}, "shape", "change the batch or the plan"),
+        ({key: np.repeat(value, 2, 0) for key, value in good_batch().items()}, "shape", "change the batch or the plan"),
+        ({key: value for key, value in good_batch().items() if key != "positions"}, "needs the keys", "add it"),
+    ],
+)
+def test_a_batch_that_breaks_the_contract_is_refused(batch, rule, change):
+    plan, model = small_plan((8, 8)), small_model(dtype="float32")
+    with pytest.raises(ValueError, match=f"{rule}.*, got .*; .*{change}"):
+        value_and_grad(plan, model)(nnx.state(model, nnx.Param), batch)
+
+
+@pytest.mark.parametrize(
+    "plan,model,rule,change",
+    [
+        (dict(mesh=(2, 2, 4)), {}, "must not exceed the devices", "lower an axis"),
+        (dict(mesh=(1, 1, 3)), {}, "attention heads must divide by ulysses = 3", "sequence.kind=ring"),
+        (dict(mesh=(1, 3, 1)), {}, "layers must divide by pipe .* = 3", "3 or 6 layers"),
+        (dict(mesh=(1, 4, 1)), dict(num_layers=2), "layers must divide by pipe .* = 4", "4 layers"),
+        (
+            dict(mesh=(1, 4, 1), chunks=(12,) * 6, places=HOST, alpha=1.0),
+            {},
+            "a host stash needs at least 2 layers",
+            "fewer stages",
+        ),
+    ],
+)
+def test_a_plan_and_a_model_that_do_not_fit_are_refused(plan, model, rule, change):
+    plan, model = small_plan(**dict(chunks=(12, 12)) | plan), small_model(dtype="float32", **model)
+    with pytest.raises(ValueError, match=f"{rule}.*, got .*; .*{change}"):
+        value_and_grad(plan, model)
+
+
+def test_another_mesh_than_the_plan_s_is_refused():
+    mesh = jax.make_mesh((2, 1, 1), ("data", "pipe", "seq"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    with pytest.raises(ValueError, match="the mesh must be the plan's.*, got .*; use make_mesh"):
+        value_and_grad(small_plan((8, 8)), small_model(dtype="float32"), mesh)

@@ -1,0 +1,192 @@
+"""What the step's program looks like: collectives, host copies and size, read from its jaxpr and from its lowering."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exactness import small_model, small_plan
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxprs import is_host, walk
+
+from sppo_jax.attention.validate import KEYS
+from sppo_jax.pipeline.api import Step, value_and_grad
+from sppo_jax.pipeline.fold import num_segments, unfold
+
+HOST = ("host", "host", "recompute")
+NOTHING = ("recompute", "recompute", "recompute")
+# Two pipeline stages of two members, two layers a stage.
+BASE = dict(chunks=(16,) * 4, mesh=(1, 2, 2))
+PROGRAMS = {
+    "ulysses": BASE,
+    "ring-kv": BASE | dict(kind="ring", ring_pass="kv"),
+    "ring-q-recompute": BASE | dict(kind="ring", ring_pass="q", places=NOTHING),
+    "hybrid-host": BASE | dict(mesh=(1, 2, 4), kind="hybrid", ulysses=2, places=HOST, alpha=0.5),
+    "unequal-host": dict(chunks=(24, 16, 16, 16, 8), mesh=(2, 2, 2), places=("host",) * 3, alpha=1.0),
+    "seq1f1b-host": BASE | dict(schedule="seq1f1b", sequences=3, places=HOST, alpha=0.5),
+}
+
+
+def arguments(plan, model):
+    shape = (plan.mesh.data * plan.sequences_per_pipeline, plan.sequence_length)
+    return nnx.state(model, nnx.Param), {key: jax.ShapeDtypeStruct(shape, jnp.int32) for key in KEYS}
+
+
+def trace(num_layers=4, **changes):
+    """Return the plan, its program and all equations of its step."""
+    plan, model = small_plan(**changes), small_model(dtype="float32", num_layers=num_layers)
+    jaxpr = jax.make_jaxpr(value_and_grad(plan, model))(*arguments(plan, model))
+    return plan, Step(plan, model, None, train=True).program, list(walk(jaxpr.jaxpr))
+
+
+def test_the_walk_sees_collectives_in_branches_and_counts_repetitions():
+    mesh = jax.make_mesh((2,), ("pipe",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def body(x):
+        def branch(x):
+            return jax.lax.psum(x, "pipe")
+
+        step = lambda c, _: (jax.lax.cond(c[0] > 0, branch, lambda x: x, c), None)  # noqa: E731
+        return jax.lax.scan(step, x, None, length=3)[0]
+
+    whole = jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    (found,) = [found for found in walk(jax.make_jaxpr(whole)(jnp.ones(2)).jaxpr) if found.is_collective]
+    assert found.axes == ("pipe",) and found.times == 3 and "cond" in found.inside
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_device_does_every_collective_and_every_host_copy(name):
+    _, program, found = trace(**PROGRAMS[name])
+    collectives = [item for item in found if item.is_collective]
+    assert {axis for item in collectives for axis in item.axes} >= {"data", "pipe", "ring", "ulysses"}
+    # A branch, or a loop whose length is data, may be taken by some devices alone.
+    assert not [item for item in collectives if {"cond", "while"} & set(item.inside)]
+    host = [item for item in found if any(map(is_host, (*item.eqn.invars, *item.eqn.outvars)))]
+    assert bool(host) == any(stash.uses_host for stash in program.classes)
+    assert not [item for item in host if {"cond", "while"} & set(item.inside)]
+    assert not [item for item in host if item.name in ("cond", "while")]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_hops_are_one_a_tick_along_the_pipeline_and_as_many_a_layer_round_the_ring(name):
+    plan, program, found = trace(**PROGRAMS[name])
+    count = Counter()
+    for item in found:
+        if item.is_collective:
+            count[item.name, item.axes] += item.times
+    ticks = Counter(spec.kind for spec in unfold(program.items))
+    assert count["ppermute", ("pipe",)] == ticks["F"] + ticks["B"]
+
+    hops = heads = 0
+    again = plan.stash.attention == "recompute"  # a backward then starts with a forward
+    for spec in unfold(program.items):
+        layers = {"F": 2, "B": 2, "H": 0}[spec.kind]
+        forwards = {"F": 1, "B": int(again), "H": 0}[spec.kind]
+        more = plan.ring - 1
+        # With "q", q, out and LSE go round and the last two come home.
+        hops += layers * forwards * {"kv": 2 * more, "q": 3 * more + 2}[spec.forward_pass] * (more > 0)
+        if spec.kind == "B":
+            # With "kv", so do dK and dV; with "q" the queries, three cotangents and dQ, of which dQ comes home.
+            hops += layers * {"kv": 4 * more + 2, "q": 5 * more + 1}[spec.backward_pass] * (more > 0)
+        # To heads go q, K, V, or q, dOut and the LSE; back come out and LSE, or dQ, dK and dV.
+        heads += layers * ({"F": 5, "B": 6}.get(spec.kind, 0) + 3 * (again and spec.kind == "B"))
+    assert count["ppermute", ("ring",)] == hops
+    assert count["all_to_all", ("ulysses",)] == (heads if plan.ulysses > 1 else 0)
+
+
+def carried_host(found):
+    return [item for item in found if item.name == "scan" and any(map(is_host, item.eqn.invars))]
+
+
+def test_the_stash_is_typed_as_host_memory_where_something_is_sent_there_and_nowhere_else():
+    _, program, found = trace(**BASE | dict(chunks=(16,) * 8, places=HOST, alpha=0.5))
+    (stash,) = [stash for stash in program.classes if stash.uses_host]
+    slots = program.classes[stash] + 1
+    scans = carried_host(found)
+    assert len(scans) >= 2  # forward and backward segments
+    shapes = {var.aval.shape[:3] for item in scans for var in item.eqn.invars if is_host(var)}
+    assert shapes == {(slots, 2, 4)}  # slots, layers, half of a device's 8 tokens
+    for item in scans:
+        inside, outside = item.eqn.params["num_consts"], item.eqn.params["num_carry"]
+        carry = item.eqn.invars[inside : inside + outside]
+        assert all(is_host(out) == is_host(var) for var, out in zip(carry, item.eqn.outvars, strict=False))
+    for changes in (dict(alpha=0.0), dict(places=("keep", "keep", "keep"), alpha=0.5)):
+        _, _, found = trace(**BASE | dict(chunks=(16,) * 8, places=HOST) | changes)
+        assert not [item for item in found if any(map(is_host, (*item.eqn.invars, *item.eqn.outvars)))]
+
+
+def test_host_memory_is_touched_by_slices_and_copies_only():
+    _, _, found = trace(**PROGRAMS["seq1f1b-host"])
+    names = {item.name for item in found if any(map(is_host, (*item.eqn.invars, *item.eqn.outvars)))}
+    assert names <= {"scan", "jit", "shard_map", "device_put", "dynamic_slice", "dynamic_update_slice"} | {
+        "squeeze",  # a slot's leading dim of one
+        "broadcast_in_dim",
+    }
+
+
+def operations(block_owner, inside=()):
+    """Yield every operation of an MLIR module with the names of those it is in."""
+    for region in block_owner.regions:
+        for block in region.blocks:
+            for op in block.operations:
+                yield op, inside
+                yield from operations(op.operation, (*inside, op.operation.name))
+
+
+@pytest.mark.parametrize("name", ["hybrid-host", "seq1f1b-host"])
+def test_lowered_for_a_gpu_the_copies_are_annotated_and_unconditional(name):
+    plan, model = small_plan(**PROGRAMS[name]), small_model(dtype="float32")
+    traced = jax.jit(value_and_grad(plan, model)).trace(*arguments(plan, model))
+    lowered = traced.lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert "annotate_device_placement" in text and "pinned_host" in text
+    places, called_in_branches = Counter(), set()
+    for op, inside in operations(lowered.compiler_ir("stablehlo").operation):
+        branch = {"stablehlo.case", "stablehlo.if"} & set(inside)
+        if branch and op.operation.name == "func.call":
+            called_in_branches.add(str(op.attributes["callee"]))
+        if op.operation.name == "stablehlo.custom_call" and "annotate_device_placement" in str(op):
+            assert not branch
+            places["pinned_host" if "pinned_host" in str(op) else "device"] += 1
+    assert not called_in_branches  # so that nothing hides in a function
+    assert set(places) == {"pinned_host", "device"}  # there and back
+    plain = small_plan(**PROGRAMS[name] | dict(alpha=0.0))
+    text = jax.jit(value_and_grad(plain, model)).trace(*arguments(plain, model)).lower(lowering_platforms=("cuda",))
+    assert "pinned_host" not in text.as_text()
+
+
+def size(**changes):
+    """Return the number of equations and of segments."""
+    _, program, found = trace(**changes)
+    return len(found), num_segments(program.items)
+
+
+def test_the_program_does_not_grow_with_layers():
+    plan = BASE | dict(places=HOST, alpha=0.5)
+    assert len({size(**plan, num_layers=layers) for layers in (4, 8, 16)}) == 1
+
+
+@pytest.mark.parametrize("schedule,sequences", [("sppo", 1), ("sppo", 2), ("seq1f1b", 2), ("gpipe", 2)])
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_the_program_does_not_grow_with_equal_chunks(schedule, sequences, alpha):
+    plan = dict(mesh=(1, 2, 2), schedule=schedule, sequences=sequences, places=HOST, alpha=alpha)
+    assert size(**plan, chunks=(16,) * 8) == size(**plan, chunks=(16,) * 16)
+
+
+@pytest.mark.parametrize("schedule,least", [("sppo", 2), ("gpipe", 2), ("seq1f1b", 3)])
+def test_the_program_does_not_grow_with_sequences(schedule, least):
+    plan = BASE | dict(schedule=schedule, places=HOST, alpha=0.5)
+    first = size(**plan, sequences=least)
+    assert first == size(**plan, sequences=2 * least) == size(**plan, sequences=2 * least + 1)
+    fewer = size(**plan, sequences=least - 1)  # too few for the pattern that is repeated from sequence to sequence
+    assert fewer[1] <= first[1] and fewer[0] < first[0]
+
+
+def test_the_program_grows_with_segments():
+    sizes = [size(mesh=(1, 2, 2), chunks=chunks) for chunks in ((16,) * 8, (20,) * 4 + (12,) * 4, (28, 20, 12, 4))]
+    equations, segments = np.array(sizes).T
+    assert (np.diff(segments) > 0).all() and (np.diff(equations) > 0).all()
+    per_segment = np.diff(equations) / np.diff(segments)
+    assert (per_segment < equations[0] / segments[0] * 1.5).all()

@@ -47,7 +47,7 @@ MODELS = {
 }
 TIME_LENGTHS = (2048, 4096, 8192, 16384)
 COMPILE_LENGTHS = tuple(2**n for n in range(14, 21))
-FLAGS = "--xla_gpu_autotune_level=0"  # there is no GPU to try kernels on
+NO_AUTOTUNING = "--xla_gpu_autotune_level=0"  # there is no GPU to try kernels on
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -89,9 +89,6 @@ def say(text: str) -> None:
 
 def time_steps(args: argparse.Namespace) -> list[dict]:
     """Measure every length; one row for each way of running the chunked step."""
-    import jax
-
-    jax.config.update("jax_num_cpu_devices", args.devices)
     rows = []
     for length in args.lengths:
         rows += _time_length(args, length)
@@ -106,7 +103,7 @@ def _time_length(args: argparse.Namespace, length: int) -> list[dict]:
     from sppo_jax.models.decoder import Decoder
     from sppo_jax.pipeline.api import value_and_grad
 
-    model, mesh, sides = None, cases.dense_mesh(jax.devices()), {}
+    model, mesh, sides = None, cases.dense_mesh(jax.devices()[: args.devices]), {}
     for layout in layouts(args.devices):
         for places in ("keep", "recompute"):
             config = cases.make_config(MODELS[args.model], length, length // args.chunk, layout, places)
@@ -341,8 +338,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, write the results, print the table."""
     args = parse(arguments)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    if args.compile:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
+    flags = NO_AUTOTUNING if args.compile else f"--xla_force_host_platform_device_count={args.devices}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()  # read when jax first runs
     rows = compile_steps(args) if args.compile else time_steps(args)
     print(write(args, rows).read_text(encoding="utf-8"), end="")
     return 0

@@ -1,0 +1,120 @@
+"""A chunk's attention over a `seq` axis, by itself: every split against plain attention of the whole sequence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exactness import quick_jit, random_batch
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from sppo_jax.attention import blockwise, sequence, ulysses
+from sppo_jax.attention.dense import dense_attention
+from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.attention.tags import Tags
+
+HEAD_DIM = 4
+STRIPED = P(None, ("ring", "ulysses"))
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(blockwise, "BLOCK_Q", 4)
+    monkeypatch.setattr(blockwise, "BLOCK_K", 8)
+
+
+def by_chunks(split, lengths, heads, kv_heads):
+    """Return out, dq, dk, dv of striped q, k, v, dout: chunks forward, then backward, each padded to the longest."""
+    seq, total, longest = split.ulysses * split.ring, sum(lengths), max(lengths)
+    size, starts = longest // seq, np.cumsum([0, *lengths[:-1]])
+
+    def on_device(q, k, v, dout, tags):
+        q, k, v, dout = (jnp.pad(x[:, 0], ((0, size), (0, 0), (0, 0))) for x in (q, k, v, dout))
+        keys = sequence.member_tags(*tags, split, size * split.ulysses)
+        room = total // split.ring + size * split.ulysses
+        shape = (1, 1, 1, sequence.cache_heads(kv_heads, split.ulysses), room, HEAD_DIM)
+        cache = Cache(jnp.full(shape, 9.0), jnp.full(shape, 9.0))  # garbage, as a slot's last user leaves it
+        sums = Cache(jnp.zeros(shape), jnp.zeros(shape))
+        out = jnp.zeros_like(q)
+        grads = [jnp.zeros_like(x) for x in (q, k, v)]
+        saved = []
+
+        def cut(x, index):
+            return jax.lax.dynamic_slice_in_dim(x, starts[index] // seq, size)
+
+        for index, length in enumerate(lengths):
+            start, count = starts[index] // split.ring, length // split.ring
+            tags = sequence.chunk_tags(
+                keys, start, count, size * split.ulysses, passes=split.passes, bound=total // split.ring
+            )
+            chunk = Chunk((0, 0), jnp.int32(start), jnp.int32(count), tags)
+            cache = sequence.write_prefix(cache, cut(k, index), cut(v, index), chunk, 0, split)
+            o, lse = sequence.forward(cut(q, index), cache, chunk, 0, split)
+            saved.append((chunk, o, lse))
+            out = jax.lax.dynamic_update_slice_in_dim(out, o, starts[index] // seq, 0)
+        for index, length in reversed(list(enumerate(lengths))):
+            chunk, o, lse = saved[index]
+            real = (jnp.arange(size) < length // seq)[:, None, None]
+            do = jnp.where(real, cut(dout, index), 0.0)
+            dq, sums = sequence.backward(cut(q, index), o, lse, do, cache, sums, chunk, 0, split)
+            dk, dv, sums = sequence.take_gradient(sums, chunk, 0, cut(k, index), split)
+            for i, x in enumerate((dq, dk, dv)):
+                old = cut(grads[i], index)
+                new = jax.lax.dynamic_update_slice_in_dim(
+                    grads[i], jnp.where(real, x, old), int(starts[index]) // seq, 0
+                )
+                grads[i] = new
+        left = jnp.abs(sums.k).max() + jnp.abs(sums.v).max()
+        return [x[: total // seq, None] for x in (out, *grads)], left[None, None]
+
+    devices = np.array(jax.devices()[:seq]).reshape(split.ring, split.ulysses)
+    mesh = Mesh(devices, ("ring", "ulysses"), axis_types=(AxisType.Auto,) * 2)
+    return jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(STRIPED,) * 4 + (P(),),
+        out_specs=([STRIPED] * 4, P("ring", "ulysses")),
+        check_vma=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "split,lengths,heads,kv_heads",
+    [
+        (Split(1, 1, "q"), (10, 7, 13), 4, 2),
+        (Split(4, 1, "q"), (16, 12, 8), 8, 2),
+        (Split(3, 1, "q"), (12, 9), 6, 2),
+        (Split(1, 3, "kv"), (15, 9, 12), 2, 1),
+        (Split(1, 4, "q"), (16, 8, 16), 3, 3),
+        (Split(2, 2, "kv"), (16, 12, 8), 4, 1),
+        (Split(2, 3, "q"), (18, 12), 2, 2),
+    ],
+    ids=str,
+)
+def test_every_split_gives_plain_attention_and_its_gradients(x64, split, lengths, heads, kv_heads):
+    rng, total, seq = np.random.default_rng(0), sum(lengths), split.ulysses * split.ring
+    batch = random_batch(rng, 1, total, 50, documents=3, padding=2)
+    positions, documents = (jnp.asarray(batch[key]) for key in ("positions", "document_ids"))
+    q, dout = (jnp.asarray(rng.normal(size=(total, heads, HEAD_DIM))) for _ in range(2))
+    k, v = (jnp.asarray(rng.normal(size=(total, kv_heads, HEAD_DIM))) for _ in range(2))
+    dout = jnp.where((documents[0] >= 0)[:, None, None], dout, 0.0)
+
+    def plain(q, k, v):
+        return dense_attention(q[None], k[None], v[None], positions, documents)[0]
+
+    want_out, vjp = jax.vjp(plain, q, k, v)
+    striped = [x.reshape(-1, seq, *x.shape[1:]) for x in (q, k, v, dout)]
+    got, left = quick_jit(by_chunks(split, lengths, heads, kv_heads))(*striped, Tags(positions[0], documents[0]))
+    for x, want in zip(got, (want_out, *vjp(dout)), strict=True):
+        np.testing.assert_allclose(x.reshape(want.shape), want, rtol=1e-9, atol=1e-11)
+    assert not np.asarray(left).any()  # the next sequence in this slot finds zeros
+
+
+@pytest.mark.parametrize("kv_heads,members,copies", [(1, 4, 4), (2, 4, 2), (4, 2, 1), (2, 3, 3), (6, 4, 2)])
+def test_key_heads_are_repeated_next_to_each_other_and_their_gradients_added(kv_heads, members, copies):
+    x = jnp.arange(2.0 * kv_heads).reshape(2, kv_heads, 1)
+    many = ulysses.replicate(x, members)
+    assert many.shape[1] == kv_heads * copies and many.shape[1] % members == 0
+    np.testing.assert_array_equal(many[0, :, 0], np.repeat(np.asarray(x[0, :, 0]), copies))
+    np.testing.assert_array_equal(ulysses.sum_replicas(many, kv_heads), copies * x)
+    assert sequence.cache_heads(kv_heads, members) * members == many.shape[1]

@@ -1,0 +1,57 @@
+"""What differs between versions of jax: where host offload may run, and what the compiler is told."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sppo_jax.compat import (
+    MIN_JAXLIB_FOR_GPU_OFFLOAD,
+    check_offload,
+    compiler_options,
+    jaxlib_version,
+    to_device,
+    to_host,
+)
+
+
+@pytest.mark.parametrize("backend", ["gpu", "cuda", "rocm"])
+@pytest.mark.parametrize("version", [(0, 10, 2), (0, 11, 0), (0, 9, 9)])
+def test_offload_on_a_gpu_is_refused_where_its_gradients_may_be_wrong(backend, version):
+    got = ".".join(map(str, version))
+    with pytest.raises(ValueError, match=f"jaxlib >= 0.11.1.*, got {got}; .*stash.inputs=keep"):
+        check_offload(backend, True, version)
+    check_offload(backend, False, version)
+
+
+@pytest.mark.parametrize("version", [(0, 11, 1), (0, 11, 2), (0, 12, 0), (1, 0, 0)])
+def test_offload_on_a_gpu_is_allowed_from_the_first_sound_version(version):
+    check_offload("gpu", True, version)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tpu"])
+def test_offload_elsewhere_is_allowed(backend):
+    check_offload(backend, True, (0, 10, 2))
+
+
+def test_the_installed_version_is_judged_by_default():
+    version = jaxlib_version()
+    assert len(version) == 3 and all(isinstance(part, int) for part in version)
+    if version < MIN_JAXLIB_FOR_GPU_OFFLOAD:
+        with pytest.raises(ValueError, match="offload on a GPU"):
+            check_offload("cuda", True)
+    else:
+        check_offload("cuda", True)
+
+
+def test_the_compiler_is_told_something_only_for_offload_on_a_gpu():
+    assert compiler_options("cpu", True) is None and compiler_options("cuda", False) is None
+    assert "xla_gpu_enable_latency_hiding_scheduler" in compiler_options("cuda", True)
+
+
+def test_copies_change_the_type_and_keep_the_numbers():
+    x = jnp.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(jax.jit(lambda x: to_device(to_host(x)))(x), x)
+    assert "<host>" in str(jax.eval_shape(to_host, x)) or "host" in str(jax.make_jaxpr(to_host)(x))
+    assert "<host>" in str(jax.make_jaxpr(to_host)(x).out_avals[0])
+    assert "<host>" not in str(jax.make_jaxpr(lambda x: to_device(to_host(x)))(x).out_avals[0])

@@ -222,8 +222,11 @@ def _read_table(config: Config) -> tuple[Table, str]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"schedule.table must be a readable CSV file, got {path} ({type(error).__name__})") from None
-    table = from_csv(text)
-    check(table)
+    try:
+        table = from_csv(text)
+        check(table)
+    except ValueError as error:
+        raise ValueError(f"schedule.table: {error}; mend {config.schedule.table}") from None
     chunks = config.sequence.chunks
     for what, key, got, wanted in (
         ("stages", "mesh.pipe", table.num_stages, config.mesh.pipe),

@@ -1,4 +1,4 @@
-# `make quickstart` trains a small model on simulated devices; `make test` checks everything. Both need Python and make only.
+# `make quickstart` trains a small model on simulated devices, `make test` checks everything; Python and make will do.
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 clean:
 	rm -rf $(VENV) build *.egg-info

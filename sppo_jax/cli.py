@@ -68,17 +68,20 @@ def _train(words: Sequence[str]) -> int:
     plan = _read_plan(args.plan, config) if args.plan else make_plan(config)
 
     from sppo_jax.train.loop import train
-    from sppo_jax.train.run_dir import check_run_dir
+    from sppo_jax.train.run_dir import check_run_dir, create_run_dir
     from sppo_jax.train.setup import prepare
 
     check_run_dir(run_dir)
     experiment = prepare(config, plan)
+    create_run_dir(run_dir, config, plan)
     print(f"{plan.describe()}\n\n{text_timeline(plan.table())}\n", flush=True)
     try:
         train(experiment, run_dir)
     except FloatingPointError as error:
         print(error, file=sys.stderr)
         return FAILED
+    except ValueError as error:
+        raise RuntimeError("training failed on input that had passed all checks") from error
     print(f"run directory {run_dir}")
     return DONE
 

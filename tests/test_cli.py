@@ -83,6 +83,17 @@ def test_a_run_that_is_there_is_refused(config, tmp_path, capsys):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_fault_of_ours_is_no_wrong_input(config, monkeypatch):
+    """A ValueError from within training keeps its traceback."""
+
+    def broken(experiment, run_dir):
+        raise ValueError("shapes do not match")
+
+    monkeypatch.setattr("sppo_jax.train.loop.train", broken)
+    with pytest.raises(RuntimeError, match="passed all checks"):
+        main(["train", config, "--run-dir", "run"])
+
+
 def test_a_plan_of_another_shape_is_refused(config, tmp_path, capsys):
     main(["plan", config, "--json"])
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""A whole run on eight simulated devices: files, learning, determinism, checkpoint."""
+"""A whole run on simulated devices: files, learning, determinism, checkpoint."""
 
 import json
 import math
@@ -15,8 +15,12 @@ from sppo_jax.models import build_model, dense_value_and_grad
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.plan import Plan
 from sppo_jax.train.loop import step_metrics, train
+from sppo_jax.train.run_dir import create_run_dir
 from sppo_jax.train.setup import prepare
 from sppo_jax.train.state import init_state
+
+# One worker makes the run that all of these look at.
+pytestmark = pytest.mark.xdist_group("train_loop")
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +43,11 @@ def make_config(source, **groups):
             "init_scale": 0.2,
         },
         "data": {"source": source, "separator": 0, "validation_fraction": 0.2},
-        "mesh": {"data": 2, "pipe": 2, "seq": 2},
+        "mesh": {"data": 2, "pipe": 2},
         "sequence": {"length": 64, "chunks": 4},
         "stash": {"inputs": "host", "attention": "host"},
         "optimizer": {"lr": 0.02, "warmup_steps": 2, "clip_norm": 0.5},
-        "train": {"steps": 12, "devices": "cpu:8", "log_every": 4, "eval_every": 6, "eval_sequences": 3},
+        "train": {"steps": 12, "devices": "cpu:4", "log_every": 4, "eval_every": 6, "eval_sequences": 3},
     }
     return config_from_dict({key: {**settings.get(key, {}), **groups.get(key, {})} for key in {**settings, **groups}})
 
@@ -53,6 +57,7 @@ def run(source, tmp_path_factory):
     config = make_config(source)
     run_dir = tmp_path_factory.mktemp("run") / "first"
     experiment = prepare(config, make_plan(config))
+    create_run_dir(run_dir, config, experiment.plan)
     return experiment, run_dir, train(experiment, run_dir)
 
 
@@ -121,10 +126,10 @@ def test_the_checkpoint_holds_the_logical_state(run):
 
 def test_a_run_is_never_written_over(run):
     experiment, run_dir, _ = run
-    before = (run_dir / "metrics.jsonl").read_bytes()
+    before = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
     with pytest.raises(ValueError, match="must hold no other run"):
-        train(experiment, run_dir)
-    assert (run_dir / "metrics.jsonl").read_bytes() == before
+        create_run_dir(run_dir, experiment.config, experiment.plan)
+    assert {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()} == before
 
 
 def test_state_is_made_where_it_belongs(run):

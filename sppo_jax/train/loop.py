@@ -19,7 +19,6 @@ from sppo_jax.train.checkpoint import save_checkpoint
 from sppo_jax.train.evaluate import Validation, evaluate
 from sppo_jax.train.metrics import MetricsWriter, causal_flops_per_token, peak_flops_per_s, peak_memory
 from sppo_jax.train.progress import Progress
-from sppo_jax.train.run_dir import create_run_dir
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.state import init_state
 from sppo_jax.train.step import make_train_step
@@ -30,17 +29,15 @@ def train(experiment: Experiment, run_dir: Path) -> Validation | None:
 
     Args:
         experiment: from `prepare`.
-        run_dir: a directory without a run in it.
+        run_dir: from `create_run_dir`.
 
     Returns:
         The last validation; None where nothing is held out.
 
     Raises:
-        ValueError: the run directory cannot be used.
         FloatingPointError: loss or gradients are not finite any more.
     """
     config, mesh, loader = experiment.config, experiment.mesh, experiment.loader
-    create_run_dir(run_dir, config, experiment.plan)
     writer = MetricsWriter(run_dir / "metrics.jsonl")
 
     state = init_state(config, experiment.optimizer, experiment.shardings)

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +26,10 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
+def _warn_in_a_line(message: Warning | str, *_: object) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -40,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = _Parser(prog="sppo", description="Train decoder LLMs on sequences that do not fit on one device.")
         parser.add_argument("command", choices=commands, help="see sppo COMMAND --help")
         command = parser.parse_args(words[:1]).command
-        return commands[command](words[1:])
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn_in_a_line
+            return commands[command](words[1:])
     except ValueError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return WRONG_INPUT

@@ -133,7 +133,8 @@ def test_memory_makes_chunks():
 
 
 def test_what_cannot_fit_is_planned_with_least_memory_and_says_so():
-    made = plan(length=4096, device=replace(CPU, hbm_bytes=1000))
+    with pytest.warns(UserWarning, match="no plan fits: the smallest takes .* got 1000 B and"):
+        made = make_plan(config(length=4096), replace(CPU, hbm_bytes=1000))
     assert made.reasons["hbm"].startswith("DOES NOT FIT")
     assert max(made.predicted.hbm_bytes) < max(plan(length=4096).predicted.hbm_bytes)
 

@@ -77,7 +77,7 @@ def test_validation_loss_by_position_is_the_mean_over_targets():
         assert bucket.num_targets == inside.sum()
         assert bucket.loss == pytest.approx(every[inside].mean())
     assert json.loads(json.dumps(found.metrics()))["validation_loss"] == pytest.approx(found.loss)
-    assert found.describe().count("\n") == 5
+    assert found.describe().count("\n") == 6 and "late positions" in found.describe()
 
 
 def test_nothing_held_out_gives_no_validation():

@@ -1,5 +1,6 @@
 """From a config to a Plan: takes what is pinned, chooses the rest by closed forms, and says why."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,6 +78,12 @@ def make_plan(config: Config, device: Device | None = None) -> Plan:
         if least is None or memory.hbm_bytes < least[1].hbm_bytes:
             least = plan, memory
     assert least is not None
+    warnings.warn(
+        f"no plan fits: the smallest takes {format_bytes(least[1].hbm_bytes)} of device memory and "
+        f"{format_bytes(least[1].host)} of host memory, got {format_bytes(request.device.hbm_bytes)} and "
+        f"{format_bytes(request.device.host_bytes)} a device; raise mesh.pipe or mesh.seq, or send more to the host",
+        stacklevel=2,
+    )
     return least[0]
 
 

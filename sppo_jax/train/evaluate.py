@@ -46,6 +46,12 @@ class Validation:
         for bucket in self.buckets:
             span = f"{bucket.first}..{bucket.last}"
             lines.append(f"  {span:>16}  {bucket.loss:.4f}  ({bucket.num_targets} tokens)")
+        early, late = self.buckets[0], self.buckets[-1]
+        if late is not early:
+            gain, word = early.loss - late.loss, "lower" if late.loss < early.loss else "HIGHER"
+            lines.append(
+                f"  late positions ({late.first}..{late.last}) are {abs(gain):.4f} nats {word} than early ones"
+            )
         return "\n".join(lines)
 
 

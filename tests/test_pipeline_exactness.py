@@ -160,9 +160,9 @@ CASES = {
         dict(mlp="gelu", tied_embeddings=True),
         dtype="float32",
     ),
-    # dK and dV are gathered in bfloat16: what they feed (wq is not among it) is rounded to 8 bits a chunk.
+    # dK and dV are rounded to the 8 bits of bfloat16 each time that a block of queries adds to them.
     "bfloat16-kv-gradients": Case(
-        dict(chunks=(16,) * 4, mesh=(1, 2, 2), kind="ring", kv_grad_dtype="bfloat16"), dtype="float32", tolerance=3e-2
+        dict(chunks=(16,) * 4, mesh=(1, 2, 2), kind="ring", kv_grad_dtype="bfloat16"), dtype="float32", tolerance=1e-2
     ),
 }
 

@@ -1,6 +1,7 @@
 """What the step's program looks like: collectives, host copies and size, read from its jaxpr and from its lowering."""
 
 from collections import Counter
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,12 @@ def trace(num_layers=4, **changes):
     return plan, Step(plan, model, None, train=True).program, list(walk(jaxpr.jaxpr))
 
 
+@lru_cache
+def named(name):
+    """Trace one of PROGRAMS once for all tests."""
+    return trace(**PROGRAMS[name])
+
+
 def test_the_walk_sees_collectives_in_branches_and_counts_repetitions():
     mesh = jax.make_mesh((2,), ("pipe",), axis_types=(jax.sharding.AxisType.Auto,))
 
@@ -58,7 +65,7 @@ def test_the_walk_sees_collectives_in_branches_and_counts_repetitions():
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_device_does_every_collective_and_every_host_copy(name):
-    _, program, found = trace(**PROGRAMS[name])
+    _, program, found = named(name)
     collectives = [item for item in found if item.is_collective]
     assert {axis for item in collectives for axis in item.axes} >= {"data", "pipe", "ring", "ulysses"}
     # A branch, or a loop whose length is data, may be taken by some devices alone.
@@ -71,7 +78,7 @@ def test_every_device_does_every_collective_and_every_host_copy(name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_hops_are_one_a_tick_along_the_pipeline_and_as_many_a_layer_round_the_ring(name):
-    plan, program, found = trace(**PROGRAMS[name])
+    plan, program, found = named(name)
     count = Counter()
     for item in found:
         if item.is_collective:
@@ -118,7 +125,7 @@ def test_the_stash_is_typed_as_host_memory_where_something_is_sent_there_and_now
 
 
 def test_host_memory_is_touched_by_slices_and_copies_only():
-    _, _, found = trace(**PROGRAMS["seq1f1b-host"])
+    _, _, found = named("seq1f1b-host")
     names = {item.name for item in found if any(map(is_host, (*item.eqn.invars, *item.eqn.outvars)))}
     assert names <= {"scan", "jit", "shard_map", "device_put", "dynamic_slice", "dynamic_update_slice"} | {
         "squeeze",  # a slot's leading dim of one

@@ -33,6 +33,7 @@ class Layout(NamedTuple):
     pipe: int
     seq: int
     sequences: int
+    schedule: str = "auto"
 
     @property
     def num_devices(self) -> int:
@@ -41,7 +42,7 @@ class Layout(NamedTuple):
     def __str__(self) -> str:
         if self.num_devices == 1:
             return "1 device"
-        return f"pipe {self.pipe} x seq {self.seq}"
+        return f"pipe {self.pipe} x seq {self.seq}" + ("" if self.schedule == "auto" else f", {self.schedule}")
 
 
 def make_config(model: dict, length: int, num_chunks: int, layout: Layout, places: str) -> Config:
@@ -52,6 +53,7 @@ def make_config(model: dict, length: int, num_chunks: int, layout: Layout, place
             "model": model,
             "mesh": {"data": layout.data, "pipe": layout.pipe, "seq": layout.seq},
             "sequence": {"length": length, "chunks": num_chunks, "per_pipeline": layout.sequences},
+            "schedule": {"name": layout.schedule},
             "stash": {**stash, "alpha": 1.0},
             "train": {"steps": 1},
         }

@@ -77,7 +77,8 @@ def layouts(num_devices: int) -> list:
 
     if num_devices == 1:
         return [Layout(1, 1, 1, 1)]
-    return [Layout(1, 2, 2, 4), Layout(1, 4, 1, 4)]
+    # By itself the planner overlaps the sequences (seq1f1b); sppo runs them one at a time, with one prefix resident.
+    return [Layout(1, 2, 2, 4), Layout(1, 4, 1, 4), Layout(1, 4, 1, 4, "sppo")]
 
 
 def say(text: str) -> None:

@@ -51,4 +51,4 @@ def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | N
     """
     if backend not in ("gpu", "cuda") or not uses_host:
         return None
-    return {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_memory_limit_slop_factor": 400}
+    return {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_memory_limit_slop_factor": 2000}

@@ -244,13 +244,17 @@ class Executor:
         sums = stages.Sums(state.dcache, state.grads.layers)
         unit = self._unit(spec, row, spec.backward_pass)
         dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
+        # The next forward writes what this backward has read: without an order between them XLA copies the buffers.
+        dx_TD, cache, kept = lax.optimization_barrier((dx_TD, state.cache, state.kept[spec.stash]))
 
         tokens_T = self._own(self.sequences.tokens, row, 0, size)
         arrived = vocabulary.from_stage(jnp.where(row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
         embedding = vocabulary.embed_gradient(state.grads.embedding_VD, tokens_T, arrived, self.num_stages)
         return state._replace(
             dx_TD=buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1)),
+            cache=cache,
             dcache=sums.prefix,
+            kept={**state.kept, spec.stash: kept},
             fetched=held,
             grads=state.grads._replace(layers=sums.layers, embedding_VD=embedding),
         )

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.config import Config, config_from_dict
-from sppo_jax.hardware import DEVICES
+from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.planner.make import make_plan
@@ -62,7 +62,7 @@ def make_config(model: dict, length: int, num_chunks: int, layout: Layout, place
 
 def plan_for(config: Config, device: str) -> Plan:
     """Make the plan for a device of the planner's list."""
-    return make_plan(config, DEVICES[device])
+    return make_plan(config, make_cluster(DEVICES[device], config.mesh.num_devices))
 
 
 def random_batch(num_sequences: int, length: int, vocab_size: int) -> dict[str, np.ndarray]:

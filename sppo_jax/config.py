@@ -60,6 +60,7 @@ class ModelConfig(Group):
     norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    kernel: Literal["auto", "blockwise", "cudnn"] = "auto"
     dropout: float = 0.0
     init_scale: float = 0.02
 
@@ -277,16 +278,30 @@ class MetricsConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig(Group):
-    """What the planner may assume of one device; "auto" takes the figure of the device found."""
+    """What the planner may assume of the machines; "auto" takes the figure of the device found.
+
+    Args:
+        cluster: the devices to plan for, e.g. a100-80g:16x8; None: those of this machine.
+        hbm_bytes: memory of a device.
+        host_bytes: memory of a host, shared by its devices.
+        host_link_bytes_s: bytes a second between a device and its host, one way.
+        link_bytes_s: bytes a second between devices of a host, one way.
+        network_bytes_s: bytes a second between devices of different hosts, one way.
+        matmul_flops_s: FLOP/s that a device reaches.
+    """
 
     group: ClassVar[str] = "hardware"
+    cluster: str | None = None
     hbm_bytes: Literal["auto"] | int = "auto"
     host_bytes: Literal["auto"] | int = "auto"
     host_link_bytes_s: Literal["auto"] | float = "auto"
+    link_bytes_s: Literal["auto"] | float = "auto"
+    network_bytes_s: Literal["auto"] | float = "auto"
     matmul_flops_s: Literal["auto"] | float = "auto"
 
     def _check(self) -> None:
-        self._at_least(1, "hbm_bytes", "host_bytes", "host_link_bytes_s", "matmul_flops_s")
+        self._at_least(1, "hbm_bytes", "host_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s")
+        self._at_least(1, "matmul_flops_s")
 
 
 @dataclass(frozen=True, kw_only=True)

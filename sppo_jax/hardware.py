@@ -1,7 +1,15 @@
-"""Datasheet figures of the devices that the planner knows."""
+"""Datasheet figures of devices and clusters that the planner and the compiler targets start from.
+
+Sources:
+  A100: NVIDIA A100 Tensor Core GPU datasheet (40 and 80 GB SXM); DGX A100 datasheet (hosts).
+  H100, H200, B200: NVIDIA H100, H200 and DGX B200 datasheets (SXM; dense BF16, without sparsity).
+  TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts).
+  Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways; a DGX has one 200 Gb/s (A100) or 400 Gb/s
+  (H100 and later) adapter a GPU. Host links are what copies reach of PCIe gen 4 or 5 x16, about four fifths.
+"""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _GiB = 2**30
@@ -14,11 +22,16 @@ class Device:
     Args:
         name: the name in plans and on command lines.
         hbm_bytes: device memory a program can use.
-        host_bytes: host memory a device can have for itself, on a usual host of its kind.
+        hbm_bytes_s: bytes a second between device memory and its compute units.
         host_link_bytes_s: bytes a second between device and host, one way.
-        link_bytes_s: bytes a second to a neighbour device, one way.
+        link_bytes_s: bytes a second to a device of the same host (or TPU slice), one way.
+        network_bytes_s: bytes a second to a device of another host, one way.
         matmul_flops_s: peak FLOP/s in the compute dtype.
-        efficiency: share of the peak that a long matmul or attention reaches, 0..1.
+        host_bytes: memory of a usual host.
+        devices_per_host: devices of a usual host.
+        kernel: the attention kernel that runs there: "cudnn" or "blockwise".
+        matmul_efficiency: share of the peak that a long matmul reaches, 0..1.
+        attention_efficiency: share of the peak that attention over a long prefix reaches, 0..1.
         overhead_s: seconds a tick takes whatever its length.
         overhead_tokens: tokens of a device whose matmuls take as long as reading their weights.
         tile: token counts a device computes are multiples of this.
@@ -28,69 +41,160 @@ class Device:
 
     name: str
     hbm_bytes: int
-    host_bytes: int
+    hbm_bytes_s: float
     host_link_bytes_s: float
     link_bytes_s: float
+    network_bytes_s: float
     matmul_flops_s: float
-    efficiency: float = 0.5
+    host_bytes: int
+    devices_per_host: int
+    kernel: str = "blockwise"
+    matmul_efficiency: float = 0.6
+    attention_efficiency: float = 0.5
     overhead_s: float = 3e-4
     overhead_tokens: int = 128
     tile: int = 16
     smallest_chunk: int = 2048
     compute_bytes: int = 2
 
+    @property
+    def platform(self) -> str:
+        """The compiler that makes its programs: "cpu", "gpu" or "tpu"."""
+        return "cpu" if self.name == "cpu" else "tpu" if self.name.startswith("v") else "gpu"
 
-def _gpu(name: str, hbm_gib: int, host_link: float, link: float, flops: float) -> Device:
+
+def _gpu(name: str, hbm_gib: int, hbm: float, host_link: float, link: float, network: float, flops: float) -> Device:
     return Device(
         name=name,
         hbm_bytes=hbm_gib * _GiB,
-        host_bytes=128 * _GiB,
+        hbm_bytes_s=hbm,
         host_link_bytes_s=host_link,
         link_bytes_s=link,
+        network_bytes_s=network,
         matmul_flops_s=flops,
+        host_bytes=(1 if name == "a100-40g" else 2) * 1000**4,
+        devices_per_host=8,
+        kernel="cudnn",
     )
 
 
-def _tpu(name: str, hbm_gib: int, host_gib: int, link: float, flops: float) -> Device:
+def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops: float) -> Device:
     return Device(
         name=name,
         hbm_bytes=hbm_gib * _GiB,
-        host_bytes=host_gib * _GiB,
+        hbm_bytes_s=hbm,
         host_link_bytes_s=16e9,
         link_bytes_s=link,
+        network_bytes_s=link,  # hosts of a slice are joined by the same links
         matmul_flops_s=flops,
+        host_bytes=host_gib * _GiB,
+        devices_per_host=4,
         tile=128,
     )
 
 
-# Host links are what copies reach, about four fifths of the PCIe figure.
 DEVICES = {
     device.name: device
     for device in (
         Device(
             name="cpu",
             hbm_bytes=8 * _GiB,
-            host_bytes=8 * _GiB,
+            hbm_bytes_s=20e9,
             host_link_bytes_s=10e9,
             link_bytes_s=5e9,
+            network_bytes_s=1e9,
             matmul_flops_s=5e10,
-            efficiency=1.0,
+            host_bytes=8 * _GiB,
+            devices_per_host=1,
+            matmul_efficiency=1.0,
+            attention_efficiency=1.0,
             overhead_tokens=8,
             tile=1,
             smallest_chunk=256,
             compute_bytes=4,
         ),
-        _gpu("a100-40g", 39, 25e9, 300e9, 312e12),
-        _gpu("a100-80g", 79, 25e9, 300e9, 312e12),
-        _gpu("h100", 79, 50e9, 450e9, 989e12),
-        _gpu("h200", 139, 50e9, 450e9, 989e12),
-        _gpu("b200", 178, 50e9, 900e9, 2250e12),
-        _tpu("v4", 32, 100, 50e9, 275e12),
-        _tpu("v5e", 16, 48, 50e9, 197e12),
-        _tpu("v5p", 95, 112, 100e9, 459e12),
-        _tpu("v6e", 31, 180, 100e9, 918e12),
+        _gpu("a100-40g", 39, 1.555e12, 25e9, 300e9, 25e9, 312e12),
+        _gpu("a100-80g", 79, 2.039e12, 25e9, 300e9, 25e9, 312e12),
+        _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12),
+        _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12),
+        _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12),
+        _tpu("v4", 32, 1.228e12, 400, 50e9, 275e12),
+        _tpu("v5e", 16, 0.819e12, 192, 50e9, 197e12),
+        _tpu("v5p", 95, 2.765e12, 448, 100e9, 459e12),
+        _tpu("v6e", 31, 1.638e12, 720, 100e9, 918e12),
     )
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Devices of one kind on hosts of one kind.
+
+    Args:
+        device: one device.
+        num_hosts: hosts.
+        devices_per_host: devices of each.
+        host_bytes: memory of each host that activations may take.
+        topology: chips along each dim of a TPU slice; empty elsewhere.
+    """
+
+    device: Device
+    num_hosts: int
+    devices_per_host: int
+    host_bytes: int
+    topology: tuple[int, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_hosts * self.devices_per_host
+
+    @property
+    def device_host_bytes(self) -> int:
+        """Host memory that one device can have for itself."""
+        return self.host_bytes // self.devices_per_host
+
+    @property
+    def name(self) -> str:
+        """The name that `parse_cluster` reads."""
+        shape = self.topology or (self.num_hosts, self.devices_per_host)
+        return f"{self.device.name}:{'x'.join(map(str, shape))}"
+
+    def link_bytes_s(self, span: int) -> float:
+        """Returns bytes a second, one way, between members of a group that spans so many neighbouring devices."""
+        return self.device.link_bytes_s if span <= self.devices_per_host else self.device.network_bytes_s
+
+
+def make_cluster(device: Device, num_devices: int = 1) -> Cluster:
+    """Returns usual hosts of a device, as few as hold `num_devices`; a lone host has no more devices than asked for."""
+    per_host = num_devices if device.name == "cpu" else min(num_devices, device.devices_per_host)
+    num_hosts = -(-num_devices // per_host)
+    return Cluster(device=device, num_hosts=num_hosts, devices_per_host=per_host, host_bytes=device.host_bytes)
+
+
+def parse_cluster(text: str) -> Cluster:
+    """Reads NAME:HOSTSxDEVICES (e.g. a100-80g:16x8), or a TPU slice by its chips (e.g. v5p:4x4x4).
+
+    Raises:
+        ValueError: the device is not known, or the shape is not positive whole numbers.
+    """
+    name, _, shape = text.strip().partition(":")
+    rule = "a cluster must read NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, h200:1x1, or a TPU slice such as v5p:4x4x4"
+    if name not in DEVICES:
+        raise ValueError(f"{rule}; got {text!r}: the devices are {', '.join(DEVICES)}")
+    device = DEVICES[name]
+    sizes = shape.split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise ValueError(f"{rule}, every size at least 1; got {text!r}")
+    dims = tuple(map(int, sizes))
+    if device.platform != "tpu":
+        if len(dims) != 2:
+            raise ValueError(f"{rule}; got {text!r}, with {len(dims)} sizes: give hosts and devices")
+        return Cluster(device=device, num_hosts=dims[0], devices_per_host=dims[1], host_bytes=device.host_bytes)
+    chips = 1
+    for dim in dims:
+        chips *= dim
+    return replace(make_cluster(device, chips), topology=dims)
+
 
 # Words of an accelerator's own name, most telling first.
 _WORDS = (
@@ -125,19 +229,19 @@ def find_device(name: str) -> Device:
     raise ValueError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}, or set the hardware group")
 
 
-def local_device() -> Device:
-    """Returns the device of this machine, from what the system says of it; no accelerator is touched.
+def local_cluster() -> Cluster:
+    """Returns the devices of this machine, from what the system says of them; no accelerator is touched.
 
-    A machine without a known accelerator counts as a CPU.
+    A machine without a known accelerator counts as one CPU.
     """
     if os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu"):
-        return DEVICES["cpu"]
-    names = [os.environ.get("TPU_ACCELERATOR_TYPE", "")]
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        names += [line.partition(":")[2] for line in path.read_text().splitlines() if line.startswith("Model")]
-    for name in names:
+        return make_cluster(DEVICES["cpu"])
+    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in paths for line in path.read_text().splitlines()]
+    names = [line.partition(":")[2] for line in lines if line.startswith("Model")]
+    for name, count in ((os.environ.get("TPU_ACCELERATOR_TYPE", ""), 1), *((name, len(names)) for name in names[:1])):
         try:
-            return find_device(name)
+            return make_cluster(find_device(name), count)
         except ValueError:
             continue
-    return DEVICES["cpu"]
+    return make_cluster(DEVICES["cpu"])

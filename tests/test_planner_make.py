@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.hardware import DEVICES
-from sppo_jax.planner.make import candidates, make_plan, read_request, resolve_device
+from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.planner.make import candidates, make_plan, read_request, resolve_cluster
 from sppo_jax.planner.parallel import layers_per_virtual_stage
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.stash import ALPHA_LEVELS
@@ -19,7 +19,12 @@ from sppo_jax.schedule.registry import make_table
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=64)
 LLAMA = dict(vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, mlp_size=14336)
-CPU, H200 = DEVICES["cpu"], DEVICES["h200"]
+CPU, H200 = make_cluster(DEVICES["cpu"]), make_cluster(DEVICES["h200"], 8)
+
+
+def changed(cluster, **figures):
+    """A cluster whose device has other figures."""
+    return replace(cluster, device=replace(cluster.device, **figures))
 
 
 def config(model=TINY, length=64, **groups):
@@ -111,8 +116,8 @@ def test_one_stage_is_not_cut_while_it_fits():
 def test_more_stages_want_more_chunks_down_to_the_smallest_useful_one():
     counts = [len(plan(length=8192, mesh={"pipe": pipe}).chunk_lengths) for pipe in (1, 2, 4)]
     assert counts == sorted(counts) and counts[0] == 1 and counts[-1] > 8
-    assert max(counts) <= 8192 // CPU.smallest_chunk
-    finer = replace(CPU, smallest_chunk=1024)
+    assert max(counts) <= 8192 // CPU.device.smallest_chunk
+    finer = changed(CPU, smallest_chunk=1024)
     assert len(plan(length=8192, mesh={"pipe": 4}, device=finer).chunk_lengths) == 8
 
 
@@ -125,16 +130,16 @@ def test_several_sequences_want_fewer_chunks():
 def test_memory_makes_chunks():
     whole = plan(length=16384, model={**TINY, "mlp_size": 4096})
     assert whole.chunk_lengths == (16384,)
-    tight = replace(CPU, hbm_bytes=int(whole.predicted.hbm_bytes[0] * 0.6))
+    tight = changed(CPU, hbm_bytes=int(whole.predicted.hbm_bytes[0] * 0.6))
     cut = plan(length=16384, model={**TINY, "mlp_size": 4096}, device=tight)
     assert len(cut.chunk_lengths) > 1
-    assert max(cut.predicted.hbm_bytes) < tight.hbm_bytes
+    assert max(cut.predicted.hbm_bytes) < tight.device.hbm_bytes
     assert cut.reasons["hbm"].startswith("fits")
 
 
 def test_what_cannot_fit_is_planned_with_least_memory_and_says_so():
     with pytest.warns(UserWarning, match="no plan fits: the smallest takes .* got 1000 B and"):
-        made = make_plan(config(length=4096), replace(CPU, hbm_bytes=1000))
+        made = make_plan(config(length=4096), changed(CPU, hbm_bytes=1000))
     assert made.reasons["hbm"].startswith("DOES NOT FIT")
     assert max(made.predicted.hbm_bytes) < max(plan(length=4096).predicted.hbm_bytes)
 
@@ -164,7 +169,7 @@ def test_million_tokens_go_to_the_host_where_copies_hide():
 
 
 def test_alpha_rises_with_the_work_to_hide_behind():
-    device = replace(H200, host_link_bytes_s=2e9)
+    device = changed(H200, host_link_bytes_s=2e9)
     made = plan(LLAMA, 2**18, mesh={"pipe": 4, "seq": 8}, sequence={"chunks": 64}, device=device)
     alpha = made.stash.alpha
     assert set(alpha) == set(ALPHA_LEVELS)
@@ -176,9 +181,7 @@ def test_alpha_rises_with_the_work_to_hide_behind():
 
 def test_alpha_by_hand():
     # One stage of 2 layers, chunks of 16: seconds = flops / rate; alpha = bandwidth * seconds / bytes.
-    device = replace(
-        CPU, matmul_flops_s=1e6, efficiency=1.0, overhead_s=0.0, overhead_tokens=0, host_link_bytes_s=1.0, tile=1
-    )
+    device = changed(CPU, matmul_flops_s=1e6, overhead_s=0.0, overhead_tokens=0, host_link_bytes_s=1.0, tile=1)
     model = {**TINY, "num_layers": 2}
     weights = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 64
     flops = 2 * (2 * weights * 16 + 4 * 32 * (0 + 128))
@@ -186,7 +189,7 @@ def test_alpha_by_hand():
     exactly_half = 0.5 * size / (flops / 1e6)
     for bandwidth, expected in ((exactly_half * 1.001, 0.5), (exactly_half * 0.999, 0.25)):
         made = plan(
-            model, sequence={"chunks": 4}, device=replace(device, host_link_bytes_s=bandwidth), stash={"inputs": "host"}
+            model, sequence={"chunks": 4}, device=changed(device, host_link_bytes_s=bandwidth), stash={"inputs": "host"}
         )
         assert made.stash.alpha[0] == expected and made.stash.alpha[-1] == 0.0
 
@@ -196,7 +199,7 @@ def test_alpha_is_lowered_to_what_the_host_holds():
     assert max(free.stash.alpha) == 1.0
     need = free.predicted.host_bytes[0]
     tight = plan(
-        length=4096, mesh={"pipe": 2}, sequence={"chunks": 16}, device=replace(CPU, host_bytes=int(need * 0.6))
+        length=4096, mesh={"pipe": 2}, sequence={"chunks": 16}, device=replace(CPU, host_bytes=int(need * 0.6 * 1))
     )
     assert max(tight.stash.alpha) == 0.5 and tight.predicted.host_bytes[0] <= need * 0.6
     assert "at most 0.5" in tight.reasons["alpha"]
@@ -306,10 +309,10 @@ def test_nearest_layers_by_all_cases():
 
 def test_hardware_group_overrides_the_datasheet():
     pinned = config(hardware={"hbm_bytes": 5, "matmul_flops_s": 7e12})
-    device = resolve_device(pinned, H200)
-    assert (device.hbm_bytes, device.matmul_flops_s, device.efficiency) == (5, 7e12, 1.0)
-    assert device.host_bytes == H200.host_bytes
-    assert resolve_device(config(train={"devices": "cpu:1"})) == CPU
+    device = resolve_cluster(pinned, H200).device
+    assert (device.hbm_bytes, device.matmul_flops_s, device.matmul_efficiency) == (5, 7e12, 1.0)
+    assert device.host_link_bytes_s == H200.device.host_link_bytes_s
+    assert resolve_cluster(config(train={"devices": "cpu:1"})) == CPU
 
 
 def test_compute_dtype_sets_the_size_of_activations():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import DEVICES, find_device
+from sppo_jax.hardware import DEVICES, find_device, make_cluster
 from sppo_jax.planner.costs import CostModel, chunk_pairs, layer_costs, vocabulary_params
 from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
 from sppo_jax.planner.plan import StashPlan
@@ -40,9 +40,7 @@ def test_causal_pairs_of_chunks_add_up():
 
 
 def test_seconds_of_units_on_a_simple_device():
-    device = replace(
-        DEVICES["cpu"], matmul_flops_s=1.0, efficiency=1.0, overhead_s=0.0, overhead_tokens=0, link_bytes_s=1.0
-    )
+    device = replace(DEVICES["cpu"], matmul_flops_s=1.0, overhead_s=0.0, overhead_tokens=0, link_bytes_s=1.0)
     layer = layer_costs(MODEL)
     costs = CostModel(
         layer=layer,
@@ -54,7 +52,7 @@ def test_seconds_of_units_on_a_simple_device():
         seq=4,
         recompute_linear=True,
         recompute_attention=False,
-        device=device,
+        cluster=make_cluster(device, 8),
     )
     pairs = 8 * 16 + 32
     assert costs.seconds("F", 16, 8) == 2 * (layer.linear_flops * 8 + layer.pair_flops * pairs) / 4 + 2 * (3 + 10)
@@ -65,7 +63,7 @@ def test_seconds_of_units_on_a_simple_device():
     # Padding is computed by the linear layers alone.
     padded = costs.of_table((16, 8))(Unit("F", 0, 1, 0), 16) - costs.seconds("F", 16, 8)
     assert padded == 2 * layer.linear_flops * 2 + 2 * (3 + 10)
-    slower = replace(costs, device=replace(device, overhead_s=1.0, overhead_tokens=1))
+    slower = replace(costs, cluster=make_cluster(replace(device, overhead_s=1.0, overhead_tokens=1), 8))
     extra = slower.seconds("F", 16, 8) - costs.seconds("F", 16, 8)
     assert extra == pytest.approx(1 + 2 * layer.linear_flops)
 
@@ -127,10 +125,10 @@ def test_more_sequences_and_longer_chunks_need_more():
 
 
 def test_fits_leaves_a_reserve_and_looks_at_the_host_too():
-    device = replace(DEVICES["cpu"], hbm_bytes=1000, host_bytes=100)
-    assert Memory(hbm={"a": 900, "b": 10}, host=100).fits(device)
-    assert not Memory(hbm={"a": 990}, host=0).fits(device)
-    assert not Memory(hbm={"a": 10}, host=101).fits(device)
+    cluster = replace(make_cluster(replace(DEVICES["cpu"], hbm_bytes=1000), 2), host_bytes=200)
+    assert Memory(hbm={"a": 900, "b": 10}, host=100).fits(cluster)
+    assert not Memory(hbm={"a": 990}, host=0).fits(cluster)
+    assert not Memory(hbm={"a": 10}, host=101).fits(cluster)
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got list"),
-        (edited("schema_version", 99), "schema_version 1, got 99"),
-        (edited("schema_version", None), "schema_version 1, got None"),
+        (edited("schema_version", 99), "schema_version 2, got 99"),
+        (edited("schema_version", None), "schema_version 2, got None"),
         (edited("color", "red"), "got unknown color"),
         (edited("mesh.color", "red"), "mesh of a plan has the keys data, pipe, seq; got unknown color"),
         (edited("stash.alpha", None), "stash of a plan lacks alpha"),
@@ -96,7 +96,7 @@ STASH = make().stash
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=2), "schema_version 1, got 2"),
+        (dict(schema_version=1), "schema_version 2, got 1"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "got data=0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
         (dict(ring=1), "ulysses * ring must be the seq axis (4), got 2 * 1"),

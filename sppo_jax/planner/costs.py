@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import Device
+from sppo_jax.hardware import Cluster
 from sppo_jax.schedule.table import Unit
 
 # Attention has two matmuls forward and five backward; a linear layer has one and two.
@@ -83,7 +83,7 @@ class CostModel:
         seq: devices of a stage.
         recompute_linear: whether backward computes the linear parts anew.
         recompute_attention: whether backward computes attention anew.
-        device: the device.
+        cluster: the devices and what joins them.
     """
 
     layer: LayerCosts
@@ -95,7 +95,7 @@ class CostModel:
     seq: int
     recompute_linear: bool
     recompute_attention: bool
-    device: Device
+    cluster: Cluster
 
     def seconds(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
         """Returns the seconds of a unit.
@@ -106,19 +106,24 @@ class CostModel:
             tokens: tokens of the chunk.
             padded: tokens of the tick, if more. Linear layers compute padding, attention skips it.
         """
-        rate = self.device.matmul_flops_s * self.device.efficiency
+        device = self.cluster.device
+        matmul_s = 1 / (device.matmul_flops_s * device.matmul_efficiency)
+        attention_s = 1 / (device.matmul_flops_s * device.attention_efficiency)
         computed = max(tokens, padded) / self.seq
         # A short matmul waits for its weights, as if it had some tokens more.
-        local = computed + self.device.overhead_tokens
+        local = computed + device.overhead_tokens
         if kind == "H":
             # The head is spread over all stages.
-            return self.head_flops * local / (rate * self.pipe) + self.device.overhead_s
+            return self.head_flops * local * matmul_s / self.pipe + device.overhead_s
         backward = kind == "B"
         linear = self.layer.linear_flops * (LINEAR_BACKWARD + self.recompute_linear if backward else 1)
         attention = self.layer.pair_flops * (ATTENTION_BACKWARD + self.recompute_attention if backward else 1)
-        flops = self.layers * (linear * local + attention * chunk_pairs(start, tokens) / self.seq)
-        traffic = computed * (self.carry_bytes + (1 + backward) * self.layers * self.exchange_bytes)
-        return flops / rate + traffic / self.device.link_bytes_s + self.device.overhead_s
+        compute_s = self.layers * (
+            linear * local * matmul_s + attention * chunk_pairs(start, tokens) / self.seq * attention_s
+        )
+        exchange = (1 + backward) * self.layers * self.exchange_bytes / self.cluster.link_bytes_s(self.seq)
+        hop = self.carry_bytes / self.cluster.link_bytes_s(self.seq * self.pipe)
+        return compute_s + computed * (exchange + hop) + device.overhead_s
 
     def chunk_seconds(self, start: int, tokens: int) -> float:
         """Returns the seconds of a chunk's F and B on one virtual stage together."""

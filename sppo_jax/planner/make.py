@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sppo_jax
-from sppo_jax.config import Config
-from sppo_jax.hardware import DEVICES, Device, local_device
+from sppo_jax.config import Config, ModelConfig
+from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_cluster, parse_cluster
 from sppo_jax.planner.costs import CostModel, balance_weights, layer_costs
 from sppo_jax.planner.lengths import check_length, equal_lengths, flops_balanced_lengths, given_lengths
 from sppo_jax.planner.memory import Memory, Shape, predict_memory
 from sppo_jax.planner.parallel import SequenceSplit, layers_per_virtual_stage, split_sequence
-from sppo_jax.planner.plan import MeshShape, Plan, Predicted, SchedulePlan
+from sppo_jax.planner.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan
 from sppo_jax.planner.stash import check_host_layers, choose_alpha, choose_places
 from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
@@ -22,6 +22,7 @@ from sppo_jax.schedule.slots import kv_slots
 from sppo_jax.schedule.table import Table
 from sppo_jax.units import format_bytes
 
+PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
@@ -33,7 +34,7 @@ class Request:
 
     Args:
         config: the config.
-        device: figures of one device.
+        cluster: the devices.
         layers: layers of a virtual stage.
         interleave: virtual stages of a stage.
         split: sequence parallelism.
@@ -42,7 +43,7 @@ class Request:
     """
 
     config: Config
-    device: Device
+    cluster: Cluster
     layers: int
     interleave: int
     split: SequenceSplit
@@ -59,62 +60,65 @@ class Choice:
     reasons: dict[str, str]
 
 
-def make_plan(config: Config, device: Device | None = None) -> Plan:
+def make_plan(config: Config, cluster: Cluster | None = None) -> Plan:
     """Decides everything static about a training step.
 
     Args:
         config: the settings; what is "auto" is chosen.
-        device: figures of one device; None: those of `train.devices` if simulated, else of this machine.
+        cluster: the devices; None: `hardware.cluster`, `train.devices` if simulated, else those of this machine.
 
     Raises:
         ValueError: the settings do not fit together; says the rule, what was got and what to change.
     """
-    request = read_request(config, device)
+    request = read_request(config, cluster)
     least: tuple[Plan, Memory] | None = None
     for choice in candidates(request):
         plan, memory = evaluate(request, choice)
-        if memory.fits(request.device):
+        if memory.fits(request.cluster):
             return plan
         if least is None or memory.hbm_bytes < least[1].hbm_bytes:
             least = plan, memory
     assert least is not None
     warnings.warn(
         f"no plan fits: the smallest takes {format_bytes(least[1].hbm_bytes)} of device memory and "
-        f"{format_bytes(least[1].host)} of host memory, got {format_bytes(request.device.hbm_bytes)} and "
-        f"{format_bytes(request.device.host_bytes)} a device; raise mesh.pipe or mesh.seq, or send more to the host",
+        f"{format_bytes(least[1].host)} of host memory, got {format_bytes(request.cluster.device.hbm_bytes)} and "
+        f"{format_bytes(request.cluster.device_host_bytes)} a device; raise mesh.pipe or mesh.seq, "
+        "or send more to the host",
         stacklevel=2,
     )
     return least[0]
 
 
-def read_request(config: Config, device: Device | None = None) -> Request:
-    """Resolves device, layers, sequence parallelism and a table given by hand; arguments as `make_plan`."""
-    device = resolve_device(config, device)
+def read_request(config: Config, cluster: Cluster | None = None) -> Request:
+    """Resolves cluster, layers, sequence parallelism and a table given by hand; arguments as `make_plan`."""
+    cluster = resolve_cluster(config, cluster)
     table = _read_table(config) if config.schedule.table is not None else None
     interleave = table[0].num_groups if table else config.schedule.interleave
     dtype = config.model.compute_dtype
     return Request(
         config=config,
-        device=device,
+        cluster=cluster,
         layers=layers_per_virtual_stage(config.model.num_layers, config.mesh.pipe, interleave),
         interleave=interleave,
         split=split_sequence(config.model, config.sequence, config.mesh.seq),
-        compute_bytes=_COMPUTE_BYTES.get(dtype, device.compute_bytes),
+        compute_bytes=_COMPUTE_BYTES.get(dtype, cluster.device.compute_bytes),
         table=table,
     )
 
 
-def resolve_device(config: Config, device: Device | None = None) -> Device:
-    """Returns the figures of a device with those that the `hardware` group pins."""
-    if device is None:
-        device = DEVICES["cpu"] if config.train.devices.startswith("cpu") else local_device()
-    names = ("hbm_bytes", "host_bytes", "host_link_bytes_s", "matmul_flops_s")
-    pinned = {name: getattr(config.hardware, name) for name in names}
-    pinned = {name: value for name, value in pinned.items() if value != "auto"}
+def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
+    """Returns the devices to plan for, with the figures that the `hardware` group pins."""
+    settings, devices = config.hardware, config.mesh.num_devices
+    if cluster is None:
+        cluster = parse_cluster(settings.cluster) if settings.cluster else None
+    if cluster is None:
+        cluster = make_cluster(DEVICES["cpu"], devices) if config.train.num_simulated_devices else local_cluster()
+    pinned = {name: getattr(settings, name) for name in PINNABLE if getattr(settings, name) != "auto"}
     if "matmul_flops_s" in pinned:
         # A figure the user gives is what the device reaches, not its datasheet's peak.
-        pinned["efficiency"] = 1.0
-    return replace(device, **pinned)
+        pinned.update(matmul_efficiency=1.0, attention_efficiency=1.0)
+    host_bytes = cluster.host_bytes if settings.host_bytes == "auto" else int(settings.host_bytes)
+    return replace(cluster, device=replace(cluster.device, **pinned), host_bytes=host_bytes)
 
 
 def candidates(request: Request) -> Iterator[Choice]:
@@ -155,7 +159,7 @@ def evaluate(request: Request, choice: Choice) -> tuple[Plan, Memory]:
     Raises:
         ValueError: the choice breaks a rule.
     """
-    config, device = request.config, request.device
+    config, cluster = request.config, request.cluster
     mesh = config.mesh
     table = request.table[0] if request.table else _make_table(request, choice)
     shape = Shape(
@@ -191,13 +195,15 @@ def evaluate(request: Request, choice: Choice) -> tuple[Plan, Memory]:
             host_bytes=(memory.host,) * mesh.pipe,
         ),
         ring_pass=config.sequence.ring_pass,
+        kernel=choose_kernel(config.model, cluster.device, request.compute_bytes),
+        model={name: getattr(config.model, name) for name in MODEL_FIELDS},
         reasons={
-            "mesh": f"as requested, on {device.name}",
+            "mesh": f"as requested, on {cluster.name}",
             "sequence_kind": request.split.reason,
             **choice.reasons,
             **stash.reasons,
             "kv_grad_dtype": "as requested" if config.stash.kv_grad_dtype != "auto" else "sums over many chunks",
-            **_memory_reasons(memory, device),
+            **_memory_reasons(memory, cluster),
         },
     )
     return plan, memory
@@ -219,8 +225,25 @@ def cost_model(request: Request, *, recompute_linear: bool = True, recompute_att
         seq=seq,
         recompute_linear=recompute_linear,
         recompute_attention=recompute_attention,
-        device=request.device,
+        cluster=request.cluster,
     )
+
+
+def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str:
+    """Returns the attention kernel: what the device runs best, where it takes the model's dtype and heads.
+
+    Raises:
+        ValueError: a kernel is asked for that does not take them.
+    """
+    possible = compute_bytes == 2 and model.head_dim % 8 == 0 and model.head_dim <= 128
+    if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
+        raise ValueError(
+            f"model.kernel=cudnn needs a GPU, bfloat16 and heads of a multiple of 8 up to 128, got {device.name}, "
+            f"{compute_bytes} bytes an element and model.head_dim={model.head_dim}: use model.kernel=blockwise"
+        )
+    if model.kernel != "auto":
+        return model.kernel
+    return device.kernel if possible else "blockwise"
 
 
 def _read_table(config: Config) -> tuple[Table, str]:
@@ -298,11 +321,11 @@ def _make_table(request: Request, choice: Choice) -> Table:
 
 
 def _multiple(request: Request) -> int:
-    return request.config.mesh.seq * request.device.tile
+    return request.config.mesh.seq * request.cluster.device.tile
 
 
 def _smallest_chunk(request: Request) -> int:
-    return max(request.device.smallest_chunk, _multiple(request))
+    return max(request.cluster.device.smallest_chunk, _multiple(request))
 
 
 def _counts(request: Request) -> list[int]:
@@ -352,9 +375,9 @@ def _step_estimate(request: Request, count: int) -> float:
     return sequences * (sum(chunk_s) + head_s) + drains * (pipe - 1) / interleave * longest
 
 
-def _memory_reasons(memory: Memory, device: Device) -> dict[str, str]:
-    fits = "fits" if memory.fits(device) else "DOES NOT FIT"
+def _memory_reasons(memory: Memory, cluster: Cluster) -> dict[str, str]:
+    fits = "fits" if memory.fits(cluster) else "DOES NOT FIT"
     return {
-        "hbm": f"{fits} in {format_bytes(device.hbm_bytes)}: {memory.describe()}",
-        "host": f"of {format_bytes(device.host_bytes)} a device",
+        "hbm": f"{fits} in {format_bytes(cluster.device.hbm_bytes)}: {memory.describe()}",
+        "host": f"of {format_bytes(cluster.device_host_bytes)} a device",
     }

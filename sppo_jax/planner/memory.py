@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import Device
+from sppo_jax.hardware import Cluster
 from sppo_jax.planner.costs import layer_costs, vocabulary_params
 from sppo_jax.planner.plan import StashPlan
 from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
@@ -52,9 +52,10 @@ class Memory:
     def hbm_bytes(self) -> int:
         return sum(self.hbm.values())
 
-    def fits(self, device: Device) -> bool:
+    def fits(self, cluster: Cluster) -> bool:
         """Returns whether a device, with a small reserve, has this much."""
-        return self.hbm_bytes <= device.hbm_bytes * (1 - _RESERVE) and self.host <= device.host_bytes
+        room = cluster.device.hbm_bytes * (1 - _RESERVE)
+        return self.hbm_bytes <= room and self.host <= cluster.device_host_bytes
 
     def describe(self) -> str:
         """Returns the parts, largest first."""

@@ -14,11 +14,22 @@ from sppo_jax.schedule.slots import kv_slots
 from sppo_jax.schedule.table import Table
 from sppo_jax.units import format_bytes
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
+KERNELS = ("blockwise", "cudnn")
+# Fields of a model that a plan depends on.
+MODEL_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "mlp_size",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +99,8 @@ class Plan:
         kv_slots: sequences whose keys and values a stage holds at once.
         predicted: predicted figures.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
+        kernel: the attention kernel, "blockwise" or "cudnn".
+        model: the fields of the model that the plan was made for; empty where a plan is written by hand.
         reasons: for each choice, why it was made.
 
     Raises:
@@ -108,6 +121,8 @@ class Plan:
     kv_slots: int
     predicted: Predicted
     ring_pass: str = "auto"
+    kernel: str = "blockwise"
+    model: dict[str, int] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -221,6 +236,8 @@ def _check_sequence(plan: Plan) -> None:
         raise ValueError(f"sequence_kind is one of {', '.join(SEQUENCE_KINDS)}, got {plan.sequence_kind!r}")
     if plan.ring_pass not in RING_PASSES:
         raise ValueError(f"ring_pass is one of {', '.join(RING_PASSES)}, got {plan.ring_pass!r}")
+    if plan.kernel not in KERNELS:
+        raise ValueError(f"kernel is one of {', '.join(KERNELS)}, got {plan.kernel!r}")
     if plan.ulysses * plan.ring != plan.mesh.seq:
         raise ValueError(f"ulysses * ring must be the seq axis ({plan.mesh.seq}), got {plan.ulysses} * {plan.ring}")
     if (plan.sequence_kind == "ulysses" and plan.ring > 1) or (plan.sequence_kind == "ring" and plan.ulysses > 1):

@@ -79,12 +79,12 @@ def choose_alpha(
         requested: "auto", one value for all diagonals, or a value each.
         table: the schedule.
         shape: shape of the model on its stages.
-        costs: seconds of units, and the device.
+        costs: seconds of units, and the cluster.
 
     Raises:
         ValueError: a list of the wrong length.
     """
-    stash, device = choice.stash, costs.device
+    stash, device, host_bytes = choice.stash, costs.cluster.device, costs.cluster.device_host_bytes
     groups, gaps = diagonal_groups(table), group_gaps(table)
     if isinstance(requested, Sequence) and not isinstance(requested, str):
         if len(requested) != len(groups):
@@ -104,11 +104,11 @@ def choose_alpha(
     for cap in reversed(ALPHA_LEVELS):
         levels = [_round_down(min(cap, share)) for share in hidden]
         stash = replace(stash, alpha=tuple(levels[group] for group in groups))
-        if stash_bytes(table, shape, stash)[1] <= device.host_bytes:
+        if stash_bytes(table, shape, stash)[1] <= host_bytes:
             break
     why = f"the largest share whose copy at {device.host_link_bytes_s / 1e9:.3g} GB/s hides behind the chunk; {zeros}"
     if cap < 1:
-        why += f"; at most {cap}, for the host has {format_bytes(device.host_bytes)} a device"
+        why += f"; at most {cap}, for the host has {format_bytes(host_bytes)} a device"
     return _with_alpha(choice, stash.alpha, why)
 
 
@@ -125,7 +125,7 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
     shares = []
     for group, gap in enumerate(gaps):
         tokens = longest[group] / shape.seq
-        room = costs.device.host_link_bytes_s * forward_s[group] - rest * tokens
+        room = costs.cluster.device.host_link_bytes_s * forward_s[group] - rest * tokens
         shares.append(min(1.0, max(0.0, room / (shared * tokens))) if gap >= MIN_HOST_GAP else 0.0)
     return shares
 

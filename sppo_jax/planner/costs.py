@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
+from sppo_jax.planner.plan import MeshShape
 from sppo_jax.schedule.table import Unit
 
 # Attention has two matmuls forward and five backward; a linear layer has one and two.
@@ -125,6 +126,10 @@ class CostModel:
         hop = self.carry_bytes / self.cluster.link_bytes_s(self.seq * self.pipe)
         return compute_s + computed * (exchange + hop) + device.overhead_s
 
+    def step_overhead_s(self) -> float:
+        """Returns the seconds of a step that belong to no tick: the sums of gradients and the optimizer's update."""
+        return 0.0
+
     def chunk_seconds(self, start: int, tokens: int) -> float:
         """Returns the seconds of a chunk's F and B on one virtual stage together."""
         return self.seconds("F", start, tokens) + self.seconds("B", start, tokens)
@@ -137,6 +142,53 @@ class CostModel:
             return self.seconds(unit.kind, starts[unit.chunk], chunk_lengths[unit.chunk], padded)
 
         return seconds
+
+
+def cost_model(
+    model: ModelConfig,
+    *,
+    cluster: Cluster,
+    mesh: MeshShape,
+    ulysses: int,
+    ring: int,
+    layers: int,
+    compute_bytes: int,
+    recompute_linear: bool,
+    recompute_attention: bool,
+) -> CostModel:
+    """Returns the seconds of units of a model on a mesh.
+
+    Args:
+        model: the model shape.
+        cluster: the devices and what joins them.
+        mesh: devices along each axis.
+        ulysses: devices over which heads are spread.
+        ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
+        layers: layers of a virtual stage.
+        compute_bytes: bytes of an activation.
+        recompute_linear: whether backward computes the linear parts anew.
+        recompute_attention: whether backward computes attention anew.
+
+    Raises:
+        ValueError: the factors do not make up the `seq` axis.
+    """
+    if ulysses * ring != mesh.seq:
+        raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}: change a factor")
+    layer = layer_costs(model)
+    # Queries, keys and values go to where they are needed and outputs come back; one device exchanges nothing.
+    exchanged = 2 * layer.attention_elements + layer.kv_elements
+    return CostModel(
+        layer=layer,
+        layers=layers,
+        head_flops=3 * 2.0 * model.vocab_size * model.hidden_size,
+        carry_bytes=model.hidden_size * compute_bytes if mesh.pipe > 1 else 0,
+        exchange_bytes=exchanged * compute_bytes if mesh.seq > 1 else 0,
+        pipe=mesh.pipe,
+        seq=mesh.seq,
+        recompute_linear=recompute_linear,
+        recompute_attention=recompute_attention,
+        cluster=cluster,
+    )
 
 
 def balance_weights(model: ModelConfig) -> tuple[float, float]:

@@ -1,0 +1,1 @@
+"""The commands of `sppo`, one file each; none imports jax before it knows the devices."""

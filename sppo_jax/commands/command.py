@@ -1,0 +1,75 @@
+"""What the commands share: exit codes, the parser, the config and a plan that is given back."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import NoReturn
+
+from sppo_jax.config import Config, load_config
+from sppo_jax.planner.plan import Plan
+
+DONE, FAILED, WRONG_INPUT, DOES_NOT_FIT = 0, 1, 2, 3
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong command line like any other wrong input: one line, no usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def config_parser(command: str, description: str) -> Parser:
+    """Returns a parser of a command that takes a config and overrides; read it with `parse_intermixed_args`."""
+    parser = Parser(prog=f"sppo {command}", description=description)
+    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="settings that replace the file's")
+    return parser
+
+
+def load(args: argparse.Namespace) -> Config:
+    """Reads the config and simulates the devices it asks for, which must happen before jax is imported.
+
+    Args:
+        args: of a `config_parser`; a `cluster` in it replaces hardware.cluster.
+    """
+    cluster = getattr(args, "cluster", None)
+    overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
+    config = load_config(args.config, overrides)
+    if config.train.num_simulated_devices:
+        _simulate(config.train.num_simulated_devices)
+    return config
+
+
+def _simulate(num_devices: int) -> None:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    # With fewer cores than devices a collective waits for devices that have not had their turn: allow them time.
+    flags = {
+        "--xla_force_host_platform_device_count": num_devices,
+        "--xla_cpu_collective_call_terminate_timeout_seconds": 600,
+    }
+    kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.partition("=")[0] not in flags]
+    os.environ["XLA_FLAGS"] = " ".join([*kept, *(f"{name}={value}" for name, value in flags.items())])
+
+
+def read_plan(path: Path, config: Config) -> Plan:
+    """Reads a plan that was given, and checks that it is one for this config.
+
+    Raises:
+        ValueError: it cannot be read, or does not match the config; says in what.
+    """
+    try:
+        plan = Plan.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--plan must be a readable plan.json, got {path} ({error}); give another") from error
+    settings = {
+        "sequence.length": (config.sequence.length, plan.sequence_length),
+        "sequence.per_pipeline": (config.sequence.per_pipeline, plan.sequences_per_pipeline),
+        "mesh.data": (config.mesh.data, plan.mesh.data),
+        "mesh.pipe": (config.mesh.pipe, plan.mesh.pipe),
+        "mesh.seq": (config.mesh.seq, plan.mesh.seq),
+        **{f"model.{name}": (getattr(config.model, name), found) for name, found in plan.model.items()},
+    }
+    for name, (wanted, found) in settings.items():
+        if wanted not in ("auto", found):
+            raise ValueError(f"--plan must agree with {name} = {wanted}, got {found} in {path}; set {name}={found}")
+    return plan

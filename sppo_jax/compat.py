@@ -1,6 +1,9 @@
 """Differences between jax versions, in one place."""
 
+import inspect
+
 import jax
+import jax.numpy as jnp
 import jaxlib
 
 # openxla/xla#46231: jaxlib 0.11.0 reads reversed host slices wrongly on GPUs; fixed in 0.11.1, older ones are unproven.
@@ -52,3 +55,47 @@ def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | N
     if backend not in ("gpu", "cuda") or not uses_host:
         return None
     return {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_memory_limit_slop_factor": 2000}
+
+
+def cudnn_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool, scale: float):
+    """Bind cuDNN's attention; returns out_NTH in the dtype of q and lse_NT in float32."""
+    operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
+    out, lse = _cudnn_bind("fwd", operands, causal, scale, is_training=True)
+    return out[0], lse[0]
+
+
+def cudnn_backward(
+    q_NTH, k_KSH, v_KSH, num_queries, num_keys, out_NTH, lse_NT, dout_NTH, *, causal: bool, scale: float
+):
+    """Bind the backward of cuDNN's attention; returns dq_NTH, dk_KSH, dv_KSH in the dtype of q."""
+    operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
+    results = (lse_NT[None], out_NTH[None], dout_NTH[None])
+    return tuple(grad[0] for grad in _cudnn_bind("bwd", (*operands, *results), causal, scale)[:3])
+
+
+def _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys) -> tuple:
+    """Add the batch dim, the two lengths, and an empty array for each of bias, offsets and page tables."""
+    none = jnp.zeros((0,), q_NTH.dtype)
+    lengths = [jnp.asarray(count, jnp.int32).reshape(1) for count in (num_queries, num_keys)]
+    return (q_NTH[None], k_KSH[None], v_KSH[None], none, *lengths, none, none, none, none)
+
+
+def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **settings):
+    """Bind a private primitive: the public function takes no LSE in its backward, and asks for a GPU at hand."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
+    # Since 0.11 a function of the scores can be fused in; None for none.
+    newer = [name for name in ("score_mod_name", "score_mod_jaxpr") if name in inspect.signature(lowering).parameters]
+    return getattr(cudnn, f"_dot_product_attention_{way}_p").bind(
+        *operands,
+        scale=scale,
+        seed=42,
+        dropout_rate=0.0,
+        variadic_args=(False, False),  # no bias, no gradient of a bias
+        mask_type=cudnn.MaskType.PADDING_CAUSAL if causal else cudnn.MaskType.PADDING,
+        layout=cudnn.AttentionLayout.BNTH.value,
+        sliding_window_length=None,
+        **{name: None for name in newer},
+        **settings,
+    )

@@ -8,19 +8,20 @@ from exactness import quick_jit, random_batch
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.attention import blockwise, sequence, ulysses
+from sppo_jax.attention import blockwise, flash, sequence, ulysses
 from sppo_jax.attention.dense import dense_attention
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
 
 HEAD_DIM = 4
-STRIPED = P(None, ("ring", "ulysses"))
+STRIPED = P(None, ("ulysses", "ring"))
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK_Q", 4)
     monkeypatch.setattr(blockwise, "BLOCK_K", 8)
+    monkeypatch.setattr(flash, "MAX_TILE", 8)
 
 
 def by_chunks(split, lengths, heads, kv_heads):
@@ -44,9 +45,7 @@ def by_chunks(split, lengths, heads, kv_heads):
 
         for index, length in enumerate(lengths):
             start, count = starts[index] // split.ring, length // split.ring
-            tags = sequence.chunk_tags(
-                keys, start, count, size * split.ulysses, passes=split.passes, bound=total // split.ring
-            )
+            tags = sequence.chunk_tags(keys, start, count, size * split.ulysses, split, bound=total // split.ring)
             chunk = Chunk((0, 0), jnp.int32(start), jnp.int32(count), tags)
             cache = sequence.write_prefix(cache, cut(k, index), cut(v, index), chunk, 0, split)
             o, lse = sequence.forward(cut(q, index), cache, chunk, 0, split)
@@ -88,6 +87,11 @@ def by_chunks(split, lengths, heads, kv_heads):
         (Split(1, 4, "q"), (16, 8, 16), 3, 3),
         (Split(2, 2, "kv"), (16, 12, 8), 4, 1),
         (Split(2, 3, "q"), (18, 12), 2, 2),
+        (Split(1, 1, "q", "cudnn"), (10, 7, 13), 4, 2),
+        (Split(4, 1, "q", "cudnn"), (16, 12, 8), 8, 2),
+        (Split(1, 3, "kv", "cudnn"), (15, 9, 12), 2, 1),
+        (Split(1, 4, "q", "cudnn"), (16, 8, 16), 3, 3),
+        (Split(2, 2, "kv", "cudnn"), (16, 12, 8), 4, 1),
     ],
     ids=str,
 )

@@ -14,32 +14,38 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.attention import blockwise
+from sppo_jax.attention import blockwise, flash
 from sppo_jax.attention.blockwise import Prefix, accumulator, block_sizes, merge
+from sppo_jax.attention.spans import Spans, find_spans
 from sppo_jax.attention.tags import BlockRange, Tags, block_range
 
 AXIS = "ring"
 
 
 class RingTags(NamedTuple):
-    """Tags of every member's queries [R, T] and keys [R, S], and the block ranges of each hop."""
+    """Tags of every member's queries [R, T] and keys [R, S], and for each hop what meets.
+
+    What meets is a range of key blocks for the blockwise kernel, or spans for the fused one; its type says which runs.
+    """
 
     queries: Tags
     keys: Tags
-    blocks: BlockRange
+    meets: BlockRange | Spans
 
 
-def ring_tags(queries: Tags, keys: Tags, *, passes: str, bound: int | None) -> RingTags:
+def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bound: int | None) -> RingTags:
     """Prepare the masks of a tick once for all layers.
 
     Args:
         queries: tags of the chunk on every member, [R, T].
         keys: tags of the prefix buffer on every member, [R, S].
+        start: where the chunk starts in a member's tokens.
+        kernel: "blockwise" or "cudnn".
         passes: "kv" or "q".
         bound: with "kv", how many keys of each member travel; None for all.
 
     Returns:
-        tags and, for hop j, the block ranges of (own queries, keys of member me - j) or (queries of me - j, own keys).
+        tags and, for hop j, what meets of (own queries, keys of member me - j) or (queries of me - j, own keys).
     """
     num_members = queries.documents.shape[0]
     if passes == "kv" and bound is not None:
@@ -49,10 +55,25 @@ def ring_tags(queries: Tags, keys: Tags, *, passes: str, bound: int | None) -> R
 
     def pair(other):
         own_q, own_k = (me, other) if passes == "kv" else (other, me)
+        if kernel == "cudnn":
+            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q)
         return block_range(queries.take(own_q), keys.take(own_k), *sizes)
 
     others = (me - jnp.arange(num_members, dtype=jnp.int32)) % num_members
     return RingTags(queries, keys, jax.vmap(pair)(others))
+
+
+def _attend(q_TNH, q_tags: Tags, prefix: Prefix, meets: BlockRange | Spans):
+    if isinstance(meets, Spans):
+        return flash.forward(q_TNH, prefix, meets)
+    return blockwise.forward(q_TNH, q_tags, prefix, meets)
+
+
+def _differentiate(q_TNH, q_tags: Tags, prefix: Prefix, meets: BlockRange | Spans, cotangent, dk, dv, index):
+    dout_TNH, lse_TN, summary = cotangent
+    if isinstance(meets, Spans):
+        return flash.backward(q_TNH, prefix, meets, summary, lse_TN, dout_TNH, dk, dv, index)
+    return blockwise.backward(q_TNH, q_tags, prefix, meets, dout_TNH, lse_TN, summary, dk, dv, index)
 
 
 def _send(tree, num_members: int):
@@ -78,9 +99,7 @@ def forward(q_TNH: jax.Array, k: jax.Array, v: jax.Array, index: tuple, tags: Ri
     """
     num_members = tags.queries.documents.shape[0]
     if num_members == 1:
-        return blockwise.forward(
-            q_TNH, tags.queries.take(0), Prefix(k, v, index, tags.keys.take(0)), tags.blocks.take(0)
-        )
+        return _attend(q_TNH, tags.queries.take(0), Prefix(k, v, index, tags.keys.take(0)), tags.meets.take(0))
     hop = _forward_pass_kv if passes == "kv" else _forward_pass_q
     return hop(q_TNH, k, v, index, tags, num_members)
 
@@ -100,7 +119,7 @@ def _forward_pass_kv(q_TNH, k, v, index, tags, num_members):
 
     def attend(hop, kv, state):
         prefix = Prefix(*kv, (), tags.keys.take(_member(hop, num_members)))
-        return merge(*state, *blockwise.forward(q_TNH, own, prefix, tags.blocks.take(hop)))
+        return merge(*state, *_attend(q_TNH, own, prefix, tags.meets.take(hop)))
 
     def step(carry, hop):
         kv, state = carry
@@ -117,7 +136,7 @@ def _forward_pass_q(q_TNH, k, v, index, tags, num_members):
 
     def attend(hop, q, state):
         owner = tags.queries.take(_member(hop, num_members))
-        return merge(*state, *blockwise.forward(q, owner, prefix, tags.blocks.take(hop)))
+        return merge(*state, *_attend(q, owner, prefix, tags.meets.take(hop)))
 
     def step(carry, hop):
         q, state = carry
@@ -129,11 +148,14 @@ def _forward_pass_q(q_TNH, k, v, index, tags, num_members):
 
 
 class Cotangent(NamedTuple):
-    """What the backward of a chunk's queries needs: the output's cotangent, the GLOBAL LSE, and sum(out * dout)."""
+    """What the backward of a chunk's queries needs: the output's cotangent, the GLOBAL LSE, and the output's summary.
+
+    The blockwise kernel asks of the global output no more than delta_TN = sum(out * dout), the fused one all of it.
+    """
 
     dout_TNH: jax.Array
     lse_TN: jax.Array
-    delta_TN: jax.Array
+    summary: jax.Array
 
 
 def backward(q_TNH, cotangent: Cotangent, k, v, index, dk, dv, dindex, tags: RingTags, *, passes: str):
@@ -150,7 +172,7 @@ def backward(q_TNH, cotangent: Cotangent, k, v, index, dk, dv, dindex, tags: Rin
     num_members = tags.queries.documents.shape[0]
     if num_members == 1:
         prefix = Prefix(k, v, index, tags.keys.take(0))
-        return blockwise.backward(q_TNH, tags.queries.take(0), prefix, tags.blocks.take(0), *cotangent, dk, dv, dindex)
+        return _differentiate(q_TNH, tags.queries.take(0), prefix, tags.meets.take(0), cotangent, dk, dv, dindex)
     hop = _backward_pass_kv if passes == "kv" else _backward_pass_q
     return hop(q_TNH, cotangent, k, v, index, dk, dv, dindex, tags, num_members)
 
@@ -160,7 +182,7 @@ def _backward_pass_kv(q_TNH, cotangent, k, v, index, dk, dv, dindex, tags, num_m
 
     def differentiate(hop, kv, dkv, dq):
         prefix = Prefix(*kv, (), tags.keys.take(_member(hop, num_members)))
-        more, *dkv = blockwise.backward(q_TNH, own, prefix, tags.blocks.take(hop), *cotangent, *dkv, ())
+        more, *dkv = _differentiate(q_TNH, own, prefix, tags.meets.take(hop), cotangent, *dkv, ())
         return tuple(dkv), dq + more
 
     def step(carry, hop):
@@ -183,7 +205,7 @@ def _backward_pass_q(q_TNH, cotangent, k, v, index, dk, dv, dindex, tags, num_me
     def differentiate(hop, traveller, dq, dk, dv):
         q, seen = traveller
         owner = tags.queries.take(_member(hop, num_members))
-        more, dk, dv = blockwise.backward(q, owner, prefix, tags.blocks.take(hop), *seen, dk, dv, dindex)
+        more, dk, dv = _differentiate(q, owner, prefix, tags.meets.take(hop), seen, dk, dv, dindex)
         return dq + more, dk, dv
 
     def step(carry, hop):

@@ -1,8 +1,8 @@
 """A chunk's attention over the whole `seq` axis: heads scattered over `ulysses`, tokens over `ring`, prefix resident.
 
-Token t of a sequence lives on member t mod (ring * ulysses), ring-major, whatever the chunk lengths are. So a chunk is
-one slice of a member's tokens, it is in natural order after the all-to-all, and the padding of a chunk that is shorter
-than its tick lies behind it, where the next chunk overwrites it.
+Token t of a sequence lives on ring member t mod ring, ulysses member (t // ring) mod ulysses, whatever the chunk lengths
+are. So a chunk is one slice of a member's tokens, it is in natural order after the all-to-all, and the padding of a
+chunk that is shorter than its tick lies behind it, where the next chunk overwrites it.
 
 Letters: T tokens of a chunk on one device, N query heads, K key/value heads, H head dim, U ulysses members,
 M = T * U tokens of a chunk on one ring member, S tokens of a sequence on one ring member, with room for a chunk more.
@@ -36,11 +36,12 @@ class Chunk(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How `seq` is divided, and what travels on the ring in this tick ("kv" or "q")."""
+    """How `seq` is divided, what travels on the ring in this tick ("kv" or "q"), and the kernel on one device."""
 
     ulysses: int
     ring: int
     passes: str
+    kernel: str = "blockwise"
 
 
 def cache_heads(num_kv_heads: int, num_members: int) -> int:
@@ -52,18 +53,17 @@ def member_tags(positions_S: jax.Array, documents_S: jax.Array, split: Split, ro
     """Divide a sequence's tags over the ring: [R, S / R + room], the room being padding."""
 
     def stripe(x, fill):
-        x = x.reshape(-1, split.ring, split.ulysses).swapaxes(0, 1).reshape(split.ring, -1)
-        return jnp.pad(x, ((0, 0), (0, room)), constant_values=fill)
+        return jnp.pad(x.reshape(-1, split.ring).T, ((0, 0), (0, room)), constant_values=fill)
 
     return Tags(stripe(positions_S, 0), stripe(documents_S, -1))
 
 
-def chunk_tags(keys: Tags, start, length, size: int, *, passes: str, bound: int | None) -> ring.RingTags:
+def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int | None) -> ring.RingTags:
     """Cut a chunk's queries out of its sequence's tags; tokens beyond `length` become padding."""
     rows = [buffers.read(x, (0, start), (x.shape[0], size)) for x in keys]
     real = jnp.arange(size, dtype=jnp.int32) < length
     queries = Tags(rows[0], jnp.where(real, rows[1], -1))
-    return ring.ring_tags(queries, keys, passes=passes, bound=bound)
+    return ring.ring_tags(queries, keys, start, kernel=split.kernel, passes=split.passes, bound=bound)
 
 
 def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split) -> Cache:
@@ -105,10 +105,14 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache: Cache, sums: Cache, chunk:
     Returns:
         dq_TNH in the dtype of q, and `sums`.
     """
-    rows_TN2 = jnp.stack([lse_TN, delta(out_TNH, dout_TNH)], axis=-1)
-    q, dout, rows = (ulysses.scatter_heads(x, split.ulysses) for x in (q_TNH, dout_TNH, rows_TN2))
+    q, dout = (ulysses.scatter_heads(x, split.ulysses) for x in (q_TNH, dout_TNH))
+    if split.kernel == "cudnn":
+        cotangent = ring.Cotangent(dout, *(ulysses.scatter_heads(x, split.ulysses) for x in (lse_TN, out_TNH)))
+    else:
+        rows_TN2 = jnp.stack([lse_TN, delta(out_TNH, dout_TNH)], axis=-1)
+        rows = ulysses.scatter_heads(rows_TN2, split.ulysses)
+        cotangent = ring.Cotangent(dout, rows[..., 0], rows[..., 1])
     where = (*chunk.slot, layer)
-    cotangent = ring.Cotangent(dout, rows[..., 0], rows[..., 1])
     dq, dk, dv = ring.backward(
         q, cotangent, cache.k, cache.v, where, sums.k, sums.v, where, chunk.tags, passes=split.passes
     )

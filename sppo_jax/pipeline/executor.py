@@ -144,7 +144,7 @@ class Executor:
         return jnp.arange(size, dtype=jnp.int32) < row["length"][stage] // self.seq
 
     def _split(self, passes: str) -> Split:
-        return Split(self.plan.ulysses, self.plan.ring, passes)
+        return Split(self.plan.ulysses, self.plan.ring, passes, self.plan.kernel)
 
     def _chunk(self, spec: TickSpec, row, passes: str) -> Chunk:
         me = vocabulary.stage_index(self.num_stages)
@@ -155,7 +155,7 @@ class Executor:
             start,
             length,
             spec.tokens * self.plan.ulysses,
-            passes=passes,
+            self._split(passes),
             bound=spec.bound,
         )
         return Chunk((row["kv_slot"][me], row["group"][me]), start, length, tags)

@@ -161,5 +161,6 @@ def stripe(x_BS: jax.Array, plan: Plan) -> jax.Array:
     return x_BS.reshape(x_BS.shape[0], -1, plan.mesh.seq)
 
 
-STRIPED = P("data", None, SEQ)
+# Ring members take turns token by token, so that among them every triangle of a causal mask is one.
+STRIPED = P("data", None, ("ulysses", "ring"))
 WHOLE = P("data")

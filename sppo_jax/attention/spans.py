@@ -1,0 +1,110 @@
+"""What a chunk's queries see, as rectangles and triangles: two lengths and a causal flag are all a fused kernel takes.
+
+Documents do not decrease along a sequence and each is contiguous. So of all keys before the chunk, its first document
+alone reaches some, and sees all of those: a rectangle. Within the chunk every document is a triangle. On a ring, token
+t lies on member t mod R: between two members a triangle is the same, or excludes its diagonal.
+
+Letters: T queries of a chunk on one ring member, S keys of a member's buffer.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_FAR = 2**31 - 1
+
+
+class Spans(NamedTuple):
+    """The rectangle and the triangles of a chunk's queries and one member's keys; int32, scalars or [T] by document.
+
+    `past_*`: the first `past_queries` queries see `past_keys` keys from `past_begin` on. Document d of `num_documents`
+    in the chunk has the queries from `query_begin[d]` and the keys from `key_begin[d]` on, so many as `query_count`
+    and `key_count` say; query i of them sees the keys 0..i. Query rows count from the chunk's start, keys from the
+    buffer's.
+    """
+
+    past_queries: jax.Array
+    past_begin: jax.Array
+    past_keys: jax.Array
+    num_documents: jax.Array
+    query_begin: jax.Array
+    query_count: jax.Array
+    key_begin: jax.Array
+    key_count: jax.Array
+
+    def take(self, index) -> "Spans":
+        """Pick one row of stacked spans."""
+        return Spans(*(x[index] for x in self))
+
+
+def shift_rows(x: jax.Array, by, dim: int, fill=0) -> jax.Array:
+    """Move rows along `dim` by `by` places (later if positive, at most all of them); `fill` comes in."""
+    size = x.shape[dim]
+    padding = [(size, size) if d == dim else (0, 0) for d in range(x.ndim)]
+    return jax.lax.dynamic_slice_in_dim(jnp.pad(x, padding, constant_values=fill), size - by, size, dim)
+
+
+def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, later) -> Spans:
+    """Find what queries and keys of two ring members (or of one with itself) have to do with each other.
+
+    Args:
+        query_documents_T: document of each of the chunk's queries, -1 for padding.
+        key_documents_S: document of each key of the buffer.
+        start: where the chunk starts in a member's tokens.
+        later: whether the keys' member comes after the queries' on the ring.
+    """
+    num_queries, num_keys = query_documents_T.shape[0], key_documents_S.shape[0]
+    start = jnp.asarray(start, jnp.int32)
+    rows = jnp.arange(num_queries, dtype=jnp.int32)
+    begins, order = _runs(query_documents_T)
+
+    def by_document(values, where, fill):
+        empty = jnp.full((num_queries,), fill, jnp.int32)
+        return empty.at[jnp.where(where, order, num_queries)].set(values, mode="drop")
+
+    documents = by_document(query_documents_T, begins, _FAR)
+    query_begin = by_document(rows, begins, 0)
+    query_count = _count(order, query_documents_T >= 0)
+    key_begin, key_count = _keys_in_chunk(documents, key_documents_S, start)
+    # Without its diagonal a triangle is one of which the first query is left out.
+    strict = jnp.where(key_count > 0, key_begin - query_begin + jnp.asarray(later, jnp.int32), 0)
+
+    first = (key_documents_S == documents[0]) & (jnp.arange(num_keys, dtype=jnp.int32) < start)
+    past_keys = first.sum(dtype=jnp.int32)
+    return Spans(
+        past_queries=jnp.where(past_keys > 0, query_count[0], 0),
+        past_begin=jnp.argmax(first).astype(jnp.int32),
+        past_keys=past_keys,
+        num_documents=begins.sum(dtype=jnp.int32),
+        query_begin=query_begin + strict,
+        query_count=query_count - strict,
+        key_begin=start + key_begin,
+        key_count=key_count,
+    )
+
+
+def _runs(documents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return where a document begins, and the number of each token's document counted from the first."""
+    before = jnp.concatenate([jnp.full((1,), -1, documents.dtype), documents[:-1]])
+    begins = (documents >= 0) & (documents != before)
+    return begins, jnp.cumsum(begins, dtype=jnp.int32) - 1
+
+
+def _count(order: jax.Array, where: jax.Array) -> jax.Array:
+    size = order.shape[0]
+    return jnp.zeros((size,), jnp.int32).at[jnp.where(where, order, size)].add(1, mode="drop")
+
+
+def _keys_in_chunk(documents: jax.Array, key_documents_S: jax.Array, start) -> tuple[jax.Array, jax.Array]:
+    """Return, for each of the chunk's documents, its first key counted from the chunk's start, and how many it has."""
+    size, num_keys = documents.shape[0], key_documents_S.shape[0]
+    padded = jnp.pad(key_documents_S, (0, size), constant_values=-1)
+    window = jax.lax.dynamic_slice(padded, (jnp.minimum(start, num_keys),), (size,))
+    # Sorting, for a search by halves is a loop, and slices that depend on a loop upset some compilers.
+    order = jnp.searchsorted(documents, window, method="sort").astype(jnp.int32)
+    found = (window >= 0) & (documents[jnp.minimum(order, size - 1)] == window)
+    begins = found & _runs(window)[0]
+    where = jnp.where(begins, order, size)
+    begin = jnp.zeros((size,), jnp.int32).at[where].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
+    return begin, _count(order, found)

@@ -1,8 +1,8 @@
 """A chunk's attention over the whole `seq` axis: heads scattered over `ulysses`, tokens over `ring`, prefix resident.
 
-Token t of a sequence lives on ring member t mod ring, ulysses member (t // ring) mod ulysses, whatever the chunk lengths
-are. So a chunk is one slice of a member's tokens, it is in natural order after the all-to-all, and the padding of a
-chunk that is shorter than its tick lies behind it, where the next chunk overwrites it.
+Token t of a sequence lives on ring member t mod ring, ulysses member (t // ring) mod ulysses, whatever the chunk
+lengths are. So a chunk is one slice of a member's tokens, it is in natural order after the all-to-all, and the padding
+of a chunk that is shorter than its tick lies behind it, where the next chunk overwrites it.
 
 Letters: T tokens of a chunk on one device, N query heads, K key/value heads, H head dim, U ulysses members,
 M = T * U tokens of a chunk on one ring member, S tokens of a sequence on one ring member, with room for a chunk more.

@@ -74,6 +74,11 @@ class Step:
         return any(name.uses_host for name in self.program.classes)
 
     @property
+    def compiler_options(self) -> dict | None:
+        """What the outermost jit should give the compiler."""
+        return compiler_options(self.platform, self.uses_host)
+
+    @property
     def num_sequences(self) -> int:
         return self.plan.mesh.data * self.plan.sequences_per_pipeline
 
@@ -194,8 +199,7 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 
 
 def _checked(step: Step) -> Callable:
-    options = compiler_options(step.platform, step.uses_host)
-    compiled = jax.jit(step.__call__, compiler_options=options)
+    compiled = jax.jit(step.__call__, compiler_options=step.compiler_options)
 
     def f(params: nnx.State, batch: Mapping):
         step.check(batch)
@@ -204,5 +208,5 @@ def _checked(step: Step) -> Callable:
             return step(params, batch)  # compiler options belong to the outermost jit
         return compiled(params, batch)
 
-    f.compiler_options = options  # for a jit around f
+    f.compiler_options = step.compiler_options  # for a jit around f
     return f

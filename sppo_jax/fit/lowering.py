@@ -1,0 +1,65 @@
+"""The very train step of a plan, lowered for devices that need not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sppo_jax.attention.validate import KEYS
+from sppo_jax.config import Config
+from sppo_jax.models import build_model
+from sppo_jax.pipeline import layout
+from sppo_jax.pipeline.api import Step
+from sppo_jax.planner.plan import Plan
+from sppo_jax.train.optimizer import make_optimizer, make_schedule
+from sppo_jax.train.state import TrainState, state_shardings
+from sppo_jax.train.step import make_train_step
+
+
+def lower_train_step(config: Config, plan: Plan, devices: Sequence, platform: str) -> jax.stages.Lowered:
+    """Lower gradients and optimizer, as `sppo train` runs them, for the plan's mesh.
+
+    Args:
+        config: the model and the optimizer.
+        plan: all else.
+        devices: as many as the plan's mesh has; compile-only ones will do.
+        platform: "cpu", "gpu" or "tpu", what the devices are.
+
+    Raises:
+        ValueError: plan, model and devices do not fit together.
+    """
+    dtype = config.model.compute_dtype
+    if dtype == "auto":
+        dtype = "float32" if platform == "cpu" else "bfloat16"
+    model = build_model(replace(config, model=replace(config.model, compute_dtype=dtype)), abstract=True)
+    mesh = layout.make_mesh(plan, devices)
+    step = Step(plan, model, mesh, train=True)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps))
+    params = nnx.state(model, nnx.Param)
+    shardings = state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh)
+
+    def shapes() -> TrainState:
+        return TrainState(jax.numpy.zeros((), np.int32), params_of(model), optimizer.init(params_of(model)))
+
+    state = jax.tree.map(_with_sharding, jax.eval_shape(shapes), shardings)
+    batch = _batch_shapes(plan, mesh)
+    return make_train_step(step, optimizer, shardings).lower(state, batch)
+
+
+def params_of(model: nnx.Module) -> nnx.State:
+    """Return zeros in the shapes of a model's parameters."""
+    return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), nnx.state(model, nnx.Param))
+
+
+def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+
+def _batch_shapes(plan: Plan, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    shape = (plan.mesh.data * plan.sequences_per_pipeline, plan.sequence_length)
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in KEYS}

@@ -126,14 +126,14 @@ def rename(table, rng):
     cell = rng.choice(cells(table))
     unit = get(table, cell)
     field = rng.choice(("sequence", "chunk", "virtual_stage"))
-    return put(table, *cell, replace(unit, **{field: getattr(unit, field) + rng.choice((-1, 1))}))
+    return put(table, *cell, unit._replace(**{field: getattr(unit, field) + rng.choice((-1, 1))}))
 
 
 def change_kind(table, rng):
     index = rng.randrange(len(table.ticks))
     tick = table.ticks[index]
     kind = rng.choice([kind for kind in "FB" if kind != tick.kind])
-    units = tuple(unit and replace(unit, kind=kind) for unit in tick.units)
+    units = tuple(unit and unit._replace(kind=kind) for unit in tick.units)
     return replace(table, ticks=(*table.ticks[:index], Tick(kind, units), *table.ticks[index + 1 :]))
 
 

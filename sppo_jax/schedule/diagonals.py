@@ -1,11 +1,12 @@
 """Anti-diagonals of a table: the units that share a tick's static shape and its share of offloaded tokens."""
 
-from sppo_jax.schedule.table import Table, Unit, unit_ticks
+from sppo_jax.schedule.table import Table, Unit, remembered, unit_ticks
 
 # Compute ticks that must lie between writing a stash and reading it back for the copies to hide.
 MIN_HOST_GAP = 3
 
 
+@remembered
 def unit_diagonals(table: Table) -> dict[tuple[int, int, int], int]:
     """Returns the diagonal of each (sequence, chunk, virtual stage).
 
@@ -21,6 +22,7 @@ def unit_diagonals(table: Table) -> dict[tuple[int, int, int], int]:
     }
 
 
+@remembered
 def diagonal_groups(table: Table) -> tuple[int, ...]:
     """Returns the group of each diagonal; groups are numbered from 0 in the order of their first diagonal.
 
@@ -49,6 +51,7 @@ def diagonal_groups(table: Table) -> tuple[int, ...]:
     return tuple(numbers[value] for value in roots)
 
 
+@remembered
 def group_gaps(table: Table) -> tuple[int, ...]:
     """Returns, for each group, the fewest compute ticks (F and B, counted together) from a unit's F to its B."""
     groups, diagonals = diagonal_groups(table), unit_diagonals(table)
@@ -65,26 +68,41 @@ def group_gaps(table: Table) -> tuple[int, ...]:
     return tuple(gaps)
 
 
+@remembered
+def longest_chunks(table: Table) -> tuple[int, ...]:
+    """Returns the longest chunk of each diagonal group, in tokens over all devices of a stage."""
+    groups, lengths = diagonal_groups(table), table.chunk_lengths
+    longest = [0] * (max(groups) + 1)
+    for (_, chunk, _), diagonal in unit_diagonals(table).items():
+        group = groups[diagonal]
+        if lengths[chunk] > longest[group]:
+            longest[group] = lengths[chunk]
+    return tuple(longest)
+
+
+@remembered
+def tick_groups(table: Table) -> tuple[int | None, ...]:
+    """Returns the diagonal group of each tick; None for a head tick."""
+    groups, diagonals = diagonal_groups(table), unit_diagonals(table)
+    # All units of a tick are in one group, by construction of the groups.
+    return tuple(
+        None if tick.kind == "H" else groups[diagonals[_key(next(unit for unit in tick.units if unit is not None))]]
+        for tick in table.ticks
+    )
+
+
+@remembered
 def tick_tokens(table: Table) -> tuple[int, ...]:
     """Returns the static token count of each tick: the longest chunk among all units of its diagonal groups.
 
     It depends on the group alone, so the forward and the backward tick of a unit have one shape. A head tick
     has that of the forward tick before it.
     """
-    groups, diagonals = diagonal_groups(table), unit_diagonals(table)
-    longest = [0] * (max(groups) + 1)
-    for (_, chunk, _), diagonal in diagonals.items():
-        group = groups[diagonal]
-        longest[group] = max(longest[group], table.chunk_lengths[chunk])
+    longest = longest_chunks(table)
     tokens: list[int] = []
     forward = 0
-    for tick in table.ticks:
-        if tick.kind == "H":
-            tokens.append(forward)
-            continue
-        # All units of a tick are in one group, by construction of the groups.
-        unit = next(unit for unit in tick.units if unit is not None)
-        tokens.append(longest[groups[diagonals[_key(unit)]]])
+    for tick, group in zip(table.ticks, tick_groups(table), strict=True):
+        tokens.append(forward if group is None else longest[group])
         if tick.kind == "F":
             forward = tokens[-1]
     return tuple(tokens)

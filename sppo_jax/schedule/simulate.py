@@ -1,6 +1,6 @@
 """The time a schedule table takes, from the times of its units."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sppo_jax.schedule.diagonals import tick_tokens
@@ -27,7 +27,7 @@ class Simulation:
     tick_s: tuple[float, ...]
 
 
-def simulate(table: Table, costs: Callable[[Unit, int], float]) -> Simulation:
+def simulate(table: Table, costs: Callable[[Unit, int], float], least_s: Sequence[float] | None = None) -> Simulation:
     """Runs the table in lock-step: a tick lasts as long as its slowest unit, and padding is computed like tokens.
 
     With P stages of v groups, N chunks and M sequences, units of equal cost f (forward), b (backward) and h
@@ -45,12 +45,13 @@ def simulate(table: Table, costs: Callable[[Unit, int], float]) -> Simulation:
     Args:
         table: a checked table.
         costs: seconds of a unit, given the unit and the padded tokens of its tick.
+        least_s: seconds that each tick takes at least, for what goes on behind it; None: nothing does.
     """
     tick_s: list[float] = []
     busy_s = [0.0] * table.num_stages
-    for tick, tokens in zip(table.ticks, tick_tokens(table), strict=True):
+    for tick, tokens, least in zip(table.ticks, tick_tokens(table), least_s or [0.0] * len(table.ticks), strict=True):
         unit_s = [0.0 if unit is None else costs(unit, tokens) for unit in tick.units]
-        tick_s.append(max(unit_s))
+        tick_s.append(max(least, *unit_s))
         busy_s = [busy + seconds for busy, seconds in zip(busy_s, unit_s, strict=True)]
     step_s = sum(tick_s)
     return Simulation(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 from typing import TypeVar
 
-from sppo_jax.schedule.table import Table, Unit, unit_ticks
+from sppo_jax.schedule.table import Table, Unit, remembered, unit_ticks
 
 UnitKey = tuple[int, int, int, int]  # stage, sequence, chunk, virtual stage
 Class = TypeVar("Class", bound=Hashable)
@@ -34,6 +34,7 @@ def color_intervals(intervals: dict[Hashable, tuple[int, int]]) -> tuple[int, di
     return count, slots
 
 
+@remembered
 def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     """Returns the number of sequences whose keys and values a stage holds at once, and a slot for each.
 
@@ -53,6 +54,7 @@ def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     return _color_stages(spans)
 
 
+@remembered
 def head_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     """Returns the number of head gradients that wait at once, from H to the chunk's first B, and a slot for each.
 
@@ -85,6 +87,7 @@ def stash_slots(table: Table, key: Callable[[Unit], Class]) -> dict[Class, tuple
     return {name: _color_stages(stages) for name, stages in classes.items()}
 
 
+@remembered
 def in_flight(table: Table) -> tuple[int, ...]:
     """Returns the greatest number of chunk stashes that each stage holds at once."""
     stages: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
@@ -93,6 +96,7 @@ def in_flight(table: Table) -> tuple[int, ...]:
     return tuple(color_intervals(stages[stage])[0] for stage in range(table.num_stages))
 
 
+@remembered
 def _stash_spans(table: Table) -> dict[UnitKey, tuple[int, int]]:
     ticks = unit_ticks(table)
     return {

@@ -1,12 +1,15 @@
 """The schedule table: which stage computes which unit in which lock-step tick."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 KINDS = ("F", "B", "H")
+Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """One piece of work: forward (F), backward (B) or head (H) of one chunk on one virtual stage.
 
     Args:
@@ -56,6 +59,7 @@ class Table:
     chunk_lengths: tuple[int, ...]
     ticks: tuple[Tick, ...]
     name: str
+    _found: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def num_chunks(self) -> int:
@@ -66,6 +70,20 @@ class Table:
         return self.num_stages * self.num_groups
 
 
+def remembered(function: Callable[["Table"], Result]) -> Callable[["Table"], Result]:
+    """Decorates a function of a table alone, so that the table keeps what it returned; callers must not change it."""
+
+    @wraps(function)
+    def call(table: Table) -> Result:
+        name = f"{function.__module__}.{function.__qualname__}"
+        if name not in table._found:
+            table._found[name] = function(table)
+        return table._found[name]
+
+    return call
+
+
+@remembered
 def unit_ticks(table: Table) -> dict[Unit, int]:
     """Returns the tick in which each unit of the table runs (an index into `table.ticks`)."""
     return {unit: index for index, tick in enumerate(table.ticks) for unit in tick.units if unit is not None}

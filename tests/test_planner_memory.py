@@ -6,11 +6,10 @@ import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, find_device, make_cluster
-from sppo_jax.planner.costs import CostModel, chunk_pairs, layer_costs, vocabulary_params
+from sppo_jax.planner.costs import layer_costs
 from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
 from sppo_jax.planner.plan import StashPlan
 from sppo_jax.schedule.registry import make_table
-from sppo_jax.schedule.table import Unit
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 SHAPE = Shape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)
@@ -20,52 +19,6 @@ def stash(table, alpha=0.0, **places) -> StashPlan:
     fields = {"inputs": "keep", "attention": "keep", "rest": "recompute", **places}
     diagonals = table.num_chunks * table.num_groups + table.num_stages - 1
     return StashPlan(alpha=(alpha,) * diagonals, **fields)
-
-
-def test_a_layer_by_hand():
-    layer = layer_costs(MODEL)
-    weights = 8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16  # q, k and v, o, mlp
-    assert layer.params == weights + 2 * 8
-    assert layer.linear_flops == 2 * weights
-    assert layer.pair_flops == 4 * 8
-    assert layer.kv_elements == 2 * 2 * 2
-    assert vocabulary_params(MODEL) == 2 * 100 * 8 + 8
-    assert vocabulary_params(replace(MODEL, tied_embeddings=True)) == 100 * 8 + 8
-    extras = layer_costs(replace(MODEL, mlp="gelu", qk_norm=True, qkv_bias=True))
-    assert extras.params == weights - 8 * 16 + 2 * 8 + 2 * 2 + 16
-
-
-def test_causal_pairs_of_chunks_add_up():
-    assert sum(chunk_pairs(start, 10) for start in range(0, 100, 10)) == chunk_pairs(0, 100)
-
-
-def test_seconds_of_units_on_a_simple_device():
-    device = replace(DEVICES["cpu"], matmul_flops_s=1.0, overhead_s=0.0, overhead_tokens=0, link_bytes_s=1.0)
-    layer = layer_costs(MODEL)
-    costs = CostModel(
-        layer=layer,
-        layers=2,
-        head_flops=12.0,
-        carry_bytes=3,
-        exchange_bytes=5,
-        pipe=2,
-        seq=4,
-        recompute_linear=True,
-        recompute_attention=False,
-        cluster=make_cluster(device, 8),
-    )
-    pairs = 8 * 16 + 32
-    assert costs.seconds("F", 16, 8) == 2 * (layer.linear_flops * 8 + layer.pair_flops * pairs) / 4 + 2 * (3 + 10)
-    backward = 2 * (3 * layer.linear_flops * 8 + 2.5 * layer.pair_flops * pairs) / 4 + 2 * (3 + 20)
-    assert costs.seconds("B", 16, 8) == backward
-    assert costs.seconds("H", 16, 8) == 12.0 * 2 / 2
-    assert costs.of_table((16, 8))(Unit("B", 0, 1, 0), 8) == backward
-    # Padding is computed by the linear layers alone.
-    padded = costs.of_table((16, 8))(Unit("F", 0, 1, 0), 16) - costs.seconds("F", 16, 8)
-    assert padded == 2 * layer.linear_flops * 2 + 2 * (3 + 10)
-    slower = replace(costs, cluster=make_cluster(replace(device, overhead_s=1.0, overhead_tokens=1), 8))
-    extra = slower.seconds("F", 16, 8) - costs.seconds("F", 16, 8)
-    assert extra == pytest.approx(1 + 2 * layer.linear_flops)
 
 
 def test_states_keys_and_values_by_hand():

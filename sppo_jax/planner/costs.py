@@ -1,87 +1,73 @@
-"""FLOPs, bytes and seconds of the units of a schedule, for a causal decoder."""
+"""Seconds of the units of a schedule, of what they send, and of the end of a step, for a causal decoder.
 
+Departures from the papers, each because the program that runs is another one:
+
+* SPPO writes a step as (p - 1 + N) / N * F(N) with F(N) read off a profile. Here every unit has its own seconds, from
+  FLOPs, bytes and a few rates, and the simulator adds up ticks.
+* Attention's backward is 2.5 times its forward (five matmuls to two) and a linear layer's 2 times. SPPO, Seq1F1B and
+  the usual `6 P` rule take 2 for both; at a million tokens a step is then a seventh too short.
+* Causal attention counts the pairs that exist, `tokens * start + tokens^2 / 2`; PipeOffload's formula counts all keys.
+* A tick is lock-step: the linear parts of a chunk shorter than its tick are charged for the padding, and collectives
+  over the stages (embedding, head, their gradients) for every tick. Attention skips padding.
+* Heads and tokens travel by all-to-all and ring, not by Megatron's all-gather and reduce-scatter, and weights are whole
+  on every device of a stage: so each B adds a gradient as large as the stage's weights to an accumulator in device
+  memory, whatever the length of the chunk. The papers have no such term; it is what makes chunks too short.
+* Nothing that is sent hides behind compute, except copies to the host, which the planner sizes to hide.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
+from sppo_jax.planner.layer import (
+    ATTENTION_BACKWARD,
+    LINEAR_BACKWARD,
+    LayerCosts,
+    balance_weights,
+    chunk_pairs,
+    layer_costs,
+    model_flops,
+    vocabulary_params,
+)
 from sppo_jax.planner.plan import MeshShape
 from sppo_jax.schedule.table import Unit
 
-# Attention has two matmuls forward and five backward; a linear layer has one and two.
-ATTENTION_BACKWARD = 2.5
-LINEAR_BACKWARD = 2.0
+__all__ = [
+    "CostModel",
+    "LayerCosts",
+    "balance_weights",
+    "chunk_pairs",
+    "cost_model",
+    "layer_costs",
+    "model_flops",
+    "vocabulary_params",
+]
 
-
-@dataclass(frozen=True, kw_only=True)
-class LayerCosts:
-    """Work and size of one decoder layer, forward.
-
-    Args:
-        params: parameters of the layer.
-        linear_flops: FLOPs of a token in the linear parts.
-        pair_flops: FLOPs of a query and a key that it attends to, over all heads.
-        input_elements: activation elements of a token's layer input.
-        attention_elements: activation elements of a token's attention output.
-        lse_elements: float32 elements of a token's log-sum-exp.
-        rest_elements: activation elements of a token that saves recomputing the linear parts.
-        kv_elements: elements of a token's keys and values together, all heads.
-    """
-
-    params: int
-    linear_flops: float
-    pair_flops: float
-    input_elements: int
-    attention_elements: int
-    lse_elements: int
-    rest_elements: int
-    kv_elements: int
-
-
-def layer_costs(model: ModelConfig) -> LayerCosts:
-    """Counts one decoder layer of a model shape."""
-    hidden, query = model.hidden_size, model.num_heads * model.head_dim
-    kv = 2 * model.num_kv_heads * model.head_dim
-    matrices = 3 if model.mlp == "swiglu" else 2
-    weights = hidden * (query + kv) + query * hidden + matrices * hidden * model.mlp_size
-    norms = 2 * hidden + (2 * model.head_dim if model.qk_norm else 0) + (query + kv if model.qkv_bias else 0)
-    return LayerCosts(
-        params=weights + norms,
-        linear_flops=2.0 * weights,
-        pair_flops=4.0 * query,
-        input_elements=hidden,
-        attention_elements=query,
-        lse_elements=model.num_heads,
-        # Queries, both normed inputs, the residual in the middle, and what the MLP computes before its last matmul.
-        rest_elements=query + 3 * hidden + matrices * model.mlp_size,
-        kv_elements=kv,
-    )
-
-
-def vocabulary_params(model: ModelConfig) -> int:
-    """Returns the parameters of embedding, head and final norm, over all stages."""
-    tables = 1 if model.tied_embeddings else 2
-    return tables * model.vocab_size * model.hidden_size + model.hidden_size
-
-
-def chunk_pairs(start: int, tokens: float) -> float:
-    """Returns the number of (query, key) pairs of a causal chunk that begins at token `start`."""
-    return tokens * start + tokens * tokens / 2
+_FLOAT32 = 4
+# Passes over float32 parameters at the end of a step: the update reads four arrays (parameters, gradients and both
+# moments) and writes three; the norm for clipping reads gradients once more; the next step's accumulators are zeroed.
+_OPTIMIZER_PASSES = 9
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """Seconds of the units of a schedule on one kind of device.
+    """Seconds of the units of a schedule on one kind of device; made by `cost_model`.
 
     Args:
         layer: costs of a layer.
         layers: layers of a virtual stage.
         head_flops: FLOPs of a token in the whole head, forward and backward.
-        carry_bytes: bytes of a token that go on to the next stage.
-        exchange_bytes: bytes of a token that attention exchanges in a stage, a layer.
-        pipe: pipeline stages.
-        seq: devices of a stage.
+        params: parameters of a stage with its share of the vocabulary.
+        kv_heads: key-value heads over all devices, replicated where `ulysses` needs it.
+        head_dim: elements of a head.
+        mesh: devices along each axis.
+        ulysses: devices over which heads are spread.
+        ring: devices round which keys and values, or queries, travel.
+        compute_bytes: bytes of an activation.
         recompute_linear: whether backward computes the linear parts anew.
         recompute_attention: whether backward computes attention anew.
         cluster: the devices and what joins them.
@@ -90,16 +76,19 @@ class CostModel:
     layer: LayerCosts
     layers: int
     head_flops: float
-    carry_bytes: int
-    exchange_bytes: int
-    pipe: int
-    seq: int
+    params: int
+    kv_heads: int
+    head_dim: int
+    mesh: MeshShape
+    ulysses: int
+    ring: int
+    compute_bytes: int
     recompute_linear: bool
     recompute_attention: bool
     cluster: Cluster
 
     def seconds(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
-        """Returns the seconds of a unit.
+        """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
 
         Args:
             kind: "F", "B" or "H".
@@ -107,28 +96,49 @@ class CostModel:
             tokens: tokens of the chunk.
             padded: tokens of the tick, if more. Linear layers compute padding, attention skips it.
         """
-        device = self.cluster.device
-        matmul_s = 1 / (device.matmul_flops_s * device.matmul_efficiency)
-        attention_s = 1 / (device.matmul_flops_s * device.attention_efficiency)
-        computed = max(tokens, padded) / self.seq
-        # A short matmul waits for its weights, as if it had some tokens more.
-        local = computed + device.overhead_tokens
+        sent = self.transfer_s(kind, start, tokens, padded)
+        return self.compute_s(kind, start, tokens, padded) + sent + self.cluster.device.overhead_s
+
+    def compute_s(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
+        """Returns the seconds in which a unit computes; arguments as `seconds`."""
+        # A short matmul waits for its weights, and a short attention for its last blocks, as if there were more tokens.
+        extra = self.cluster.device.overhead_tokens
+        local = max(tokens, padded) / self.mesh.seq + extra
+        linear_s, pair_s = self._compute_rates[kind]
         if kind == "H":
-            # The head is spread over all stages.
-            return self.head_flops * local * matmul_s / self.pipe + device.overhead_s
-        backward = kind == "B"
-        linear = self.layer.linear_flops * (LINEAR_BACKWARD + self.recompute_linear if backward else 1)
-        attention = self.layer.pair_flops * (ATTENTION_BACKWARD + self.recompute_attention if backward else 1)
-        compute_s = self.layers * (
-            linear * local * matmul_s + attention * chunk_pairs(start, tokens) / self.seq * attention_s
-        )
-        exchange = (1 + backward) * self.layers * self.exchange_bytes / self.cluster.link_bytes_s(self.seq)
-        hop = self.carry_bytes / self.cluster.link_bytes_s(self.seq * self.pipe)
-        return compute_s + computed * (exchange + hop) + device.overhead_s
+            return linear_s * local
+        pairs = chunk_pairs(start, tokens) / self.mesh.seq + extra * start
+        seconds = linear_s * local + pair_s * pairs
+        if kind == "B":
+            seconds += self._accumulate_s(start + tokens)
+        return seconds
+
+    def transfer_s(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
+        """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.
+
+        That is the all-to-all of ulysses and the hops of the ring in every layer, the hop to the next stage, and the
+        sums over the stages that embedding, head and their gradients take. Copies to the host are not in it: they hide.
+        """
+        local = max(tokens, padded) / self.mesh.seq
+        seconds = self._token_transfer_s[kind] * local
+        if self.ring > 1 and kind != "H":
+            seconds += self.layers * self._ring_bytes(kind, start + tokens, local) / self._seq_link
+        return seconds
 
     def step_overhead_s(self) -> float:
-        """Returns the seconds of a step that belong to no tick: the sums of gradients and the optimizer's update."""
-        return 0.0
+        """Returns the seconds of a step that belong to no tick.
+
+        Gradients are summed over `data` and `seq` once, in float32, and the optimizer's update is bound by device
+        memory. Every device holds the float32 states of its stage.
+        """
+        members = self.mesh.data * self.mesh.seq
+        reduce_s = 0.0
+        if members > 1:
+            span = self.mesh.seq if self.mesh.data == 1 else members * self.mesh.pipe
+            reduce_s = 2 * (members - 1) / members * self.params * _FLOAT32 / self.cluster.link_bytes_s(span)
+        cast = _FLOAT32 + self.compute_bytes if self.compute_bytes < _FLOAT32 else 0
+        update_s = self.params * (_OPTIMIZER_PASSES * _FLOAT32 + cast) / self.cluster.device.hbm_bytes_s
+        return reduce_s + update_s
 
     def chunk_seconds(self, start: int, tokens: int) -> float:
         """Returns the seconds of a chunk's F and B on one virtual stage together."""
@@ -142,6 +152,92 @@ class CostModel:
             return self.seconds(unit.kind, starts[unit.chunk], chunk_lengths[unit.chunk], padded)
 
         return seconds
+
+    @cached_property
+    def _compute_rates(self) -> dict[str, tuple[float, float]]:
+        """Seconds of a token of a device and of a (query, key) pair, over the layers of a virtual stage."""
+        device = self.cluster.device
+        token_s = self.layers * self.layer.linear_flops / (device.matmul_flops_s * device.matmul_efficiency)
+        pair_s = self.layers * self.layer.pair_flops / (device.matmul_flops_s * device.attention_efficiency)
+        head_s = self.head_flops / (device.matmul_flops_s * device.matmul_efficiency * self.mesh.pipe)
+        return {
+            "F": (token_s, pair_s),
+            "B": (
+                token_s * (LINEAR_BACKWARD + self.recompute_linear),
+                pair_s * (ATTENTION_BACKWARD + self.recompute_attention),
+            ),
+            "H": (head_s, 0.0),
+        }
+
+    def _accumulate_s(self, reach: int) -> float:
+        """Returns the seconds in which a B adds to the gradients of its weights, and to dK and dV of the prefix.
+
+        Each addition writes and reads a part in the compute dtype and reads and writes a float32 sum.
+        """
+        per_element = 2 * self.compute_bytes + 2 * _FLOAT32
+        prefix = reach / self.ring * 2 * self.kv_heads / self.ulysses * self.head_dim
+        return self.layers * (self.layer.params + prefix) * per_element / self.cluster.device.hbm_bytes_s
+
+    @property
+    def _seq_link(self) -> float:
+        return self.cluster.link_bytes_s(self.mesh.seq)
+
+    @cached_property
+    def _token_transfer_s(self) -> dict[str, float]:
+        """Seconds in which a unit sends for one token of a device, by kind; what depends on the prefix aside."""
+        forward, backward = self._exchange_bytes()
+        exchange_link = self.cluster.link_bytes_s(self.ulysses)
+        pipe, hidden = self.mesh.pipe, self.layer.input_elements * self.compute_bytes
+        pipe_link = self.cluster.link_bytes_s(self.mesh.seq * pipe)
+        share = (pipe - 1) / pipe
+        hop = hidden if pipe > 1 else 0
+        # Embedding: a sum. Backward: the head's dX is gathered, the embedding's gradient summed. Head: x summed, dX in
+        # float32 summed and scattered. A sum passes everything twice.
+        return {
+            "F": self.layers * forward / exchange_link + (hop + 2 * share * hidden) / pipe_link,
+            "B": self.layers * backward / exchange_link + (hop + 3 * share * hidden) / pipe_link,
+            "H": share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link,
+        }
+
+    def _exchange_bytes(self) -> tuple[float, float]:
+        """Returns the bytes that ulysses sends for a token of a device and a layer, forward and backward.
+
+        Of all heads a device keeps one share. Forward: q, k, v, out and LSE. Backward: q, dout, dq, LSE and delta, and
+        dk, dv in float32; if attention is computed anew, q and out once more.
+        """
+        layer, size = self.layer, self.compute_bytes
+        kv = 2 * self.kv_heads * self.head_dim
+        forward = (2 * layer.attention_elements + kv) * size + _FLOAT32 * layer.lse_elements
+        backward = 3 * layer.attention_elements * size + _FLOAT32 * (kv + 2 * layer.lse_elements)
+        if self.recompute_attention:
+            backward += 2 * layer.attention_elements * size + _FLOAT32 * layer.lse_elements
+        away = (self.ulysses - 1) / self.ulysses
+        return away * forward, away * backward
+
+    def _ring_bytes(self, kind: str, reach: int, local: float) -> float:
+        """Returns the bytes that the ring sends in one layer of a unit: the prefix or the queries, whichever is less.
+
+        Args:
+            kind: "F" or "B".
+            reach: tokens of the sequence up to the end of the chunk.
+            local: tokens of the tick on a device.
+        """
+        size, hops = self.compute_bytes, self.ring
+        # What travels has one of a few static lengths: a power-of-two share of the sequence.
+        keys = 2 ** math.ceil(math.log2(reach)) / self.ring * self.kv_heads / self.ulysses * self.head_dim
+        heads = self.layer.lse_elements
+        dim = self.layer.attention_elements // heads
+        forward = min(
+            (hops - 1) * keys * 2 * size,
+            hops * local * heads * (dim * (size + _FLOAT32) + _FLOAT32),
+        )
+        if kind == "F":
+            return forward
+        backward = min(
+            (hops - 1) * keys * 2 * size + hops * keys * 2 * _FLOAT32,
+            hops * local * heads * (dim * (2 * size + _FLOAT32) + 2 * _FLOAT32),
+        )
+        return backward + (forward if self.recompute_attention else 0)
 
 
 def cost_model(
@@ -175,23 +271,18 @@ def cost_model(
     if ulysses * ring != mesh.seq:
         raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}: change a factor")
     layer = layer_costs(model)
-    # Queries, keys and values go to where they are needed and outputs come back; one device exchanges nothing.
-    exchanged = 2 * layer.attention_elements + layer.kv_elements
     return CostModel(
         layer=layer,
         layers=layers,
         head_flops=3 * 2.0 * model.vocab_size * model.hidden_size,
-        carry_bytes=model.hidden_size * compute_bytes if mesh.pipe > 1 else 0,
-        exchange_bytes=exchanged * compute_bytes if mesh.seq > 1 else 0,
-        pipe=mesh.pipe,
-        seq=mesh.seq,
+        params=-(-model.num_layers * layer.params // mesh.pipe) - (-vocabulary_params(model) // mesh.pipe),
+        kv_heads=math.lcm(model.num_kv_heads, ulysses),
+        head_dim=model.head_dim,
+        mesh=mesh,
+        ulysses=ulysses,
+        ring=ring,
+        compute_bytes=compute_bytes,
         recompute_linear=recompute_linear,
         recompute_attention=recompute_attention,
         cluster=cluster,
     )
-
-
-def balance_weights(model: ModelConfig) -> tuple[float, float]:
-    """Returns FLOPs a (query, key) pair and FLOPs a token of a layer, forward and backward with recomputed linears."""
-    layer = layer_costs(model)
-    return layer.pair_flops * (1 + ATTENTION_BACKWARD), layer.linear_flops * (2 + LINEAR_BACKWARD)

@@ -8,7 +8,8 @@ from pathlib import Path
 import sppo_jax
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_cluster, parse_cluster
-from sppo_jax.planner.costs import CostModel, balance_weights, layer_costs
+from sppo_jax.planner import costs
+from sppo_jax.planner.costs import CostModel, balance_weights
 from sppo_jax.planner.lengths import check_length, equal_lengths, flops_balanced_lengths, given_lengths
 from sppo_jax.planner.memory import Memory, Shape, predict_memory
 from sppo_jax.planner.parallel import SequenceSplit, layers_per_virtual_stage, split_sequence
@@ -211,21 +212,17 @@ def evaluate(request: Request, choice: Choice) -> tuple[Plan, Memory]:
 
 def cost_model(request: Request, *, recompute_linear: bool = True, recompute_attention: bool = False) -> CostModel:
     """Returns the seconds of units for a request."""
-    model, seq = request.config.model, request.config.mesh.seq
-    layer, size = layer_costs(model), request.compute_bytes
-    # Queries, keys and values go to where they are needed and outputs come back; one device exchanges nothing.
-    exchanged = 2 * layer.attention_elements + layer.kv_elements
-    return CostModel(
-        layer=layer,
+    mesh = request.config.mesh
+    return costs.cost_model(
+        request.config.model,
+        cluster=request.cluster,
+        mesh=MeshShape(data=mesh.data, pipe=mesh.pipe, seq=mesh.seq),
+        ulysses=request.split.ulysses,
+        ring=request.split.ring,
         layers=request.layers,
-        head_flops=3 * 2.0 * model.vocab_size * model.hidden_size,
-        carry_bytes=model.hidden_size * size if request.config.mesh.pipe > 1 else 0,
-        exchange_bytes=exchanged * size if seq > 1 else 0,
-        pipe=request.config.mesh.pipe,
-        seq=seq,
+        compute_bytes=request.compute_bytes,
         recompute_linear=recompute_linear,
         recompute_attention=recompute_attention,
-        cluster=request.cluster,
     )
 
 

@@ -1,0 +1,162 @@
+"""Seconds of units by hand: FLOPs, padding, what is sent, what the accumulators take, and the end of a step."""
+
+from dataclasses import replace
+
+import pytest
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.planner.costs import CostModel, chunk_pairs, cost_model, layer_costs, model_flops, vocabulary_params
+from sppo_jax.planner.plan import MeshShape
+from sppo_jax.schedule.table import Unit
+
+MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
+# One FLOP, one byte a second, and nothing else takes time.
+PLAIN = replace(
+    DEVICES["cpu"],
+    matmul_flops_s=1.0,
+    overhead_s=0.0,
+    overhead_tokens=0,
+    link_bytes_s=float("inf"),
+    hbm_bytes_s=float("inf"),
+)
+LAYER = layer_costs(MODEL)
+
+
+def costs(pipe=1, seq=1, *, data=1, ring=1, layers=2, linear=True, attention=False, size=2, **figures) -> CostModel:
+    return cost_model(
+        MODEL,
+        cluster=make_cluster(replace(PLAIN, **figures), data * pipe * seq),
+        mesh=MeshShape(data=data, pipe=pipe, seq=seq),
+        ulysses=seq // ring,
+        ring=ring,
+        layers=layers,
+        compute_bytes=size,
+        recompute_linear=linear,
+        recompute_attention=attention,
+    )
+
+
+def test_a_layer_by_hand():
+    weights = 8 * 8 + 8 * 8 + 8 * 8 + 3 * 8 * 16  # q, k and v, o, mlp
+    assert LAYER.params == weights + 2 * 8
+    assert LAYER.linear_flops == 2 * weights
+    assert LAYER.pair_flops == 4 * 8
+    assert LAYER.kv_elements == 2 * 2 * 2
+    assert vocabulary_params(MODEL) == 2 * 100 * 8 + 8
+    assert vocabulary_params(replace(MODEL, tied_embeddings=True)) == 100 * 8 + 8
+    extras = layer_costs(replace(MODEL, mlp="gelu", qk_norm=True, qkv_bias=True))
+    assert extras.params == weights - 8 * 16 + 2 * 8 + 2 * 2 + 16
+
+
+def test_causal_pairs_of_chunks_add_up():
+    assert sum(chunk_pairs(start, 10) for start in range(0, 100, 10)) == chunk_pairs(0, 100)
+
+
+def test_model_flops_are_six_a_parameter_and_six_a_pair():
+    weights = 4 * LAYER.linear_flops / 2 + 100 * 8
+    assert model_flops(MODEL, 64) == 6 * weights + 6 * 4 * 8 * 64
+
+
+def test_units_compute_their_flops_and_padding_in_linear_layers_alone():
+    model, pairs = costs(2, 4), 8 * 16 + 32
+    assert model.seconds("F", 16, 8) == 2 * (LAYER.linear_flops * 8 + LAYER.pair_flops * pairs) / 4
+    backward = 2 * (3 * LAYER.linear_flops * 8 + 2.5 * LAYER.pair_flops * pairs) / 4
+    assert model.seconds("B", 16, 8) == backward
+    assert model.seconds("H", 16, 8) == 3 * 2 * 100 * 8 * 2 / 2
+    assert model.of_table((16, 8))(Unit("B", 0, 1, 0), 8) == backward
+    padded = model.of_table((16, 8))(Unit("F", 0, 1, 0), 16) - model.seconds("F", 16, 8)
+    assert padded == 2 * LAYER.linear_flops * 2
+
+
+@pytest.mark.parametrize(("linear", "attention"), [(False, False), (True, False), (True, True)])
+def test_backward_pays_for_what_it_computes_anew(linear, attention):
+    model, bare = costs(linear=linear, attention=attention), costs(linear=False)
+    extra = linear * LAYER.linear_flops * 8 + attention * LAYER.pair_flops * chunk_pairs(16, 8)
+    assert model.seconds("B", 16, 8) - bare.seconds("B", 16, 8) == pytest.approx(2 * extra)
+
+
+def test_every_tick_takes_its_overheads():
+    slower = costs(2, 4, overhead_s=1.0, overhead_tokens=1)
+    plain = costs(2, 4)
+    extra = slower.seconds("F", 16, 8) - plain.seconds("F", 16, 8)
+    assert extra == pytest.approx(1 + 2 * (LAYER.linear_flops + 16 * LAYER.pair_flops))
+    assert slower.seconds("H", 16, 8) - plain.seconds("H", 16, 8) == pytest.approx(1 + 3 * 2 * 100 * 8 / 2)
+
+
+def test_backward_adds_to_the_gradients_of_weights_and_prefix():
+    model = costs(seq=2, hbm_bytes_s=1.0)
+    # bfloat16 written and read, float32 read and written; two of the four heads' worth of k and v a device.
+    elements = LAYER.params + 24 * 2 * 1 * 2
+    assert model.seconds("B", 16, 8) - costs(seq=2).seconds("B", 16, 8) == pytest.approx(2 * elements * 12)
+    assert model.seconds("F", 16, 8) == costs(seq=2).seconds("F", 16, 8)
+
+
+def test_ulysses_sends_all_heads_but_its_own():
+    # Three quarters leave: q, k, v, out (two bytes) and LSE (four). Two key-value heads are replicated to four.
+    forward = 0.75 * ((8 + 8 + 16) * 2 + 4 * 4)
+    backward = 0.75 * (3 * 8 * 2 + 16 * 4 + 2 * 4 * 4)
+    sent = costs(seq=4, link_bytes_s=1.0)
+    assert sent.transfer_s("F", 16, 8) == pytest.approx(2 * 2 * forward)
+    assert sent.transfer_s("B", 16, 8) == pytest.approx(2 * 2 * backward)
+    assert sent.transfer_s("F", 16, 8, padded=16) == pytest.approx(2 * 4 * forward)
+    assert sent.transfer_s("H", 16, 8) == 0
+    anew = costs(seq=4, attention=True, link_bytes_s=1.0).transfer_s("B", 16, 8)
+    assert anew == pytest.approx(2 * 2 * (backward + 0.75 * (2 * 8 * 2 + 4 * 4)))
+
+
+def test_stages_send_a_hop_and_the_vocabularys_sums():
+    sent, hidden = costs(4, link_bytes_s=1.0), 8 * 2
+    assert sent.transfer_s("F", 16, 8) == pytest.approx(8 * (hidden + 1.5 * hidden))
+    assert sent.transfer_s("B", 16, 8) == pytest.approx(8 * (hidden + 2.25 * hidden))
+    assert sent.transfer_s("H", 16, 8) == pytest.approx(8 * 0.75 * (2 * hidden + 32))
+    assert costs(link_bytes_s=1.0).seconds("F", 16, 8) == costs().seconds("F", 16, 8)
+
+
+def test_ring_passes_the_prefix_while_it_is_short_then_the_queries():
+    sent = costs(seq=4, ring=4, link_bytes_s=1.0)
+    # k and v of 2 heads of 2 elements, a quarter of the prefix a device, in 3 hops; lengths are powers of two.
+    assert sent.transfer_s("F", 0, 16) == pytest.approx(2 * 3 * 4 * 2 * 2 * 2 * 2)
+    assert sent.transfer_s("F", 2, 15) == pytest.approx(2 * 3 * 8 * 2 * 2 * 2 * 2)
+    # q with out in float32 and LSE, 4 hops; no longer dependent on the prefix.
+    queries = 2 * 4 * 4 * 4 * (2 * 6 + 4)
+    assert sent.transfer_s("F", 4096, 16) == sent.transfer_s("F", 8192, 16) == pytest.approx(queries)
+    assert sent.transfer_s("B", 8192, 16) == pytest.approx(2 * 4 * 4 * 4 * (2 * 8 + 8))
+
+
+def test_a_network_between_hosts_is_slower():
+    def cluster(per_host):
+        device = replace(PLAIN, link_bytes_s=10.0, network_bytes_s=1.0)
+        return replace(make_cluster(device, 8), num_hosts=8 // per_host, devices_per_host=per_host)
+
+    near, far = (replace(costs(2, 4), cluster=cluster(per_host)) for per_host in (8, 4))
+    hop = 2 * (2 + 1) * 8 * 2 / 2  # two tokens a device: the hop and the embedding's sum over two stages
+    exchanged = near.transfer_s("F", 0, 8) - hop * 8 / 16 / 10 * 2
+    assert far.transfer_s("F", 0, 8) - near.transfer_s("F", 0, 8) == pytest.approx(2 * 16 * 2 * (1 - 0.1))
+    assert exchanged > 0
+
+
+def test_the_end_of_a_step():
+    params = 2 * LAYER.params + vocabulary_params(MODEL) / 2
+    update = costs(2, hbm_bytes_s=1.0)
+    # Parameters, gradients and both moments read, three written, gradients twice more; the cast reads 4 and writes 2.
+    assert update.step_overhead_s() == pytest.approx(params * (9 * 4 + 6), rel=1e-3)
+    reduced = costs(2, 2, data=2, link_bytes_s=1.0)
+    assert reduced.step_overhead_s() == pytest.approx(2 * 0.75 * 4 * params, rel=1e-3)
+    assert costs(2, link_bytes_s=1.0).step_overhead_s() == 0
+
+
+def test_factors_must_make_up_the_axis():
+    with pytest.raises(ValueError, match="ulysses \\* ring must be mesh.seq=4, got 2 \\* 1"):
+        replace_seq = MeshShape(data=1, pipe=1, seq=4)
+        cost_model(
+            MODEL,
+            cluster=make_cluster(PLAIN, 4),
+            mesh=replace_seq,
+            ulysses=2,
+            ring=1,
+            layers=1,
+            compute_bytes=2,
+            recompute_linear=True,
+            recompute_attention=False,
+        )

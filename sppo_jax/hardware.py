@@ -12,6 +12,8 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sppo_jax.profile.store import read_profile
+
 _GiB = 2**30
 
 
@@ -245,3 +247,32 @@ def local_cluster() -> Cluster:
         except ValueError:
             continue
     return make_cluster(DEVICES["cpu"])
+
+
+def measured(device: Device, path: Path) -> Device:
+    """Returns a device with the figures that `sppo profile` measured in the place of the datasheet's.
+
+    Args:
+        device: the device, whose capacities stay.
+        path: the JSON file.
+
+    Raises:
+        ValueError: the file cannot be read, lacks figures, or was measured on another device.
+    """
+    profile = read_profile(path)
+    if profile.device != device.name:
+        raise ValueError(
+            f"hardware.measured must be of the device that is planned for, {device.name}, got {path}, measured on "
+            f"{profile.device}: measure there, or leave it out"
+        )
+    return replace(
+        device,
+        matmul_flops_s=profile.matmul_flops_s,
+        matmul_efficiency=profile.matmul_typical_flops_s / profile.matmul_flops_s,
+        attention_efficiency=profile.attention_flops_s / profile.matmul_flops_s,
+        hbm_bytes_s=profile.hbm_bytes_s,
+        host_link_bytes_s=profile.host_link_bytes_s or device.host_link_bytes_s,
+        link_bytes_s=profile.link_bytes_s or device.link_bytes_s,
+        overhead_s=profile.overhead_s,
+        overhead_tokens=round(profile.overhead_tokens),
+    )

@@ -1,0 +1,155 @@
+"""Measured figures of a device as JSON; no jax, so that the planner can read them."""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulFigure:
+    """A product of [rows, inner] and [inner, columns], and the FLOP/s it reached."""
+
+    rows: int
+    inner: int
+    columns: int
+    flops_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFigure:
+    """A chunk's attention to the tokens before it and to itself.
+
+    Args:
+        chunk_tokens: queries.
+        prefix_tokens: tokens before the chunk.
+        forward_s: seconds of one layer's forward.
+        backward_s: seconds of its backward.
+        flops_s: FLOP/s of both together, counting two matmuls forward and five backward over the pairs that exist.
+    """
+
+    chunk_tokens: int
+    prefix_tokens: int
+    forward_s: float
+    backward_s: float
+    flops_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What `sppo profile` measured, with all devices busy at once; figures of one device.
+
+    Args:
+        schema_version: version of the JSON layout.
+        device: our name of the device.
+        jax: version of jax.
+        date: day of the measurement, YYYY-MM-DD.
+        dtype: of activations and matmuls.
+        kernel: the attention kernel.
+        num_devices: devices that ran.
+        matmul_flops_s: the best FLOP/s of a matmul.
+        matmul_typical_flops_s: what a layer's matmuls reach together.
+        matmul: each shape that was tried.
+        attention: each chunk and prefix that was tried, with the shortest prefix first.
+        host_link_bytes_s: bytes a second between device and host, one way, the slower way; None where memory is one.
+        link_bytes_s: bytes a second to another device, one way; None where there is no other.
+        hbm_bytes_s: bytes a second between device memory and compute units.
+        overhead_s: seconds of a pipeline's tick whatever its length.
+        overhead_tokens: tokens whose matmuls take as long as reading their weights.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    device: str
+    jax: str
+    date: str
+    dtype: str
+    kernel: str
+    num_devices: int
+    matmul_flops_s: float
+    matmul_typical_flops_s: float
+    matmul: tuple[MatmulFigure, ...]
+    attention: tuple[AttentionFigure, ...]
+    host_link_bytes_s: float | None
+    link_bytes_s: float | None
+    hbm_bytes_s: float
+    overhead_s: float
+    overhead_tokens: float
+
+    @property
+    def attention_flops_s(self) -> float:
+        """FLOP/s of attention over the longest prefix, the best chunk of it."""
+        longest = max(figure.prefix_tokens for figure in self.attention)
+        return max(figure.flops_s for figure in self.attention if figure.prefix_tokens == longest)
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Writes figures as JSON, for `read_profile`."""
+    path.write_text(json.dumps(dataclasses.asdict(profile), indent=1) + "\n", encoding="utf-8")
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads what `write_profile` wrote.
+
+    Raises:
+        ValueError: the file cannot be read, is no profile, or lacks figures; one line that says what to do.
+    """
+    rule, mend = "a file of measured figures must be what sppo profile wrote", "make it anew with sppo profile"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{rule}, got {path}, which cannot be read ({type(error).__name__}): {mend}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{rule}, got {path}, which is no JSON ({error}): {mend}") from None
+    try:
+        return _profile(values)
+    except ValueError as error:
+        raise ValueError(f"{rule}, got {path}: {error}; {mend}") from None
+
+
+def _profile(values: Any) -> Profile:
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds {type(values).__name__}, not an object")
+    if values.get("schema_version") != SCHEMA_VERSION:
+        raise ValueError(f"schema_version must be {SCHEMA_VERSION}, got {values.get('schema_version')!r}")
+    _check_keys(values, Profile, "")
+    rows: dict[str, Any] = {}
+    for key, kind in (("matmul", MatmulFigure), ("attention", AttentionFigure)):
+        if not isinstance(values[key], list) or not values[key]:
+            raise ValueError(f"{key} must be a list of figures, got {values[key]!r}")
+        for index, row in enumerate(values[key]):
+            if not isinstance(row, dict):
+                raise ValueError(f"{key}[{index}] must be an object, got {row!r}")
+            _check_keys(row, kind, f"{key}[{index}].")
+            _check_numbers(row, kind, f"{key}[{index}].", zero=("prefix_tokens",))
+        rows[key] = tuple(kind(**row) for row in values[key])
+    _check_numbers(
+        values, Profile, "", none=("host_link_bytes_s", "link_bytes_s"), zero=("overhead_s", "overhead_tokens")
+    )
+    return Profile(**{**values, **rows})
+
+
+def _check_keys(values: dict, kind: type, where: str) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
+    for what, keys in (("lacks", names - set(values)), ("has an unknown", set(values) - names)):
+        if keys:
+            raise ValueError(f"it {what} {where}{sorted(keys)[0]}")
+
+
+def _check_numbers(
+    values: dict, kind: type, where: str, *, none: tuple[str, ...] = (), zero: tuple[str, ...] = ()
+) -> None:
+    for field in dataclasses.fields(kind):
+        value, name = values[field.name], field.name
+        if field.type is str:
+            if not isinstance(value, str):
+                raise ValueError(f"{where}{name} must be text, got {value!r}")
+            continue
+        if name in ("matmul", "attention") or (value is None and name in none):
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (value == 0 and name not in zero):
+            raise ValueError(f"{where}{name} must be a positive number, got {value!r}")

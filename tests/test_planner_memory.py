@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import DEVICES, find_device, make_cluster
+from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.planner.costs import layer_costs
 from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
 from sppo_jax.planner.plan import StashPlan
@@ -82,24 +80,3 @@ def test_fits_leaves_a_reserve_and_looks_at_the_host_too():
     assert Memory(hbm={"a": 900, "b": 10}, host=100).fits(cluster)
     assert not Memory(hbm={"a": 990}, host=0).fits(cluster)
     assert not Memory(hbm={"a": 10}, host=101).fits(cluster)
-
-
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40g"),
-        ("TPU v5 lite", "v5e"),
-        ("TPU v5", "v5p"),
-        ("TPU v4", "v4"),
-        ("cpu", "cpu"),
-    ],
-)
-def test_devices_are_found_by_their_own_names(name, known):
-    assert find_device(name) == DEVICES[known]
-
-
-def test_unknown_device_names_the_known_ones():
-    with pytest.raises(ValueError, match="unknown device 'abacus': choose one of cpu, a100-40g"):
-        find_device("abacus")

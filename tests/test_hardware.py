@@ -1,0 +1,152 @@
+"""Devices, clusters and measured figures: what is read, and what is refused in one line."""
+
+import json
+
+import pytest
+
+from sppo_jax.hardware import DEVICES, Cluster, find_device, local_cluster, make_cluster, measured, parse_cluster
+
+
+@pytest.mark.parametrize(
+    "name, known",
+    [
+        ("h200", "h200"),
+        (" H200 ", "h200"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40g"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA B200", "b200"),
+        ("TPU v5 lite", "v5e"),
+        ("v5litepod-16", "v5e"),
+        ("TPU v5", "v5p"),
+        ("TPU v4", "v4"),
+        ("cpu", "cpu"),
+        ("TPU v6 lite", "v6e"),
+    ],
+)
+def test_devices_are_found_by_their_own_names(name, known):
+    assert find_device(name) == DEVICES[known]
+
+
+def test_an_unknown_device_names_the_known_ones():
+    with pytest.raises(ValueError, match="unknown device 'abacus': choose one of cpu, a100-40g"):
+        find_device("abacus")
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+def test_figures_make_sense(device):
+    assert 0 < device.matmul_efficiency <= 1 and 0 < device.attention_efficiency <= 1
+    assert device.network_bytes_s <= device.link_bytes_s <= device.hbm_bytes_s < device.matmul_flops_s
+    assert device.host_link_bytes_s < device.hbm_bytes_s and device.hbm_bytes <= device.host_bytes
+    assert device.platform == ("cpu" if device.name == "cpu" else "gpu" if device.kernel == "cudnn" else "tpu")
+
+
+@pytest.mark.parametrize(
+    "text, hosts, per_host, topology",
+    [
+        ("a100-80g:16x8", 16, 8, ()),
+        (" h200:1x1 ", 1, 1, ()),
+        ("cpu:1x2", 1, 2, ()),
+        ("v5p:4x4x4", 16, 4, (4, 4, 4)),
+        ("v5e:2x2", 1, 4, (2, 2)),
+        ("v6e:1", 1, 1, (1,)),
+    ],
+)
+def test_clusters_are_read_and_written_back(text, hosts, per_host, topology):
+    cluster = parse_cluster(text)
+    assert (cluster.num_hosts, cluster.devices_per_host, cluster.topology) == (hosts, per_host, topology)
+    assert cluster.num_devices == hosts * per_host
+    assert cluster.name == text.strip()
+    assert parse_cluster(cluster.name) == cluster
+    assert cluster.device_host_bytes * per_host <= cluster.host_bytes
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        ("abacus:1x1", "the devices are cpu, a100-40g"),
+        ("h200", "every size at least 1; got 'h200'"),
+        ("h200:", "every size at least 1"),
+        ("h200:0x8", "every size at least 1; got 'h200:0x8'"),
+        ("h200:8x0", "every size at least 1"),
+        ("h200:-1x8", "every size at least 1"),
+        ("h200:1.5x8", "every size at least 1"),
+        ("h200:8", "with 1 sizes: give hosts and devices"),
+        ("h200:2x2x2", "with 3 sizes: give hosts and devices"),
+        ("v5p:4xx4", "every size at least 1"),
+    ],
+)
+def test_wrong_clusters_are_refused_in_one_line(text, why):
+    with pytest.raises(ValueError) as error:
+        parse_cluster(text)
+    assert why in str(error.value) and "NAME:HOSTSxDEVICES" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_links_within_a_host_are_faster_than_between_hosts():
+    cluster = parse_cluster("a100-80g:2x8")
+    assert cluster.link_bytes_s(8) == cluster.device.link_bytes_s
+    assert cluster.link_bytes_s(16) == cluster.device.network_bytes_s
+
+
+@pytest.mark.parametrize("name, count, hosts, per_host", [("h100", 20, 3, 8), ("h100", 3, 1, 3), ("cpu", 6, 1, 6)])
+def test_usual_hosts_hold_the_devices_asked_for(name, count, hosts, per_host):
+    cluster = make_cluster(DEVICES[name], count)
+    assert (cluster.num_hosts, cluster.devices_per_host) == (hosts, per_host)
+
+
+def test_a_machine_told_to_use_its_cpu_is_one(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+    assert local_cluster() == make_cluster(DEVICES["cpu"])
+
+
+PROFILE = {
+    "schema_version": 1,
+    "device": "h200",
+    "jax": "0.11.2",
+    "date": "2026-11-21",
+    "dtype": "bfloat16",
+    "kernel": "cudnn",
+    "num_devices": 2,
+    "matmul_flops_s": 8e14,
+    "matmul_typical_flops_s": 6e14,
+    "matmul": [{"rows": 8192, "inner": 4096, "columns": 4096, "flops_s": 8e14}],
+    "attention": [
+        {"chunk_tokens": 4096, "prefix_tokens": 0, "forward_s": 1e-3, "backward_s": 3e-3, "flops_s": 2e14},
+        {"chunk_tokens": 4096, "prefix_tokens": 65536, "forward_s": 1e-2, "backward_s": 3e-2, "flops_s": 5e14},
+    ],
+    "host_link_bytes_s": 5.5e10,
+    "link_bytes_s": None,
+    "hbm_bytes_s": 4e12,
+    "overhead_s": 2e-4,
+    "overhead_tokens": 200.4,
+}
+
+
+def write(tmp_path, values):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(values))
+    return path
+
+
+def test_measured_figures_take_the_place_of_the_datasheet(tmp_path):
+    sheet = DEVICES["h200"]
+    device = measured(sheet, write(tmp_path, PROFILE))
+    assert device.matmul_flops_s * device.matmul_efficiency == pytest.approx(6e14)
+    assert device.matmul_flops_s * device.attention_efficiency == pytest.approx(5e14)
+    assert (device.host_link_bytes_s, device.hbm_bytes_s, device.overhead_s) == (5.5e10, 4e12, 2e-4)
+    assert device.overhead_tokens == 200
+    # What was not measured stays: capacities, and the link where there was one device.
+    assert (device.link_bytes_s, device.hbm_bytes, device.host_bytes) == (
+        sheet.link_bytes_s,
+        sheet.hbm_bytes,
+        sheet.host_bytes,
+    )
+    assert isinstance(make_cluster(device, 2), Cluster)
+
+
+def test_figures_of_another_device_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="planned for, h100, got .*profile.json, measured on h200: measure there"):
+        measured(DEVICES["h100"], write(tmp_path, PROFILE))

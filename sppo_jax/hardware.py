@@ -268,7 +268,7 @@ def measured(device: Device, path: Path) -> Device:
     return replace(
         device,
         matmul_flops_s=profile.matmul_flops_s,
-        matmul_efficiency=profile.matmul_typical_flops_s / profile.matmul_flops_s,
+        matmul_efficiency=profile.layer_flops_s / profile.matmul_flops_s,
         attention_efficiency=profile.attention_flops_s / profile.matmul_flops_s,
         hbm_bytes_s=profile.hbm_bytes_s,
         host_link_bytes_s=profile.host_link_bytes_s or device.host_link_bytes_s,

@@ -111,7 +111,7 @@ PROFILE = {
     "kernel": "cudnn",
     "num_devices": 2,
     "matmul_flops_s": 8e14,
-    "matmul_typical_flops_s": 6e14,
+    "layer_flops_s": 6e14,
     "matmul": [{"rows": 8192, "inner": 4096, "columns": 4096, "flops_s": 8e14}],
     "attention": [
         {"chunk_tokens": 4096, "prefix_tokens": 0, "forward_s": 1e-3, "backward_s": 3e-3, "flops_s": 2e14},

@@ -15,7 +15,7 @@ PROFILE = Profile(
     kernel="blockwise",
     num_devices=1,
     matmul_flops_s=5e10,
-    matmul_typical_flops_s=4e10,
+    layer_flops_s=4e10,
     matmul=(MatmulFigure(rows=8, inner=16, columns=32, flops_s=5e10),),
     attention=(
         ATTENTION,
@@ -54,7 +54,7 @@ def edited(**changes):
         ({"schema_version": 7}, "schema_version must be 1, got 7"),
         ({"matmul_flops_s": 0}, "matmul_flops_s must be a positive number, got 0"),
         ({"overhead_s": -1.0}, "overhead_s must be a positive number, got -1.0"),
-        ({"matmul_typical_flops_s": float("nan")}, "matmul_typical_flops_s must be a positive number, got nan"),
+        ({"layer_flops_s": float("nan")}, "layer_flops_s must be a positive number, got nan"),
         ({"hbm_bytes_s": True}, "hbm_bytes_s must be a positive number, got True"),
         ({"hbm_bytes_s": None}, "hbm_bytes_s must be a positive number, got None"),
         ({"device": 3}, "device must be text, got 3"),

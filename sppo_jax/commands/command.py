@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sppo_jax.config import Config, load_config
+from sppo_jax.planner.make import check_plan
 from sppo_jax.planner.plan import Plan
 
 DONE, FAILED, WRONG_INPUT, DOES_NOT_FIT = 0, 1, 2, 3
@@ -36,11 +37,12 @@ def load(args: argparse.Namespace) -> Config:
     overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
     config = load_config(args.config, overrides)
     if config.train.num_simulated_devices:
-        _simulate(config.train.num_simulated_devices)
+        simulate_devices(config.train.num_simulated_devices)
     return config
 
 
-def _simulate(num_devices: int) -> None:
+def simulate_devices(num_devices: int) -> None:
+    """Makes jax, not imported so far, see so many devices on the CPU."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     # With fewer cores than devices a collective waits for devices that have not had their turn: allow them time.
     flags = {
@@ -61,15 +63,8 @@ def read_plan(path: Path, config: Config) -> Plan:
         plan = Plan.from_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--plan must be a readable plan.json, got {path} ({error}); give another") from error
-    settings = {
-        "sequence.length": (config.sequence.length, plan.sequence_length),
-        "sequence.per_pipeline": (config.sequence.per_pipeline, plan.sequences_per_pipeline),
-        "mesh.data": (config.mesh.data, plan.mesh.data),
-        "mesh.pipe": (config.mesh.pipe, plan.mesh.pipe),
-        "mesh.seq": (config.mesh.seq, plan.mesh.seq),
-        **{f"model.{name}": (getattr(config.model, name), found) for name, found in plan.model.items()},
-    }
-    for name, (wanted, found) in settings.items():
-        if wanted not in ("auto", found):
-            raise ValueError(f"--plan must agree with {name} = {wanted}, got {found} in {path}; set {name}={found}")
+    try:
+        check_plan(plan, config)
+    except ValueError as error:
+        raise ValueError(f"--plan {path}: {error}") from None
     return plan

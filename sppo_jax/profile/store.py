@@ -52,7 +52,7 @@ class Profile:
         kernel: the attention kernel.
         num_devices: devices that ran.
         matmul_flops_s: the best FLOP/s of a matmul.
-        matmul_typical_flops_s: what a layer's matmuls reach together.
+        layer_flops_s: FLOP/s of a layer around its attention, forward and backward, counting its matmuls alone.
         matmul: each shape that was tried.
         attention: each chunk and prefix that was tried, with the shortest prefix first.
         host_link_bytes_s: bytes a second between device and host, one way, the slower way; None where memory is one.
@@ -70,7 +70,7 @@ class Profile:
     kernel: str
     num_devices: int
     matmul_flops_s: float
-    matmul_typical_flops_s: float
+    layer_flops_s: float
     matmul: tuple[MatmulFigure, ...]
     attention: tuple[AttentionFigure, ...]
     host_link_bytes_s: float | None

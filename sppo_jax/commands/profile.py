@@ -1,0 +1,63 @@
+"""`sppo profile`: measure the devices present, for the planner."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from sppo_jax.commands.command import DONE, Parser, simulate_devices
+from sppo_jax.config import load_config
+from sppo_jax.profile.store import Profile, write_profile
+
+
+def run(words: Sequence[str]) -> int:
+    """Measures, stores the figures as JSON and prints them; returns the exit code."""
+    parser = Parser(prog="sppo profile", description="Measure the devices present: what hardware.measured reads.")
+    parser.add_argument("--out", type=Path, default=Path("profile.json"), help="the JSON file; profile.json by default")
+    parser.add_argument("--devices", default="auto", help="auto, or cpu:N for N devices simulated on the CPU")
+    parser.add_argument("--config", type=Path, help="take the shape of the layers from this config's model")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes, shorter runs")
+    args = parser.parse_args(words)
+    num_simulated = _read_devices(args.devices)
+    if not args.out.parent.is_dir():
+        raise ValueError(f"--out must be in a directory that exists, got {args.out}: make {args.out.parent}")
+    model = load_config(args.config).model if args.config else None
+    if num_simulated:
+        simulate_devices(num_simulated)
+
+    import jax
+
+    from sppo_jax.profile.measure import default_model, default_sizes, measure
+
+    platform = jax.default_backend()
+    sizes = default_sizes(platform, quick=args.quick)
+    profile = measure(model or default_model(platform), sizes, lambda line: print(line, flush=True))
+    write_profile(profile, args.out)
+    print(f"\n{_table(profile)}\n\nstored; give it to the planner with hardware.measured={args.out}")
+    return DONE
+
+
+def _read_devices(text: str) -> int:
+    """Returns the number of simulated devices, 0 for the real ones."""
+    if text == "auto":
+        return 0
+    found = re.fullmatch(r"cpu:([1-9]\d*)", text)
+    if not found:
+        raise ValueError(f"--devices must be auto or cpu:N with N at least 1, got {text!r}; write e.g. cpu:2")
+    return int(found[1])
+
+
+def _table(profile: Profile) -> str:
+    def rate(bytes_s: float | None, why: str) -> str:
+        return f"{bytes_s / 1e9:.4g} GB/s" if bytes_s else f"not measured ({why})"
+
+    rows = [
+        ("best matmul", f"{profile.matmul_flops_s / 1e12:.4g} TFLOP/s"),
+        ("layer around attention", f"{profile.layer_flops_s / 1e12:.4g} TFLOP/s"),
+        ("attention, longest prefix", f"{profile.attention_flops_s / 1e12:.4g} TFLOP/s"),
+        ("device memory", rate(profile.hbm_bytes_s, "")),
+        ("link to the next device", rate(profile.link_bytes_s, "one device")),
+        ("host copies, slower way", rate(profile.host_link_bytes_s, "a CPU's memory is the host's")),
+        ("a tick", f"{profile.overhead_s * 1e6:.0f} us whatever its length"),
+        ("a layer", f"the time of {profile.overhead_tokens:.0f} tokens whatever its length"),
+    ]
+    return "\n".join(f"{name:27} {value}" for name, value in rows)

@@ -1,0 +1,319 @@
+"""Measures what the planner assumes of a device, with our own layer and attention kernel, on the devices present.
+
+Letters: T tokens of a chunk, D hidden size, N query heads, K key/value heads, H head dim, S keys in the buffer.
+"""
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from sppo_jax import hardware
+from sppo_jax.attention import cudnn, sequence
+from sppo_jax.attention.blockwise import accumulator
+from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.compat import to_device, to_host
+from sppo_jax.config import ModelConfig
+from sppo_jax.models.layers import DecoderLayer
+from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.planner.costs import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pairs, layer_costs
+from sppo_jax.profile.store import AttentionFigure, MatmulFigure, Profile
+from sppo_jax.profile.tick import tick_seconds
+from sppo_jax.profile.timing import AXIS, Timer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is tried.
+
+    Args:
+        tokens: tokens of a device in matmuls, layers and hops.
+        square: rows and columns of the largest square matmul.
+        chunks: tokens of the chunks that attend.
+        prefixes: tokens before them.
+        stream_bytes: bytes of an array that is read and written to measure memory.
+        run_s: seconds of one run of a measurement.
+        runs: runs of which the median counts.
+    """
+
+    tokens: int
+    square: int
+    chunks: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    stream_bytes: int
+    run_s: float
+    runs: int
+
+
+_SIZES = {
+    ("cpu", True): Sizes(
+        tokens=512, square=1024, chunks=(512,), prefixes=(0, 2048), stream_bytes=2**26, run_s=0.05, runs=3
+    ),
+    ("cpu", False): Sizes(
+        tokens=1024, square=2048, chunks=(512, 2048), prefixes=(0, 2048, 8192), stream_bytes=2**28, run_s=0.3, runs=5
+    ),
+    ("gpu", True): Sizes(
+        tokens=8192, square=8192, chunks=(4096,), prefixes=(0, 65536), stream_bytes=2**30, run_s=0.1, runs=3
+    ),
+    ("gpu", False): Sizes(
+        tokens=8192,
+        square=16384,
+        chunks=(2048, 8192),
+        prefixes=(0, 8192, 65536, 262144),
+        stream_bytes=2**32,
+        run_s=0.3,
+        runs=7,
+    ),
+}
+# Shapes of a layer where no config is given: what fits each kind of device.
+_MODELS = {
+    "cpu": {
+        "vocab_size": 1024,
+        "hidden_size": 512,
+        "num_layers": 2,
+        "num_heads": 8,
+        "num_kv_heads": 4,
+        "mlp_size": 1536,
+        "compute_dtype": "float32",
+    },
+    "gpu": {
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "num_layers": 2,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "mlp_size": 14336,
+        "compute_dtype": "bfloat16",
+    },
+}
+_FEW_TOKENS = 16
+
+
+def default_sizes(platform: str, *, quick: bool) -> Sizes:
+    """Returns what is tried on a platform ("cpu", "gpu" or "tpu")."""
+    return _SIZES["cpu" if platform == "cpu" else "gpu", quick]
+
+
+def default_model(platform: str) -> ModelConfig:
+    """Returns the shape of the layers that are measured where none is given."""
+    return ModelConfig(**_MODELS["cpu" if platform == "cpu" else "gpu"])
+
+
+def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
+    """Measures every figure of the devices present.
+
+    Args:
+        model: the shape of a layer.
+        sizes: what is tried.
+        say: takes a line on each figure as it is found.
+
+    Raises:
+        ValueError: the device is not one of `hardware.DEVICES`.
+    """
+    devices = tuple(jax.devices())
+    name = "cpu" if devices[0].platform == "cpu" else hardware.find_device(devices[0].device_kind).name
+    timer = Timer(devices=devices, run_s=sizes.run_s, runs=sizes.runs)
+    layer = DecoderLayer(model, rngs=nnx.Rngs(0))
+    device, dtype = hardware.DEVICES[name], layer.dtype
+    kernel = device.kernel if cudnn.supports(dtype, model.head_dim) else "blockwise"
+    say(f"{len(devices)} x {name}, {dtype.name}, {kernel} attention, all devices at once")
+    matmul = _matmuls(timer, model, sizes, dtype, say)
+    layer_flops_s, overhead_tokens = _layers(timer, model, layer, sizes, say)
+    attention = _attention(timer, model, kernel, sizes, dtype, say)
+    hbm = _stream(timer, sizes, say)
+    link = _link(timer, sizes.tokens * model.hidden_size, dtype, say)
+    host_link = _host_link(timer, sizes, say)
+    overhead_s = tick_seconds(timer, device, model.compute_dtype)
+    say(f"a tick of {device.tile * 16} tokens of a tiny model: {overhead_s * 1e6:.0f} us")
+    return Profile(
+        device=name,
+        jax=jax.__version__,
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        dtype=dtype.name,
+        kernel=kernel,
+        num_devices=len(devices),
+        matmul_flops_s=max(figure.flops_s for figure in matmul),
+        layer_flops_s=layer_flops_s,
+        matmul=matmul,
+        attention=attention,
+        host_link_bytes_s=host_link,
+        link_bytes_s=link,
+        hbm_bytes_s=hbm,
+        overhead_s=overhead_s,
+        overhead_tokens=overhead_tokens,
+    )
+
+
+def _normal(seed: int, shape: tuple[int, ...], dtype, scale: float = 1.0) -> jax.Array:
+    return (scale * jax.random.normal(jax.random.key(seed), shape, jnp.float32)).astype(dtype)
+
+
+def _matmuls(timer: Timer, model: ModelConfig, sizes: Sizes, dtype, say: Say) -> tuple[MatmulFigure, ...]:
+    """Multiplies there and back, so that each turn needs the one before."""
+    hidden, width = model.hidden_size, model.num_heads * model.head_dim
+    shapes = [(sizes.tokens, hidden, model.mlp_size), (sizes.tokens, hidden, width), (sizes.square,) * 3]
+    figures = []
+    for rows, inner, columns in dict.fromkeys(shapes):
+
+        def make(rows=rows, inner=inner, columns=columns):
+            there = _normal(1, (inner, columns), dtype, inner**-0.5)
+            return _normal(0, (rows, inner), dtype), there, _normal(2, (columns, inner), dtype, columns**-0.5)
+
+        seconds = timer.seconds(make, lambda state: (state[0] @ state[1] @ state[2], *state[1:]))
+        flops_s = 4.0 * rows * inner * columns / seconds
+        figures.append(MatmulFigure(rows=rows, inner=inner, columns=columns, flops_s=flops_s))
+        say(f"matmul {rows} x {inner} x {columns}: {flops_s / 1e12:.4g} TFLOP/s")
+    return tuple(figures)
+
+
+def _layers(timer: Timer, model: ModelConfig, layer: DecoderLayer, sizes: Sizes, say: Say) -> tuple[float, float]:
+    """Runs a layer's parts around attention forward and backward; returns FLOP/s, and tokens of a fixed cost.
+
+    With t(n) = a + b n seconds for n tokens, the fixed cost is that of a / b tokens.
+    """
+    long_s = sum(_layer_seconds(timer, model, layer, sizes.tokens))
+    short_s = sum(_layer_seconds(timer, model, layer, _FEW_TOKENS))
+    token_s = (long_s - short_s) / (sizes.tokens - _FEW_TOKENS)
+    # Forward, forward once more in the backward, and the backward itself.
+    flops = layer_costs(model).linear_flops * (2 + LINEAR_BACKWARD)
+    extra = max(0.0, short_s / token_s - _FEW_TOKENS)
+    say(
+        f"layer of {sizes.tokens} tokens, without attention: {flops / token_s / 1e12:.4g} TFLOP/s, "
+        f"and {extra:.0f} tokens' time whatever its length"
+    )
+    return flops / token_s, extra
+
+
+def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens: int) -> tuple[float, float]:
+    block = Block(layer)
+    params = nnx.state(layer, nnx.Param)
+    matrices = jax.tree.map(lambda x: x.astype(layer.dtype) if x.ndim > 1 else x, params)
+    positions_T = jnp.arange(tokens, dtype=jnp.int32)
+    groups = model.num_heads // model.num_kv_heads
+
+    def make():
+        return _normal(0, (tokens, model.hidden_size), layer.dtype), Weights(matrices, block.others)
+
+    def forward(state):
+        x, weights = state
+        q, k, v = block.before(weights, x, positions_T)
+        return block.after(weights, x, q + jnp.repeat(k + v, groups, axis=1)), weights
+
+    def make_backward():
+        return *make(), _normal(1, (tokens, model.hidden_size), layer.dtype), params
+
+    def backward(state):
+        x, weights, dy, sums = state
+        (q, k, _), vjp_before = block.vjp_before(weights, x, positions_T)
+        after, dx, dout = block.vjp_after(weights, x, q)[1](dy)
+        dk = dout.reshape(tokens, model.num_kv_heads, groups, model.head_dim).sum(2).astype(k.dtype)
+        before, more = vjp_before((dout, dk, dk))
+        sums = jax.tree.map(lambda s, a, b: s + a.astype(s.dtype) + b.astype(s.dtype), sums, after, before)
+        return x, weights, dx + more, sums
+
+    return timer.seconds(make, forward), timer.seconds(make_backward, backward)
+
+
+def _attention(
+    timer: Timer, model: ModelConfig, kernel: str, sizes: Sizes, dtype, say: Say
+) -> tuple[AttentionFigure, ...]:
+    figures = []
+    for prefix in sizes.prefixes:
+        for chunk in sizes.chunks:
+            forward_s, backward_s = _attention_seconds(timer, model, kernel, chunk, prefix, dtype)
+            flops = layer_costs(model).pair_flops * chunk_pairs(prefix, chunk)
+            flops_s = flops * (1 + ATTENTION_BACKWARD) / (forward_s + backward_s)
+            figures.append(
+                AttentionFigure(
+                    chunk_tokens=chunk,
+                    prefix_tokens=prefix,
+                    forward_s=forward_s,
+                    backward_s=backward_s,
+                    flops_s=flops_s,
+                )
+            )
+            say(
+                f"attention of {chunk} tokens behind {prefix}: forward {forward_s * 1e3:.4g} ms, "
+                f"backward {backward_s * 1e3:.4g} ms, {flops_s / 1e12:.4g} TFLOP/s"
+            )
+    return tuple(figures)
+
+
+def _attention_seconds(
+    timer: Timer, model: ModelConfig, kernel: str, chunk: int, prefix: int, dtype
+) -> tuple[float, float]:
+    """Attends with the executor's own functions, as the last chunk of a sequence on a `seq` axis of one."""
+    total, split = prefix + chunk, Split(1, 1, "q", kernel)
+    shape = (1, 1, 1, model.num_kv_heads, total + chunk, model.head_dim)
+    queries = (chunk, model.num_heads, model.head_dim)
+
+    def where() -> Chunk:
+        positions_S = jnp.arange(total, dtype=jnp.int32)
+        keys = sequence.member_tags(positions_S, jnp.zeros_like(positions_S), split, chunk)
+        tags = sequence.chunk_tags(keys, prefix, chunk, chunk, split, bound=None)
+        return Chunk((0, 0), jnp.int32(prefix), jnp.int32(chunk), tags)
+
+    def make():
+        return _normal(0, queries, dtype), Cache(_normal(1, shape, dtype), _normal(2, shape, dtype)), where()
+
+    def forward(state):
+        q, cache, at = state
+        out, _ = sequence.forward(q, cache, at, 0, split)
+        return q + out, cache, at
+
+    def make_backward():
+        q, cache, at = make()
+        out, lse = sequence.forward(q, cache, at, 0, split)
+        sums = Cache(*(jnp.zeros(shape, accumulator(dtype)) for _ in range(2)))
+        return q, cache, at, out, lse, _normal(3, queries, dtype), sums
+
+    def backward(state):
+        q, cache, at, out, lse, dout, sums = state
+        dq, sums = sequence.backward(q, out, lse, dout, cache, sums, at, 0, split)
+        return q, cache, at, out, lse, dout + dq, sums
+
+    return timer.seconds(make, forward), timer.seconds(make_backward, backward)
+
+
+def _stream(timer: Timer, sizes: Sizes, say: Say) -> float:
+    """Adds one array to another, as gradients are gathered: two are read, one is written."""
+    count = sizes.stream_bytes // 4
+
+    def make():
+        return jnp.zeros((count,), jnp.float32), _normal(0, (count,), jnp.float32)
+
+    bytes_s = 3 * 4 * count / timer.seconds(make, lambda state: (state[0] + state[1], state[1]))
+    say(f"device memory: {bytes_s / 1e9:.4g} GB/s")
+    return bytes_s
+
+
+def _link(timer: Timer, elements: int, dtype, say: Say) -> float | None:
+    """Passes a chunk's activations on to the next device, round all of them."""
+    num_devices = len(timer.devices)
+    if num_devices == 1:
+        say("link: there is one device, so none is measured")
+        return None
+    perm = [(i, (i + 1) % num_devices) for i in range(num_devices)]
+    seconds = timer.seconds(lambda: _normal(0, (elements,), dtype), lambda x: lax.ppermute(x, AXIS, perm))
+    bytes_s = elements * jnp.dtype(dtype).itemsize / seconds
+    say(f"link to the next device: {bytes_s / 1e9:.4g} GB/s")
+    return bytes_s
+
+
+def _host_link(timer: Timer, sizes: Sizes, say: Say) -> float | None:
+    """Copies an array of the first device to pinned host memory and back."""
+    if timer.devices[0].platform == "cpu":
+        say("host copies: on a CPU the host's memory is the device's, so none are measured")
+        return None
+    array = jax.device_put(jnp.ones((sizes.stream_bytes // 8,), jnp.float32), timer.devices[0])
+    out, back = jax.jit(to_host), jax.jit(to_device)
+    on_host = jax.block_until_ready(out(array))
+    bytes_s = [array.nbytes / timer.call_seconds(call) for call in (lambda: out(array), lambda: back(on_host))]
+    say(f"host copies: {bytes_s[0] / 1e9:.4g} GB/s there, {bytes_s[1] / 1e9:.4g} GB/s back")
+    return min(bytes_s)

@@ -1,0 +1,90 @@
+"""Seconds of a piece of work while every device does the same; no device is measured with the others idle."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+AXIS = "device"
+_LEAST_TURNS, _MOST_TURNS = 3, 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timer:
+    """How long to measure.
+
+    Args:
+        devices: the devices that all do the work.
+        run_s: seconds that one run should take at least.
+        runs: runs, of which the median counts.
+    """
+
+    devices: tuple[Any, ...]
+    run_s: float
+    runs: int
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(np.asarray(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
+
+    def seconds(self, make: Callable[[], Any], turn: Callable[[Any], Any]) -> float:
+        """Returns the seconds of one turn.
+
+        Args:
+            make: makes the state of one device, a tree of arrays; collectives over AXIS are allowed.
+            turn: makes the next state; it is compiled once, in a loop.
+        """
+        start = self._everywhere(lambda: _row(make()), in_specs=())()
+
+        def run(count, state):
+            state = jax.tree.map(lambda x: x[0], state)
+            return _row(lax.fori_loop(0, count[0], lambda _, s: turn(s), state))
+
+        step = self._everywhere(run, in_specs=(P(), P(AXIS)))
+        one = jnp.ones((1,), jnp.int32)
+        _seconds_of(step, one, start)  # compiles
+        more = min(_MOST_TURNS, max(_LEAST_TURNS, round(self.run_s / _agreed(_seconds_of(step, one, start)))))
+        runs = [(_seconds_of(step, one, start), _seconds_of(step, one + more, start)) for _ in range(self.runs)]
+        short_s, long_s = (_agreed(statistics.median(times)) for times in zip(*runs, strict=True))
+        # What is left out so is the start of a run, and the copy of its state.
+        return (long_s - short_s) / more if long_s > short_s else long_s / (1 + more)
+
+    def call_seconds(self, call: Callable[[], Any]) -> float:
+        """Returns the seconds of a call that makes arrays, from its start until they are there."""
+        jax.block_until_ready(call())
+
+        def once() -> float:
+            begin = time.perf_counter()
+            jax.block_until_ready(call())
+            return time.perf_counter() - begin
+
+        return _agreed(statistics.median(once() for _ in range(self.runs)))
+
+    def _everywhere(self, f: Callable, *, in_specs) -> Callable:
+        return jax.jit(jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=P(AXIS), check_vma=False))
+
+
+def _row(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
+
+
+def _seconds_of(step, *args) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(step(*args))
+    return time.perf_counter() - begin
+
+
+def _agreed(seconds: float) -> float:
+    """Returns the longest of all processes' seconds, so that all of them make the same of it."""
+    if jax.process_count() == 1:
+        return seconds
+    return float(np.max(multihost_utils.process_allgather(np.float32(seconds))))

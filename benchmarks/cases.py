@@ -1,5 +1,6 @@
 """What both sides of a benchmark share: the model, the plan, the batch, and the dense step on any number of devices."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ def make_config(model: dict, length: int, num_chunks: int, layout: Layout, place
 
 def plan_for(config: Config, device: str) -> Plan:
     """Make the plan for a device of the planner's list."""
-    return make_plan(config, make_cluster(DEVICES[device], config.mesh.num_devices))
+    return make_plan(config, make_cluster(DEVICES[device], math.prod(config.mesh.pinned.values())))
 
 
 def random_batch(num_sequences: int, length: int, vocab_size: int) -> dict[str, np.ndarray]:

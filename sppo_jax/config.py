@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,19 +120,21 @@ class DataConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig(Group):
-    """Number of devices along each mesh axis."""
+    """Number of devices along each mesh axis; the planner shares out over "auto" axes what the others leave."""
 
     group: ClassVar[str] = "mesh"
-    data: int = 1
-    pipe: int = 1
-    seq: int = 1
+    data: Literal["auto"] | int = "auto"
+    pipe: Literal["auto"] | int = "auto"
+    seq: Literal["auto"] | int = "auto"
 
     def _check(self) -> None:
         self._at_least(1, "data", "pipe", "seq")
 
     @property
-    def num_devices(self) -> int:
-        return self.data * self.pipe * self.seq
+    def pinned(self) -> dict[str, int]:
+        """The axes that have a given size, outermost first."""
+        axes = {"data": self.data, "pipe": self.pipe, "seq": self.seq}
+        return {name: size for name, size in axes.items() if isinstance(size, int)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,24 +143,32 @@ class SequenceConfig(Group):
 
     Args:
         chunks: "auto", a count, or a list of lengths in tokens.
-        balance: chunks of a count have equal lengths, or equal FLOPs.
+        balance: chunks of a count have equal lengths, or equal FLOPs; "auto": whichever is faster.
         ulysses: the hybrid kind's inner factor; 0: chosen by the planner.
         ring_pass: what travels on a ring: keys and values, queries, or whichever is fewer bytes in each tick.
         per_pipeline: sequences a pipeline takes in one step.
+        per_step: sequences of one step over all pipelines, shared out by the planner where `mesh.data` is auto;
+            0: `mesh.data * sequence.per_pipeline`, with one pipeline where `mesh.data` is auto.
     """
 
     group: ClassVar[str] = "sequence"
     length: int
     chunks: Literal["auto"] | int | tuple[int, ...] = "auto"
-    balance: Literal["equal", "flops"] = "equal"
+    balance: Literal["auto", "equal", "flops"] = "auto"
     kind: Literal["auto", "ulysses", "ring", "hybrid"] = "auto"
     ulysses: int = 0
     ring_pass: Literal["auto", "kv", "q"] = "auto"
     per_pipeline: int = 1
+    per_step: int = 0
 
     def _check(self) -> None:
         self._at_least(1, "length", "per_pipeline")
-        self._at_least(0, "ulysses")
+        self._at_least(0, "ulysses", "per_step")
+        if self.per_step % self.per_pipeline:
+            raise ConfigError(
+                f"sequence.per_step must be a multiple of sequence.per_pipeline = {self.per_pipeline}, "
+                f"got {self.per_step}; change one of them"
+            )
         lengths = self.chunks if isinstance(self.chunks, tuple) else ()
         if self.chunks == () or (isinstance(self.chunks, int) and self.chunks < 1) or any(c < 1 for c in lengths):
             raise ConfigError(f"sequence.chunks must be auto, a count or lengths of at least 1, got {self.chunks}")
@@ -169,13 +180,19 @@ class SequenceConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Group):
-    """Order of the units; `interleave` is the number of layer groups a device holds, `table` a CSV file."""
+    """Order of the units.
+
+    Args:
+        name: the schedule's name.
+        interleave: layer groups that a device holds; "auto": chosen by the planner.
+        table: a CSV file with the schedule, for the name "table".
+    """
 
     group: ClassVar[str] = "schedule"
     name: Literal["auto", "gpipe", "1f1b", "sppo", "seq1f1b", "interleaved-1f1b", "interleaved-seq1f1b", "table"] = (
         "auto"
     )
-    interleave: int = 1
+    interleave: Literal["auto"] | int = 1
     table: str | None = None
 
     def _check(self) -> None:
@@ -288,10 +305,12 @@ class HardwareConfig(Group):
         link_bytes_s: bytes a second between devices of a host, one way.
         network_bytes_s: bytes a second between devices of different hosts, one way.
         matmul_flops_s: FLOP/s that a device reaches.
+        measured: a file of `sppo profile`, whose figures take the place of the datasheet's; None: the datasheet.
     """
 
     group: ClassVar[str] = "hardware"
     cluster: str | None = None
+    measured: str | None = None
     hbm_bytes: Literal["auto"] | int = "auto"
     host_bytes: Literal["auto"] | int = "auto"
     host_link_bytes_s: Literal["auto"] | float = "auto"
@@ -306,8 +325,9 @@ class HardwareConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Group):
-    """All settings of a run."""
+    """All settings of a run; `planner` chooses what is "auto": our search, or the rules of the SPPO paper."""
 
+    planner: Literal["search", "paper"] = "search"
     model: ModelConfig
     data: DataConfig = field(default_factory=DataConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
@@ -321,15 +341,12 @@ class Config(Group):
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     def _check(self) -> None:
-        simulated, needed = self.train.num_simulated_devices, self.mesh.num_devices
-        if simulated and simulated != needed:
+        self._check_simulated()
+        self._check_sequences()
+        seq = self.mesh.pinned.get("seq", 0)
+        if self.sequence.ulysses and seq % self.sequence.ulysses:
             raise ConfigError(
-                f"train.devices must match mesh.data * mesh.pipe * mesh.seq = {needed}, got {self.train.devices}; "
-                f"write cpu:{needed} or change the mesh"
-            )
-        if self.sequence.ulysses and self.mesh.seq % self.sequence.ulysses:
-            raise ConfigError(
-                f"sequence.ulysses must divide mesh.seq = {self.mesh.seq}, got {self.sequence.ulysses}; "
+                f"sequence.ulysses must divide mesh.seq = {seq}, got {self.sequence.ulysses}; "
                 f"use 0 to let the planner choose"
             )
         if self.optimizer.warmup_steps > self.train.steps:
@@ -338,10 +355,35 @@ class Config(Group):
                 f"got {self.optimizer.warmup_steps}; lower it"
             )
 
+    def _check_simulated(self) -> None:
+        simulated, pinned = self.train.num_simulated_devices, self.mesh.pinned
+        needed = math.prod(pinned.values())
+        if simulated and (simulated != needed if len(pinned) == 3 else simulated % needed):
+            shown = " * ".join(f"mesh.{name}" for name in pinned)
+            must = "match" if len(pinned) == 3 else "be a multiple of"
+            raise ConfigError(
+                f"train.devices must {must} {shown} = {needed}, got {self.train.devices}; "
+                f"write cpu:{needed} or change the mesh"
+            )
+
+    def _check_sequences(self) -> None:
+        data, sequence = self.mesh.pinned.get("data", 1), self.sequence
+        if not sequence.per_step:
+            return
+        if sequence.per_step % data:
+            raise ConfigError(
+                f"sequence.per_step must be a multiple of mesh.data = {data}, got {sequence.per_step}; change one"
+            )
+        if "data" in self.mesh.pinned and sequence.per_pipeline not in (1, sequence.per_step // data):
+            raise ConfigError(
+                f"sequence.per_step must be mesh.data * sequence.per_pipeline = {data * sequence.per_pipeline}, "
+                f"got {sequence.per_step}; leave one of them out"
+            )
+
     @property
     def num_sequences(self) -> int:
         """Sequences in one step, over all pipelines."""
-        return self.mesh.data * self.sequence.per_pipeline
+        return self.sequence.per_step or self.mesh.pinned.get("data", 1) * self.sequence.per_pipeline
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:

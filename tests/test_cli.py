@@ -54,7 +54,7 @@ WRONG = {
     "unknown option": (["plan", "tiny.yaml", "--jsn"], "sppo plan: unrecognized arguments: --jsn"),
     "no such file": (["train", "none.yaml"], "a config must be a readable YAML file, got none.yaml"),
     "unknown key": (["train", "tiny.yaml", "train.step=3"], "train.step is no setting; the nearest is train.steps"),
-    "wrong value": (["plan", "tiny.yaml", "mesh.seq=two"], "mesh.seq must be a whole number, got 'two'"),
+    "wrong value": (["plan", "tiny.yaml", "mesh.seq=two"], "mesh.seq must be auto, or a whole number, got 'two'"),
     "indivisible layers": (["plan", "tiny.yaml", "model.num_layers=5"], ""),
     "too few devices": (["train", "tiny.yaml", "train.devices=auto", "mesh.data=64"], "mesh data*pipe*seq"),
     "no data": (["train", "tiny.yaml", "data.source=none.txt"], "data.source must be readable, got none.txt"),
@@ -98,7 +98,7 @@ def test_a_plan_of_another_shape_is_refused(config, tmp_path, capsys):
     main(["plan", config, "--json"])
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)
     assert main(["train", config, "--plan", "plan.json", "sequence.length=128"]) == 2
-    assert "--plan must agree with sequence.length = 128, got 64" in capsys.readouterr().err
+    assert "--plan plan.json: the plan must agree with sequence.length = 128, got 64" in capsys.readouterr().err
 
 
 def test_train_follows_a_given_plan_on_devices_of_its_own(config, tmp_path, capsys):

@@ -17,6 +17,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 def settings(**groups) -> dict:
     base = {
         "model": {"vocab_size": 257, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "mlp_size": 192},
+        "mesh": {"data": 1, "pipe": 1, "seq": 1},
         "sequence": {"length": 4096},
         "train": {"steps": 10},
     }
@@ -85,6 +86,10 @@ def test_a_preset_fills_what_is_not_given(path):
         ("schedule.name=table", "schedule.table (a CSV file) goes with schedule.name=table"),
         ("stash.alpha=1.5", "stash.alpha must be auto or in [0, 1], got 1.5"),
         ("train.devices=cpu:2", "train.devices must match mesh.data * mesh.pipe * mesh.seq = 1, got cpu:2"),
+        ("mesh.pipe=many", "mesh.pipe must be auto, or a whole number, got 'many'"),
+        ("schedule.interleave=0", "schedule.interleave must be at least 1, got 0; raise it"),
+        ("sequence.per_step=-1", "sequence.per_step must be at least 0, got -1; raise it"),
+        ("planner=serch", "planner must be search | paper, got 'serch'; did you mean search?"),
         ("train.devices=gpu", "train.devices must be auto or cpu:N, got gpu"),
         ("optimizer.warmup_steps=11", "optimizer.warmup_steps must be at most train.steps = 10, got 11"),
     ],
@@ -94,6 +99,49 @@ def test_wrong_settings_are_refused_in_one_line(path, override, message):
         load_config(path, [override])
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (
+            dict(mesh={"pipe": 3}, train={"devices": "cpu:8"}),
+            "train.devices must be a multiple of mesh.pipe = 3",
+        ),
+        (
+            dict(sequence={"per_step": 4}, mesh={"data": 3}),
+            "sequence.per_step must be a multiple of mesh.data = 3",
+        ),
+        (
+            dict(sequence={"per_step": 8, "per_pipeline": 2}, mesh={"data": 2}),
+            "sequence.per_step must be mesh.data * sequence.per_pipeline = 4, got 8",
+        ),
+        (
+            dict(sequence={"per_step": 3, "per_pipeline": 2}),
+            "sequence.per_step must be a multiple of sequence.per_pipeline = 2, got 3",
+        ),
+    ],
+)
+def test_axes_that_do_not_go_together_are_refused(groups, message):
+    with pytest.raises(ConfigError) as error:
+        config_from_dict({**settings(**{"train": {}, "sequence": {}, **groups}), "mesh": groups.get("mesh", {})})
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sequence", "expected"),
+    [
+        ({}, {}, 1),
+        ({}, {"per_pipeline": 3}, 3),
+        ({"data": 2}, {"per_pipeline": 3}, 6),
+        ({}, {"per_step": 12}, 12),
+        ({"data": 4}, {"per_step": 12}, 12),
+    ],
+)
+def test_sequences_of_a_step(mesh, sequence, expected):
+    config = config_from_dict({**settings(sequence=sequence), "mesh": mesh})
+    assert config.num_sequences == expected
+    assert config.mesh.pinned == mesh
 
 
 def test_the_same_checks_hold_for_a_dataclass_built_by_hand():

@@ -68,13 +68,14 @@ def flops_balanced_lengths(
     return min(candidates, key=lambda lengths: (cost.greatest(lengths), len(set(lengths))))
 
 
-def given_lengths(length: int, lengths: Sequence[int], seq: int) -> tuple[int, ...]:
-    """Takes lengths as given; warns once if they cost more compiled shapes than a plan would choose.
+def given_lengths(length: int, lengths: Sequence[int], seq: int, *, warn: bool = True) -> tuple[int, ...]:
+    """Takes lengths as given; warns if they cost more compiled shapes than a plan would choose.
 
     Args:
         length: tokens of the sequence.
         lengths: tokens of each chunk.
         seq: devices of a stage, which share each chunk evenly.
+        warn: whether to warn.
 
     Raises:
         ValueError: a length is not a positive multiple of `seq`, or they do not sum to the sequence.
@@ -90,7 +91,7 @@ def given_lengths(length: int, lengths: Sequence[int], seq: int) -> tuple[int, .
             f"chunk lengths must sum to sequence.length={length}, got {sum(lengths)}: "
             f"change a chunk by {length - sum(lengths):+d}, or the sequence"
         )
-    if not is_menu(lengths):
+    if warn and not is_menu(lengths):
         segments = 1 + sum(left != right for left, right in pairwise(lengths))
         warnings.warn(
             f"{len(set(lengths))} distinct chunk lengths in {segments} runs cost as many shapes and at least as many "

@@ -1,7 +1,7 @@
 """How layers fall on stages and the tokens of a chunk on the devices of a stage."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sppo_jax.config import ModelConfig, SequenceConfig
 
@@ -41,6 +41,39 @@ def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int
     return num_layers // stages
 
 
+def sequence_splits(
+    model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int
+) -> list[SequenceSplit]:
+    """Returns the kinds of sequence parallelism to consider, fewest exchanges first.
+
+    Where kind and factor are free, these are ulysses as far as the heads divide, as far as a host reaches, as far as
+    key-value heads need no copies, and a ring.
+
+    Args:
+        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        sequence: the request.
+        seq: devices of a stage.
+        devices_per_host: devices of a host, which are neighbours on the `seq` axis.
+
+    Raises:
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
+    """
+    if sequence.kind != "auto" or seq == 1:
+        return [split_sequence(model, sequence, seq)]
+    if sequence.ulysses:
+        kind = "ulysses" if sequence.ulysses == seq else "hybrid"
+        return [split_sequence(model, replace(sequence, kind=kind), seq)]
+    factors = divisors(math.gcd(model.num_heads, seq))
+    near = [factor for factor in factors if factor <= devices_per_host]
+    whole = [factor for factor in factors if model.num_kv_heads % factor == 0]
+    splits = []
+    for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True):
+        kind = "ulysses" if factor == seq else "ring" if factor == 1 else "hybrid"
+        found = split_sequence(model, replace(sequence, kind=kind, ulysses=factor if kind == "hybrid" else 0), seq)
+        splits.append(replace(found, reason=f"{model.num_heads} heads, {model.num_kv_heads} key-value heads"))
+    return splits
+
+
 def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> SequenceSplit:
     """Resolves the kind of sequence parallelism and its factors.
 
@@ -67,7 +100,7 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
     factor = sequence.ulysses or _hybrid_factor(model.num_heads, seq)
     if seq % factor:
         raise ValueError(
-            f"sequence.ulysses must divide mesh.seq={seq}, got {factor}: use one of {_divisors(seq)}, or 0 for auto"
+            f"sequence.ulysses must divide mesh.seq={seq}, got {factor}: use one of {divisors(seq)}, or 0 for auto"
         )
     _check_heads(model.num_heads, factor, f"sequence.ulysses={factor}", "or 0 for auto")
     return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
@@ -76,14 +109,14 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
 def _hybrid_factor(num_heads: int, seq: int) -> int:
     """Returns the largest factor of `seq` that divides the heads and leaves a ring, if there is any."""
     shared = math.gcd(num_heads, seq)
-    return max((count for count in _divisors(shared) if count < seq), default=1)
+    return max((count for count in divisors(shared) if count < seq), default=1)
 
 
 def _check_heads(num_heads: int, factor: int, what: str, instead: str) -> None:
     if num_heads % factor:
         raise ValueError(
             f"ulysses needs model.num_heads to be a multiple of {what}, got {num_heads}: "
-            f"use one of {_divisors(num_heads)}, {instead}"
+            f"use one of {divisors(num_heads)}, {instead}"
         )
 
 
@@ -95,5 +128,6 @@ def _check_no_factor(sequence: SequenceConfig, seq: int, factor: int, kind: str)
         )
 
 
-def _divisors(value: int) -> list[int]:
+def divisors(value: int) -> list[int]:
+    """Returns the whole numbers that divide `value`, rising."""
     return [count for count in range(1, value + 1) if value % count == 0]

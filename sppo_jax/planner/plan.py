@@ -11,7 +11,7 @@ from sppo_jax.schedule.csv_format import from_csv
 from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps
 from sppo_jax.schedule.registry import make_table
 from sppo_jax.schedule.slots import kv_slots
-from sppo_jax.schedule.table import Table
+from sppo_jax.schedule.table import Table, remembered
 from sppo_jax.units import format_bytes
 
 SCHEMA_VERSION = 2
@@ -135,7 +135,9 @@ class Plan:
 
     def table(self) -> Table:
         """Returns the schedule table, checked."""
-        return _table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
+        table = schedule_table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
+        _check_once(table)
+        return table
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as dicts, lists, strings and numbers."""
@@ -196,14 +198,19 @@ class Plan:
         return "\n".join(lines)
 
 
-@lru_cache(maxsize=64)
-def _table(schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]) -> Table:
+@lru_cache(maxsize=16)
+def schedule_table(
+    schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
+) -> Table:
+    """Returns the table of a schedule, not checked; the same one for the same arguments, as what it keeps is dear."""
     if schedule.csv is None:
-        table = make_table(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
-    else:
-        table = from_csv(schedule.csv)
+        return make_table(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
+    return from_csv(schedule.csv)
+
+
+@remembered
+def _check_once(table: Table) -> None:
     check(table)
-    return table
 
 
 def _read(cls: type, values: Any, where: str) -> Any:

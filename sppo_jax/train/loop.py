@@ -109,7 +109,7 @@ def step_metrics(experiment: Experiment, done: int, outputs: Mapping[str, Any], 
             f"loss and gradients must stay finite, got a loss of {loss} and a gradient norm of {grad_norm} at step "
             f"{done}; lower optimizer.lr or raise optimizer.warmup_steps"
         )
-    length, num_devices = config.sequence.length, config.mesh.num_devices
+    length, num_devices = config.sequence.length, experiment.mesh.size
     tokens_per_s = config.num_sequences * length / step_s
     peak = peak_flops_per_s(config.metrics, experiment.mesh.devices.flat[0])
     flops_per_s = causal_flops_per_token(config.model, length) * tokens_per_s

@@ -1,0 +1,200 @@
+"""What one choice of layout, chunks, schedule and stash costs: a Plan with its memory and its simulated step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import sppo_jax
+from sppo_jax.config import Config
+from sppo_jax.hardware import Cluster
+from sppo_jax.planner.costs import CostModel, cost_model
+from sppo_jax.planner.memory import Memory, Shape, predict_memory
+from sppo_jax.planner.parallel import SequenceSplit, layers_per_virtual_stage
+from sppo_jax.planner.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
+from sppo_jax.planner.request import Layout, Request, choose_kernel, read_request
+from sppo_jax.planner.stash import Places, choose_alpha, copy_seconds
+from sppo_jax.schedule.simulate import Simulation, simulate
+from sppo_jax.schedule.slots import kv_slots
+from sppo_jax.schedule.table import Table, Unit
+from sppo_jax.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Everything that a planner decides about a layout.
+
+    Args:
+        layout: how devices share the work.
+        chunk_lengths: tokens of each chunk over all devices of a stage.
+        schedule: name of the schedule.
+        places: of layer inputs, attention outputs and the rest.
+        alpha: "hidden", "all", one value for all diagonals, or a value each.
+        kv_grad_dtype: dtype in which dK and dV are accumulated.
+    """
+
+    layout: Layout
+    chunk_lengths: tuple[int, ...]
+    schedule: str
+    places: Places
+    alpha: str | float | tuple[float, ...]
+    kv_grad_dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a choice comes to.
+
+    Args:
+        choice: the choice.
+        stash: its stash, with alpha.
+        alpha_reason: why alpha is what it is.
+        memory: bytes of a device.
+        simulation: the ticks.
+        step_s: seconds of a step: the ticks, and what comes after them once.
+    """
+
+    choice: Choice
+    stash: StashPlan
+    alpha_reason: str
+    memory: Memory
+    simulation: Simulation
+    step_s: float
+
+
+def evaluate(request: Request, choice: Choice) -> Outcome:
+    """Works out alpha, memory and the step of a choice; its table is not checked here, but where a Plan is made.
+
+    Raises:
+        ValueError: the choice breaks a rule.
+    """
+    layout = choice.layout
+    table = _table_of(request, choice)
+    inputs, attention, rest = choice.places
+    stash = StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=choice.kv_grad_dtype)
+    shape, costs = shape_of(request, layout), layout_costs(request, layout, attention=attention, rest=rest)
+    stash, reason = choose_alpha(stash, choice.alpha, table, shape, costs)
+    simulation = _simulate(table, costs, shape, stash)
+    return Outcome(
+        choice=choice,
+        stash=stash,
+        alpha_reason=reason,
+        memory=predict_memory(table, shape, stash),
+        simulation=simulation,
+        step_s=simulation.step_s + costs.step_overhead_s(),
+    )
+
+
+def plan_of(request: Request, outcome: Outcome, reasons: dict[str, str]) -> Plan:
+    """Returns the Plan of an outcome, checked, with the reasons for what was chosen."""
+    config, choice, memory = request.config, outcome.choice, outcome.memory
+    layout, split = choice.layout, choice.layout.split
+    return Plan(
+        version=sppo_jax.__version__,
+        mesh=layout.mesh,
+        ulysses=split.ulysses,
+        ring=split.ring,
+        sequence_kind=split.kind,
+        sequence_length=config.sequence.length,
+        sequences_per_pipeline=layout.sequences,
+        chunk_lengths=choice.chunk_lengths,
+        schedule=_schedule_of(request, choice),
+        stash=outcome.stash,
+        kv_slots=kv_slots(_table_of(request, choice))[0],
+        predicted=Predicted(
+            step_s=outcome.step_s,
+            bubble_fraction=outcome.simulation.bubble_fraction,
+            hbm_bytes=(memory.hbm_bytes,) * layout.mesh.pipe,
+            host_bytes=(memory.host,) * layout.mesh.pipe,
+        ),
+        ring_pass=config.sequence.ring_pass,
+        kernel=choose_kernel(config.model, request.cluster.device, request.compute_bytes),
+        model={name: getattr(config.model, name) for name in MODEL_FIELDS},
+        reasons={**reasons, "alpha": outcome.alpha_reason, **_memory_reasons(memory, request.cluster)},
+    )
+
+
+def shape_of(request: Request, layout: Layout) -> Shape:
+    """Returns what memory depends on besides table and stash."""
+    return Shape(
+        model=request.config.model,
+        layers=layout.layers,
+        seq=layout.mesh.seq,
+        ulysses=layout.split.ulysses,
+        compute_bytes=request.compute_bytes,
+    )
+
+
+def layout_costs(request: Request, layout: Layout, *, attention: str, rest: str) -> CostModel:
+    """Returns the seconds of units of a layout with these places of attention outputs and of the rest."""
+    return cost_model(
+        request.config.model,
+        cluster=request.cluster,
+        mesh=layout.mesh,
+        ulysses=layout.split.ulysses,
+        ring=layout.split.ring,
+        layers=layout.layers,
+        compute_bytes=request.compute_bytes,
+        recompute_linear=rest == "recompute",
+        recompute_attention=attention == "recompute",
+    )
+
+
+def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> CostModel:
+    """Returns the seconds of units that the planner used for a plan; arguments as `make_plan`."""
+    layout, request = _layout_of(plan, config), read_request(config, cluster)
+    return layout_costs(request, layout, attention=plan.stash.attention, rest=plan.stash.rest)
+
+
+def memory_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Memory:
+    """Returns the bytes of a device that the planner predicted for a plan, by what holds them."""
+    return predict_memory(plan.table(), shape_of(read_request(config, cluster), _layout_of(plan, config)), plan.stash)
+
+
+def simulation_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Simulation:
+    """Returns the step that the planner simulated for a plan, host copies charged."""
+    shape = shape_of(read_request(config, cluster), _layout_of(plan, config))
+    return _simulate(plan.table(), costs_of(plan, config, cluster), shape, plan.stash)
+
+
+def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) -> Simulation:
+    return simulate(table, _remembered_costs(costs, table), copy_seconds(table, shape, stash, costs))
+
+
+def _remembered_costs(costs: CostModel, table: Table) -> Callable[[Unit, int], float]:
+    """Returns the costs that `simulate` asks for; a chunk's are the same on every stage and in every sequence."""
+    seconds_of, known = costs.of_table(table.chunk_lengths), {}
+
+    def seconds(unit: Unit, padded: int) -> float:
+        key = unit.kind, unit.chunk, padded
+        if key not in known:
+            known[key] = seconds_of(unit, padded)
+        return known[key]
+
+    return seconds
+
+
+def _table_of(request: Request, choice: Choice) -> Table:
+    layout = choice.layout
+    return schedule_table(_schedule_of(request, choice), layout.mesh.pipe, layout.sequences, choice.chunk_lengths)
+
+
+def _schedule_of(request: Request, choice: Choice) -> SchedulePlan:
+    csv = request.table[1] if request.table is not None else None
+    return SchedulePlan(name=choice.schedule, interleave=choice.layout.interleave, csv=csv)
+
+
+def _layout_of(plan: Plan, config: Config) -> Layout:
+    return Layout(
+        mesh=MeshShape(data=plan.mesh.data, pipe=plan.mesh.pipe, seq=plan.mesh.seq),
+        sequences=plan.sequences_per_pipeline,
+        split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring, reason=""),
+        interleave=plan.schedule.interleave,
+        layers=layers_per_virtual_stage(config.model.num_layers, plan.mesh.pipe, plan.schedule.interleave),
+    )
+
+
+def _memory_reasons(memory: Memory, cluster: Cluster) -> dict[str, str]:
+    fits = "fits" if memory.fits(cluster) else "DOES NOT FIT"
+    return {
+        "hbm": f"{fits} in {format_bytes(cluster.device.hbm_bytes)}: {memory.describe()}",
+        "host": f"of {format_bytes(cluster.device_host_bytes)} a device",
+    }

@@ -1,0 +1,153 @@
+"""Lower bounds of a choice's step and memory, by which the search orders and drops choices before it builds tables."""
+
+from dataclasses import replace
+from itertools import accumulate
+
+from sppo_jax.hardware import Cluster
+from sppo_jax.planner.costs import CostModel
+from sppo_jax.planner.evaluate import layout_costs, shape_of
+from sppo_jax.planner.frames import Frame, smallest_chunk
+from sppo_jax.planner.memory import _RESERVE as RESERVE
+from sppo_jax.planner.memory import Memory, kept_bytes, kv_heads_per_device, offload_bytes, predict_memory
+from sppo_jax.planner.plan import StashPlan
+from sppo_jax.planner.request import Layout, Request
+from sppo_jax.planner.stash import Places
+from sppo_jax.schedule.diagonals import diagonal_groups
+from sppo_jax.schedule.table import Table, Tick, Unit
+
+# Chunks at which the cost along a sequence is sampled, and the margin for what lies between them.
+_SAMPLES, _MARGIN = 9, 0.99
+_RECOMPUTE: Places = ("recompute", "recompute", "recompute")
+
+
+class Floors:
+    """Bounds for the choices of one request, dK and dV in one dtype; what choices share is worked out once."""
+
+    def __init__(self, request: Request, kv_grad_dtype: str) -> None:
+        self.request, self.dtype = request, kv_grad_dtype
+        self._rough: dict[tuple, float] = {}
+        self._smallest: dict[tuple[Layout, int], Memory] = {}
+        self._models: dict[tuple, CostModel] = {}
+
+    def rough_step_s(self, frame: Frame, places: Places) -> float:
+        """Returns about the least seconds of a step, from a few of its chunks."""
+        key = frame, places[1] == "recompute", places[2] == "recompute"
+        if key not in self._rough:
+            self._rough[key] = _MARGIN * self._sampled_step_s(frame, self._costs(frame.layout, places))
+        return self._rough[key]
+
+    def step_s(self, frame: Frame, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
+        """Returns the least seconds of a step with these chunks."""
+        costs, layout = self._costs(frame.layout, places), frame.layout
+        starts = list(accumulate(lengths, initial=0))
+        # Diagonals that are read back at once have no copies: at most those of the last chunks.
+        copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
+        bytes_a_token = sum(offload_bytes(shape_of(self.request, layout), _stash(places, self.dtype)))
+        copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.device.host_link_bytes_s
+        total = 0.0
+        for kind in "FB":
+            units = [
+                max(costs.seconds(kind, start, tokens), copy_s * tokens if chunk < copied else 0.0)
+                for chunk, (start, tokens) in enumerate(zip(starts, lengths, strict=False))
+            ]
+            # With virtual stages the bubble's ticks hold the first or the last chunk, not always the dearest.
+            edge = max(units) if layout.interleave == 1 else max(units[0], units[-1])
+            total += layout.sequences * layout.interleave * sum(units) + frame.drains * (layout.mesh.pipe - 1) * edge
+        heads = sum(costs.seconds("H", start, tokens) for start, tokens in zip(starts, lengths, strict=False))
+        return total + layout.sequences * heads + costs.step_overhead_s()
+
+    def rough_excess(self, frame: Frame, places: Places) -> float:
+        """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
+        tokens = min(smallest_chunk(self.request, frame.layout), self.request.config.sequence.length)
+        return self._excess(frame.layout, tokens, places)
+
+    def excess(self, frame: Frame, lengths: tuple[int, ...], places: Places) -> float:
+        """Returns by how much the least memory with these chunks is over a limit, as a share of it."""
+        return self._excess(frame.layout, max(lengths), places)
+
+    def excess_of(self, memory: Memory) -> float:
+        """Returns by how much memory is over a limit, as a share of it; at most 0 if it fits."""
+        cluster = self.request.cluster
+        return max(memory.hbm_bytes / room_bytes(cluster) - 1, memory.host / cluster.device_host_bytes - 1)
+
+    def _costs(self, layout: Layout, places: Places) -> CostModel:
+        key = layout, places[1] == "recompute", places[2] == "recompute"
+        if key not in self._models:
+            self._models[key] = layout_costs(self.request, layout, attention=places[1], rest=places[2])
+        return self._models[key]
+
+    def _sampled_step_s(self, frame: Frame, costs: CostModel) -> float:
+        layout, count = frame.layout, frame.num_chunks
+        length = self.request.config.sequence.length
+        tokens = length // count
+        samples = min(count, _SAMPLES)
+        starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
+        total = 0.0
+        for kind in "FBH":
+            units = [costs.seconds(kind, start, tokens) for start in starts]
+            # Costs rise evenly along the sequence: the mean of equally spaced ones, the ends counted by half.
+            mean = units[0] if samples == 1 else (sum(units) - (units[0] + units[-1]) / 2) / (samples - 1)
+            if samples == count:
+                mean = sum(units) / count
+            if kind == "H":
+                total += layout.sequences * count * mean
+                continue
+            edge = units[-1] if frame.balance == "equal" else mean
+            total += layout.sequences * layout.interleave * count * mean
+            total += frame.drains * (layout.mesh.pipe - 1) * edge
+        return total + costs.step_overhead_s()
+
+    def _excess(self, layout: Layout, tokens: int, places: Places) -> float:
+        request, shape = self.request, shape_of(self.request, layout)
+        smallest = self._memory_of_one_chunk(layout, tokens)
+        stash, model = _stash(places, self.dtype), request.config.model
+        # What a whole sequence takes more than its longest chunk, on every schedule.
+        more = (request.config.sequence.length - tokens) // layout.mesh.seq
+        layers = layout.layers * layout.interleave
+        kv_bytes = request.compute_bytes + (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
+        heads = kv_heads_per_device(model, layout.split.ulysses)
+        kv = more * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
+        kept = more * layout.interleave * kept_bytes(shape, stash)
+        away = more * layout.interleave * sum(offload_bytes(shape, stash))
+        spilled = max(0, away - request.cluster.device_host_bytes)
+        return (smallest.hbm_bytes + kv + kept + spilled) / room_bytes(request.cluster) - 1
+
+    def _memory_of_one_chunk(self, layout: Layout, tokens: int) -> Memory:
+        key = layout, tokens
+        if key not in self._smallest:
+            table = _one_chunk(layout.mesh.pipe, layout.interleave, tokens)
+            stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(diagonal_groups(table)))
+            self._smallest[key] = predict_memory(table, shape_of(self.request, layout), stash)
+        return self._smallest[key]
+
+
+def room_bytes(cluster: Cluster) -> int:
+    """Returns the device memory that a plan may take."""
+    return int(cluster.device.hbm_bytes * (1 - RESERVE))
+
+
+def _stash(places: Places, kv_grad_dtype: str) -> StashPlan:
+    inputs, attention, rest = places
+    return StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=kv_grad_dtype)
+
+
+def _one_chunk(num_stages: int, num_groups: int, tokens: int) -> Table:
+    """Returns the table of one chunk that goes through all virtual stages and back."""
+    last = num_stages * num_groups - 1
+    forward = [Unit("F", 0, 0, number) for number in range(last + 1)]
+    backward = [Unit("B", 0, 0, number) for number in reversed(range(last + 1))]
+    ticks = [
+        Tick(
+            unit.kind, tuple(unit if unit.virtual_stage % num_stages == stage else None for stage in range(num_stages))
+        )
+        for unit in (*forward, *backward)
+    ]
+    ticks.insert(last + 1, Tick("H", (Unit("H", 0, 0, last),) * num_stages))
+    return Table(
+        num_stages=num_stages,
+        num_groups=num_groups,
+        num_sequences=1,
+        chunk_lengths=(tokens,),
+        ticks=tuple(ticks),
+        name="one chunk",
+    )

@@ -1,0 +1,251 @@
+"""What a config asks for, resolved against the devices: the layouts that are possible and their limits."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sppo_jax import hardware
+from sppo_jax.config import Config, ModelConfig
+from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_cluster, parse_cluster
+from sppo_jax.planner.lengths import check_length, given_lengths
+from sppo_jax.planner.parallel import SequenceSplit, divisors, layers_per_virtual_stage, sequence_splits
+from sppo_jax.planner.plan import MeshShape
+from sppo_jax.schedule.check import check
+from sppo_jax.schedule.csv_format import from_csv
+from sppo_jax.schedule.table import Table
+
+PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
+_COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+_INTERLEAVES = (1, 2, 4, 8)
+# Fewest layers of a virtual stage that interleaving makes: one hides no copies.
+_MIN_LAYERS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A config with the devices it is planned for.
+
+    Args:
+        config: the config.
+        cluster: the devices.
+        compute_bytes: bytes of an activation.
+        table: the table given by hand, and its text, if any.
+    """
+
+    config: Config
+    cluster: Cluster
+    compute_bytes: int
+    table: tuple[Table, str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How devices share layers, tokens and sequences.
+
+    Args:
+        mesh: devices along each axis.
+        sequences: sequences of a pipeline in a step.
+        split: sequence parallelism.
+        interleave: virtual stages of a stage.
+        layers: layers of a virtual stage.
+    """
+
+    mesh: MeshShape
+    sequences: int
+    split: SequenceSplit
+    interleave: int
+    layers: int
+
+
+def read_request(config: Config, cluster: Cluster | None = None) -> Request:
+    """Resolves the cluster and a table given by hand.
+
+    Args:
+        config: the settings.
+        cluster: the devices; None: `hardware.cluster`, `train.devices` if simulated, else those of this machine.
+
+    Raises:
+        ValueError: a setting is wrong by itself.
+    """
+    cluster = resolve_cluster(config, cluster)
+    chunks, seq = config.sequence.chunks, config.mesh.pinned.get("seq", 1)
+    if isinstance(chunks, tuple):
+        given_lengths(config.sequence.length, chunks, seq)
+    return Request(
+        config=config,
+        cluster=cluster,
+        compute_bytes=_COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
+        table=_read_table(config) if config.schedule.table is not None else None,
+    )
+
+
+def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
+    """Returns the devices to plan for, with measured figures and those that the `hardware` group pins.
+
+    Raises:
+        ValueError: the cluster is unknown, or has fewer devices than the mesh.
+    """
+    settings, simulated = config.hardware, config.train.num_simulated_devices
+    if cluster is None:
+        cluster = parse_cluster(settings.cluster) if settings.cluster else None
+        if cluster is not None:
+            _check_enough(config, cluster)
+    if cluster is None:
+        cluster = make_cluster(DEVICES["cpu"], simulated) if simulated else local_cluster()
+    device = cluster.device
+    if settings.measured is not None:
+        device = hardware.measured(device, Path(settings.measured))
+    pinned = {name: getattr(settings, name) for name in PINNABLE if getattr(settings, name) != "auto"}
+    if "matmul_flops_s" in pinned:
+        # A figure the user gives is what the device reaches, not its datasheet's peak.
+        pinned.update(matmul_efficiency=1.0, attention_efficiency=1.0)
+    host_bytes = cluster.host_bytes if settings.host_bytes == "auto" else int(settings.host_bytes)
+    return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes)
+
+
+def layouts(request: Request) -> list[Layout]:
+    """Returns every layout that the config, the model and the devices allow, plainest first.
+
+    Raises:
+        ValueError: there is none; says why.
+    """
+    found: list[Layout] = []
+    errors: list[ValueError] = []
+    config, meshes = request.config, list(_meshes(request))
+    for mesh, sequences in meshes:
+        try:
+            splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
+            _check_tokens(request, mesh)
+            for interleave in _interleaves(request, mesh.pipe):
+                layers = layers_per_virtual_stage(config.model.num_layers, mesh.pipe, interleave)
+                found += [
+                    Layout(mesh=mesh, sequences=sequences, split=split, interleave=interleave, layers=layers)
+                    for split in splits
+                ]
+        except ValueError as error:
+            errors.append(error)
+    if not found and len(errors) == 1:
+        raise errors[0]
+    if not found:
+        raise ValueError(
+            f"no mesh of {request.cluster.num_devices} devices suits the model and the sequence; "
+            f"of {len(errors)} tried, the last one fails because {errors[-1]}"
+        )
+    return found
+
+
+def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str:
+    """Returns the attention kernel: what the device runs best, where it takes the model's dtype and heads.
+
+    Raises:
+        ValueError: a kernel is asked for that does not take them.
+    """
+    possible = compute_bytes == 2 and model.head_dim % 8 == 0 and model.head_dim <= 128
+    if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
+        raise ValueError(
+            f"model.kernel=cudnn needs a GPU, bfloat16 and heads of a multiple of 8 up to 128, got {device.name}, "
+            f"{compute_bytes} bytes an element and model.head_dim={model.head_dim}: use model.kernel=blockwise"
+        )
+    if model.kernel != "auto":
+        return model.kernel
+    return device.kernel if possible else "blockwise"
+
+
+def multiple_tokens(request: Request, mesh: MeshShape) -> int:
+    """Returns the tokens that chunk lengths are multiples of."""
+    return mesh.seq * request.cluster.device.tile
+
+
+def _check_enough(config: Config, cluster: Cluster) -> None:
+    pinned = config.mesh.pinned
+    given = math.prod(pinned.values())
+    if given > cluster.num_devices:
+        shown = " * ".join(f"mesh.{name}={size}" for name, size in pinned.items())
+        raise ValueError(
+            f"the mesh must have at most the {cluster.num_devices} devices of {cluster.name}, got {shown} = {given}: "
+            "lower an axis, leave it auto, or name a larger hardware.cluster"
+        )
+
+
+def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
+    """Yields the meshes of all devices with the pinned axes, and the sequences of a pipeline on each.
+
+    A mesh that is given may have more devices than there are here: one can plan for a machine one does not sit at.
+    """
+    config = request.config
+    pinned, sequence = dict(config.mesh.pinned), config.sequence
+    if sequence.per_step and sequence.per_pipeline > 1:
+        pinned.setdefault("data", sequence.per_step // sequence.per_pipeline)
+    if not sequence.per_step:
+        pinned.setdefault("data", 1)
+    given, total = math.prod(pinned.values()), request.cluster.num_devices
+    if len(pinned) == 3 or given > total:
+        total = given
+    elif total % given:
+        shown = " * ".join(f"mesh.{name}={size}" for name, size in pinned.items())
+        raise ValueError(
+            f"the mesh must take all {total} devices, which {shown} = {given} does not divide: "
+            f"use one of {divisors(total)}, or give all three axes"
+        )
+    for data in divisors(total):
+        for pipe in divisors(total // data):
+            mesh = MeshShape(data=data, pipe=pipe, seq=total // data // pipe)
+            if sequence.per_step % data == 0 and all(getattr(mesh, name) == size for name, size in pinned.items()):
+                yield mesh, sequence.per_step // data or sequence.per_pipeline
+
+
+def _interleaves(request: Request, pipe: int) -> list[int]:
+    """Returns the numbers of virtual stages of a stage to consider."""
+    asked, layers = request.config.schedule.interleave, request.config.model.num_layers
+    if request.table is not None:
+        return [request.table[0].num_groups]
+    if asked != "auto":
+        return [int(asked)]
+    if pipe == 1:
+        return [1]
+    return [depth for depth in _INTERLEAVES if depth == 1 or layers % (pipe * depth * _MIN_LAYERS) == 0]
+
+
+def _check_tokens(request: Request, mesh: MeshShape) -> None:
+    chunks = request.table[0].chunk_lengths if request.table is not None else request.config.sequence.chunks
+    if isinstance(chunks, tuple):
+        given_lengths(request.config.sequence.length, chunks, mesh.seq, warn=False)
+    else:
+        check_length(request.config.sequence.length, multiple_tokens(request, mesh))
+    if request.table is not None and request.table[0].num_stages != mesh.pipe:
+        raise ValueError(
+            f"schedule.table and the config must agree in stages, got {request.table[0].num_stages} and "
+            f"mesh.pipe={mesh.pipe}"
+        )
+
+
+def _read_table(config: Config) -> tuple[Table, str]:
+    path = Path(config.schedule.table or "")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"schedule.table must be a readable CSV file, got {path} ({type(error).__name__})") from None
+    try:
+        table = from_csv(text)
+        check(table)
+    except ValueError as error:
+        raise ValueError(f"schedule.table: {error}; mend {config.schedule.table}") from None
+    chunks, interleave = config.sequence.chunks, config.schedule.interleave
+    for what, key, got, wanted in (
+        ("sequences", "sequence.per_pipeline", table.num_sequences, config.sequence.per_pipeline),
+        ("tokens", "sequence.length", sum(table.chunk_lengths), config.sequence.length),
+    ):
+        if got != wanted:
+            raise ValueError(f"schedule.table and the config must agree in {what}, got {got} and {key}={wanted}")
+    if chunks not in ("auto", table.num_chunks, table.chunk_lengths):
+        raise ValueError(
+            f"schedule.table brings its chunks, got {list(table.chunk_lengths)} and sequence.chunks={chunks}: "
+            "leave sequence.chunks auto"
+        )
+    if interleave not in ("auto", 1, table.num_groups):
+        raise ValueError(
+            f"schedule.table has {table.num_groups} virtual stages a stage, got "
+            f"schedule.interleave={interleave}: leave it out"
+        )
+    return table, text

@@ -4,8 +4,13 @@ Sources:
   A100: NVIDIA A100 Tensor Core GPU datasheet (40 and 80 GB SXM); DGX A100 datasheet (hosts).
   H100, H200, B200: NVIDIA H100, H200 and DGX B200 datasheets (SXM; dense BF16, without sparsity).
   TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts).
-  Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways; a DGX has one 200 Gb/s (A100) or 400 Gb/s
-  (H100 and later) adapter a GPU. Host links are what copies reach of PCIe gen 4 or 5 x16, about four fifths.
+  Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways, of which collectives reach about three quarters;
+  a DGX has one 200 Gb/s (A100) or 400 Gb/s (H100 and later) adapter a GPU. Host links are what copies reach of PCIe
+  gen 5 x16, about four fifths; on the A100, where pairs of GPUs share a gen 4 x16 link, 13 GB/s (SPPO's Fig. 5: 12.9
+  to 14.4; PipeOffload takes 15).
+  Efficiencies of the A100 are calibrated on published runs by benchmarks/papers.py: attention on BurstAttention's own
+  kernel benchmark (512K tokens, forward and backward), matmul on the 1F1B run of 7B, 32K tokens, 16 sequences in
+  Seq1F1B's table. Those of all other devices are assumptions.
 """
 
 import os
@@ -15,6 +20,8 @@ from pathlib import Path
 from sppo_jax.profile.store import read_profile
 
 _GiB = 2**30
+# What collectives reach of NVLink's rate: nccl-tests' bus bandwidth on a DGX A100 is about 230 of 300 GB/s.
+_COLLECTIVE_SHARE = 0.77
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +72,28 @@ class Device:
         return "cpu" if self.name == "cpu" else "tpu" if self.name.startswith("v") else "gpu"
 
 
-def _gpu(name: str, hbm_gib: int, hbm: float, host_link: float, link: float, network: float, flops: float) -> Device:
+def _gpu(
+    name: str,
+    hbm_gib: int,
+    hbm: float,
+    host_link: float,
+    link: float,
+    network: float,
+    flops: float,
+    *,
+    matmul: float = 0.6,
+    attention: float = 0.5,
+) -> Device:
     return Device(
         name=name,
         hbm_bytes=hbm_gib * _GiB,
         hbm_bytes_s=hbm,
         host_link_bytes_s=host_link,
-        link_bytes_s=link,
+        link_bytes_s=_COLLECTIVE_SHARE * link,
         network_bytes_s=network,
         matmul_flops_s=flops,
+        matmul_efficiency=matmul,
+        attention_efficiency=attention,
         host_bytes=(1 if name == "a100-40g" else 2) * 1000**4,
         devices_per_host=8,
         kernel="cudnn",
@@ -115,8 +135,8 @@ DEVICES = {
             smallest_chunk=256,
             compute_bytes=4,
         ),
-        _gpu("a100-40g", 39, 1.555e12, 25e9, 300e9, 25e9, 312e12),
-        _gpu("a100-80g", 79, 2.039e12, 25e9, 300e9, 25e9, 312e12),
+        _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, matmul=0.571, attention=0.574),
+        _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, matmul=0.571, attention=0.574),
         _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12),
         _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12),
         _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12),

@@ -101,17 +101,17 @@ class CostModel:
 
     def compute_s(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
         """Returns the seconds in which a unit computes; arguments as `seconds`."""
-        # A short matmul waits for its weights, and a short attention for its last blocks, as if there were more tokens.
+        # A short matmul waits for its weights, as if it had some tokens more.
         extra = self.cluster.device.overhead_tokens
-        local = max(tokens, padded) / self.mesh.seq + extra
         linear_s, pair_s = self._compute_rates[kind]
+        seconds = linear_s * (max(tokens, padded) / self.mesh.seq + extra)
         if kind == "H":
-            return linear_s * local
-        pairs = chunk_pairs(start, tokens) / self.mesh.seq + extra * start
-        seconds = linear_s * local + pair_s * pairs
+            return seconds
+        seconds += pair_s * chunk_pairs(start, tokens) / self.mesh.seq
         if kind == "B":
-            seconds += self._accumulate_s(start + tokens)
-        return seconds
+            return seconds + self._accumulate_s(start + tokens)
+        # Forward attention is spread over blocks of queries and waits for the last ones; backward over those of keys.
+        return seconds + pair_s * extra * start
 
     def transfer_s(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
         """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.

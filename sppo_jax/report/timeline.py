@@ -1,18 +1,66 @@
 """A schedule as a picture: ticks by stages, widths to scale, as SVG text. No jax here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 
 from sppo_jax.schedule.simulate import simulate
 from sppo_jax.schedule.table import Table, Unit
 
-# Two shades a kind tell neighbouring sequences apart.
-COLORS = {"F": ("#4e79a7", "#86aed1"), "B": ("#59a14f", "#8cc183"), "H": ("#f28e2b", "#ffbe7d")}
+# Two shades a kind tell neighbouring sequences apart; a label is white on the first and dark on the second.
+COLORS = {"F": ("#4878a8", "#a3c4e0"), "B": ("#3f8440", "#a5d19d"), "H": ("#e07b1a", "#ffc583")}
+LABELS = ("#ffffff", "#14202c")
 NAMES = {"F": "forward", "B": "backward", "H": "head and loss, all stages", "idle": "idle"}
-IDLE = "#ececec"
-ROW, GAP, LEFT, TOP = 30, 4, 64, 34
+IDLE = "#e6e6e6"
+OUT, BACK = "#6b4c9a", "#b3446c"
+ROW, GAP, LANE, LEFT, RIGHT, TOP = 30, 4, 6, 64, 8, 34
 CHARACTER_WIDTH = 6.2
-FONT = "font-family='Helvetica,Arial,sans-serif' font-size='11'"
+# Cells narrower than this are drawn together, in the colour of what takes most of their time.
+NARROW = 1.5
+FONT = "font-family='Helvetica,Arial,sans-serif' font-size='11' fill='#222'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkUse:
+    """A copy between a device and its host: its stage, its tick, its direction and for how long it keeps the link."""
+
+    stage: int
+    tick: int
+    out: bool
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The ticks that a picture shows, and where they lie in it.
+
+    Args:
+        first: the first tick.
+        last: the last tick, inclusive.
+        starts_s: start of each tick of the table, and the end of the last.
+        width: of the picture, in pixels.
+    """
+
+    first: int
+    last: int
+    starts_s: tuple[float, ...]
+    width: int
+
+    @property
+    def scale(self) -> float:
+        """Pixels a second."""
+        return (self.width - LEFT - RIGHT) / (self.starts_s[self.last + 1] - self.starts_s[self.first])
+
+    def x(self, seconds: float) -> float:
+        """Returns the place of a moment of the step."""
+        return LEFT + (seconds - self.starts_s[self.first]) * self.scale
+
+
+def whole_step(tick_s: Sequence[float], width: int) -> Window:
+    """Returns the window that shows all ticks."""
+    starts = tuple(accumulate(tick_s, initial=0.0))
+    return Window(first=0, last=len(tick_s) - 1, starts_s=starts, width=width)
 
 
 def timeline_svg(
@@ -21,6 +69,8 @@ def timeline_svg(
     *,
     width: int = 1000,
     title: str = "",
+    links: Sequence[LinkUse] = (),
+    window: Window | None = None,
 ) -> str:
     """Draw a schedule.
 
@@ -29,13 +79,16 @@ def timeline_svg(
         costs: seconds of a unit padded to so many tokens; gives the widths.
         width: of the picture, in pixels.
         title: a line above it; the table's name and the bubble by default.
+        links: copies between devices and hosts, drawn as two lanes below each stage.
+        window: the ticks to show; by default all.
 
     Returns:
         A whole SVG document.
     """
     result = simulate(table, costs)
-    scale = (width - LEFT - 8) / result.step_s
-    height = TOP + table.num_stages * (ROW + GAP) + 30
+    window = window or whole_step(result.tick_s, width)
+    row = ROW + GAP + (2 * LANE + GAP if links else 0)
+    height = TOP + table.num_stages * row + 50
     title = title or f"{table.name}: {table.num_stages} stages, bubble {result.bubble_fraction:.0%}"
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}'>",
@@ -43,23 +96,84 @@ def timeline_svg(
         f"<text x='{LEFT}' y='20' {FONT} font-weight='bold'>{escape(title)}</text>",
     ]
     for stage in range(table.num_stages):
-        y = TOP + stage * (ROW + GAP)
+        y = TOP + stage * row
         parts.append(f"<text x='8' y='{y + 19}' {FONT}>stage {stage}</text>")
-        parts += _row(table, result.tick_s, stage, y, scale)
-    return "\n".join([*parts, *_legend(height - 14), "</svg>"])
+        parts += _row(table, window, stage, y)
+        if links:
+            parts += _lanes([link for link in links if link.stage == stage], window, y + ROW + 2)
+    parts += time_axis(window, TOP + table.num_stages * row + 2)
+    labels = "labels: sequence.chunk" if table.num_sequences > 1 else "labels: chunk"
+    return "\n".join([*parts, *_legend(height - 10, bool(links), labels), "</svg>"])
 
 
-def _row(table: Table, tick_s: tuple[float, ...], stage: int, y: int, scale: float) -> list[str]:
-    parts, start_s = [], 0.0
-    for tick, seconds in zip(table.ticks, tick_s, strict=True):
-        unit = tick.units[stage]
-        x, width = LEFT + start_s * scale, seconds * scale
-        fill = IDLE if unit is None else COLORS[unit.kind][unit.sequence % 2]
-        parts.append(f"<rect x='{x:.2f}' y='{y}' width='{max(width - 0.6, 0.3):.2f}' height='{ROW}' fill='{fill}'/>")
-        if unit is not None:
-            parts += _label(unit, table, x + width / 2, y, width)
-        start_s += seconds
+def time_axis(window: Window, y: float) -> list[str]:
+    """Returns marks with seconds below a picture."""
+    begin, end = window.starts_s[window.first], window.starts_s[window.last + 1]
+    step = next(
+        size * 10.0**power for power in range(-7, 9) for size in (1, 2, 5) if (end - begin) / (size * 10.0**power) <= 10
+    )
+    parts, number = [], -(-begin // step)
+    while number * step <= end:
+        x = window.x(number * step)
+        anchor = "end" if x > window.width - 40 else "middle"
+        parts.append(f"<path d='M{x:.1f} {y}v4' stroke='#666'/>")
+        parts.append(f"<text x='{x:.1f}' y='{y + 15}' {FONT} text-anchor='{anchor}'>{number * step:.6g} s</text>")
+        number += 1
     return parts
+
+
+def _row(table: Table, window: Window, stage: int, y: int) -> list[str]:
+    parts: list[str] = []
+    narrow: list[int] = []
+    for index in range(window.first, window.last + 1):
+        if (window.starts_s[index + 1] - window.starts_s[index]) * window.scale < NARROW:
+            narrow.append(index)
+            continue
+        parts += _merged(table, window, stage, narrow, y)
+        narrow = []
+        parts += _cell(table, window, stage, index, y)
+    return parts + _merged(table, window, stage, narrow, y)
+
+
+def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[str]:
+    unit = table.ticks[index].units[stage]
+    x, end = window.x(window.starts_s[index]), window.x(window.starts_s[index + 1])
+    duration = window.starts_s[index + 1] - window.starts_s[index]
+    what = "idle" if unit is None else f"{NAMES[unit.kind]}, sequence {unit.sequence}, chunk {unit.chunk}"
+    box = _box(x, y, max(end - x - 0.6, 0.3), _fill(unit), f"tick {index}, stage {stage}: {what}, {duration:.4g} s")
+    return [box] if unit is None else [box, *_label(unit, table, (x + end) / 2, y, end - x)]
+
+
+def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int) -> list[str]:
+    """Draw neighbouring narrow cells as boxes of at least NARROW pixels."""
+    groups: list[tuple[str, int, int]] = []  # fill, first tick, last tick
+    seconds: dict[str, float] = {}
+    begin = ticks[0] if ticks else 0
+    for index in ticks:
+        fill = _fill(table.ticks[index].units[stage])
+        seconds[fill] = seconds.get(fill, 0.0) + window.starts_s[index + 1] - window.starts_s[index]
+        wide = (window.starts_s[index + 1] - window.starts_s[begin]) * window.scale >= NARROW
+        if wide or index == ticks[-1]:
+            fill = max(seconds, key=lambda name: seconds[name])
+            if groups and groups[-1][0] == fill:
+                groups[-1] = (fill, groups[-1][1], index)
+            else:
+                groups.append((fill, begin, index))
+            seconds, begin = {}, index + 1
+    boxes = []
+    for fill, first, last in groups:
+        x, end = window.x(window.starts_s[first]), window.x(window.starts_s[last + 1])
+        boxes.append(_box(x, y, max(end - x, 0.3), fill, f"ticks {first}-{last}, stage {stage}, mostly this"))
+    return boxes
+
+
+def _box(x: float, y: int, width: float, fill: str, title: str) -> str:
+    box = f"<rect x='{x:.2f}' y='{y}' width='{width:.2f}' height='{ROW}' fill='{fill}'>"
+    return f"{box}<title>{escape(title)}</title></rect>"
+
+
+def _fill(unit: Unit | None) -> str:
+    return IDLE if unit is None else COLORS[unit.kind][unit.sequence % 2]
 
 
 def _label(unit: Unit, table: Table, middle: float, y: int, width: float) -> list[str]:
@@ -68,15 +182,44 @@ def _label(unit: Unit, table: Table, middle: float, y: int, width: float) -> lis
     text = next((t for t in (full, f"{unit.chunk}") if len(t) * CHARACTER_WIDTH + 2 < width), None)
     if text is None or unit.kind == "H":
         return []
-    return [f"<text x='{middle:.2f}' y='{y + 19}' {FONT} fill='white' text-anchor='middle'>{text}</text>"]
+    font = FONT.replace("#222", LABELS[unit.sequence % 2])
+    return [f"<text x='{middle:.2f}' y='{y + 19}' {font} text-anchor='middle'>{text}</text>"]
 
 
-def _legend(y: int) -> list[str]:
+def _lanes(links: Iterable[LinkUse], window: Window, y: int) -> list[str]:
+    """Draw the host link's use below a stage: a pixel is as high as the share of its time that a copy takes."""
+    use = {True: [0.0] * window.width, False: [0.0] * window.width}
+    for link in links:
+        if window.first <= link.tick <= window.last:
+            begin = window.starts_s[link.tick]
+            _spread(use[link.out], window.x(begin), window.x(begin + link.seconds))
+    parts, length = [], window.width - LEFT - RIGHT
+    for out, top in ((True, y), (False, y + LANE)):
+        parts.append(f"<rect x='{LEFT}' y='{top}' width='{length}' height='{LANE - 1}' fill='#f2f2f2'/>")
+        bottom, bars = top + LANE - 1, []
+        for x, share in enumerate(use[out]):
+            if share > 0:
+                high = max(0.6, min(1.0, share) * (LANE - 1))
+                bars.append(f"M{x} {bottom}v{-high:.1f}h1v{high:.1f}z")
+        if bars:
+            parts.append(f"<path d='{''.join(bars)}' fill='{OUT if out else BACK}'/>")
+    return parts
+
+
+def _spread(pixels: list[float], begin: float, end: float) -> None:
+    """Add to each pixel the share of it that lies between two places."""
+    for pixel in range(int(begin), min(len(pixels), int(end) + 1)):
+        pixels[pixel] += max(0.0, min(end, pixel + 1) - max(begin, pixel))
+
+
+def _legend(y: int, links: bool, labels: str) -> list[str]:
+    fills = {NAMES[kind]: COLORS[kind][0] for kind in COLORS} | {"idle": IDLE}
+    if links:
+        fills |= {"copy to the host": OUT, "copy back": BACK}
     parts, x = [], LEFT
-    for kind, name in NAMES.items():
-        fill = COLORS[kind][0] if kind in COLORS else IDLE
+    for name, fill in fills.items():
         parts.append(f"<rect x='{x}' y='{y - 10}' width='12' height='12' fill='{fill}'/>")
         parts.append(f"<text x='{x + 17}' y='{y}' {FONT}>{name}</text>")
-        x += 40 + round(len(name) * CHARACTER_WIDTH)
-    parts.append(f"<text x='{x}' y='{y}' {FONT}>labels: sequence.chunk</text>")
+        x += 34 + round(len(name) * CHARACTER_WIDTH)
+    parts.append(f"<text x='{x}' y='{y}' {FONT}>{labels}</text>")
     return parts

@@ -1,0 +1,147 @@
+"""What a device holds and copies tick by tick: memory in use, and the copies between device and host."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from sppo_jax.planner.memory import Memory, Shape, kept_bytes, longest_chunks, offload_bytes
+from sppo_jax.planner.plan import StashPlan
+from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
+from sppo_jax.schedule.table import Table, Unit, unit_ticks
+
+# Bytes that a device stashes of each (sequence, chunk, virtual stage): on itself, and on the host.
+UnitBytes = dict[tuple[int, int, int], tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """One unit's activations on their way to the host or back.
+
+    Args:
+        tick: the tick behind which the copy hides; it starts with it.
+        stage: the stage.
+        out: whether it goes to the host.
+        size_bytes: what a device copies.
+        unit: the forward unit that wrote it, or the backward unit that reads it.
+    """
+
+    tick: int
+    stage: int
+    out: bool
+    size_bytes: int
+    unit: Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupancy:
+    """Bytes that a device of one stage has in use during each tick.
+
+    Args:
+        stage: the stage.
+        fixed: bytes that are always in use.
+        kv: bytes of keys and values.
+        kv_grad: bytes of their gradients.
+        stash: bytes of stashes on the device.
+        host: bytes of stashes on the host.
+    """
+
+    stage: int
+    fixed: int
+    kv: tuple[int, ...]
+    kv_grad: tuple[int, ...]
+    stash: tuple[int, ...]
+    host: tuple[int, ...]
+
+
+def unit_bytes(table: Table, shape: Shape, stash: StashPlan) -> UnitBytes:
+    """Returns the bytes a device stashes of each (sequence, chunk, virtual stage): on itself, and on the host."""
+    groups, gaps, longest = diagonal_groups(table), group_gaps(table), longest_chunks(table)
+    shared, rest = offload_bytes(shape, stash)
+    kept = kept_bytes(shape, stash)
+    found = {}
+    for key, diagonal in unit_diagonals(table).items():
+        group = groups[diagonal]
+        away = stash.alpha[diagonal] * shared + (rest if gaps[group] >= MIN_HOST_GAP else 0)
+        tokens = -(-longest[group] // shape.seq)
+        found[key] = int(tokens * (kept + shared + rest - away)), int(tokens * away)
+    return found
+
+
+def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
+    """Returns all copies of a step: out behind the next compute tick, back behind the one before the backward.
+
+    Args:
+        table: the schedule.
+        sizes: from `unit_bytes`.
+    """
+    compute = [index for index, tick in enumerate(table.ticks) if tick.kind != "H"]
+    after = dict(zip(compute, compute[1:], strict=False))
+    before = dict(zip(compute[1:], compute, strict=False))
+    copies = []
+    for unit, tick in unit_ticks(table).items():
+        size = sizes[unit.sequence, unit.chunk, unit.virtual_stage][1]
+        behind = {"F": after, "B": before}.get(unit.kind, {}).get(tick)
+        if size and behind is not None:
+            stage = unit.virtual_stage % table.num_stages
+            copies.append(Copy(tick=behind, stage=stage, out=unit.kind == "F", size_bytes=size, unit=unit))
+    return copies
+
+
+def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_slots: int) -> Occupancy:
+    """Follows one device through a step.
+
+    Buffers are allocated once, for the whole step; this is how much of them holds something that is still needed.
+
+    Args:
+        table: the schedule.
+        memory: what is allocated.
+        sizes: from `unit_bytes`.
+        stage: the stage of the device.
+        kv_slots: sequences for which K/V and dK/dV have room.
+    """
+    of_stage = [tick.units[stage] if tick.kind != "H" else None for tick in table.ticks]
+    spread = sum(table.chunk_lengths) * table.num_groups * max(kv_slots, 1)
+    kv, grads = memory.hbm.get("kv", 0), memory.hbm.get("kv_grad", 0)
+    tokens, grad_tokens = _prefix_tokens(table, of_stage)
+    device, host = _stash(of_stage, sizes)
+    return Occupancy(
+        stage=stage,
+        fixed=memory.hbm_bytes - kv - grads - memory.hbm.get("stash", 0),
+        kv=tuple(kv * count // spread for count in tokens),
+        kv_grad=tuple(grads * count // spread for count in grad_tokens),
+        stash=device,
+        host=host,
+    )
+
+
+def _prefix_tokens(table: Table, of_stage: list[Unit | None]) -> tuple[list[int], list[int]]:
+    """Returns, for each tick, tokens with K/V and tokens with dK/dV, added up over sequences and groups of layers."""
+    ends = list(accumulate(table.chunk_lengths))
+    last = {(unit.sequence, unit.virtual_stage): index for index, unit in enumerate(of_stage) if unit is not None}
+    written: dict[tuple[int, int], int] = {}
+    summed: dict[tuple[int, int], int] = {}
+    tokens, grad_tokens = [], []
+    for index, unit in enumerate(of_stage):
+        if unit is not None:
+            key = unit.sequence, unit.virtual_stage
+            if unit.kind == "F":
+                written[key] = ends[unit.chunk]
+            else:
+                summed[key] = ends[unit.chunk]
+        tokens.append(sum(written.values()))
+        grad_tokens.append(sum(summed.values()))
+        if unit is not None and last[unit.sequence, unit.virtual_stage] == index:
+            written.pop((unit.sequence, unit.virtual_stage), None)
+            summed.pop((unit.sequence, unit.virtual_stage), None)
+    return tokens, grad_tokens
+
+
+def _stash(of_stage: list[Unit | None], sizes: UnitBytes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    device, host, curve = 0, 0, []
+    for unit in of_stage:
+        here, away = sizes[unit.sequence, unit.chunk, unit.virtual_stage] if unit is not None else (0, 0)
+        if unit is not None and unit.kind == "F":
+            device, host = device + here, host + away
+        curve.append((device, host))
+        if unit is not None and unit.kind == "B":
+            device, host = device - here, host - away
+    return tuple(here for here, _ in curve), tuple(away for _, away in curve)

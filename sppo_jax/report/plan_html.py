@@ -1,0 +1,257 @@
+"""A plan as one page: the answer, the picture of the step, memory, tables, reasons. No network, no scripts."""
+
+from collections.abc import Sequence
+from html import escape
+from statistics import median
+
+from sppo_jax.report.figures import COLUMNS, WORKING, Figures
+from sppo_jax.report.memory_curve import memory_svg
+from sppo_jax.report.occupancy import occupancy
+from sppo_jax.report.plan_text import copies_text
+from sppo_jax.report.timeline import LinkUse, Window, timeline_svg, whole_step
+from sppo_jax.report.words import (
+    COLUMN_HELP,
+    COLUMN_NAMES,
+    PART_NAMES,
+    gib,
+    holder_of,
+    mesh_of,
+    most_alpha,
+    runs_of,
+    schedule_of,
+    seconds,
+    settings_of,
+    span,
+    stash_of,
+    subject,
+)
+from sppo_jax.units import format_bytes
+
+WIDTH = 1160
+# Where a tick of the whole step is narrower than this, its ends and its turn are drawn once more, closer.
+_READABLE = 16
+_CLOSE_TICKS = 40
+
+_STYLE = """
+body { font: 15px/1.5 Helvetica, Arial, sans-serif; color: #1c1c1c; background: #fff; max-width: 1160px;
+  margin: 24px auto; padding: 0 16px; }
+h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8px; }
+p { margin: 6px 0; max-width: 900px; } small, .note { color: #555; font-size: 13px; }
+.answer { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
+.answer div { border: 1px solid #ccc; border-radius: 6px; padding: 8px 14px; min-width: 120px; }
+.answer b { display: block; font-size: 20px; } .answer span { color: #555; font-size: 13px; }
+.answer .fits { background: #e4f2e4; border-color: #3f8440; } .answer .not { background: #fbe5e7; border-color: #b00020; }
+.wide { overflow-x: auto; margin: 8px 0; } .wide svg { display: block; min-width: 760px; width: 100%; height: auto; }
+table { border-collapse: collapse; font-size: 14px; } th { text-align: right; border-bottom: 2px solid #888; }
+th, td { padding: 4px 10px; vertical-align: top; } td { text-align: right; border-bottom: 1px solid #ddd; }
+th, td.number { white-space: nowrap; font-variant-numeric: tabular-nums; }
+th.text, td.text { text-align: left; } td.why { color: #444; text-align: left; }
+.bar { background: #4878a8; height: 11px; display: inline-block; }
+"""
+
+
+def plan_html(figures: Figures) -> str:
+    """Returns the whole page.
+
+    Args:
+        figures: the search's answer and what follows from it.
+    """
+    title = escape(subject(figures))
+    body = [
+        f"<h1>{title}</h1>",
+        *_answer(figures),
+        "<h2>The step</h2>",
+        *_pictures(figures),
+        "<h2>Where the seconds go</h2>",
+        *_seconds(figures),
+        "<h2>Memory of a device</h2>",
+        *_memory(figures),
+        "<h2>Stages</h2>",
+        *_stages(figures),
+        "<h2>The plan, and why</h2>",
+        *_choices(figures),
+        "<h2>Considered and rejected</h2>",
+        *_considered(figures),
+        f"<p class='note'>Predicted by sppo_jax {escape(figures.plan.version)} before anything was compiled.</p>",
+    ]
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            "<html lang='en'><head><meta charset='utf-8'>",
+            "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+            f"<title>{title}</title><style>{_STYLE}</style></head><body>",
+            *body,
+            "</body></html>\n",
+        ]
+    )
+
+
+def _answer(figures: Figures) -> list[str]:
+    found, plan = figures.found, figures.plan
+    memory, cluster = found.memory, figures.cluster
+    cards = [
+        ("fits" if found.fits else "does not fit", figures.cluster.name, "fits" if found.fits else "not"),
+        (f"{seconds(plan.predicted.step_s)} s", "predicted step", ""),
+        (f"{figures.tokens_s:,.0f}", f"tokens/s, {figures.tokens_s / figures.num_devices:,.0f} a device", ""),
+    ]
+    if figures.mfu is not None:
+        cards.append((f"{figures.mfu:.1%}", "causal MFU", ""))
+    cards += [
+        (f"{plan.predicted.bubble_fraction:.1%}", "bubble", ""),
+        (format_bytes(memory.hbm_bytes), f"HBM of {format_bytes(cluster.device.hbm_bytes)}", ""),
+        (format_bytes(memory.host), f"host memory of {format_bytes(cluster.device_host_bytes)} a device", ""),
+    ]
+    boxes = [
+        f"<div class='{kind}'><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small, kind in cards
+    ]
+    problem = [f"<p><strong>{escape(found.problem)}</strong></p>"] if found.problem else []
+    return ["<div class='answer'>", *boxes, "</div>", *problem]
+
+
+def _pictures(figures: Figures) -> list[str]:
+    tick_s = figures.simulation.tick_s
+    whole = whole_step(tick_s, WIDTH)
+    parts = [_picture(figures, whole, "the whole step, to scale"), _memory_picture(figures, whole)]
+    if median(tick_s) * whole.scale >= _READABLE or len(tick_s) <= _CLOSE_TICKS:
+        return parts
+    for first, what in _close_ups(figures):
+        last = min(first + _CLOSE_TICKS, len(tick_s)) - 1
+        window = Window(first=first, last=last, starts_s=whole.starts_s, width=WIDTH)
+        parts.append(_picture(figures, window, f"closer: ticks {first}-{last}, {what}"))
+    return parts
+
+
+def _close_ups(figures: Figures) -> list[tuple[int, str]]:
+    """Returns the first tick and the name of the windows worth a closer look, none twice."""
+    ticks = figures.table.ticks
+    turn = next(index for index, tick in enumerate(ticks) if tick.kind == "B")
+    found: list[tuple[int, str]] = []
+    for first, what in (
+        (0, "the pipeline fills"),
+        (max(0, turn - _CLOSE_TICKS // 2), "backward begins"),
+        (len(ticks) - _CLOSE_TICKS, "the pipeline drains"),
+    ):
+        if all(abs(first - known) > _CLOSE_TICKS // 2 for known, _ in found):
+            found.append((first, what))
+    return found
+
+
+def _picture(figures: Figures, window: Window, title: str) -> str:
+    links = [
+        LinkUse(stage=copy.stage, tick=copy.tick, out=copy.out, seconds=figures.copy_s(copy)) for copy in figures.copies
+    ]
+    table = figures.table
+    costs = figures.costs.of_table(table.chunk_lengths)
+    svg = timeline_svg(table, costs, width=WIDTH, title=f"{table.name}: {title}", links=links, window=window)
+    return f"<div class='wide'>{svg}</div>"
+
+
+def _memory_picture(figures: Figures, window: Window) -> str:
+    memory, cluster = figures.found.memory, figures.cluster
+    fullest = max(figures.stages, key=lambda stage: stage.peak_chunks).stage
+    curve = occupancy(figures.table, memory, figures.stashed, fullest, figures.plan.kv_slots)
+    svg = memory_svg(
+        curve,
+        window,
+        allocated=memory.hbm_bytes,
+        capacity=cluster.device.hbm_bytes,
+        host_allocated=memory.host,
+        host_capacity=cluster.device_host_bytes,
+    )
+    return f"<div class='wide'>{svg}</div>"
+
+
+def _seconds(figures: Figures) -> list[str]:
+    step_s = figures.plan.predicted.step_s
+    rows = [
+        (PART_NAMES[name], seconds(value, step_s), f"{value / step_s:.1%}", _bar(value / step_s))
+        for name, value in figures.parts.items()
+        if value > 0
+    ]
+    note = f"<p class='note'>Host link: {escape(copies_text(figures))}.</p>" if figures.copies else ""
+    return [_table(("part", "seconds", "share", ""), rows, text=(0,), raw=(3,)), note]
+
+
+def _memory(figures: Figures) -> list[str]:
+    memory, cluster = figures.found.memory, figures.cluster
+    capacity, host = cluster.device.hbm_bytes, cluster.device_host_bytes
+    rows = [
+        (holder_of(name), gib(size), f"{size / capacity:.1%}", _bar(size / capacity))
+        for name, size in sorted(memory.hbm.items(), key=lambda item: -item[1])
+        if size
+    ]
+    rows.append(("HBM in all", gib(memory.hbm_bytes), f"{memory.hbm_bytes / capacity:.1%}", f"of {gib(capacity)} GiB"))
+    rows.append(("host memory", gib(memory.host), f"{memory.host / host:.1%}", f"of {gib(host)} GiB for each device"))
+    return [_table(("holds", "GiB", "share", ""), rows, text=(0,), raw=(3,))]
+
+
+def _stages(figures: Figures) -> list[str]:
+    step_s = figures.plan.predicted.step_s
+    header = ("stage", *COLUMN_NAMES.values(), "peak HBM", "host", "F s", "B s", "H s", "idle s", "chunks")
+    rows = []
+    for stage in figures.stages:
+        sizes = (*(stage.hbm[name] for name in (*COLUMNS, WORKING)), stage.hbm_bytes, stage.host_bytes)
+        times = (stage.forward_s, stage.backward_s, stage.head_s, stage.idle_s)
+        rows.append((*map(gib, sizes), *(seconds(value, step_s) for value in times), str(stage.peak_chunks)))
+    merged = [(span(first, last), *row) for first, last, row in runs_of(rows)]
+    note = f"<p class='note'>A device of each stage, in GiB and seconds a step. {escape(COLUMN_HELP)}.</p>"
+    return [_table(header, merged), note]
+
+
+def _choices(figures: Figures) -> list[str]:
+    reasons, shown = figures.plan.reasons, {"hbm", "host"}
+    rows = []
+    for name, value, keys in settings_of(figures.plan):
+        rows.append((name, value, "; ".join(reasons[key] for key in keys if key in reasons)))
+        shown.update(keys)
+    rows += [(key, "", reason) for key, reason in reasons.items() if key not in shown]
+    return [_table(("choice", "value", "reason"), rows, text=(0, 1, 2))]
+
+
+def _considered(figures: Figures) -> list[str]:
+    found = figures.found
+    note = f"<p>{found.num_considered:,} plans considered in {found.seconds:.2f} s.</p>"
+    if not found.rejected:
+        return [note, "<p>The settings leave no other.</p>"]
+    header = ("step s", "data x pipe x seq", "chunks", "schedule", "inputs/attention/rest", "alpha", "lost because")
+    rows = [
+        (
+            seconds(item.step_s, figures.plan.predicted.step_s),
+            mesh_of(item.plan),
+            str(len(item.plan.chunk_lengths)),
+            schedule_of(item.plan),
+            stash_of(item.plan),
+            most_alpha(item.plan),
+            item.why,
+        )
+        for item in found.rejected
+    ]
+    return [note, _table(header, rows, text=(1, 3, 4, 6))]
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[int] = (), raw: Sequence[int] = ()
+) -> str:
+    """Returns a table.
+
+    Args:
+        header: titles of the columns.
+        rows: as many texts each.
+        text: columns that are set to the left; the others are numbers.
+        raw: columns that hold HTML, also set to the left.
+    """
+    kinds = ["text" if index in (*text, *raw) else "number" for index in range(len(header))]
+    head = "".join(f"<th class='{kind}'>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
+    lines = [f"<div class='wide'><table><tr>{head}</tr>"]
+    for row in rows:
+        cells = [cell if index in raw else escape(cell) for index, cell in enumerate(row)]
+        lines.append(
+            "<tr>"
+            + "".join(f"<td class='{kind}'>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True))
+            + "</tr>"
+        )
+    return "\n".join([*lines, "</table></div>"])
+
+
+def _bar(share: float) -> str:
+    return f"<span class='bar' style='width:{max(1, round(share * 300))}px'></span>"

@@ -1,0 +1,153 @@
+"""How plans are put in words: the same in text and on pages."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sppo_jax.planner.plan import Plan
+from sppo_jax.report.figures import Figures
+
+GIB = 2**30
+PART_NAMES = {
+    "attention": "attention",
+    "linear": "linear layers",
+    "head": "head and loss",
+    "communication": "communication",
+    "sums": "gradient sums",
+    "overhead": "start of ticks",
+    "padding": "padding",
+    "copies": "host copies, exposed",
+    "bubble": "waiting (bubble)",
+    "update": "end of the step",
+}
+HOLDERS = {
+    "states": "parameters, gradients, optimizer",
+    "params": "parameters",
+    "grads": "gradients",
+    "moments": "optimizer moments",
+    "kv": "K/V",
+    "kv_grad": "dK/dV",
+    "stash": "stash",
+    "copies": "copies under way",
+    "carries": "between stages and head",
+    "work": "a tick's own buffers",
+    "loss": "logits",
+}
+COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "working"}
+COLUMN_HELP = (
+    "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations that wait for "
+    "backward; working: a tick's own buffers; chunks: most stashes held at once"
+)
+
+
+def gib(value: float) -> str:
+    """Returns bytes in GiB, two decimals."""
+    return f"{value / GIB:.2f}"
+
+
+def seconds(value: float, largest: float = 0.0) -> str:
+    """Returns seconds with as many decimals as the largest of the figures beside it needs."""
+    largest = max(abs(value), largest)
+    decimals = next((n for n, least in ((1, 100), (2, 10), (3, 1), (4, 0.1)) if largest >= least), 6)
+    return f"{value:.{decimals}f}"
+
+
+def mesh_of(plan: Plan) -> str:
+    """Returns the mesh as data x pipe x seq."""
+    return f"{plan.mesh.data} x {plan.mesh.pipe} x {plan.mesh.seq}"
+
+
+def stash_of(plan: Plan) -> str:
+    """Returns the places of layer inputs, attention outputs and the rest."""
+    return "/".join((plan.stash.inputs, plan.stash.attention, plan.stash.rest))
+
+
+def most_alpha(plan: Plan) -> str:
+    """Returns the largest alpha, "-" where it divides nothing."""
+    return f"{max(plan.stash.alpha):g}" if "host" in (plan.stash.inputs, plan.stash.attention) else "-"
+
+
+def holder_of(name: str) -> str:
+    """Returns what a part of device memory holds."""
+    return HOLDERS.get(name, name.replace("_", " "))
+
+
+def schedule_of(plan: Plan) -> str:
+    """Returns the schedule's name and its groups of layers where there are several."""
+    interleave = plan.schedule.interleave
+    return plan.schedule.name if interleave == 1 else f"{plan.schedule.name} v={interleave}"
+
+
+def chunks_of(plan: Plan) -> str:
+    """Returns the chunk lengths as runs: count x length."""
+    lengths = plan.chunk_lengths
+    if len(set(lengths)) == 1:
+        return f"{len(lengths)} of {lengths[0]:,} tokens"
+    runs = ", ".join(f"{last - first + 1} x {value:,}" for first, last, value in runs_of(lengths))
+    return f"{len(lengths)}: {runs} tokens"
+
+
+def runs_of(values: Iterable[Any]) -> list[tuple[int, int, Any]]:
+    """Returns runs of equal values as (first index, last index, value)."""
+    found: list[tuple[int, int, Any]] = []
+    for index, value in enumerate(values):
+        if found and found[-1][2] == value:
+            found[-1] = (found[-1][0], index, value)
+        else:
+            found.append((index, index, value))
+    return found
+
+
+def span(first: int, last: int) -> str:
+    """Returns numbers from first to last in short."""
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def alpha_of(plan: Plan) -> str:
+    """Returns alpha by runs of diagonals."""
+    return ", ".join(f"{value:g} on diagonals {span(first, last)}" for first, last, value in runs_of(plan.stash.alpha))
+
+
+def verdict(figures: Figures) -> str:
+    """Returns the answer in one line."""
+    found, plan = figures.found, figures.plan
+    answer = "fits" if found.fits else "DOES NOT FIT"
+    mfu = "" if figures.mfu is None else f", causal MFU {figures.mfu:.1%}"
+    return (
+        f"{answer}: predicted step {seconds(plan.predicted.step_s)} s, {figures.tokens_s:,.0f} tokens/s "
+        f"({figures.tokens_s / figures.num_devices:,.0f} a device){mfu}, bubble {plan.predicted.bubble_fraction:.1%}"
+    )
+
+
+def subject(figures: Figures) -> str:
+    """Returns what was planned: model, sequences, devices."""
+    plan, model = figures.plan, figures.model
+    name = model.preset or f"{model.num_layers} layers of {model.hidden_size}"
+    sequences = plan.mesh.data * plan.sequences_per_pipeline
+    several = "" if sequences == 1 else f"{sequences} sequences of "
+    devices = figures.cluster.num_devices
+    return f"{name}, {several}{plan.sequence_length:,} tokens a step, on {figures.cluster.name} ({devices} devices)"
+
+
+def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the plan's choices as (name, value, names of the reasons that belong to it)."""
+    stash = plan.stash
+    kind = plan.sequence_kind
+    if plan.mesh.seq == 1:
+        kind = "none (one device a stage)"
+    elif plan.ulysses > 1 and plan.ring > 1:
+        kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
+    places = f"layer inputs {stash.inputs}, attention outputs {stash.attention}, the rest {stash.rest}"
+    return [
+        ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
+        ("seq kind", kind, ("sequence_kind",)),
+        ("chunks", chunks_of(plan), ("chunks",)),
+        (
+            "schedule",
+            f"{schedule_of(plan)}, K/V of {plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'} at once",
+            ("schedule",),
+        ),
+        ("stash", places, ("stash",)),
+        ("alpha", f"{alpha_of(plan)} (share sent to the host)", ("alpha",)),
+        ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
+        ("kernel", plan.kernel, ("kernel",)),
+    ]

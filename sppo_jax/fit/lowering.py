@@ -40,6 +40,7 @@ def lower_train_step(config: Config, plan: Plan, devices: Sequence, platform: st
     step = Step(plan, model, mesh, train=True)
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps))
     params = nnx.state(model, nnx.Param)
+    mesh = layout.inner_mesh(mesh, plan)  # ahead of time, the compiler asks for one mesh everywhere
     shardings = state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh)
 
     def shapes() -> TrainState:

@@ -98,7 +98,8 @@ class Step:
     def __call__(self, params: nnx.State, batch: Mapping):
         """Run the step on logical parameters; pure and traceable."""
         plan = self.plan
-        physical = layout.to_physical(params, self.block, plan)
+        # Cast before the devices of a stage gather the weights, which then are half as many bytes.
+        physical = _cast(layout.to_physical(params, self.block, plan), jnp.dtype(self.model.dtype))
         specs = layout.physical_specs(physical)
         striped = [layout.stripe(batch[key], plan) for key in ("tokens", "targets", "positions")]
         tags = Tags(batch["positions"], batch["document_ids"])
@@ -122,7 +123,6 @@ class Step:
     def _on_device(self, weights: layout.Physical, striped: list[jax.Array], tags: Tags):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
-        weights = _cast(weights, dtype)
         sequences = self._sequences(striped, tags)
         count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
         scale = 1 / jnp.maximum(count, 1).astype(run.accumulator(dtype))
@@ -156,7 +156,7 @@ class Step:
 
 
 def _cast(weights: layout.Physical, dtype) -> layout.Physical:
-    """Cast matrices to the compute dtype, once, outside all ticks; vectors (norm scales, biases) keep theirs."""
+    """Cast matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
 
     def matrix(x, ndim):
         return x.astype(dtype) if x.ndim >= ndim and jnp.issubdtype(x.dtype, jnp.floating) else x
@@ -164,7 +164,7 @@ def _cast(weights: layout.Physical, dtype) -> layout.Physical:
     return weights._replace(
         embedding_VD=matrix(weights.embedding_VD, 2),
         head_VD=None if weights.head_VD is None else matrix(weights.head_VD, 2),
-        layers=jax.tree.map(lambda x: matrix(x, 4), weights.layers),  # [groups, layers, in, out]
+        layers=jax.tree.map(lambda x: matrix(x, 5), weights.layers),  # [groups, stages, layers, in, out]
     )
 
 

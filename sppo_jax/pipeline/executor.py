@@ -49,9 +49,9 @@ class State(NamedTuple):
     cache: Cache
     dcache: Cache | None
     kept: dict[StashClass, stash.Arrays]
-    host: dict[StashClass, stash.Arrays]
-    part: stash.Arrays | None
-    fetched: stash.Arrays | None
+    host: dict[StashClass, jax.Array]
+    part: jax.Array | None
+    fetched: jax.Array | None
     head_dx: jax.Array | None
     grads: Physical | None
     losses: jax.Array
@@ -181,7 +181,8 @@ class Executor:
         filling = None
         if spec.stash is not None:
             layout = self.layout(spec.stash)
-            filling = (layout, state.kept[spec.stash], layout.host_part())
+            part = layout.host_part() if spec.stash.uses_host else None
+            filling = (layout, state.kept[spec.stash], part)
         unit = self._unit(spec, row, spec.forward_pass)
         split = self._split(spec.forward_pass)
         y_TD, cache, filled, held = stages.forward(self.stage, unit, x_TD, state.cache, split, filling, coming)
@@ -191,8 +192,7 @@ class Executor:
             state = state._replace(fetched=held)
         if spec.stash is None:
             return state
-        part = filled[1] if spec.stash.uses_host else None
-        return state._replace(kept={**state.kept, spec.stash: filled[0]}, part=part)
+        return state._replace(kept={**state.kept, spec.stash: filled[0]}, part=filled[1])
 
     def _head_tick(self, spec, row, state):
         # The last stage's output has travelled on to stage 0.
@@ -240,7 +240,7 @@ class Executor:
             forward=self._split(spec.forward_pass),
             forward_chunk=self._chunk(spec, row, spec.forward_pass),
         )
-        filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched or {})
+        filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched)
         sums = stages.Sums(state.dcache, state.grads.layers)
         unit = self._unit(spec, row, spec.backward_pass)
         dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
@@ -287,7 +287,7 @@ def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtyp
     return state._replace(
         dcache=pair(kv_grad_dtype),
         kept={name: layout.kept_buffers() for name, layout in layouts.items()},
-        host={name: layout.host_buffers() for name, layout in layouts.items()},
+        host={name: layout.host_buffer() for name, layout in layouts.items() if name.uses_host},
         head_dx=jnp.zeros((program.num_head_slots, share, hidden), dtype),
         grads=sums(weights._replace(layers=weights.layers.params)),  # constants have no gradient
     )

@@ -7,6 +7,7 @@ are striped: token t belongs to seq member t mod R, which `[.., S / R, R]` and a
 Letters: L layers, v groups a stage, P stages, V vocabulary, D hidden size, B sequences, S tokens, R seq members.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -136,22 +137,30 @@ def physical_specs(physical: Physical) -> Physical:
 
 
 def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
-    """Return shardings for logical parameters that need no moves at the start of a step where that is possible.
+    """Return shardings under which no two devices keep the same parameter, nor its moments.
+
+    Layers and vocabulary lie with their stages; inside a stage matrices are spread over `data` and `seq` too, and
+    gathered once a step, in the compute dtype.
 
     Args:
         plan: says how layers are spread.
         params: the tree of `nnx.state(model, nnx.Param)`, arrays or shapes.
-        mesh: the plan's mesh (data, pipe, seq).
+        mesh: the plan's mesh, with `seq` whole or divided.
     """
-    sharded, whole = NamedSharding(mesh, P("pipe")), NamedSharding(mesh, P())
+    members = tuple(name for name in mesh.axis_names if name != "pipe" and mesh.shape[name] > 1)
 
     def choose(path, leaf):
-        name = path[0].key
-        if name == "layers" or (name == "embedding" and leaf.shape[0] % plan.mesh.pipe == 0):
-            return sharded
-        if name == "head" and leaf.shape[1] % plan.mesh.pipe == 0:
-            return NamedSharding(mesh, P(None, "pipe"))
-        return whole
+        name, axes = path[0].key, [None] * len(leaf.shape)
+        stage_dim = {"layers": 0, "embedding": 0, "head": 1}.get(name)
+        if stage_dim is not None and leaf.shape[stage_dim] % plan.mesh.pipe == 0:
+            axes[stage_dim] = "pipe"
+        free = [dim for dim in range(name == "layers", len(axes)) if axes[dim] is None]
+        num_members = math.prod(mesh.shape[axis] for axis in members)
+        even = [dim for dim in free if leaf.shape[dim] % num_members == 0]
+        is_matrix = len(axes) - (name == "layers") >= 2
+        if members and is_matrix and even:
+            axes[max(even, key=lambda dim: leaf.shape[dim])] = members
+        return NamedSharding(mesh, P(*axes))
 
     return jax.tree_util.tree_map_with_path(choose, params)
 

@@ -205,10 +205,10 @@ def _rerun(stage, unit, x_TD, cache, splits):
         x, kept = carry
         weights = stage.layer_weights(unit.group, layer)
         y, _, values = _forward_layer(stage, weights, x, again, layer, cache, splits.forward, write=False)
-        return y, layout.put(kept, {}, 0, layer, values)[0]
+        return y, layout.put(kept, None, 0, layer, values)[0]
 
     (_, kept), _ = run_layers(stage.num_layers, body, (x_TD, layout.kept_buffers()))
-    return layout, kept, {}
+    return layout, kept, None
 
 
 def _saved_vjps(stage, weights, saved, unit):

@@ -1,21 +1,24 @@
 """The stash: per layer and chunk, what a backward needs of its forward, in device memory or on the host.
 
 Every entry is cut along its first dim: the first `host_rows` go to the host, the others stay. Host parts move a tick
-at a time: a forward gathers them in one array a name, the next compute tick writes them; one compute tick before a
-backward they are fetched. Host reads and writes are unconditional slices at the top level of a tick, with a trash slot
-for idle stages.
+at a time, as one array: a forward packs them, the next compute tick writes them; one compute tick before a backward
+they are fetched. One copy a tick and way, because the compiler hides few at once. Host reads and writes are
+unconditional slices at the top level of a tick, with a trash slot for idle stages.
 """
 
+import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.pipeline.program import StashClass
 
 Arrays = dict[str, jax.Array]
+UNIT = jnp.uint16  # what packed arrays are made of, whatever their dtypes
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,26 @@ class Entry:
     def kept_shape(self) -> tuple[int, ...]:
         return (self.shape[0] - self.host_rows, *self.shape[1:])
 
+    @property
+    def host_units(self) -> int:
+        """Length of the host part when packed."""
+        return math.prod(self.host_shape) * max(1, jnp.dtype(self.dtype).itemsize // 2)
+
+    def pack(self, value: jax.Array) -> jax.Array:
+        """Return the host part of a value as a row of units, bit by bit."""
+        value = value[: self.host_rows]
+        if jnp.dtype(self.dtype).itemsize == 1:
+            return value.astype(UNIT).reshape(-1)
+        return lax.bitcast_convert_type(value, UNIT).reshape(-1)
+
+    def unpack(self, units: jax.Array) -> jax.Array:
+        """Return what was packed."""
+        size = jnp.dtype(self.dtype).itemsize
+        if size == 1:
+            return units.reshape(self.host_shape).astype(self.dtype)
+        shape = self.host_shape if size == 2 else (*self.host_shape, size // 2)
+        return lax.bitcast_convert_type(units.reshape(shape), self.dtype)
+
 
 @dataclass(frozen=True)
 class StashLayout:
@@ -43,54 +66,64 @@ class StashLayout:
     num_layers: int
     num_slots: int
 
-    def _empty(self, lead: tuple[int, ...], part: str) -> Arrays:
-        shapes = {name: getattr(entry, part) for name, entry in self.entries.items()}
-        return {n: jnp.zeros((*lead, *s), self.entries[n].dtype) for n, s in shapes.items() if s[0] > 0}
+    @property
+    def host_units(self) -> int:
+        return sum(entry.host_units for entry in self.entries.values())
 
     def kept_buffers(self) -> Arrays:
         """Buffers [slots + 1, layers, ...] in device memory; the last slot is trash."""
-        return self._empty((self.num_slots + 1, self.num_layers), "kept_shape")
+        lead = (self.num_slots + 1, self.num_layers)
+        shapes = {name: (*lead, *entry.kept_shape) for name, entry in self.entries.items() if entry.kept_shape[0] > 0}
+        return {name: jnp.zeros(shape, self.entries[name].dtype) for name, shape in shapes.items()}
 
-    def host_buffers(self) -> Arrays:
-        """The same in pinned host memory."""
-        return {n: to_host(x) for n, x in self._empty((self.num_slots + 1, self.num_layers), "host_shape").items()}
+    def host_buffer(self) -> jax.Array:
+        """Buffer [slots + 1, layers, units] in pinned host memory; the last slot is trash."""
+        return to_host(jnp.zeros((self.num_slots + 1, self.num_layers, self.host_units), UNIT))
 
-    def host_part(self) -> Arrays:
-        """What one tick sends to, or fetches from, the host: [layers, ...] in device memory."""
-        return self._empty((self.num_layers,), "host_shape")
+    def host_part(self) -> jax.Array:
+        """What one tick sends to, or fetches from, the host: [layers, units] in device memory."""
+        return jnp.zeros((self.num_layers, self.host_units), UNIT)
 
-    def put(self, kept: Arrays, host_part: Arrays, slot, layer, values: Arrays) -> tuple[Arrays, Arrays]:
+    def _offsets(self) -> dict[str, int]:
+        offsets, place = {}, 0
+        for name, entry in self.entries.items():
+            offsets[name] = place
+            place += entry.host_units
+        return offsets
+
+    def put(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, jax.Array]:
         """Stash one layer's values: kept rows into their slot, host rows into the tick's part."""
-        kept, host_part = dict(kept), dict(host_part)
+        kept, offsets = dict(kept), self._offsets()
         for name, entry in self.entries.items():
             value = values[name].reshape(entry.shape)
             if name in kept:
                 kept[name] = buffers.write(kept[name], (slot, layer), value[entry.host_rows :])
-            if name in host_part:
-                host_part[name] = buffers.write(host_part[name], (layer,), value[: entry.host_rows])
+            if entry.host_rows:
+                host_part = buffers.write(host_part, (layer, offsets[name]), entry.pack(value))
         return kept, host_part
 
-    def get(self, kept: Arrays, host_part: Arrays, slot, layer) -> Arrays:
+    def get(self, kept: Arrays, host_part, slot, layer) -> Arrays:
         """Read one layer's values back."""
-        values = {}
+        values, offsets = {}, self._offsets()
         for name, entry in self.entries.items():
             parts = []
-            if name in host_part:
-                parts.append(buffers.read(host_part[name], (layer,), entry.host_shape))
+            if entry.host_rows:
+                units = buffers.read(host_part, (layer, offsets[name]), (entry.host_units,))
+                parts.append(entry.unpack(units))
             if name in kept:
                 parts.append(buffers.read(kept[name], (slot, layer), entry.kept_shape))
             values[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
         return values
 
 
-def write_host(host: Arrays, slot, host_part: Arrays) -> Arrays:
+def write_host(host: jax.Array, slot, host_part: jax.Array) -> jax.Array:
     """Copy a tick's part to its slot on the host."""
-    return {name: buffers.write_slot(buffer, slot, to_host(host_part[name])) for name, buffer in host.items()}
+    return buffers.write_slot(host, slot, to_host(host_part))
 
 
-def fetch_host(host: Arrays, slot) -> Arrays:
+def fetch_host(host: jax.Array, slot) -> jax.Array:
     """Copy a slot back from the host."""
-    return {name: to_device(buffers.read_slot(buffer, slot)) for name, buffer in host.items()}
+    return to_device(buffers.read_slot(host, slot))
 
 
 def chunk_entries(stash: StashClass, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Entry]:

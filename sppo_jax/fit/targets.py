@@ -1,16 +1,19 @@
-"""GPUs to compile for without having one: datasheet values, and the topology that jax makes of them.
+"""Devices to compile for without having one: datasheet values of GPUs, and the topologies that jax makes.
 
-Needs `jax[cuda13]`; no GPU is touched. Compiled programs tell their memory and their schedule, not their speed.
+No accelerator is touched. Compiled programs tell their memory and their schedule, not their speed.
 
 Sources:
   A100: NVIDIA A100 Tensor Core GPU Architecture whitepaper (V1.0), table of GPU comparisons; A100 80GB datasheet.
   H100: NVIDIA H100 Tensor Core GPU Architecture whitepaper (V1.04), SXM5 columns; H100 datasheet.
   H200: NVIDIA H200 datasheet; the chip is the H100's, with other memory.
+  B200: NVIDIA DGX B200 datasheet and Blackwell architecture technical brief; multiprocessors as in CUDA's listings.
   Limits of a compute capability (threads, shared memory, registers): CUDA C++ Programming Guide, "Technical
   Specifications per Compute Capability".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from sppo_jax.hardware import Cluster
 
 _KiB, _MiB, _GiB = 2**10, 2**20, 2**30
 # Limits that hold for every compute capability listed here.
@@ -86,61 +89,85 @@ class GpuTarget:
         )
 
 
-TARGETS = {
-    "a100-80g": GpuTarget(
-        description="NVIDIA A100-SXM4-80GB",
-        capability=(8, 0),
-        cores=108,
-        fpus_per_core=64,
-        clock_ghz=1.41,
-        memory_bytes=80 * _GiB,
-        bandwidth=2_039 * 10**9,
-        l2_bytes=40 * _MiB,
-        shared_bytes=164 * _KiB,
+_A100 = GpuTarget(
+    description="NVIDIA A100-SXM4-80GB",
+    capability=(8, 0),
+    cores=108,
+    fpus_per_core=64,
+    clock_ghz=1.41,
+    memory_bytes=80 * _GiB,
+    bandwidth=2_039 * 10**9,
+    l2_bytes=40 * _MiB,
+    shared_bytes=164 * _KiB,
+)
+_H100 = GpuTarget(
+    description="NVIDIA H100 80GB HBM3",
+    capability=(9, 0),
+    cores=132,
+    fpus_per_core=128,
+    clock_ghz=1.98,
+    memory_bytes=80 * _GiB,
+    bandwidth=3_350 * 10**9,
+    l2_bytes=50 * _MiB,
+    shared_bytes=228 * _KiB,
+)
+GPUS = {
+    "a100-40g": replace(
+        _A100, description="NVIDIA A100-SXM4-40GB", memory_bytes=40 * _GiB, bandwidth=1_555 * 10**9
     ),
-    "h100": GpuTarget(
-        description="NVIDIA H100 80GB HBM3",
-        capability=(9, 0),
-        cores=132,
-        fpus_per_core=128,
-        clock_ghz=1.98,
-        memory_bytes=80 * _GiB,
-        bandwidth=3_350 * 10**9,
-        l2_bytes=50 * _MiB,
-        shared_bytes=228 * _KiB,
-    ),
-    "h200": GpuTarget(
-        description="NVIDIA H200",
-        capability=(9, 0),
-        cores=132,
-        fpus_per_core=128,
-        clock_ghz=1.98,
-        memory_bytes=141 * 10**9,
-        bandwidth=4_800 * 10**9,
-        l2_bytes=50 * _MiB,
-        shared_bytes=228 * _KiB,
+    "a100-80g": _A100,
+    "h100": _H100,
+    "h200": replace(_H100, description="NVIDIA H200", memory_bytes=141 * 10**9, bandwidth=4_800 * 10**9),
+    "b200": replace(
+        _H100,
+        description="NVIDIA B200",
+        capability=(10, 0),
+        cores=148,
+        clock_ghz=1.965,
+        memory_bytes=180 * 10**9,
+        bandwidth=8_000 * 10**9,
+        l2_bytes=126 * _MiB,
     ),
 }
 
+# Where an extra of this project brings what a platform's compiler needs.
+EXTRAS = {"gpu": "fit-gpu", "tpu": "fit-tpu"}
 
-def compile_only_devices(name: str, num_devices: int) -> list:
+
+def compile_only_devices(cluster: Cluster) -> list:
     """Make devices that programs can be compiled for, and nothing else.
 
     Args:
-        name: one of `TARGETS`.
-        num_devices: on one host.
+        cluster: of a device with a compiler of its own (not "cpu").
 
     Raises:
-        ValueError: the target is not known, or this jax cannot compile for GPUs.
+        ValueError: there is no such compiler for these devices, or it is not installed.
     """
+    platform = cluster.device.platform
+    if platform not in EXTRAS:
+        raise ValueError(f"fit compiles for GPUs and TPUs, got the cluster {cluster.name}; give another --cluster")
     from jax.experimental import topologies
 
-    if name not in TARGETS:
-        raise ValueError(f"a target must be one of {', '.join(TARGETS)}, got {name!r}")
     try:
-        description = topologies.get_topology_desc(
-            platform="cuda", topology_name="", target_config=TARGETS[name].text(), topology=f"1x1x{num_devices}"
-        )
-    except Exception as error:  # whatever the plugin raises, what is missing is the same
-        raise ValueError(f"compiling for {name} needs jax[cuda13], got {type(error).__name__}: {error}") from error
-    return list(description.devices)
+        if platform == "tpu":
+            shape = "x".join(map(str, cluster.topology))
+            description = topologies.get_topology_desc(
+                platform="tpu", topology_name=f"{cluster.device.name}:{shape}"
+            )
+        else:
+            description = topologies.get_topology_desc(
+                platform="cuda",
+                topology_name="",
+                target_config=GPUS[cluster.device.name].text(),
+                topology=f"1x{cluster.num_hosts}x{cluster.devices_per_host}",
+            )
+    except Exception as error:  # whatever a plugin raises, what is missing is the same
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"compiling for {cluster.name} needs its compiler, got {type(error).__name__}: {reason}; "
+            f"install it with: pip install 'sppo_jax[{EXTRAS[platform]}]'"
+        ) from error
+    devices = list(description.devices)
+    if len(devices) != cluster.num_devices:
+        raise ValueError(f"{cluster.name} should have {cluster.num_devices} devices, the compiler made {len(devices)}")
+    return devices

@@ -138,17 +138,20 @@ def time_steps(args: argparse.Namespace, length: int) -> list[dict]:
 
 def compile_steps(args: argparse.Namespace, length: int) -> list[dict]:
     """Compile one length: the dense step, and the chunked step with its stash in each place."""
-    import gpu_target
     from cases import PLACES
 
-    devices = gpu_target.compile_only_devices(args.compile, args.devices)
+    from sppo_jax.fit.targets import compile_only_devices
+    from sppo_jax.hardware import DEVICES, make_cluster
+
+    devices = compile_only_devices(make_cluster(DEVICES[args.compile], args.devices))
     chunked = [(layout, places) for layout in layouts(args.devices) for places in PLACES]
     return [_compiled(args, length, devices, *case) for case in [(None, ""), *chunked]]
 
 
 def _compiled(args, length: int, devices, layout, places: str) -> dict:
-    import host_copies
     import jax
+
+    from sppo_jax.fit.copies import host_copies
 
     name = f"{layout}, {places}" if layout else "dense"
     lowered, options, known = _lower(args, length, devices, layout, places)
@@ -159,7 +162,7 @@ def _compiled(args, length: int, devices, layout, places: str) -> dict:
     except jax.errors.JaxRuntimeError as error:
         say(f"S={length} {name}: {error}")
         return {**row, "error": str(error).splitlines()[0]}
-    memory, copies = compiled.memory_analysis(), host_copies.host_copies(compiled.as_text())
+    memory, copies = compiled.memory_analysis(), host_copies(compiled.as_text())
     row |= {
         "hbm_bytes": memory.argument_size_in_bytes
         + memory.output_size_in_bytes

@@ -7,6 +7,7 @@ Sources:
   H100: NVIDIA H100 Tensor Core GPU Architecture whitepaper (V1.04), SXM5 columns; H100 datasheet.
   H200: NVIDIA H200 datasheet; the chip is the H100's, with other memory.
   B200: NVIDIA DGX B200 datasheet and Blackwell architecture technical brief; multiprocessors as in CUDA's listings.
+  Memory of H200 and B200: the total that nvidia-smi prints.
   Limits of a compute capability (threads, shared memory, registers): CUDA C++ Programming Guide, "Technical
   Specifications per Compute Capability".
 """
@@ -112,19 +113,17 @@ _H100 = GpuTarget(
     shared_bytes=228 * _KiB,
 )
 GPUS = {
-    "a100-40g": replace(
-        _A100, description="NVIDIA A100-SXM4-40GB", memory_bytes=40 * _GiB, bandwidth=1_555 * 10**9
-    ),
+    "a100-40g": replace(_A100, description="NVIDIA A100-SXM4-40GB", memory_bytes=40 * _GiB, bandwidth=1_555 * 10**9),
     "a100-80g": _A100,
     "h100": _H100,
-    "h200": replace(_H100, description="NVIDIA H200", memory_bytes=141 * 10**9, bandwidth=4_800 * 10**9),
+    "h200": replace(_H100, description="NVIDIA H200", memory_bytes=143771 * _MiB, bandwidth=4_800 * 10**9),
     "b200": replace(
         _H100,
         description="NVIDIA B200",
         capability=(10, 0),
         cores=148,
         clock_ghz=1.965,
-        memory_bytes=180 * 10**9,
+        memory_bytes=183359 * _MiB,
         bandwidth=8_000 * 10**9,
         l2_bytes=126 * _MiB,
     ),
@@ -151,9 +150,7 @@ def compile_only_devices(cluster: Cluster) -> list:
     try:
         if platform == "tpu":
             shape = "x".join(map(str, cluster.topology))
-            description = topologies.get_topology_desc(
-                platform="tpu", topology_name=f"{cluster.device.name}:{shape}"
-            )
+            description = topologies.get_topology_desc(platform="tpu", topology_name=f"{cluster.device.name}:{shape}")
         else:
             description = topologies.get_topology_desc(
                 platform="cuda",

@@ -1,0 +1,59 @@
+"""The fused kernel's stand-in against autodiff, and what is lowered for a GPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sppo_jax.attention import cudnn, flash
+
+
+def operands(dtype, heads=4, kv_heads=2, queries=6, keys=8, head_dim=8):
+    rng = np.random.default_rng(0)
+    shapes = ((heads, queries, head_dim), (kv_heads, keys, head_dim), (kv_heads, keys, head_dim))
+    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_stand_in_is_the_gradient_of_itself(x64, causal):
+    q, k, v = operands(jnp.float64)
+    num_queries, num_keys = jnp.int32(5), jnp.int32(7)
+    dout = jnp.asarray(np.random.default_rng(1).normal(size=q.shape)).at[:, 5:].set(0)
+
+    def f(q, k, v):
+        return cudnn.forward(q, k, v, num_queries, num_keys, causal=causal)[0]
+
+    out, vjp = jax.vjp(f, q, k, v)
+    lse = cudnn.forward(q, k, v, num_queries, num_keys, causal=causal)[1]
+    # Rows that are not asked for may hold anything.
+    dirty = jnp.full_like(dout, jnp.nan).at[:, :5].set(dout[:, :5])
+    got = cudnn.backward(q, k, v, num_queries, num_keys, out, lse, dirty, causal=causal)
+    want = vjp(dout)
+    for a, b, count in zip(got, want, (5, 7, 7), strict=True):
+        np.testing.assert_allclose(a[:, :count], b[:, :count], rtol=1e-10, atol=1e-12)
+
+
+def test_a_gpu_gets_cudnn_with_both_lengths():
+    q, k, v = operands(jnp.bfloat16)
+
+    def f(q, k, v, num_queries, num_keys):
+        out, lse = cudnn.forward(q, k, v, num_queries, num_keys, causal=True)
+        return cudnn.backward(q, k, v, num_queries, num_keys, out, lse, out, causal=False)
+
+    lowered = jax.jit(f).trace(q, k, v, jnp.int32(3), jnp.int32(4)).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count("__cudnn$fmhaSoftmax(") == 1 and lowered.count("__cudnn$fmhaSoftmaxBackward(") == 1
+    assert "PADDING_CAUSAL" in lowered and "\\22mask_type\\22: \\22PADDING\\22" in lowered
+    assert "stablehlo.dot_general" not in lowered
+
+
+@pytest.mark.parametrize(
+    "dtype,head_dim,fits", [("bfloat16", 128, True), ("float32", 64, False), ("bfloat16", 36, False)]
+)
+def test_what_cudnn_takes(dtype, head_dim, fits):
+    assert cudnn.supports(jnp.dtype(dtype), head_dim) == fits
+
+
+def test_tiles_of_the_past_are_long_but_not_too_large():
+    assert flash.past_tile(10**6, 2 * 128 * 2) == flash.MAX_TILE
+    assert flash.past_tile(10**6, 32 * 128 * 2) == 8192
+    assert flash.past_tile(100, 512) == 100

@@ -1,0 +1,62 @@
+"""Rectangles and triangles cover exactly what a mask shows, whatever the documents, chunks and ring members."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sppo_jax.attention.spans import find_spans, shift_rows
+from sppo_jax.attention.tags import Tags, visible
+
+
+def random_tags(rng, length):
+    """Documents of any length with padding between some of them and at both ends."""
+    documents, positions, number = [], [], 0
+    while len(documents) < length:
+        if rng.random() < 0.3:
+            gap = int(rng.integers(1, 4))
+            documents += [-1] * gap
+            positions += [0] * gap
+        size = int(rng.integers(1, length // 2))
+        documents += [number] * size
+        positions += list(range(size))
+        number += int(rng.integers(1, 3))
+    return np.array(documents[:length], np.int32), np.array(positions[:length], np.int32)
+
+
+def covered(spans, num_queries, num_keys):
+    mask = np.zeros((num_queries, num_keys), int)
+    begin, keys = int(spans.past_begin), int(spans.past_keys)
+    mask[: int(spans.past_queries), begin : begin + keys] += 1
+    for d in range(int(spans.num_documents)):
+        at, queries, begin, keys = (int(x[d]) for x in spans[4:])
+        for i in range(queries):
+            mask[at + i, begin : begin + min(i + 1, keys)] += 1
+    return mask
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 5])
+def test_spans_are_the_mask(members):
+    rng, find = np.random.default_rng(members), jax.jit(find_spans)
+    for _ in range(40):
+        length, size = 12 * members, 4
+        documents, positions = random_tags(rng, length)
+        stripes = [Tags(positions[m::members], documents[m::members]) for m in range(members)]
+        start, count = 4 * int(rng.integers(0, 3)), int(rng.integers(1, size + 1))
+        me, other = (int(x) for x in rng.integers(0, members, 2))
+        queries = Tags(*(x[start : start + size].copy() for x in stripes[me]))
+        queries.documents[count:] = -1
+        keys = Tags(*(np.pad(x, (0, size), constant_values=-1) for x in stripes[other]))
+        spans = find(queries.documents, keys.documents, jnp.int32(start), other > me)
+        want = np.asarray(visible(Tags(*map(jnp.asarray, queries)), Tags(*map(jnp.asarray, keys))))
+        np.testing.assert_array_equal(covered(spans, size, 12 + size), want.astype(int))
+
+
+@pytest.mark.parametrize("by", [-3, -1, 0, 2, 3])
+def test_shifted_rows(by):
+    x = np.arange(1, 7).reshape(2, 3)
+    want = np.zeros_like(x)
+    for row in range(3):
+        if 0 <= row - by < 3:
+            want[:, row] = x[:, row - by]
+    np.testing.assert_array_equal(shift_rows(jnp.asarray(x), jnp.int32(by), 1), want)

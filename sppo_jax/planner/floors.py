@@ -36,6 +36,11 @@ class Floors:
             self._rough[key] = _MARGIN * self._sampled_step_s(frame, self._costs(frame.layout, places))
         return self._rough[key]
 
+    def work_s(self, frame: Frame, places: Places) -> float:
+        """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
+        costs, layout = self._costs(frame.layout, places), frame.layout
+        return layout.sequences * layout.interleave * sum(self._sampled(frame, costs, kind)[0] for kind in "FB")
+
     def step_s(self, frame: Frame, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
         """Returns the least seconds of a step with these chunks."""
         costs, layout = self._costs(frame.layout, places), frame.layout
@@ -77,25 +82,24 @@ class Floors:
         return self._models[key]
 
     def _sampled_step_s(self, frame: Frame, costs: CostModel) -> float:
-        layout, count = frame.layout, frame.num_chunks
-        length = self.request.config.sequence.length
-        tokens = length // count
-        samples = min(count, _SAMPLES)
-        starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
-        total = 0.0
-        for kind in "FBH":
-            units = [costs.seconds(kind, start, tokens) for start in starts]
-            # Costs rise evenly along the sequence: the mean of equally spaced ones, the ends counted by half.
-            mean = units[0] if samples == 1 else (sum(units) - (units[0] + units[-1]) / 2) / (samples - 1)
-            if samples == count:
-                mean = sum(units) / count
-            if kind == "H":
-                total += layout.sequences * count * mean
-                continue
-            edge = units[-1] if frame.balance == "equal" else mean
-            total += layout.sequences * layout.interleave * count * mean
-            total += frame.drains * (layout.mesh.pipe - 1) * edge
+        layout = frame.layout
+        total = layout.sequences * self._sampled(frame, costs, "H")[0]
+        for kind in "FB":
+            work_s, last_s = self._sampled(frame, costs, kind)
+            edge = last_s if frame.balance == "equal" else work_s / frame.num_chunks
+            total += layout.sequences * layout.interleave * work_s + frame.drains * (layout.mesh.pipe - 1) * edge
         return total + costs.step_overhead_s()
+
+    def _sampled(self, frame: Frame, costs: CostModel, kind: str) -> tuple[float, float]:
+        """Returns about the seconds of all units of a kind on one virtual stage, and of the last of them."""
+        length, count = self.request.config.sequence.length, frame.num_chunks
+        tokens, samples = length // count, min(count, _SAMPLES)
+        starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
+        units = [costs.seconds(kind, start, tokens) for start in starts]
+        if samples == count:
+            return sum(units), units[-1]
+        # Costs rise along the sequence, so that equally spaced ones stand for all, the ends for half as many.
+        return (sum(units) - (units[0] + units[-1]) / 2) / (samples - 1) * count, units[-1]
 
     def _excess(self, layout: Layout, tokens: int, places: Places) -> float:
         request, shape = self.request, shape_of(self.request, layout)

@@ -47,7 +47,7 @@ def frames(request: Request) -> Iterator[Frame]:
             count = table.num_chunks if table is not None else len(chunks)  # type: ignore[arg-type]
             counts, balances = [count], ["given"]
         else:
-            counts = _counts(request, layout) if chunks == "auto" else [int(chunks)]
+            counts = chunk_counts(request, layout) if chunks == "auto" else [int(chunks)]
             balances = ["equal", "flops"] if balance == "auto" else [balance]
         for count in counts:
             for kind in balances if count > 1 else balances[:1]:
@@ -95,7 +95,7 @@ def _balanced(length: int, count: int, multiple: int, pair_flops: float, token_f
     return flops_balanced_lengths(length, count, multiple, pair_flops=pair_flops, token_flops=token_flops)
 
 
-def _counts(request: Request, layout: Layout) -> list[int]:
+def chunk_counts(request: Request, layout: Layout) -> list[int]:
     """Returns the numbers of chunks to consider, rising.
 
     Equal chunks have one length, which compiles least, so those that divide the sequence evenly are preferred.

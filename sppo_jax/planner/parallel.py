@@ -61,17 +61,21 @@ def sequence_splits(
     if sequence.kind != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq)]
     if sequence.ulysses:
-        kind = "ulysses" if sequence.ulysses == seq else "hybrid"
-        return [split_sequence(model, replace(sequence, kind=kind), seq)]
+        return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq)]
     factors = divisors(math.gcd(model.num_heads, seq))
     near = [factor for factor in factors if factor <= devices_per_host]
     whole = [factor for factor in factors if model.num_kv_heads % factor == 0]
     splits = []
     for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True):
-        kind = "ulysses" if factor == seq else "ring" if factor == 1 else "hybrid"
-        found = split_sequence(model, replace(sequence, kind=kind, ulysses=factor if kind == "hybrid" else 0), seq)
+        found = split_sequence(model, _as_kind(sequence, factor, seq), seq)
         splits.append(replace(found, reason=f"{model.num_heads} heads, {model.num_kv_heads} key-value heads"))
     return splits
+
+
+def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
+    if factor in (1, seq):
+        return replace(sequence, kind="ulysses" if factor == seq else "ring", ulysses=0)
+    return replace(sequence, kind="hybrid", ulysses=factor)
 
 
 def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> SequenceSplit:

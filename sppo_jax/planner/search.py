@@ -10,6 +10,7 @@ from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, plan_of
 from sppo_jax.planner.floors import Floors, room_bytes
 from sppo_jax.planner.frames import Frame, frames, lengths_of, schedule_reason
 from sppo_jax.planner.memory import Memory
+from sppo_jax.planner.paper import paper_outcome
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.request import Request, read_request
 from sppo_jax.planner.stash import Places, place_options
@@ -71,6 +72,8 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     """
     start_s = time.perf_counter()
     request = read_request(config, cluster)
+    if config.planner == "paper":
+        return _found_by_paper(request, start_s)
     dtypes = ("float32", "bfloat16") if config.stash.kv_grad_dtype == "auto" else (config.stash.kv_grad_dtype,)
     considered = 0
     for dtype in dtypes:
@@ -99,6 +102,20 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
         num_considered=considered,
         seconds=time.perf_counter() - start_s,
         problem="" if fits else _problem(request, best),
+    )
+
+
+def _found_by_paper(request: Request, start_s: float) -> Found:
+    outcome, reasons, ranked = paper_outcome(request)
+    fits = outcome.memory.fits(request.cluster)
+    return Found(
+        plan=plan_of(request, outcome, reasons),
+        memory=outcome.memory,
+        fits=fits,
+        rejected=(),
+        num_considered=ranked,
+        seconds=time.perf_counter() - start_s,
+        problem="" if fits else _problem(request, outcome),
     )
 
 
@@ -221,7 +238,8 @@ class _Hunt:
 
     def others(self, best: Outcome, fits: bool) -> list[Outcome]:
         """Returns up to NUM_REJECTED outcomes of other kinds than `best`, fastest first."""
-        seen, found = {self._key_of(best)}, []
+        seen = {self._key_of(best)}
+        found: list[Outcome] = []
         # Faster ones that do not fit, those that are least too large first.
         larger = [(self.floors.excess_of(known.memory), number) for number, known in self.outcomes.items()]
         larger += [(excess, number) for excess, bound, number in self.too_large if bound < best.step_s or not fits]
@@ -232,9 +250,9 @@ class _Hunt:
             if self.nodes[self.heap[0][1]].key in seen:
                 heapq.heappop(self.heap)
                 continue
-            number = self._refine()
-            if number is not None:
-                found += self._other(number, seen)
+            refined = self._refine()
+            if refined is not None:
+                found += self._other(refined, seen)
         return sorted(found, key=lambda outcome: outcome.step_s)
 
     def _other(self, number: int, seen: set[tuple]) -> list[Outcome]:

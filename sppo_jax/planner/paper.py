@@ -1,0 +1,166 @@
+"""The heuristic of the SPPO paper (arXiv 2503.10377, sections 4 and 5), to compare the search with.
+
+Of the meshes and numbers of chunks N that its three rules leave it takes those that minimise `(p - 1 + N) / N F(N)`,
+where F(N) is the time of all chunks, forward and backward, on one of p stages. The rules: sequence parallelism stays
+inside a host; so do pipelines where they can; a chunk has 2K to 16K tokens (the paper says a device and layer, but its
+own settings only keep this for the chunk before sequence parallelism). Chunks have equal FLOPs, nothing is recomputed,
+and `alpha_i = min(1, bandwidth T_i / A_i)` of a chunk's activations goes to the host.
+
+What this Plan cannot express: its alpha divides layer inputs and attention outputs alone, the rest goes as a whole; and
+there is no multiplexed partitioning of the first and last chunks. Where the paper's choice does not fit, the rest is
+recomputed, and dK and dV are summed in bfloat16.
+"""
+
+from collections.abc import Iterator
+
+from sppo_jax.config import Config
+from sppo_jax.hardware import Cluster
+from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, plan_of
+from sppo_jax.planner.floors import Floors
+from sppo_jax.planner.frames import Frame, chunk_counts, lengths_of, schedule_reason, schedules
+from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.request import Layout, Request, layouts, read_request
+from sppo_jax.planner.stash import Places, place_options
+
+_MIN_CHUNK, _MAX_CHUNK = 2048, 16384
+# In the order of the paper's preference: what hides goes to the host, nothing is computed anew unless it must be.
+_PLACES: tuple[Places, ...] = (("host", "host", "host"), ("host", "host", "keep"), ("host", "host", "recompute"))
+# How many of the best meshes and counts are tried until one fits.
+_MOST_TRIED = 8
+
+
+def paper_plan(config: Config, cluster: Cluster | None = None) -> Plan:
+    """Decides as the paper does; what the config pins stays.
+
+    Args:
+        config: the settings; what is "auto" is chosen.
+        cluster: the devices; None: `hardware.cluster`, `train.devices` if simulated, else those of this machine.
+
+    Raises:
+        ValueError: the settings do not fit together.
+    """
+    request = read_request(config, cluster)
+    outcome, reasons, _ = paper_outcome(request)
+    return plan_of(request, outcome, reasons)
+
+
+def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
+    """Returns what the paper's rules choose, the reasons, and how many meshes and counts the formula ranked.
+
+    Where nothing fits it is what is least too large.
+
+    Raises:
+        ValueError: the settings do not fit together.
+    """
+    ranked = _ranked(request)
+    floors = Floors(request, "float32")
+    tried: list[Outcome] = []
+    errors: list[ValueError] = []
+    for frame in ranked[:_MOST_TRIED]:
+        try:
+            fitting = _first_that_fits(request, frame, tried)
+        except ValueError as error:
+            errors.append(error)
+            continue
+        if fitting is not None:
+            return fitting, _reasons(request, fitting, len(ranked)), len(ranked)
+    if not tried:
+        raise errors[0]
+    least = min(tried, key=lambda outcome: floors.excess_of(outcome.memory))
+    return least, _reasons(request, least, len(ranked)), len(ranked)
+
+
+def _ranked(request: Request) -> list[Frame]:
+    """Returns the frames that the rules leave, shortest step by the paper's formula first."""
+    floors = Floors(request, "float32")
+    found = [
+        (frame, _formula_s(floors, frame))
+        for layout in _allowed(layouts(request), request)
+        for frame in _frames(request, layout)
+    ]
+    return [frame for frame, _ in sorted(found, key=lambda item: item[1])]
+
+
+def _allowed(every: list[Layout], request: Request) -> list[Layout]:
+    """Returns the layouts that the rules on hosts leave; each rule is dropped where it would leave none."""
+    host = request.cluster.devices_per_host
+    plain = [layout for layout in every if layout.interleave == min(other.interleave for other in every)]
+    # One kind of sequence parallelism for a mesh: the first one exchanges least.
+    first: dict[object, Layout] = {}
+    for layout in plain:
+        first.setdefault(layout.mesh, layout)
+    inside = [layout for layout in first.values() if layout.mesh.seq <= host]
+    if not inside:
+        least = min(layout.mesh.seq for layout in first.values())
+        inside = [layout for layout in first.values() if layout.mesh.seq == least]
+    whole = [layout for layout in inside if layout.mesh.seq * layout.mesh.pipe <= host]
+    shortest = min(layout.mesh.pipe for layout in inside)
+    return whole or [layout for layout in inside if layout.mesh.pipe == shortest]
+
+
+def _frames(request: Request, layout: Layout) -> Iterator[Frame]:
+    sequence, table = request.config.sequence, request.table
+    if table is not None or isinstance(sequence.chunks, tuple):
+        chunks = table[0].chunk_lengths if table is not None else sequence.chunks
+        counts, balance = [len(chunks)], "given"  # type: ignore[arg-type]
+    elif sequence.chunks != "auto":
+        counts, balance = [int(sequence.chunks)], sequence.balance
+    else:
+        counts, balance = chunk_counts(request, layout), sequence.balance
+        within = [count for count in counts if _MIN_CHUNK <= sequence.length / count <= _MAX_CHUNK]
+        counts = within or counts[-1:]
+    for count in counts:
+        schedule = schedules(request, layout, count)[0]
+        yield Frame(
+            layout=layout, schedule=schedule, num_chunks=count, balance="flops" if balance == "auto" else balance
+        )
+
+
+def _formula_s(floors: Floors, frame: Frame) -> float:
+    """Returns `(p - 1 + N) / N F(N)` for one sequence; with several, the pipeline fills once."""
+    work_s = floors.work_s(frame, _PLACES[0])
+    return work_s * (1 + (frame.layout.mesh.pipe - 1) / (frame.num_chunks * frame.layout.sequences))
+
+
+def _first_that_fits(request: Request, frame: Frame, tried: list[Outcome]) -> Outcome | None:
+    asked = request.config.stash
+    options = place_options(asked, frame.layout.layers)
+    places = [option for option in _PLACES if option in options] or options
+    dtypes = ("float32", "bfloat16") if asked.kv_grad_dtype == "auto" else (asked.kv_grad_dtype,)
+    for dtype in dtypes:
+        fitting = []
+        for option in places:
+            choice = Choice(
+                layout=frame.layout,
+                chunk_lengths=lengths_of(request, frame),
+                schedule=frame.schedule,
+                places=option,
+                alpha="hidden" if asked.alpha == "auto" else asked.alpha,
+                kv_grad_dtype=dtype,
+            )
+            tried.append(evaluate(request, choice))
+            if tried[-1].memory.fits(request.cluster):
+                fitting.append(tried[-1])
+        if fitting:
+            # Where not all of it hides, alpha is below 1: the paper keeps what does not.
+            return min(fitting, key=lambda outcome: outcome.step_s)
+    return None
+
+
+def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, str]:
+    choice = outcome.choice
+    places = "as the paper has it, nothing is recomputed"
+    if choice.places[2] == "recompute":
+        places = "the paper recomputes nothing, but all of it does not fit, so that the linear parts are"
+    if choice.places not in _PLACES:
+        places = "as requested, or what the layers of a stage allow"
+    return {
+        "planner": "the SPPO paper's heuristic; its multiplexed partitioning is not part of a plan",
+        "mesh": f"of {num_ranked} meshes and counts that the paper's rules leave, least (p-1+N)/N F(N), "
+        f"on {request.cluster.name}",
+        "sequence_kind": choice.layout.split.reason,
+        "chunks": "2K to 16K tokens, of about equal FLOPs",
+        "schedule": schedule_reason(request, choice.layout, choice.schedule),
+        "stash": places,
+        "kv_grad_dtype": "sums over many chunks" if choice.kv_grad_dtype == "float32" else "float32 does not fit",
+    }

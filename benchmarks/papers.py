@@ -165,7 +165,8 @@ def _verdict(judged: list[Row], ordered: list[Ordering]) -> str:
         f"Held out and judged: {len(judged)} throughput cells, mean absolute error **{mean:.1%}** (aim: at most "
         f"{MEAN_LIMIT:.0%}), worst **{worst.error:+.1%}** ({worst.cell.name}; aim: within {WORST_LIMIT:.0%}). The "
         f"winning setting is right in {count['right']} of {len(ordered)} groups and wrong in {count['WRONG']}; in "
-        f"{count['tie']} the model picks the second where the first leads by less than {TIE:.0%}, the scatter between runs."
+        f"{count['tie']} the model picks the second where the first leads by less than {TIE:.0%}, the runs' "
+        "own scatter."
     )
 
 
@@ -179,9 +180,9 @@ def _constants(rates: Rates, cells: list[Cell]) -> str:
         "(`sppo_jax/hardware.py`). With the same two schedules of other rows of the table as calibration cells the "
         f"mean error would be {min(others):.1%} to {max(others):.1%}.\n\n"
         "What this cannot show: the model's terms were written with the tables in view, so it is a test of "
-        "consistency over systems, lengths and schedules with three constants, not a blind prediction. With one attention "
-        "efficiency for all, BurstEngine's cells come out low and SPPO's high: the first run one long kernel a GPU, the "
-        "second 160 and more short ones over a growing prefix."
+        "consistency over systems, lengths and schedules with three constants, not a blind prediction. With one "
+        "attention efficiency for all, BurstEngine's cells come out low and SPPO's high: the first run one long kernel "
+        "a GPU, the second 160 and more short ones over a growing prefix."
     )
 
 

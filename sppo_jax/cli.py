@@ -1,11 +1,12 @@
 """The command line: finds the command (sppo_jax/commands) and turns its errors into exit codes."""
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 
 from sppo_jax.commands import plan, profile, train
-from sppo_jax.commands.command import WRONG_INPUT, Parser
+from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
 # A command is a module with `run(words) -> exit code`, where words are those behind its name.
 COMMANDS = {"train": train.run, "plan": plan.run, "profile": profile.run}
@@ -36,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return WRONG_INPUT
+    except BrokenPipeError:
+        # The reader of our output, head for one, has seen enough; let the interpreter's last flush succeed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
 
 
 if __name__ == "__main__":

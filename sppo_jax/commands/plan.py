@@ -1,18 +1,87 @@
 """`sppo plan`: what the planner decides for a config, and why; no accelerator is touched, jax is not imported."""
 
+import json
+import os
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
-from sppo_jax.commands.command import DONE, config_parser, load
-from sppo_jax.planner.make import make_plan
-from sppo_jax.schedule.timeline import text_timeline
+from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, config_parser, load
+from sppo_jax.config import Config
+from sppo_jax.planner.bounds import Bound, max_length, min_devices
+from sppo_jax.planner.make import costs_of, resolve_cluster
+from sppo_jax.planner.search import search
+from sppo_jax.report.bounds_text import bound_dict, max_length_text, min_devices_text
+from sppo_jax.report.figures import Figures, figures_of
+from sppo_jax.report.plan_html import plan_html
+from sppo_jax.report.plan_json import plan_dict
+from sppo_jax.report.plan_text import plan_text
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints the plan of a config; returns the exit code."""
-    parser = config_parser("plan", "Print the plan of a config.")
-    parser.add_argument("--json", action="store_true", help="print plan.json instead of text")
-    args = parser.parse_intermixed_args(words)
+    """Prints the plan of a config, or the longest sequence and the smallest cluster; returns the exit code."""
+    args = _parser().parse_intermixed_args(words)
     config = load(args)
-    plan = make_plan(config)
-    print(plan.to_json() if args.json else f"{plan.describe()}\n\n{text_timeline(plan.table())}")
-    return DONE
+    if args.html:
+        _check_writable(args.html)
+    found = search(config)
+    figures = figures_of(found, model=config.model, costs=costs_of(found.plan, config))
+    bounds: dict[str, Bound] = {}
+    if args.max_length:
+        bounds["max_length"] = max_length(config, found=found)
+    if args.min_devices:
+        bounds["min_devices"] = min_devices(config, found=found)
+    if args.html:
+        args.html.write_text(plan_html(figures), encoding="utf-8")
+    print(_output(args, config, figures, bounds))
+    return _exit_code(figures, bounds)
+
+
+def _parser() -> Parser:
+    parser = config_parser("plan", "Choose mesh, chunks, schedule and stash before anything is compiled, and say why.")
+    parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
+    parser.add_argument("--json", action="store_true", help="print plan.json and the report as JSON instead of text")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures of the step as well")
+    parser.add_argument("--max-length", action="store_true", help="find the longest sequence that fits the devices")
+    parser.add_argument("--min-devices", action="store_true", help="find the smallest cluster that fits the sequence")
+    return parser
+
+
+def _check_writable(path: Path) -> None:
+    """Checks, before anything is searched or written, that a page can be written.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    reason = ""
+    if path.is_dir():
+        reason = "it is a directory"
+    elif not path.parent.is_dir():
+        reason = f"there is no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "permission denied"
+    if reason:
+        raise ValueError(f"--html must name a file that can be written, got {path} ({reason}); name another")
+
+
+def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str, Bound]) -> str:
+    if args.json:
+        answers = {name: bound_dict(bound) for name, bound in bounds.items()}
+        return json.dumps(plan_dict(figures, **answers), indent=2)
+    texts, cluster = [], resolve_cluster(config)
+    if "max_length" in bounds:
+        texts.append(max_length_text(bounds["max_length"], cluster))
+    if "min_devices" in bounds:
+        texts.append(min_devices_text(bounds["min_devices"], cluster, config.sequence.length))
+    return "\n\n".join(texts or [plan_text(figures)])
+
+
+def _exit_code(figures: Figures, bounds: dict[str, Bound]) -> int:
+    """Returns whether what was asked for exists; without a further question, whether the plan fits."""
+    if bounds:
+        return DONE if all(bound.best is not None for bound in bounds.values()) else DOES_NOT_FIT
+    if figures.found.fits:
+        return DONE
+    print(figures.found.problem, file=sys.stderr)
+    return DOES_NOT_FIT

@@ -19,6 +19,19 @@ SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
+# What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
+REPORT_KEYS = (
+    "fits",
+    "problem",
+    "rejected",
+    "stages",
+    "memory",
+    "parts",
+    "throughput",
+    "search",
+    "max_length",
+    "min_devices",
+)
 KERNELS = ("blockwise", "cudnn")
 # Fields of a model that a plan depends on.
 MODEL_FIELDS = (
@@ -149,17 +162,21 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":
-        """Reads what `to_dict` wrote.
+        """Reads what `to_dict` wrote, or a report with more keys (REPORT_KEYS).
 
         Raises:
             ValueError: a key is unknown or missing, the schema is another one, or the plan does not hold together.
         """
+        values = {key: value for key, value in values.items() if key not in REPORT_KEYS}
         found = values.get("schema_version")
         if found != SCHEMA_VERSION:
             raise ValueError(f"a plan must have schema_version {SCHEMA_VERSION}, got {found!r}: make the plan anew")
         nested = {"mesh": MeshShape, "schedule": SchedulePlan, "stash": StashPlan, "predicted": Predicted}
-        read = {key: _read(nested[key], value, key) if key in nested else value for key, value in values.items()}
-        return _read(cls, read, "plan")
+        try:
+            read = {key: _read(nested[key], value, key) if key in nested else value for key, value in values.items()}
+            return _read(cls, read, "plan")
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"a plan has values of the types it was written with, got others: {error}") from None
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":

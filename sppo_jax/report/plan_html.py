@@ -40,7 +40,8 @@ p { margin: 6px 0; max-width: 900px; } small, .note { color: #555; font-size: 13
 .answer { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
 .answer div { border: 1px solid #ccc; border-radius: 6px; padding: 8px 14px; min-width: 120px; }
 .answer b { display: block; font-size: 20px; } .answer span { color: #555; font-size: 13px; }
-.answer .fits { background: #e4f2e4; border-color: #3f8440; } .answer .not { background: #fbe5e7; border-color: #b00020; }
+.answer .fits { background: #e4f2e4; border-color: #3f8440; }
+.answer .not { background: #fbe5e7; border-color: #b00020; }
 .wide { overflow-x: auto; margin: 8px 0; } .wide svg { display: block; min-width: 760px; width: 100%; height: auto; }
 table { border-collapse: collapse; font-size: 14px; } th { text-align: right; border-bottom: 2px solid #888; }
 th, td { padding: 4px 10px; vertical-align: top; } td { text-align: right; border-bottom: 1px solid #ddd; }

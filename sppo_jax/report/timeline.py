@@ -140,7 +140,9 @@ def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[
     x, end = window.x(window.starts_s[index]), window.x(window.starts_s[index + 1])
     duration = window.starts_s[index + 1] - window.starts_s[index]
     what = "idle" if unit is None else f"{NAMES[unit.kind]}, sequence {unit.sequence}, chunk {unit.chunk}"
-    box = _box(x, y, max(end - x - 0.6, 0.3), _fill(unit), f"tick {index}, stage {stage}: {what}, {duration:.4g} s")
+    # Between wide cells there is a gap; between narrow ones it would be most of what one sees.
+    width = end - x - (0.6 if end - x > 5 else 0)
+    box = _box(x, y, width, _fill(unit), f"tick {index}, stage {stage}: {what}, {duration:.4g} s")
     return [box] if unit is None else [box, *_label(unit, table, (x + end) / 2, y, end - x)]
 
 

@@ -42,24 +42,23 @@ class Floors:
         return layout.sequences * layout.interleave * sum(self._sampled(frame, costs, kind)[0] for kind in "FB")
 
     def step_s(self, frame: Frame, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
-        """Returns the least seconds of a step with these chunks."""
+        """Returns the least seconds of a step with these chunks: their ticks without padding."""
         costs, layout = self._costs(frame.layout, places), frame.layout
         starts = list(accumulate(lengths, initial=0))
         # Diagonals that are read back at once have no copies: at most those of the last chunks.
         copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
         bytes_a_token = sum(offload_bytes(shape_of(self.request, layout), _stash(places, self.dtype)))
         copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.device.host_link_bytes_s
-        total = 0.0
+        total = costs.step_overhead_s()
         for kind in "FB":
             units = [
                 max(costs.seconds(kind, start, tokens), copy_s * tokens if chunk < copied else 0.0)
                 for chunk, (start, tokens) in enumerate(zip(starts, lengths, strict=False))
             ]
-            # With virtual stages the bubble's ticks hold the first or the last chunk, not always the dearest.
-            edge = max(units) if layout.interleave == 1 else max(units[0], units[-1])
-            total += layout.sequences * layout.interleave * sum(units) + frame.drains * (layout.mesh.pipe - 1) * edge
+            streamed = units * (layout.sequences // frame.drains)
+            total += frame.drains * stream_seconds(streamed, layout.mesh.pipe, layout.interleave)
         heads = sum(costs.seconds("H", start, tokens) for start, tokens in zip(starts, lengths, strict=False))
-        return total + layout.sequences * heads + costs.step_overhead_s()
+        return total + layout.sequences * heads
 
     def rough_excess(self, frame: Frame, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
@@ -123,6 +122,29 @@ class Floors:
             stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(diagonal_groups(table)))
             self._smallest[key] = predict_memory(table, shape_of(self.request, layout), stash)
         return self._smallest[key]
+
+
+def stream_seconds(units: list[float], num_stages: int, num_groups: int) -> float:
+    """Returns the seconds of all ticks of one kind in a generated table.
+
+    Chunks enter in groups of one a stage and stay for a tick on each virtual stage; a tick lasts as long as the dearest
+    of the chunks that are in the pipeline, which are neighbours.
+
+    Args:
+        units: seconds of each chunk on a virtual stage, in the order in which the chunks enter.
+        num_stages: stages.
+        num_groups: virtual stages of a stage.
+    """
+    period = num_stages * num_groups
+    enters = [number // num_stages * period + number % num_stages for number in range(len(units))]
+    total, first, last = 0.0, 0, 0
+    for tick in range(enters[-1] + period):
+        while last < len(units) and enters[last] <= tick:
+            last += 1
+        while enters[first] + period <= tick:
+            first += 1
+        total += max(units[first:last])
+    return total
 
 
 def room_bytes(cluster: Cluster) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 MENU_SIZE = 4  # distinct lengths that a plan chooses by itself; each one costs segments to compile
+_MANY = 48  # chunks that are cut one by one, for lack of a faster way
 _BISECTIONS = 12  # halvings of the range in which the dearest chunk's cost lies
 
 
@@ -61,6 +62,15 @@ def flops_balanced_lengths(
     """
     _check_count(length, num_chunks, multiple)
     cost = _ChunkCost(pair_flops, token_flops)
+    parts = next((p for p in (8, 4, 2) if num_chunks % p == 0 and num_chunks // p >= _MANY), 1)
+    if parts > 1 and length % (multiple * parts) == 0:
+        # Many chunks: fewer, each cut into equal parts, which are about as dear as each other.
+        few = _balanced(length, num_chunks // parts, multiple * parts, cost)
+        return tuple(tokens // parts for tokens in few for _ in range(parts))
+    return _balanced(length, num_chunks, multiple, cost)
+
+
+def _balanced(length: int, num_chunks: int, multiple: int, cost: "_ChunkCost") -> tuple[int, ...]:
     exact = _tail_backward(length, num_chunks, multiple, cost)
     candidates = [equal_lengths(length, num_chunks, multiple), _menu_lengths(length, num_chunks, multiple, cost)]
     if is_menu(exact):

@@ -151,34 +151,40 @@ class _Hunt:
         heapq.heapify(self.heap)
 
     def _expand(self, frame: Frame) -> None:
+        asked = self.request.config.stash
         try:
-            options = place_options(self.request.config.stash, frame.layout.layers)
+            options = place_options(asked, frame.layout.layers)
         except ValueError as error:
             self.errors.append(error)
             return
         for places in options:
             bound, excess = self.floors.rough_step_s(frame, places), self.floors.rough_excess(frame, places)
-            for alpha in self._alphas(places):
-                number = len(self.nodes)
-                self.nodes.append(_Node(frame=frame, places=places, alpha=alpha))
-                if excess > 0:
-                    self.too_large.append((excess, bound, number))
-                else:
-                    self.heap.append((bound, number, 0))
+            number = self._add(frame, places, "hidden" if asked.alpha == "auto" else asked.alpha)
+            if excess > 0:
+                self.too_large.append((excess, bound, number))
+            else:
+                self.heap.append((bound, number, 0))
 
-    def _alphas(self, places: Places) -> tuple[str | float | tuple[float, ...], ...]:
-        asked = self.request.config.stash.alpha
-        if asked != "auto":
-            return (asked,)
-        return ("hidden", "all") if "host" in places[:2] else ("hidden",)
+    def _add(self, frame: Frame, places: Places, alpha: str | float | tuple[float, ...]) -> int:
+        self.nodes.append(_Node(frame=frame, places=places, alpha=alpha))
+        return len(self.nodes) - 1
 
     def best(self) -> Outcome | None:
         """Returns the fastest outcome that fits; None if none does."""
         while self.heap:
             number = self._refine()
-            if number is not None and self.outcomes[number].memory.fits(self.request.cluster):
+            if number is None:
+                continue
+            if self.outcomes[number].memory.fits(self.request.cluster):
                 return self.outcomes[number]
+            self._send_more(number)
         return None
+
+    def _send_more(self, number: int) -> None:
+        """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
+        node, outcome = self.nodes[number], self.outcomes[number]
+        if node.alpha == "hidden" and "host" in node.places[:2] and len(set(outcome.stash.alpha) - {0.0, 1.0}):
+            heapq.heappush(self.heap, (outcome.step_s, self._add(node.frame, node.places, "all"), 1))
 
     def _refine(self) -> int | None:
         """Refines the choice of the lowest bound; returns it if it stays the lowest and is simulated."""

@@ -122,10 +122,13 @@ def choose_alpha(
     else:
         shares = [1.0 if gap >= MIN_HOST_GAP else 0.0 for gap in gaps]
         why = f"all of it, to save device memory; {zeros}"
+    # Every unit in a slot of its own is the most that a host can need.
+    most = max(longest_chunks(table)) * table.num_sequences * table.num_chunks * table.num_groups
+    ample = most / shape.seq * sum(offload_bytes(shape, stash)) <= host_bytes
     for cap in reversed(ALPHA_LEVELS):
         levels = [_round_down(min(cap, share)) for share in shares]
         stash = replace(stash, alpha=tuple(levels[group] for group in groups))
-        if stash_bytes(table, shape, stash)[1] <= host_bytes:
+        if ample or stash_bytes(table, shape, stash)[1] <= host_bytes:
             break
     if cap < 1:
         why += f"; at most {cap}, for the host has {format_bytes(host_bytes)} a device"

@@ -1,13 +1,15 @@
 """Buffer slots of a table: which stashes, prefixes and head gradients can share storage."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from heapq import heappop, heappush
 from typing import TypeVar
 
 from sppo_jax.schedule.table import Table, Unit, remembered, unit_ticks
 
 UnitKey = tuple[int, int, int, int]  # stage, sequence, chunk, virtual stage
+Stay = tuple[UnitKey, tuple[int, int]]  # of a stash: first and last tick
 Class = TypeVar("Class", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 
 def color_intervals(intervals: dict[Hashable, tuple[int, int]]) -> tuple[int, dict]:
@@ -19,11 +21,15 @@ def color_intervals(intervals: dict[Hashable, tuple[int, int]]) -> tuple[int, di
     Returns:
         The number of slots, which is the greatest number of intervals open at once, and the slot of each key.
     """
-    slots: dict[Hashable, int] = {}
+    return _color_sorted(sorted(intervals.items(), key=lambda item: item[1]))
+
+
+def _color_sorted(intervals: Iterable[tuple[Key, tuple[int, int]]]) -> tuple[int, dict[Key, int]]:
+    slots: dict[Key, int] = {}
     free: list[int] = []
     taken: list[tuple[int, int]] = []  # last tick and slot
     count = 0
-    for key, (start, end) in sorted(intervals.items(), key=lambda item: item[1]):
+    for key, (start, end) in intervals:
         while taken and taken[0][0] < start:
             heappush(free, heappop(taken)[1])
         if not free:
@@ -80,33 +86,38 @@ def stash_slots(table: Table, key: Callable[[Unit], Class]) -> dict[Class, tuple
         For each class, the number of slots, the most any stage needs, and the slot of each
         (stage, sequence, chunk, virtual stage).
     """
-    classes: dict[Class, dict[int, dict[Hashable, tuple[int, int]]]] = {}
-    for (stage, *rest), span in _stash_spans(table).items():
-        stages = classes.setdefault(key(Unit("F", *rest)), {})
-        stages.setdefault(stage, {})[stage, *rest] = span
-    return {name: _color_stages(stages) for name, stages in classes.items()}
+    classes: dict[Class, dict[int, list[Stay]]] = {}
+    for unit, stay in _stays(table):
+        classes.setdefault(key(unit), {}).setdefault(stay[0][0], []).append(stay)
+    return {name: _most_slots(stages.values()) for name, stages in classes.items()}
 
 
 @remembered
 def in_flight(table: Table) -> tuple[int, ...]:
     """Returns the greatest number of chunk stashes that each stage holds at once."""
-    stages: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
-    for unit_key, span in _stash_spans(table).items():
-        stages[unit_key[0]][unit_key] = span
-    return tuple(color_intervals(stages[stage])[0] for stage in range(table.num_stages))
+    stages: list[list[Stay]] = [[] for _ in range(table.num_stages)]
+    for _, stay in _stays(table):
+        stages[stay[0][0]].append(stay)
+    return tuple(_color_sorted(stays)[0] for stays in stages)
 
 
 @remembered
-def _stash_spans(table: Table) -> dict[UnitKey, tuple[int, int]]:
+def _stays(table: Table) -> list[tuple[Unit, Stay]]:
+    """Returns for each F unit how long its stash stays, by the tick in which it comes."""
     ticks = unit_ticks(table)
-    return {
-        (unit.virtual_stage % table.num_stages, unit.sequence, unit.chunk, unit.virtual_stage): (
-            tick,
-            ticks[Unit("B", unit.sequence, unit.chunk, unit.virtual_stage)],
-        )
-        for unit, tick in ticks.items()
-        if unit.kind == "F"
-    }
+    stays = []
+    for unit, tick in ticks.items():
+        if unit.kind == "F":
+            _, sequence, chunk, virtual_stage = unit
+            end = ticks[Unit("B", sequence, chunk, virtual_stage)]
+            stays.append((unit, ((virtual_stage % table.num_stages, sequence, chunk, virtual_stage), (tick, end))))
+    return stays
+
+
+def _most_slots(stages: Iterable[list[Stay]]) -> tuple[int, dict[UnitKey, int]]:
+    colored = [_color_sorted(stays) for stays in stages]
+    slots = {key: slot for _, found in colored for key, slot in found.items()}
+    return max(count for count, _ in colored), slots
 
 
 def _color_stages(stages: dict[int, dict[Hashable, tuple[int, int]]]) -> tuple[int, dict]:

@@ -160,10 +160,9 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
     groups, gaps, longest = diagonal_groups(table), group_gaps(table), longest_chunks(table)
     starts = list(accumulate(table.chunk_lengths, initial=0))
     forward_s = [float("inf")] * len(gaps)
-    for (_, chunk, _), diagonal in unit_diagonals(table).items():
-        group = groups[diagonal]
-        seconds = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], longest[group])
-        forward_s[group] = min(forward_s[group], seconds)
+    for chunk, group in {(chunk, groups[diagonal]) for (_, chunk, _), diagonal in unit_diagonals(table).items()}:
+        unit_s = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], longest[group])
+        forward_s[group] = min(forward_s[group], unit_s)
     shared, rest = offload_bytes(shape, stash)
     shares = []
     for group, gap in enumerate(gaps):

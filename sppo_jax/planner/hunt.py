@@ -1,0 +1,184 @@
+"""A best-first search through choices: bounds order them, simulation settles them."""
+
+import heapq
+from dataclasses import dataclass
+
+from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
+from sppo_jax.planner.floors import Floors
+from sppo_jax.planner.frames import Frame, frames, lengths_of
+from sppo_jax.planner.request import Request
+from sppo_jax.planner.stash import Places, place_options
+
+# Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too.
+_MOST_TOO_LARGE = 2
+# Where nothing fits, how many of the least bounds of memory are worked out.
+_LEAST_TRIED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A choice on its way: a frame of layout, schedule and chunk count, with places and a rule for alpha."""
+
+    frame: Frame
+    places: Places
+    alpha: str | float | tuple[float, ...]
+
+    @property
+    def key(self) -> tuple:
+        """What makes a plan another one to a reader."""
+        layout = self.frame.layout
+        return layout.mesh, layout.interleave, self.frame.num_chunks, self.places
+
+
+class Hunt:
+    """One best-first search, dK and dV in one dtype."""
+
+    def __init__(self, request: Request, kv_grad_dtype: str) -> None:
+        self.request, self.dtype = request, kv_grad_dtype
+        self.floors = Floors(request, kv_grad_dtype)
+        self.nodes: list[Node] = []
+        self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, node
+        self.outcomes: dict[int, Outcome] = {}
+        self.errors: list[ValueError] = []
+        # bound, node, and how far it is refined: 0 a few chunks, 1 every chunk, 2 simulated
+        self.heap: list[tuple[float, int, int]] = []
+        for frame in frames(request):
+            self._expand(frame)
+        heapq.heapify(self.heap)
+
+    def _expand(self, frame: Frame) -> None:
+        asked = self.request.config.stash
+        try:
+            options = place_options(asked, frame.layout.layers)
+        except ValueError as error:
+            self.errors.append(error)
+            return
+        for places in options:
+            bound, excess = self.floors.rough_step_s(frame, places), self.floors.rough_excess(frame, places)
+            number = self._add(frame, places, "hidden" if asked.alpha == "auto" else asked.alpha)
+            if excess > 0:
+                self.too_large.append((excess, bound, number))
+            else:
+                self.heap.append((bound, number, 0))
+
+    def _add(self, frame: Frame, places: Places, alpha: str | float | tuple[float, ...]) -> int:
+        self.nodes.append(Node(frame=frame, places=places, alpha=alpha))
+        return len(self.nodes) - 1
+
+    def best(self) -> Outcome | None:
+        """Returns the fastest outcome that fits; None if none does."""
+        while self.heap:
+            number = self._refine()
+            if number is None:
+                continue
+            if self.outcomes[number].memory.fits(self.request.cluster):
+                return self.outcomes[number]
+            self._send_more(number)
+        return None
+
+    def _send_more(self, number: int) -> None:
+        """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
+        node, outcome = self.nodes[number], self.outcomes[number]
+        if node.alpha == "hidden" and "host" in node.places[:2] and len(set(outcome.stash.alpha) - {0.0, 1.0}):
+            heapq.heappush(self.heap, (outcome.step_s, self._add(node.frame, node.places, "all"), 1))
+
+    def _refine(self) -> int | None:
+        """Refines the choice of the lowest bound; returns it if it stays the lowest and is simulated."""
+        bound, number, level = heapq.heappop(self.heap)
+        if level == 2:
+            return number
+        node = self.nodes[number]
+        try:
+            if level == 0:
+                lengths = lengths_of(self.request, node.frame)
+                excess = self.floors.excess(node.frame, lengths, node.places)
+                bound = max(bound, self.floors.step_s(node.frame, lengths, node.places, node.alpha))
+                if excess > 0:
+                    self.too_large.append((excess, bound, number))
+                    return None
+            else:
+                bound = self._evaluate(number).step_s
+        except ValueError as error:
+            self.errors.append(error)
+            return None
+        heapq.heappush(self.heap, (bound, number, level + 1))
+        return None
+
+    def _evaluate(self, number: int) -> Outcome:
+        if number not in self.outcomes:
+            node = self.nodes[number]
+            choice = Choice(
+                layout=node.frame.layout,
+                chunk_lengths=lengths_of(self.request, node.frame),
+                schedule=node.frame.schedule,
+                places=node.places,
+                alpha=node.alpha,
+                kv_grad_dtype=self.dtype,
+            )
+            self.outcomes[number] = evaluate(self.request, choice)
+        return self.outcomes[number]
+
+    def least(self) -> Outcome:
+        """Returns the outcome that is least too large, or that fits with most to spare.
+
+        Raises:
+            ValueError: no choice keeps the rules; the first error.
+        """
+        for number in self._smallest()[:_LEAST_TRIED]:
+            self._try(number)
+        if not self.outcomes:
+            raise self.errors[0]
+        return min(self.outcomes.values(), key=lambda outcome: self.floors.excess_of(outcome.memory))
+
+    def others(self, best: Outcome, count: int) -> list[Outcome]:
+        """Returns up to `count` outcomes of other kinds than `best`, fastest first.
+
+        Some are faster ones that do not fit, those first that are least too large; where `best` does not fit, all are.
+        """
+        fits = best.memory.fits(self.request.cluster)
+        seen = {self._key_of(best)}
+        found: list[Outcome] = []
+        known = [(self.floors.excess_of(outcome.memory), number) for number, outcome in self.outcomes.items()]
+        larger = sorted((excess, number) for excess, number in known if excess > 0)
+        if fits:
+            larger = sorted(larger + [(more, number) for more, bound, number in self.too_large if bound < best.step_s])
+        for _, number in larger:
+            if len(found) < (_MOST_TOO_LARGE if fits else count):
+                found += self._other(number, seen)
+        while self.heap and len(found) < count:
+            if self.nodes[self.heap[0][1]].key in seen:
+                heapq.heappop(self.heap)
+                continue
+            refined = self._refine()
+            if refined is not None:
+                found += self._other(refined, seen)
+        return sorted(found, key=lambda outcome: outcome.step_s)
+
+    def _smallest(self) -> list[int]:
+        """Returns of each layout and places the choice of the shortest chunks, least bound of memory first."""
+        least: dict[tuple, tuple[float, int, int]] = {}
+        for number, node in enumerate(self.nodes):
+            key = node.frame.layout, node.places
+            excess = self.floors.rough_excess(node.frame, node.places)
+            value = excess, -node.frame.num_chunks, number
+            least[key] = min(value, least.get(key, value))
+        return [number for _, _, number in sorted(least.values())]
+
+    def _try(self, number: int) -> Outcome | None:
+        try:
+            return self._evaluate(number)
+        except ValueError as error:
+            self.errors.append(error)
+            return None
+
+    def _other(self, number: int, seen: set[tuple]) -> list[Outcome]:
+        key = self.nodes[number].key
+        if key in seen:
+            return []
+        seen.add(key)
+        outcome = self._try(number)
+        return [] if outcome is None else [outcome]
+
+    def _key_of(self, outcome: Outcome) -> tuple:
+        number = next(number for number, known in self.outcomes.items() if known is outcome)
+        return self.nodes[number].key

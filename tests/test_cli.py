@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from sppo_jax.cli import main
-from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.plan import REPORT_KEYS, Plan
 
 SETTINGS = {
     "model": {"vocab_size": 24, "hidden_size": 16, "num_layers": 4, "num_heads": 2, "mlp_size": 32},
@@ -40,11 +40,69 @@ def test_plan_prints_text_or_json(config, capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["chunk_lengths"] == [8] * 8 and plan["mesh"] == {"data": 1, "pipe": 2, "seq": 1}
     assert {"sequence_kind", "schedule", "stash", "predicted", "reasons"} <= set(plan)
+    assert plan["fits"] and len(plan["stages"]) == 2 and {"considered", "seconds"} == set(plan["search"])
+    assert all({"why", "step_s", "mesh", "chunks", "schedule", "stash"} == set(item) for item in plan["rejected"])
+
+
+def test_a_printed_plan_can_be_read_back(config, capsys):
+    """Keys of the report are left aside, others still refused."""
+    main(["plan", config, "--json", "--max-length"])
+    text = capsys.readouterr().out
+    values = json.loads(text)
+    plan = Plan.from_json(text)
+    assert plan.to_dict() == {key: value for key, value in values.items() if key not in REPORT_KEYS}
+    with pytest.raises(ValueError, match="got unknown fit$"):
+        Plan.from_dict(values | {"fit": True})
+
+
+def test_plan_for_another_cluster(config, capsys):
+    assert main(["plan", config, "--cluster", "h100:1x2", "train.devices=auto", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["stages"][0]["hbm_bytes"] < 79 * 2**30
+
+
+def test_plan_writes_a_page(config, tmp_path, capsys):
+    assert main(["plan", config, "--html", "plan.html"]) == 0
+    page = (tmp_path / "plan.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") and "<svg" in page and "F0.0" in capsys.readouterr().out
+
+
+def test_plan_finds_the_longest_sequence_and_the_smallest_cluster(config, capsys):
+    words = ["plan", config, "--cluster", "h100:1x2", "train.devices=auto", "sequence.chunks=auto", "mesh.pipe=auto"]
+    small = ["hardware.hbm_bytes=67108864", "stash.inputs=keep", "stash.attention=keep"]
+    assert main([*words, *small, "--max-length", "--min-devices"]) == 0
+    text = capsys.readouterr().out
+    assert "Longest sequence on h100:1x2: " in text and "Smallest cluster for 64 tokens: 1 device, h100:1x1" in text
+    assert main([*words, *small, "--max-length", "--min-devices", "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert f"{answers['max_length']['value']:,} tokens" in text and answers["min_devices"]["value"] == 1
+
+
+def test_what_does_not_fit_is_exit_code_3(config, capsys):
+    """The least bad plan is printed all the same, and one line says what stops it."""
+    words = ["plan", config, "hardware.hbm_bytes=65536"]
+    assert main(words) == 3
+    captured = capsys.readouterr()
+    assert "DOES NOT FIT" in captured.out and "F0.0" in captured.out
+    assert captured.err.count("\n") == 1 and "HBM" in captured.err
+    assert main([*words, "--json"]) == 3
+    captured = capsys.readouterr()
+    values = json.loads(captured.out)
+    assert not values["fits"] and values["problem"] == captured.err.strip()
+    assert main([*words, "--max-length"]) == 3
+    assert "No sequence fits" in capsys.readouterr().out
 
 
 def test_plan_imports_no_jax(config):
-    code = f"import sys; from sppo_jax.cli import main; sys.exit(main(['plan', '{config}']) or 'jax' in sys.modules)"
+    words = ["plan", config, "--html", "plan.html", "--max-length", "--json"]
+    code = f"import sys; from sppo_jax.cli import main; sys.exit(main({words}) or 'jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_reader_may_stop_reading(config):
+    code = "import sys; from sppo_jax.cli import main; [main(sys.argv[1:]) for _ in range(20)]"
+    command = f"{sys.executable} -c '{code}' plan {config} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
 
 
 WRONG = {
@@ -55,6 +113,22 @@ WRONG = {
     "no such file": (["train", "none.yaml"], "a config must be a readable YAML file, got none.yaml"),
     "unknown key": (["train", "tiny.yaml", "train.step=3"], "train.step is no setting; the nearest is train.steps"),
     "wrong value": (["plan", "tiny.yaml", "mesh.seq=two"], "mesh.seq must be auto, or a whole number, got 'two'"),
+    "unknown cluster": (["plan", "tiny.yaml", "--cluster", "a100:1x8"], "a cluster must read NAME:HOSTSxDEVICES"),
+    "no devices": (["plan", "tiny.yaml", "--cluster", "a100-80g:0x8"], "a cluster must read NAME:HOSTSxDEVICES"),
+    "no page": (["plan", "tiny.yaml", "--html", "none/plan.html"], "--html must name a file that can be written"),
+    "page is a directory": (["plan", "tiny.yaml", "--html", "."], "--html must name a file that can be written"),
+    "pinned chunks and longest": (
+        ["plan", "tiny.yaml", "--max-length", "sequence.chunks=[32, 32]"],
+        "--max-length needs sequence.chunks auto or one number",
+    ),
+    "pinned mesh and fewest": (
+        ["plan", "tiny.yaml", "--min-devices", "mesh.data=1", "mesh.seq=1"],
+        "--min-devices needs an axis of the mesh auto",
+    ),
+    "contradictory pins": (
+        ["plan", "tiny.yaml", "stash.inputs=recompute", "stash.attention=keep"],
+        "stash.inputs=recompute needs attention",
+    ),
     "indivisible layers": (["plan", "tiny.yaml", "model.num_layers=5"], ""),
     "too few devices": (["train", "tiny.yaml", "train.devices=auto", "mesh.data=64"], "mesh data*pipe*seq"),
     "no data": (["train", "tiny.yaml", "data.source=none.txt"], "data.source must be readable, got none.txt"),
@@ -99,6 +173,30 @@ def test_a_plan_of_another_shape_is_refused(config, tmp_path, capsys):
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)
     assert main(["train", config, "--plan", "plan.json", "sequence.length=128"]) == 2
     assert "--plan plan.json: the plan must agree with sequence.length = 128, got 64" in capsys.readouterr().err
+
+
+HAND_EDITED = {
+    "a word for a number": (lambda plan: plan["mesh"].update(pipe="two"), "a plan has values of the types"),
+    "a number for a list": (lambda plan: plan.update(chunk_lengths=64), "a plan has values of the types"),
+    "a model of another size": (
+        lambda plan: plan["model"].update(num_layers=8),
+        "agree with model.num_layers = 4, got 8",
+    ),
+    "chunks that do not add up": (lambda plan: plan["chunk_lengths"].pop(), "chunk lengths must sum"),
+    "too few slots": (lambda plan: plan.update(kv_slots=0), "kv_slots must be what the schedule needs"),
+    "another order": (lambda plan: plan["schedule"].update(name="fast"), "fast"),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), HAND_EDITED.values(), ids=HAND_EDITED)
+def test_a_plan_edited_by_hand_is_checked(config, tmp_path, capsys, edit, message):
+    main(["plan", config, "--json"])
+    plan = json.loads(capsys.readouterr().out)
+    edit(plan)
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert main(["train", config, "--plan", "plan.json", "--run-dir", "run"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "run").exists()
 
 
 def test_train_follows_a_given_plan_on_devices_of_its_own(config, tmp_path, capsys):

@@ -46,5 +46,7 @@ def paragraph(label: str, text: str, *, width: int = 16) -> str:
 
 
 def bar(share: float, length: int = 40) -> str:
-    """Returns a bar of `#` for a share of 0..1."""
-    return "#" * round(max(0.0, min(1.0, share)) * length)
+    """Returns a bar of `#` for a share of 0..1; a larger one ends in `>`."""
+    if share > 1:
+        return "#" * (length - 1) + ">"
+    return "#" * round(max(0.0, share) * length)

@@ -219,7 +219,7 @@ def _stages(
             forward_s=kinds["F"],
             backward_s=kinds["B"],
             head_s=kinds["H"],
-            idle_s=simulation.step_s - sum(kinds.values()),
+            idle_s=max(0.0, simulation.step_s - sum(kinds.values())),
             peak_chunks=simulation.peak_in_flight[stage],
         )
 

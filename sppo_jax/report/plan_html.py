@@ -13,6 +13,7 @@ from sppo_jax.report.words import (
     COLUMN_HELP,
     COLUMN_NAMES,
     PART_NAMES,
+    TOLD_ELSEWHERE,
     gib,
     holder_of,
     mesh_of,
@@ -188,7 +189,7 @@ def _memory(figures: Figures) -> list[str]:
 
 def _stages(figures: Figures) -> list[str]:
     step_s = figures.plan.predicted.step_s
-    header = ("stage", *COLUMN_NAMES.values(), "peak HBM", "host", "F s", "B s", "H s", "idle s", "chunks")
+    header = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
     rows = []
     for stage in figures.stages:
         sizes = (*(stage.hbm[name] for name in (*COLUMNS, WORKING)), stage.hbm_bytes, stage.host_bytes)
@@ -200,7 +201,7 @@ def _stages(figures: Figures) -> list[str]:
 
 
 def _choices(figures: Figures) -> list[str]:
-    reasons, shown = figures.plan.reasons, {"hbm", "host"}
+    reasons, shown = figures.plan.reasons, set(TOLD_ELSEWHERE)
     rows = []
     for name, value, keys in settings_of(figures.plan):
         rows.append((name, value, "; ".join(reasons[key] for key in keys if key in reasons)))

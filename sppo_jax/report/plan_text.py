@@ -1,5 +1,6 @@
 """A plan for a terminal: the answer, the choices and why, what lost, where seconds and bytes go. Plain ASCII."""
 
+import textwrap
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -9,6 +10,7 @@ from sppo_jax.report.words import (
     COLUMN_HELP,
     COLUMN_NAMES,
     PART_NAMES,
+    TOLD_ELSEWHERE,
     gib,
     holder_of,
     mesh_of,
@@ -36,7 +38,7 @@ def plan_text(figures: Figures) -> str:
         figures: the search's answer and what follows from it.
     """
     blocks = [
-        f"{subject(figures)}\n{verdict(figures)}",
+        "\n".join([subject(figures), *verdict(figures)]),
         _choices(figures),
         _considered(figures),
         _seconds(figures),
@@ -79,7 +81,7 @@ def copies_text(figures: Figures) -> str:
 
 
 def _choices(figures: Figures) -> str:
-    lines, shown = ["Plan, and why"], {"hbm", "host"}
+    lines, shown = ["Plan, and why"], set(TOLD_ELSEWHERE)
     reasons = figures.plan.reasons
     for name, value, keys in settings_of(figures.plan):
         lines.append(paragraph(name, value))
@@ -146,7 +148,7 @@ def _memory(figures: Figures) -> str:
 
 
 def _stages(figures: Figures) -> str:
-    header = ("stage", *COLUMN_NAMES.values(), "peak HBM", "host", "F s", "B s", "H s", "idle s", "chunks")
+    header = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
     step_s = figures.plan.predicted.step_s
     rows = []
     for stage in figures.stages:
@@ -162,6 +164,8 @@ def _timeline(figures: Figures) -> str:
     table, tick_s = figures.table, figures.simulation.tick_s
     step_s = sum(tick_s)
     scaled = scaled_timeline(table, tick_s)
-    title = f"Timeline to scale: a column is {seconds(step_s / 88)} s"
+    title = f"Timeline to scale: a column is {seconds(step_s / len(scaled.splitlines()[0].split()[-1]))} s"
     # The first and the last ticks one by one.
-    return f"{title}\n{scaled}\n\nTicks\n{text_timeline(table, max_blocks=2)}"
+    ticks = text_timeline(table, width=WIDTH, max_blocks=2).splitlines()
+    wrapped = [line if len(line) <= WIDTH else textwrap.fill(line, WIDTH) for line in ticks]
+    return "\n".join([title, scaled, "", "Ticks", *wrapped])

@@ -32,16 +32,18 @@ HOLDERS = {
     "work": "a tick's own buffers",
     "loss": "logits",
 }
-COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "working"}
+# Reasons that stand beside other figures, or say nothing where there is nothing to choose.
+TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind")
+COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
 COLUMN_HELP = (
     "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations that wait for "
-    "backward; working: a tick's own buffers; chunks: most stashes held at once"
+    "backward; other: a tick's own buffers; peak: peak HBM, the sum of these; chunks: most stashes held at once"
 )
 
 
 def gib(value: float) -> str:
-    """Returns bytes in GiB, two decimals."""
-    return f"{value / GIB:.2f}"
+    """Returns bytes in GiB, two decimals, one where there are hundreds."""
+    return f"{value / GIB:.2f}" if value < 100 * GIB else f"{value / GIB:.1f}"
 
 
 def seconds(value: float, largest: float = 0.0) -> str:
@@ -107,14 +109,17 @@ def alpha_of(plan: Plan) -> str:
     return ", ".join(f"{value:g} on diagonals {span(first, last)}" for first, last, value in runs_of(plan.stash.alpha))
 
 
-def verdict(figures: Figures) -> str:
-    """Returns the answer in one line."""
-    found, plan = figures.found, figures.plan
+def verdict(figures: Figures) -> tuple[str, str]:
+    """Returns the answer in two lines: whether it fits and how fast it is, and how well it uses what there is."""
+    found, plan, cluster = figures.found, figures.plan, figures.cluster
     answer = "fits" if found.fits else "DOES NOT FIT"
-    mfu = "" if figures.mfu is None else f", causal MFU {figures.mfu:.1%}"
+    mfu = "" if figures.mfu is None else f"causal MFU {figures.mfu:.1%}, "
+    hbm = f"HBM {gib(found.memory.hbm_bytes)} of {gib(cluster.device.hbm_bytes)}"
+    host = f"host {gib(found.memory.host)} of {gib(cluster.device_host_bytes)} GiB a device"
     return (
         f"{answer}: predicted step {seconds(plan.predicted.step_s)} s, {figures.tokens_s:,.0f} tokens/s "
-        f"({figures.tokens_s / figures.num_devices:,.0f} a device){mfu}, bubble {plan.predicted.bubble_fraction:.1%}"
+        f"({figures.tokens_s / figures.num_devices:,.0f} a device)",
+        f"{mfu}bubble {plan.predicted.bubble_fraction:.1%}, {hbm}, {host}",
     )
 
 
@@ -139,7 +144,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     places = f"layer inputs {stash.inputs}, attention outputs {stash.attention}, the rest {stash.rest}"
     return [
         ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
-        ("seq kind", kind, ("sequence_kind",)),
+        ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
         ("chunks", chunks_of(plan), ("chunks",)),
         (
             "schedule",

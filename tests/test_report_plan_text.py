@@ -1,0 +1,94 @@
+"""The report for a terminal: complete, aligned, plain, and not wider than the terminal."""
+
+import pytest
+from report_cases import small_figures, too_large
+from test_report_figures import CASES
+
+from sppo_jax.report.columns import WIDTH, aligned, bar, paragraph
+from sppo_jax.report.plan_text import plan_text, scaled_timeline
+from sppo_jax.report.words import chunks_of, runs_of, seconds
+from sppo_jax.schedule.registry import make_table
+from sppo_jax.schedule.simulate import simulate
+
+FIGURES = {name: lambda groups=groups: small_figures(**groups) for name, groups in CASES.items()}
+FIGURES["does not fit"] = too_large
+FIGURES["searched"] = lambda: small_figures(mesh={"pipe": "auto"}, sequence={"chunks": "auto"}, stash={"alpha": "auto"})
+
+
+@pytest.mark.parametrize("make", FIGURES.values(), ids=FIGURES)
+def test_the_report_is_plain_and_fits_a_terminal(make):
+    text = plan_text(make())
+    assert text.isascii() and "\t" not in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_the_report_says_what_one_asks():
+    figures = small_figures(mesh={"pipe": "auto"}, sequence={"chunks": "auto"})
+    text = plan_text(figures)
+    plan = figures.plan
+    assert "fits: predicted step" in text and "tokens/s" in text and "causal MFU" in text and "bubble" in text
+    assert f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}" in text
+    words = " ".join(text.replace("- ", "").split())
+    for key, reason in plan.reasons.items():
+        assert key in ("hbm", "host", "sequence_kind") or " ".join(reason.replace("- ", "").split()) in words, key
+    assert figures.found.rejected and len(figures.found.rejected) <= 5
+    for item in figures.found.rejected:
+        assert " ".join(item.why.split()[:2]) in words
+    for word in ("attention", "HBM in all", "host memory", "dK/dV", "peak HBM", "idle s", "stage 0", "F0.0"):
+        assert word in text
+
+
+def test_what_does_not_fit_is_said_first():
+    lines = plan_text(too_large()).splitlines()
+    assert lines[1].startswith("DOES NOT FIT: predicted step")
+
+
+def test_equal_stages_are_one_row_and_unequal_ones_are_not():
+    stages = plan_text(small_figures()).split("Stages:")[1].split("\n\n")[0].splitlines()
+    assert any(line.split()[0] == "0-3" for line in stages[2:3])
+    # In a stream of sequences the first stage holds more chunks than the last.
+    stages = plan_text(small_figures(sequence={"per_pipeline": 3})).split("Stages:")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in stages[2:6]] == ["0", "1", "2", "3"]
+
+
+def test_columns_are_aligned_and_nothing_is_cut():
+    text = aligned(("n", "why"), [("1", "short"), ("1000", "a reason that goes on " * 12)], left=(1,), wrap=1)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[1] == "     1  short" and lines[2].startswith("  1000  a reason")
+    assert " ".join(line[8:] for line in lines[2:]).split() == ("a reason that goes on " * 12).split()
+    assert " ".join(paragraph("label", "word " * 60).split()) == " ".join(["label", *["word"] * 60])
+    assert (bar(0), bar(0.5, 10), bar(2.0, 10)) == ("", "#####", "#########>")
+
+
+@pytest.mark.parametrize(
+    ("value", "largest", "text"),
+    [
+        (904.01, 0, "904.0"),
+        (0.4241, 904.0, "0.4"),
+        (23.456, 0, "23.46"),
+        (1.23456, 0, "1.235"),
+        (1.5e-4, 0, "0.000150"),
+    ],
+)
+def test_seconds_have_the_decimals_of_the_largest(value, largest, text):
+    assert seconds(value, largest) == text
+
+
+def test_runs_lose_nothing():
+    values = (4, 4, 4, 2, 4, 1, 1)
+    assert [value for first, last, value in runs_of(values) for _ in range(first, last + 1)] == list(values)
+    assert runs_of(()) == []
+    assert chunks_of(small_figures(**CASES["unequal chunks"]).plan) == "6: 2 x 16,384, 4 x 8,192 tokens"
+
+
+def test_the_scaled_timeline_shows_each_kind_for_its_share():
+    table = make_table("sppo", 2, 1, (1,) * 8, 1)
+    tick_s = simulate(table, lambda unit, tokens: {"F": 1.0, "B": 3.0, "H": 1e-6}[unit.kind]).tick_s
+    rows = [line.split()[-1] for line in scaled_timeline(table, tick_s, width=110).splitlines()]
+    assert len({len(row) for row in rows}) == 1 and len(rows) == 2
+    for row in rows:
+        assert row.count("B") / row.count("F") == pytest.approx(3, rel=0.1)
+        assert 0.03 < row.count(".") / len(row) < 0.2
+    assert rows[0].startswith("F") and rows[0].endswith("B") and rows[1].startswith(".")

@@ -23,36 +23,61 @@ def test_states_keys_and_values_by_hand():
     table = make_table("seq1f1b", 2, 3, (16, 8))
     memory = predict_memory(table, SHAPE, stash(table))
     layer = layer_costs(MODEL)
-    assert memory.hbm["states"] == 16 * (2 * layer.params + 804)
+    whole = 2 * layer.params + 2 * 50 * 8 + 8  # two layers, half of embedding and head, the final norm
+    assert memory.hbm["grads"] == 4 * whole and memory.hbm["params"] == 12 * whole
+    # One device in float32 works on the parameters themselves.
+    assert memory.hbm["weights"] == 0
     # Three sequences in flight, two layers, the sequence and one longest chunk.
     assert memory.hbm["kv"] == 3 * 2 * (24 + 16) * layer.kv_elements * 4
     assert memory.hbm["kv_grad"] == memory.hbm["kv"]
     half = predict_memory(table, SHAPE, stash(table, kv_grad_dtype="bfloat16"))
     assert half.hbm["kv_grad"] == memory.hbm["kv"] // 2
     small = predict_memory(table, replace(SHAPE, compute_bytes=2), stash(table))
-    assert small.hbm["states"] == 18 * (2 * layer.params + 804)
+    assert small.hbm["weights"] == 2 * whole and small.hbm["params"] == 12 * whole
     assert small.hbm["kv_grad"] == 2 * small.hbm["kv"]
+
+
+def test_devices_of_a_stage_share_its_parameters_between_steps():
+    table = make_table("sppo", 2, 1, (16, 16))
+    alone, four = (
+        predict_memory(table, replace(SHAPE, **size), stash(table)).hbm for size in ({}, dict(seq=2, data=2))
+    )
+    vectors = 2 * 2 * 8 + 8  # norms stay whole
+    assert four["params"] == (alone["params"] - 12 * vectors) // 4 + 12 * vectors
+    assert four["grads"] == alone["grads"] and four["weights"] == alone["grads"]
+
+
+def test_the_fuller_of_backward_and_logits_counts():
+    model = replace(MODEL, vocab_size=100_000)
+    large = replace(SHAPE, model=model, compute_bytes=2)
+    apart, mixed = (make_table(name, 2, 2, (16, 16)) for name in ("gpipe", "seq1f1b"))
+    logits = 16 * 50_000 * 10
+    assert predict_memory(mixed, large, stash(mixed)).hbm["work"] == logits
+    before = predict_memory(apart, large, stash(apart)).hbm
+    # Where all heads come first, logits take the place of dK and dV, which are not there yet.
+    assert before["work"] == logits - before["kv_grad"]
 
 
 def test_stash_moves_from_device_to_host_with_alpha():
     table = make_table("sppo", 2, 1, (16,) * 4)
     token = 2 * (8 * 4 + 8 * 4 + 4 * 4)  # two layers: input, attention output, LSE
-    assert stash_bytes(table, SHAPE, stash(table))[:2] == (4 * 16 * token, 0)
+    # Four chunks and a spare slot.
+    assert stash_bytes(table, SHAPE, stash(table))[:2] == (5 * 16 * token, 0)
     on_host = stash(table, 0.25, inputs="host", attention="host")
     device, host, copies = stash_bytes(table, SHAPE, on_host)
-    assert (device, host) == (4 * 16 * token * 3 // 4, 4 * 16 * token // 4)
-    assert copies == 2 * 16 * token // 4
+    assert (device, host) == (5 * 16 * token * 3 // 4, 5 * 16 * token // 4)
+    assert copies == 16 * token // 4
     nothing = stash(table, inputs="recompute", attention="recompute")
-    assert stash_bytes(table, SHAPE, nothing)[:2] == (4 * 16 * 8 * 4, 0)
+    assert stash_bytes(table, SHAPE, nothing)[:2] == (5 * 16 * 8 * 4, 0)
 
 
 def test_rest_on_the_host_stays_on_the_device_where_it_is_read_back_at_once():
     table = make_table("sppo", 1, 1, (16,) * 3)
     rest = 2 * 4 * layer_costs(MODEL).rest_elements
-    kept = stash_bytes(table, SHAPE, stash(table))[0]
+    token = stash_bytes(table, SHAPE, stash(table))[0] // (4 * 16)  # three chunks and a spare slot
     device, host, _ = stash_bytes(table, SHAPE, stash(table, rest="host"))
-    assert host == 2 * 16 * rest  # gaps 5, 3 and 1
-    assert device == kept + 16 * rest
+    assert host == 3 * 16 * rest  # gaps 5, 3 and 1: two chunks and a spare slot
+    assert device == 3 * 16 * token + 2 * 16 * (token + rest)
 
 
 def test_ulysses_and_ring_share_keys_and_values():

@@ -143,13 +143,14 @@ def _class_of(plan: Plan, table: Table) -> dict[tuple[int, int, int], StashClass
             tokens.update({_key(unit): count // plan.mesh.seq for unit in tick.units if unit is not None})
 
     def make(unit_key, diagonal):
-        alpha = plan.stash.alpha[diagonal] if gaps[groups[diagonal]] >= MIN_HOST_GAP else 0.0
+        away = gaps[groups[diagonal]] >= MIN_HOST_GAP
+        alpha = plan.stash.alpha[diagonal] if away else 0.0
         count = round(alpha * tokens[unit_key])
         return StashClass(
             tokens=tokens[unit_key],
             host_inputs=count if plan.stash.inputs == "host" else 0,
             host_attention=count if plan.stash.attention == "host" else 0,
-            host_rest=alpha > 0 and plan.stash.rest == "host",
+            host_rest=away and plan.stash.rest == "host",
         )
 
     return {unit_key: make(unit_key, diagonal) for unit_key, diagonal in diagonals.items()}

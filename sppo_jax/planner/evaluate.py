@@ -120,6 +120,7 @@ def shape_of(request: Request, layout: Layout) -> Shape:
         seq=layout.mesh.seq,
         ulysses=layout.split.ulysses,
         compute_bytes=request.compute_bytes,
+        data=layout.mesh.data,
     )
 
 

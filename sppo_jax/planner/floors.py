@@ -8,7 +8,14 @@ from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs, shape_of
 from sppo_jax.planner.frames import Frame, smallest_chunk
 from sppo_jax.planner.memory import _RESERVE as RESERVE
-from sppo_jax.planner.memory import Memory, kept_bytes, kv_heads_per_device, offload_bytes, predict_memory
+from sppo_jax.planner.memory import (
+    Memory,
+    backward_work,
+    kept_bytes,
+    kv_heads_per_device,
+    offload_bytes,
+    predict_memory,
+)
 from sppo_jax.planner.plan import StashPlan
 from sppo_jax.planner.request import Layout, Request
 from sppo_jax.planner.stash import Places
@@ -113,7 +120,8 @@ class Floors:
         kept = more * layout.interleave * kept_bytes(shape, stash)
         away = more * layout.interleave * sum(offload_bytes(shape, stash))
         spilled = max(0, away - request.cluster.device_host_bytes)
-        return (smallest.hbm_bytes + kv + kept + spilled) / room_bytes(request.cluster) - 1
+        work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
+        return (smallest.hbm_bytes + work + kv + kept + spilled) / room_bytes(request.cluster) - 1
 
     def _memory_of_one_chunk(self, layout: Layout, tokens: int) -> Memory:
         key = layout, tokens

@@ -48,8 +48,8 @@ def layer_costs(model: ModelConfig) -> LayerCosts:
         input_elements=hidden,
         attention_elements=query,
         lse_elements=model.num_heads,
-        # Queries, both normed inputs, the residual in the middle, and what the MLP computes before its last matmul.
-        rest_elements=query + 3 * hidden + matrices * model.mlp_size,
+        # Queries, and the matrix products whose values gradients need: what norms and activations make is made anew.
+        rest_elements=query + hidden + (matrices - 1) * model.mlp_size + (query + kv // 2 if model.qk_norm else 0),
         kv_elements=kv,
     )
 

@@ -5,20 +5,28 @@ from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
-from sppo_jax.planner.costs import layer_costs, vocabulary_params
+from sppo_jax.planner.layer import layer_costs
+from sppo_jax.planner.params import stage_params
 from sppo_jax.planner.plan import StashPlan
-from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
+from sppo_jax.schedule.diagonals import (
+    MIN_HOST_GAP,
+    diagonal_groups,
+    group_gaps,
+    longest_chunks,
+    unit_diagonals,
+)
 from sppo_jax.schedule.slots import head_slots, kv_slots, stash_slots
 from sppo_jax.schedule.table import Table, Unit
 from sppo_jax.units import format_bytes
 
-# Gradients and both Adam moments are as large as a parameter each, with the parameter itself that makes four.
-_STATES = 4
-# Tokens whose logits the loss holds at once, and float32 copies of them (logits, their gradient, the exponentials).
-_LOSS_TOKENS, _LOSS_COPIES = 1024, 3
-# Copies of a layer's activations that a tick works on: values, gradients, temporaries.
-_WORK_COPIES = 3
-# Share of device memory that stays free for the compiler's own buffers and fragmentation.
+# Adam keeps two moments of each parameter.
+_MOMENTS = 2
+# Logits of a tile of tokens: in float32, their exponentials or gradient in float32, the gradient in the compute dtype.
+_LOSS_TOKENS, _LOSS_BYTES = 1024, 10
+# Arrays of a token's hidden state, queries, keys and values that a layer's backward holds at once: before and after
+# norm, rotary and the all-to-all, with their cotangents. Counted in compiled programs, as all of `work` is.
+_WORK_ARRAYS = 8
+# Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
 _RESERVE = 0.06
 
 
@@ -32,6 +40,7 @@ class Shape:
         seq: devices of a stage.
         ulysses: devices over which heads are spread.
         compute_bytes: bytes of an activation.
+        data: pipelines.
     """
 
     model: ModelConfig
@@ -39,6 +48,12 @@ class Shape:
     seq: int
     ulysses: int
     compute_bytes: int
+    data: int = 1
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of an element of a sum: float32 at least."""
+        return max(4, self.compute_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +102,10 @@ def kept_bytes(shape: Shape, stash: StashPlan) -> int:
 
 
 def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int, int]:
-    """Returns the bytes of a device's stash buffers: on the device, on the host, and of copies under way."""
+    """Returns the bytes of a device's stash buffers: on the device, on the host, and of a copy under way.
+
+    Each class of stashes has a slot more than it needs: what an idle stage writes has to go somewhere.
+    """
     groups, gaps, diagonals = diagonal_groups(table), group_gaps(table), unit_diagonals(table)
     longest = longest_chunks(table)
     shared, rest = offload_bytes(shape, stash)
@@ -102,55 +120,70 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
 
     device = host = copies = 0
     for (tokens, away), (count, _) in stash_slots(table, shape_of).items():
-        device += int(count * tokens * (kept + shared + rest - away))
-        host += int(count * tokens * away)
-        # One copy leaves while another comes back.
-        copies = max(copies, int(2 * tokens * away))
+        device += int((count + 1) * tokens * (kept + shared + rest - away))
+        host += int((count + 1) * tokens * away)
+        copies = max(copies, int(tokens * away))
     return device, host, copies
 
 
-def longest_chunks(table: Table) -> tuple[int, ...]:
-    """Returns the longest chunk of each diagonal group, in tokens over all devices of a stage."""
-    groups = diagonal_groups(table)
-    longest = [0] * (max(groups) + 1)
-    for (_, chunk, _), diagonal in unit_diagonals(table).items():
-        group = groups[diagonal]
-        longest[group] = max(longest[group], table.chunk_lengths[chunk])
-    return tuple(longest)
-
-
 def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
-    """Predicts the bytes of one device.
+    """Predicts the bytes of one device, part by part.
 
-    States are the parameters of the stage's layers and of its share of the vocabulary, with gradients and Adam
-    moments, and the copy in the compute dtype. Keys and values, and their gradients, have one slot for each
-    sequence that the table keeps in flight, each one longest chunk longer than the sequence.
+    Unlike the papers, which count model states, K and V, and activations of a token, this counts the buffers of the
+    program that runs: with the room of one longest chunk behind each prefix, the spare slots of idle stages, weights
+    gathered in the compute dtype, and float32 sums of gradients. `work` is what the fuller of two moments takes: a
+    layer's backward, or a tile of logits; where every head is through before the first backward, the latter takes
+    place before dK and dV exist.
     """
     model, size = shape.model, shape.compute_bytes
-    layer = layer_costs(model)
-    stage_layers = shape.layers * table.num_groups
-    params = stage_layers * layer.params + -(-vocabulary_params(model) // table.num_stages)
-    tokens = -(-max(table.chunk_lengths) // shape.seq)
+    tokens, longest = sum(table.chunk_lengths), max(table.chunk_lengths)
+    local = -(-longest // shape.seq)
+    stage = stage_params(model, shape.layers * table.num_groups, table.num_stages, shape.data * shape.seq)
     # Under ulysses a device has its heads of all tokens of its ring neighbours, elsewhere all heads of its tokens.
     heads = kv_heads_per_device(model, shape.ulysses)
-    prefix = (sum(table.chunk_lengths) + max(table.chunk_lengths)) * shape.ulysses // shape.seq
-    kv = kv_slots(table)[0] * stage_layers * prefix * 2 * heads * model.head_dim
+    prefix = (tokens + longest) * shape.ulysses // shape.seq
+    kv = kv_slots(table)[0] * shape.layers * table.num_groups * prefix * 2 * heads * model.head_dim
+    kv_grad = kv * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     stash_device, stash_host, copies = stash_bytes(table, shape, stash)
-    everything = layer.input_elements + layer.attention_elements + layer.rest_elements + layer.kv_elements
-    vocabulary = -(-model.vocab_size // table.num_stages)
+    head_share = head_slots(table)[0] * -(-local // table.num_stages)
+    gathered = size < 4 or shape.data * shape.seq > 1
+    loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
+    if not _heads_among_backwards(table):
+        loss -= kv_grad
     return Memory(
         hbm={
-            "states": params * (_STATES * max(4, size) + (size if size < 4 else 0)),
+            "params": stage.own * (1 + _MOMENTS) * shape.sum_bytes,
+            "weights": stage.whole * size if gathered else 0,
+            "grads": stage.whole * shape.sum_bytes,
             "kv": kv * size,
-            "kv_grad": kv * (2 if stash.kv_grad_dtype == "bfloat16" else max(4, size)),
+            "kv_grad": kv_grad,
             "stash": stash_device,
             "copies": copies,
-            "carries": (3 + head_slots(table)[0]) * tokens * model.hidden_size * size,
-            "work": tokens * (_WORK_COPIES * everything * size + 2 * 4 * layer.attention_elements),
-            "loss": min(tokens, _LOSS_TOKENS) * vocabulary * 4 * _LOSS_COPIES,
+            "carries": (2 * local + head_share) * model.hidden_size * size,
+            # Four int32 of a token come in; a device keeps its own tokens and everyone's positions and documents.
+            "batch": 4 * table.num_sequences * (4 * tokens + 3 * tokens // shape.seq + 2 * tokens),
+            "work": max(backward_work(shape, stash, local), loss),
         },
         host=stash_host,
     )
+
+
+def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
+    """Returns what a layer's backward works on: the gradient of its weights, and activations of a tick's tokens."""
+    layer, size = layer_costs(shape.model), shape.compute_bytes
+    elements = layer.input_elements + layer.attention_elements + layer.kv_elements // 2
+    work = layer.params * size + tokens * _WORK_ARRAYS * elements * size
+    if stash.inputs == "recompute":
+        # A chunk's stash is made anew for all layers of the virtual stage.
+        stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
+        work += shape.layers * tokens * stashed
+    return work
+
+
+def _heads_among_backwards(table: Table) -> bool:
+    """Returns whether a head comes after a backward."""
+    kinds = [tick.kind for tick in table.ticks]
+    return "B" in kinds and "H" in kinds[kinds.index("B") :]
 
 
 def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:

@@ -136,14 +136,27 @@ def test_a_network_between_hosts_is_slower():
     assert exchanged > 0
 
 
-def test_the_end_of_a_step():
+def test_the_start_and_the_end_of_a_step():
     params = 2 * LAYER.params + vocabulary_params(MODEL) / 2
     update = costs(2, hbm_bytes_s=1.0)
-    # Parameters, gradients and both moments read, three written, gradients twice more; the cast reads 4 and writes 2.
+    # Parameters, gradients and both moments read, three written, gradients read and zeroed once more; the cast.
     assert update.step_overhead_s() == pytest.approx(params * (9 * 4 + 6), rel=1e-3)
-    reduced = costs(2, 2, data=2, link_bytes_s=1.0)
-    assert reduced.step_overhead_s() == pytest.approx(2 * 0.75 * 4 * params, rel=1e-3)
+    shared = costs(2, 4, hbm_bytes_s=1.0)
+    assert shared.step_overhead_s() == pytest.approx(params * ((8 * 4 + 6) / 4 + 4), rel=1e-3)
+    # Weights gathered in two bytes, gradients summed in four.
+    summed = costs(2, 2, data=2, link_bytes_s=1.0, network_bytes_s=1.0)
+    assert summed.step_overhead_s() == pytest.approx(0.75 * params * (2 + 8), rel=1e-3)
     assert costs(2, link_bytes_s=1.0).step_overhead_s() == 0
+
+
+def test_sums_between_hosts_use_the_adapters_of_all_members_of_a_host():
+    def seconds(data, seq, per_host):
+        model = costs(1, seq, data=data, link_bytes_s=100.0, network_bytes_s=1.0)
+        cluster = replace(model.cluster, num_hosts=data * seq // per_host, devices_per_host=per_host)
+        return replace(model, cluster=cluster).step_overhead_s()
+
+    assert seconds(1, 4, 4) == pytest.approx(seconds(1, 4, 2) / 50)
+    assert seconds(4, 1, 2) == pytest.approx(seconds(2, 2, 2) * 2)
 
 
 def test_factors_must_make_up_the_axis():

@@ -49,8 +49,8 @@ __all__ = [
 
 _FLOAT32 = 4
 # Passes over float32 parameters at the end of a step: the update reads four arrays (parameters, gradients and both
-# moments) and writes three; the norm for clipping reads gradients once more; the next step's accumulators are zeroed.
-_OPTIMIZER_PASSES = 9
+# moments) and writes three; the norm for clipping reads gradients once more.
+_OPTIMIZER_PASSES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,17 +128,15 @@ class CostModel:
     def step_overhead_s(self) -> float:
         """Returns the seconds of a step that belong to no tick.
 
-        Gradients are summed over `data` and `seq` once, in float32, and the optimizer's update is bound by device
-        memory. Every device holds the float32 states of its stage.
+        The devices of a stage, over `data` and `seq`, share its float32 parameters and moments. At the start they
+        gather the weights in the compute dtype and zero the accumulators of the gradients; at the end these are summed
+        in float32 and each device updates its share. The update is bound by device memory.
         """
         members = self.mesh.data * self.mesh.seq
-        reduce_s = 0.0
-        if members > 1:
-            span = self.mesh.seq if self.mesh.data == 1 else members * self.mesh.pipe
-            reduce_s = 2 * (members - 1) / members * self.params * _FLOAT32 / self.cluster.link_bytes_s(span)
+        sent = (members - 1) / members * self.params * (self.compute_bytes + 2 * _FLOAT32)
         cast = _FLOAT32 + self.compute_bytes if self.compute_bytes < _FLOAT32 else 0
-        update_s = self.params * (_OPTIMIZER_PASSES * _FLOAT32 + cast) / self.cluster.device.hbm_bytes_s
-        return reduce_s + update_s
+        updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
+        return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s
 
     def chunk_seconds(self, start: int, tokens: int) -> float:
         """Returns the seconds of a chunk's F and B on one virtual stage together."""
@@ -181,6 +179,14 @@ class CostModel:
     @property
     def _seq_link(self) -> float:
         return self.cluster.link_bytes_s(self.mesh.seq)
+
+    @property
+    def _stage_link(self) -> float:
+        """Bytes a second of a sum over the devices of a stage, by the adapters of all its members on a host."""
+        device, seq = self.cluster.device, self.mesh.seq
+        if self.mesh.data == 1 and seq <= self.cluster.devices_per_host:
+            return device.link_bytes_s
+        return min(device.link_bytes_s, device.network_bytes_s * min(seq, self.cluster.devices_per_host))
 
     @cached_property
     def _token_transfer_s(self) -> dict[str, float]:

@@ -1,0 +1,129 @@
+"""Compares the searched Plan with the paper's heuristic on the settings of SPPO's Table 4, in docs/validation.md.
+
+    python benchmarks/table4.py                 print
+    python benchmarks/table4.py --write         print, and write the block `table4`
+
+Three plans a setting, all simulated with the same costs: with the paper's mesh and number of chunks as published, with
+`planner: paper` free to choose both, and searched. No jax needed; takes about a minute.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from blocks import write_block
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import parse_cluster
+from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.search import Found, search
+from sppo_jax.units import format_bytes
+
+PAGE = Path(__file__).parents[1] / "docs" / "validation.md"
+K = 1024
+# model, hosts of eight A100, sequence-parallel GPUs, stages: length -> N
+TABLE_4 = {
+    ("gpt-7b", 4, 8, 4): {512 * K: 32, 640 * K: 64, 768 * K: 80, 896 * K: 128, 1024 * K: 160},
+    ("gpt-13b", 8, 8, 8): {512 * K: 32, 640 * K: 48, 768 * K: 64, 1024 * K: 80, 1280 * K: 160},
+    ("gpt-65b", 16, 16, 8): {512 * K: 32, 600 * K: 64, 640 * K: 80, 768 * K: 96, 1024 * K: 128},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting of the table with its three plans."""
+
+    model: str
+    length: int
+    published: Found
+    paper: Found
+    searched: Found
+
+    def gain(self, other: Found) -> float:
+        """Returns how many times as fast the searched plan is."""
+        return other.plan.predicted.step_s / self.searched.plan.predicted.step_s
+
+
+def settings() -> Iterator[Setting]:
+    """Plans every setting three times."""
+    for (model, hosts, seq, pipe), rows in TABLE_4.items():
+        cluster = parse_cluster(f"a100-80g:{hosts}x8")
+        for length, chunks in rows.items():
+            shared = {"model": {"preset": model}, "train": {"steps": 1}}
+            cut = {"length": length, "chunks": chunks, "balance": "flops"}
+            mesh = {"data": 1, "pipe": pipe, "seq": seq}
+            free = {**shared, "sequence": {"length": length}}
+            published, paper, searched = (
+                search(config_from_dict(settings), cluster)
+                for settings in (
+                    {**shared, "sequence": cut, "mesh": mesh, "planner": "paper"},
+                    {**free, "planner": "paper"},
+                    {**free, "schedule": {"interleave": "auto"}},
+                )
+            )
+            yield Setting(model=model, length=length, published=published, paper=paper, searched=searched)
+
+
+_SUMMARY = """\
+On {count} settings the searched Plan is {low:.2f} to {high:.2f} times as fast as `planner: paper` where both fit
+({fit}), and {own_low:.2f} to {own_high:.2f} times as fast as the paper's own mesh and N where those fit ({own_fit});
+it is slower on {slower}. All in simulation, with one cost model, on `a100-80g`.
+
+| setting | paper's mesh and N | `planner: paper` | searched | gain over `paper` | over its own mesh and N |
+|---|---|---|---|---|---|
+"""
+
+
+def report(found: list[Setting]) -> str:
+    """Writes the block."""
+    gains, own = ([gain for gain in kind if gain is not None] for kind in zip(*map(_gains, found), strict=True))
+    summary = _SUMMARY.format(
+        count=len(found),
+        low=min(gains),
+        high=max(gains),
+        fit=len(gains),
+        own_low=min(own),
+        own_high=max(own),
+        own_fit=len(own),
+        slower=sum(gain < 1 for gain in [*gains, *own]),
+    )
+    return summary + "\n".join(_row(setting) for setting in found)
+
+
+def _gains(setting: Setting) -> tuple[float | None, float | None]:
+    """Returns the gains over `planner: paper` and over the paper's mesh and N; None where not both plans fit."""
+    paper, published = (
+        setting.gain(other) if other.fits and setting.searched.fits else None
+        for other in (setting.paper, setting.published)
+    )
+    return paper, published
+
+
+def _row(setting: Setting) -> str:
+    cells = [_described(plan) for plan in (setting.published, setting.paper, setting.searched)]
+    gained = ["-" if gain is None else f"{gain:.2f}x" for gain in _gains(setting)]
+    return f"| {setting.model[4:].upper()} {setting.length // K}K | {' | '.join([*cells, *gained])} |"
+
+
+def _described(found: Found) -> str:
+    plan: Plan = found.plan
+    mesh = f"pipe {plan.mesh.pipe} x seq {plan.mesh.seq}" + (f" x data {plan.mesh.data}" if plan.mesh.data > 1 else "")
+    groups = f", v = {plan.schedule.interleave}" if plan.schedule.interleave > 1 else ""
+    text = f"{plan.predicted.step_s:.1f} s: {mesh}, N = {len(plan.chunk_lengths)}{groups}, rest {plan.stash.rest}"
+    return text if found.fits else f"{text} (does not fit: {format_bytes(max(plan.predicted.hbm_bytes))})"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write the block `table4` of docs/validation.md")
+    args = parser.parse_args(arguments)
+    text = report(list(settings()))
+    print(text)
+    if args.write:
+        write_block(PAGE, "table4", text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

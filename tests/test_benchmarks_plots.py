@@ -1,0 +1,57 @@
+"""The bubble's plot and the comparison with the paper's heuristic: on the formula, never slower, and drawn."""
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import bubble  # noqa: E402
+import table4  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found():
+    return list(bubble.points((16, 64)))
+
+
+def test_equal_lengths_and_equal_costs_lie_on_the_formula(found):
+    on_formula = [p for p in found if p.kind != "equal FLOPs, 4 lengths"]
+    assert len(on_formula) == 2 * 3 * 4
+    assert all(p.simulated == pytest.approx(p.formula, rel=1e-9) for p in on_formula)
+
+
+def test_the_formula_by_hand(found):
+    for p in found:
+        if p.kind == "equal costs":
+            assert p.formula == pytest.approx((p.stages - 1) / (p.groups * p.chunks))
+
+
+def test_a_few_lengths_wait_longer_than_the_formula_says(found):
+    assert all(p.simulated >= p.formula for p in found if p.kind == "equal FLOPs, 4 lengths")
+
+
+def test_gain_and_picture(found, tmp_path, monkeypatch, capsys):
+    gained = bubble.gain()
+    assert gained.published == pytest.approx(1.44 / 1.23) and gained.limit == 39 / 32
+    assert gained.over_lockstep >= 1
+    assert gained.lockstep.chunk_lengths != gained.ours.chunk_lengths and len(gained.lockstep.chunk_lengths) == 32
+    picture = bubble.picture(found, gained)
+    assert len(list(ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}polyline"))) == 3 * 5
+    monkeypatch.setattr(bubble, "DOCS", tmp_path)
+    monkeypatch.setattr(bubble, "points", lambda: found)
+    assert bubble.main(["--write"]) == 0
+    assert "![" in (tmp_path / "validation.md").read_text() and (tmp_path / "bubble.svg").exists()
+    assert "largest difference" in capsys.readouterr().out
+
+
+def test_searched_plans_are_not_slower_than_the_papers(monkeypatch):
+    key, rows = next(iter(table4.TABLE_4.items()))
+    length = min(rows)
+    monkeypatch.setattr(table4, "TABLE_4", {key: {length: rows[length]}})
+    (setting,) = table4.settings()
+    assert setting.searched.fits and setting.gain(setting.paper) >= 1 and setting.gain(setting.published) >= 1
+    assert len(setting.published.plan.chunk_lengths) == rows[length]
+    assert "7B 512K" in table4.report([setting]) and "slower on 0" in table4.report([setting])

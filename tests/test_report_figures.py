@@ -55,7 +55,7 @@ def test_a_cpu_has_no_mfu():
 
 
 def test_unknown_holders_count_as_working():
-    columns = hbm_columns({"states": 5, "kv": 2, "kv_grad": 4, "stash": 1, "news": 7})
+    columns = hbm_columns({"params": 4, "grads": 1, "kv": 2, "kv_grad": 4, "stash": 1, "news": 7})
     assert columns == {"params": 5, "kv": 2, "kv_grad": 4, "stash": 1, "working": 7}
 
 

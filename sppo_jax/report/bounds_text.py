@@ -3,7 +3,8 @@
 from sppo_jax.hardware import Cluster
 from sppo_jax.planner.bounds import Bound, Trial
 from sppo_jax.report.columns import paragraph
-from sppo_jax.report.words import chunks_of, gib, mesh_of, schedule_of, seconds, stash_of
+from sppo_jax.report.words import chunks_of, mesh_of, schedule_of, seconds, stash_of
+from sppo_jax.units import format_bytes
 
 _LABEL = 6
 
@@ -92,8 +93,8 @@ def _reached(trial: Trial, cluster: Cluster) -> list[str]:
         ),
         paragraph(
             "takes",
-            f"{seconds(plan.predicted.step_s)} s a step, {gib(memory.hbm_bytes)} of "
-            f"{gib(cluster.device.hbm_bytes)} GiB HBM and {gib(memory.host)} GiB host memory a device",
+            f"{seconds(plan.predicted.step_s)} s a step, {format_bytes(memory.hbm_bytes)} of "
+            f"{format_bytes(cluster.device.hbm_bytes)} HBM and {format_bytes(memory.host)} host memory a device",
             width=_LABEL,
         ),
     ]

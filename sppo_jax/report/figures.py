@@ -19,7 +19,7 @@ from sppo_jax.schedule.table import Table, Unit
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
 COLUMNS = {
-    "params": ("params", "grads", "states", "moments", "optimizer", "cast"),
+    "params": ("params", "weights", "grads"),
     "kv": ("kv",),
     "kv_grad": ("kv_grad",),
     "stash": ("stash",),

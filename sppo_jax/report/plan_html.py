@@ -4,28 +4,22 @@ from collections.abc import Sequence
 from html import escape
 from statistics import median
 
-from sppo_jax.report.figures import COLUMNS, WORKING, Figures
+from sppo_jax.report.figures import Figures
 from sppo_jax.report.memory_curve import memory_svg
 from sppo_jax.report.occupancy import occupancy
+from sppo_jax.report.plan_tables import (
+    REJECTED_HEADER,
+    STAGES_HEADER,
+    byte_unit,
+    choice_rows,
+    memory_rows,
+    part_rows,
+    rejected_rows,
+    stage_rows,
+)
 from sppo_jax.report.plan_text import copies_text
 from sppo_jax.report.timeline import LinkUse, Window, timeline_svg, whole_step
-from sppo_jax.report.words import (
-    COLUMN_HELP,
-    COLUMN_NAMES,
-    PART_NAMES,
-    TOLD_ELSEWHERE,
-    gib,
-    holder_of,
-    mesh_of,
-    most_alpha,
-    runs_of,
-    schedule_of,
-    seconds,
-    settings_of,
-    span,
-    stash_of,
-    subject,
-)
+from sppo_jax.report.words import COLUMN_HELP, seconds, subject
 from sppo_jax.units import format_bytes
 
 WIDTH = 1160
@@ -164,71 +158,36 @@ def _memory_picture(figures: Figures, window: Window) -> str:
 
 
 def _seconds(figures: Figures) -> list[str]:
-    step_s = figures.plan.predicted.step_s
-    rows = [
-        (PART_NAMES[name], seconds(value, step_s), f"{value / step_s:.1%}", _bar(value / step_s))
-        for name, value in figures.parts.items()
-        if value > 0
-    ]
+    rows = [(name, spent, f"{share:.1%}", _bar(share)) for name, spent, share, _ in part_rows(figures, 0.0)]
     note = f"<p class='note'>Host link: {escape(copies_text(figures))}.</p>" if figures.copies else ""
     return [_table(("part", "seconds", "share", ""), rows, text=(0,), raw=(3,)), note]
 
 
 def _memory(figures: Figures) -> list[str]:
-    memory, cluster = figures.found.memory, figures.cluster
-    capacity, host = cluster.device.hbm_bytes, cluster.device_host_bytes
+    unit = byte_unit(figures.found.memory)
     rows = [
-        (holder_of(name), gib(size), f"{size / capacity:.1%}", _bar(size / capacity))
-        for name, size in sorted(memory.hbm.items(), key=lambda item: -item[1])
-        if size
+        (name, size, f"{share:.1%}", escape(of) or _bar(share)) for name, size, share, of in memory_rows(figures, unit)
     ]
-    rows.append(("HBM in all", gib(memory.hbm_bytes), f"{memory.hbm_bytes / capacity:.1%}", f"of {gib(capacity)} GiB"))
-    rows.append(("host memory", gib(memory.host), f"{memory.host / host:.1%}", f"of {gib(host)} GiB for each device"))
-    return [_table(("holds", "GiB", "share", ""), rows, text=(0,), raw=(3,))]
+    return [_table(("holds", unit.name, "share", ""), rows, text=(0,), raw=(3,))]
 
 
 def _stages(figures: Figures) -> list[str]:
-    step_s = figures.plan.predicted.step_s
-    header = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
-    rows = []
-    for stage in figures.stages:
-        sizes = (*(stage.hbm[name] for name in (*COLUMNS, WORKING)), stage.hbm_bytes, stage.host_bytes)
-        times = (stage.forward_s, stage.backward_s, stage.head_s, stage.idle_s)
-        rows.append((*map(gib, sizes), *(seconds(value, step_s) for value in times), str(stage.peak_chunks)))
-    merged = [(span(first, last), *row) for first, last, row in runs_of(rows)]
-    note = f"<p class='note'>A device of each stage, in GiB and seconds a step. {escape(COLUMN_HELP)}.</p>"
-    return [_table(header, merged), note]
+    unit = byte_unit(figures.found.memory)
+    note = f"A device of each stage, in {unit.name} and seconds a step. {COLUMN_HELP}."
+    return [_table(STAGES_HEADER, stage_rows(figures, unit)), f"<p class='note'>{escape(note)}</p>"]
 
 
 def _choices(figures: Figures) -> list[str]:
-    reasons, shown = figures.plan.reasons, set(TOLD_ELSEWHERE)
-    rows = []
-    for name, value, keys in settings_of(figures.plan):
-        rows.append((name, value, "; ".join(reasons[key] for key in keys if key in reasons)))
-        shown.update(keys)
-    rows += [(key, "", reason) for key, reason in reasons.items() if key not in shown]
+    rows = [(name, value, "; ".join(reasons)) for name, value, reasons in choice_rows(figures)]
     return [_table(("choice", "value", "reason"), rows, text=(0, 1, 2))]
 
 
 def _considered(figures: Figures) -> list[str]:
-    found = figures.found
+    found, rows = figures.found, rejected_rows(figures)
     note = f"<p>{found.num_considered:,} plans considered in {found.seconds:.2f} s.</p>"
-    if not found.rejected:
+    if not rows:
         return [note, "<p>The settings leave no other.</p>"]
-    header = ("step s", "data x pipe x seq", "chunks", "schedule", "inputs/attention/rest", "alpha", "lost because")
-    rows = [
-        (
-            seconds(item.step_s, figures.plan.predicted.step_s),
-            mesh_of(item.plan),
-            str(len(item.plan.chunk_lengths)),
-            schedule_of(item.plan),
-            stash_of(item.plan),
-            most_alpha(item.plan),
-            item.why,
-        )
-        for item in found.rejected
-    ]
-    return [note, _table(header, rows, text=(1, 3, 4, 6))]
+    return [note, _table(REJECTED_HEADER, rows, text=(1, 3, 4, 6))]
 
 
 def _table(
@@ -256,4 +215,4 @@ def _table(
 
 
 def _bar(share: float) -> str:
-    return f"<span class='bar' style='width:{max(1, round(share * 300))}px'></span>"
+    return f"<span class='bar' style='width:{max(1, round(min(share, 1.5) * 300))}px'></span>"

@@ -5,25 +5,18 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from sppo_jax.report.columns import WIDTH, aligned, bar, paragraph
-from sppo_jax.report.figures import COLUMNS, WORKING, Figures
-from sppo_jax.report.words import (
-    COLUMN_HELP,
-    COLUMN_NAMES,
-    PART_NAMES,
-    TOLD_ELSEWHERE,
-    gib,
-    holder_of,
-    mesh_of,
-    most_alpha,
-    runs_of,
-    schedule_of,
-    seconds,
-    settings_of,
-    span,
-    stash_of,
-    subject,
-    verdict,
+from sppo_jax.report.figures import Figures
+from sppo_jax.report.plan_tables import (
+    REJECTED_HEADER,
+    STAGES_HEADER,
+    byte_unit,
+    choice_rows,
+    memory_rows,
+    part_rows,
+    rejected_rows,
+    stage_rows,
 )
+from sppo_jax.report.words import COLUMN_HELP, seconds, subject, verdict
 from sppo_jax.schedule.table import Table
 from sppo_jax.schedule.timeline import text_timeline
 
@@ -81,51 +74,28 @@ def copies_text(figures: Figures) -> str:
 
 
 def _choices(figures: Figures) -> str:
-    lines, shown = ["Plan, and why"], set(TOLD_ELSEWHERE)
-    reasons = figures.plan.reasons
-    for name, value, keys in settings_of(figures.plan):
+    lines = ["Plan, and why"]
+    for name, value, reasons in choice_rows(figures):
         lines.append(paragraph(name, value))
-        lines += [paragraph("", f"- {reasons[key]}") for key in keys if key in reasons]
-        shown.update(keys)
-    lines += [paragraph(key, reason) for key, reason in reasons.items() if key not in shown]
+        lines += [paragraph("", f"- {reason}") for reason in reasons]
     return "\n".join(lines)
 
 
 def _considered(figures: Figures) -> str:
-    found = figures.found
+    found, rows = figures.found, rejected_rows(figures)
     title = f"Considered {found.num_considered:,} plans in {found.seconds:.2f} s"
-    if not found.rejected:
+    if not rows:
         return f"{title}; the settings leave no other"
-    header = ("step s", "data x pipe x seq", "chunks", "schedule", "stash in/attn/rest", "alpha", "lost because")
-    rows = [
-        (
-            seconds(item.step_s, figures.plan.predicted.step_s),
-            mesh_of(item.plan),
-            str(len(item.plan.chunk_lengths)),
-            schedule_of(item.plan),
-            stash_of(item.plan),
-            most_alpha(item.plan),
-            item.why,
-        )
-        for item in found.rejected
-    ]
-    return f"{title}; the best {len(rows)} that lost\n{aligned(header, rows, left=(1, 3, 4, 6), wrap=6)}"
+    return f"{title}; the best {len(rows)} that lost\n{aligned(REJECTED_HEADER, rows, left=(1, 3, 4, 6), wrap=6)}"
 
 
 def _seconds(figures: Figures) -> str:
-    step_s = figures.plan.predicted.step_s
-    large = {name: value for name, value in figures.parts.items() if value / step_s >= _SMALL_SHARE}
-    small = {name: value for name, value in figures.parts.items() if 0 < value / step_s < _SMALL_SHARE}
     rows = [
-        (PART_NAMES[name], seconds(value, step_s), f"{value / step_s:.1%}", bar(value / step_s))
-        for name, value in large.items()
+        (name, spent, f"{share:.1%}", names or bar(share))
+        for name, spent, share, names in part_rows(figures, _SMALL_SHARE)
     ]
-    if small:
-        rest = sum(small.values())
-        names = ", ".join(PART_NAMES[name] for name in small)
-        rows.append(("the rest", seconds(rest, step_s), f"{rest / step_s:.1%}", names))
     lines = [
-        f"Where the {seconds(step_s)} s of a step go (mean of the stages)",
+        f"Where the {seconds(figures.plan.predicted.step_s)} s of a step go (mean of the stages)",
         aligned(("", "seconds", "share", ""), rows, left=(0, 3), wrap=3),
     ]
     if figures.copies:
@@ -134,30 +104,16 @@ def _seconds(figures: Figures) -> str:
 
 
 def _memory(figures: Figures) -> str:
-    memory, cluster = figures.found.memory, figures.cluster
-    capacity, host = cluster.device.hbm_bytes, cluster.device_host_bytes
-    rows = [
-        (holder_of(name), gib(size), f"{size / capacity:.1%}", bar(size / capacity))
-        for name, size in sorted(memory.hbm.items(), key=lambda item: -item[1])
-        if size
-    ]
-    total = memory.hbm_bytes
-    rows.append(("HBM in all", gib(total), f"{total / capacity:.1%}", f"of {gib(capacity)} GiB"))
-    rows.append(("host memory", gib(memory.host), f"{memory.host / host:.1%}", f"of {gib(host)} GiB for each device"))
-    return "Memory of a device\n" + aligned(("", "GiB", "share", ""), rows, left=(0, 3))
+    unit = byte_unit(figures.found.memory)
+    rows = [(name, size, f"{share:.1%}", of or bar(share)) for name, size, share, of in memory_rows(figures, unit)]
+    return "Memory of a device\n" + aligned(("", unit.name, "share", ""), rows, left=(0, 3))
 
 
 def _stages(figures: Figures) -> str:
-    header = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
-    step_s = figures.plan.predicted.step_s
-    rows = []
-    for stage in figures.stages:
-        sizes = (*(stage.hbm[name] for name in (*COLUMNS, WORKING)), stage.hbm_bytes, stage.host_bytes)
-        times = (stage.forward_s, stage.backward_s, stage.head_s, stage.idle_s)
-        rows.append((*map(gib, sizes), *(seconds(value, step_s) for value in times), str(stage.peak_chunks)))
-    lines = [(span(first, last), *row) for first, last, row in runs_of(rows)]
-    title = "Stages: a device of each, in GiB and seconds a step"
-    return f"{title}\n{aligned(header, lines)}\n{paragraph('', COLUMN_HELP, width=0)}"
+    unit = byte_unit(figures.found.memory)
+    title = f"Stages: a device of each, in {unit.name} and seconds a step"
+    table = aligned(STAGES_HEADER, stage_rows(figures, unit))
+    return f"{title}\n{table}\n{paragraph('', COLUMN_HELP, width=0)}"
 
 
 def _timeline(figures: Figures) -> str:

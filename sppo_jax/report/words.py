@@ -5,8 +5,8 @@ from typing import Any
 
 from sppo_jax.planner.plan import Plan
 from sppo_jax.report.figures import Figures
+from sppo_jax.units import format_bytes
 
-GIB = 2**30
 PART_NAMES = {
     "attention": "attention",
     "linear": "linear layers",
@@ -20,17 +20,16 @@ PART_NAMES = {
     "update": "end of the step",
 }
 HOLDERS = {
-    "states": "parameters, gradients, optimizer",
-    "params": "parameters",
+    "params": "parameters and optimizer",
+    "weights": "weights to compute with",
     "grads": "gradients",
-    "moments": "optimizer moments",
     "kv": "K/V",
     "kv_grad": "dK/dV",
     "stash": "stash",
     "copies": "copies under way",
     "carries": "between stages and head",
+    "batch": "batch",
     "work": "a tick's own buffers",
-    "loss": "logits",
 }
 # Reasons that stand beside other figures, or say nothing where there is nothing to choose.
 TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind")
@@ -39,11 +38,6 @@ COLUMN_HELP = (
     "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations that wait for "
     "backward; other: a tick's own buffers; peak: peak HBM, the sum of these; chunks: most stashes held at once"
 )
-
-
-def gib(value: float) -> str:
-    """Returns bytes in GiB, two decimals, one where there are hundreds."""
-    return f"{value / GIB:.2f}" if value < 100 * GIB else f"{value / GIB:.1f}"
 
 
 def seconds(value: float, largest: float = 0.0) -> str:
@@ -74,9 +68,9 @@ def holder_of(name: str) -> str:
 
 
 def schedule_of(plan: Plan) -> str:
-    """Returns the schedule's name and its groups of layers where there are several."""
-    interleave = plan.schedule.interleave
-    return plan.schedule.name if interleave == 1 else f"{plan.schedule.name} v={interleave}"
+    """Returns the schedule's name; where a stage has several groups of layers, their number instead of the prefix."""
+    name, interleave = plan.schedule.name, plan.schedule.interleave
+    return name if interleave == 1 else f"{name.removeprefix('interleaved-')} v={interleave}"
 
 
 def chunks_of(plan: Plan) -> str:
@@ -114,8 +108,8 @@ def verdict(figures: Figures) -> tuple[str, str]:
     found, plan, cluster = figures.found, figures.plan, figures.cluster
     answer = "fits" if found.fits else "DOES NOT FIT"
     mfu = "" if figures.mfu is None else f"causal MFU {figures.mfu:.1%}, "
-    hbm = f"HBM {gib(found.memory.hbm_bytes)} of {gib(cluster.device.hbm_bytes)}"
-    host = f"host {gib(found.memory.host)} of {gib(cluster.device_host_bytes)} GiB a device"
+    hbm = f"HBM {format_bytes(found.memory.hbm_bytes)} of {format_bytes(cluster.device.hbm_bytes)}"
+    host = f"host {format_bytes(found.memory.host)} of {format_bytes(cluster.device_host_bytes)} a device"
     return (
         f"{answer}: predicted step {seconds(plan.predicted.step_s)} s, {figures.tokens_s:,.0f} tokens/s "
         f"({figures.tokens_s / figures.num_devices:,.0f} a device)",
@@ -142,13 +136,16 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     elif plan.ulysses > 1 and plan.ring > 1:
         kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
     places = f"layer inputs {stash.inputs}, attention outputs {stash.attention}, the rest {stash.rest}"
+    groups = plan.schedule.interleave
+    schedule = f"{plan.schedule.name}, {groups} groups of layers a stage" if groups > 1 else plan.schedule.name
+    schedule += f", K/V of {plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'} at once"
     return [
         ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
         ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
         ("chunks", chunks_of(plan), ("chunks",)),
         (
             "schedule",
-            f"{schedule_of(plan)}, K/V of {plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'} at once",
+            schedule,
             ("schedule",),
         ),
         ("stash", places, ("stash",)),

@@ -155,10 +155,11 @@ def gain() -> Gain:
     """Plans SPPO's 13B setting on its mesh, once with its number of chunks and once searched."""
     cluster, length = parse_cluster("a100-80g:8x8"), 2**19
     mesh = {"data": 1, "pipe": SPPO_STAGES, "seq": 8}
+    nodes = {"network_bytes_s": 12.5e9}  # four 200 Gb/s adapters for eight GPUs, as in the paper
     cut = {"chunks": SPPO_CHUNKS, "balance": "flops"}
-    theirs = _config("gpt-13b", length, mesh=mesh, sequence=cut, planner="paper")
+    theirs = _config("gpt-13b", length, mesh=mesh, sequence=cut, planner="paper", hardware=nodes)
     lockstep = search(theirs, cluster).plan
-    ours = search(_config("gpt-13b", length, mesh=mesh, schedule={"interleave": "auto"}), cluster).plan
+    ours = search(_config("gpt-13b", length, mesh=mesh, schedule={"interleave": "auto"}, hardware=nodes), cluster).plan
     # The formula has the work of one stage, whatever the order, and fills and drains once.
     work_s = lockstep.predicted.step_s * (1 - lockstep.predicted.bubble_fraction)
     return Gain(formula_s=work_s * (1 + (SPPO_STAGES - 1) / SPPO_CHUNKS), lockstep=lockstep, ours=ours)

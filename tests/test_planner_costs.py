@@ -84,12 +84,19 @@ def test_every_tick_takes_its_overheads():
     assert slower.seconds("H", 16, 8) - plain.seconds("H", 16, 8) == pytest.approx(1 + 3 * 2 * 100 * 8 / 2)
 
 
-def test_backward_adds_to_the_gradients_of_weights_and_prefix():
-    model = costs(seq=2, hbm_bytes_s=1.0)
-    # bfloat16 written and read, float32 read and written; two of the four heads' worth of k and v a device.
-    elements = LAYER.params + 24 * 2 * 1 * 2
-    assert model.seconds("B", 16, 8) - costs(seq=2).seconds("B", 16, 8) == pytest.approx(2 * elements * 12)
-    assert model.seconds("F", 16, 8) == costs(seq=2).seconds("F", 16, 8)
+def test_units_move_the_prefix_and_backward_adds_to_gradients():
+    model, plain = costs(seq=2, hbm_bytes_s=1.0), costs(seq=2)
+    # Of 24 tokens a device has k and v of one of two heads of two elements; two bytes read and written.
+    prefix = 24 * 2 * 1 * 2
+    assert model.seconds("F", 16, 8) - plain.seconds("F", 16, 8) == pytest.approx(2 * prefix * 4)
+    # bfloat16 written and read, float32 read and written.
+    expected = 2 * (prefix * (4 + 12) + LAYER.params * 12)
+    assert model.seconds("B", 16, 8) - plain.seconds("B", 16, 8) == pytest.approx(expected)
+    anew = costs(seq=2, attention=True, hbm_bytes_s=1.0).seconds("B", 16, 8)
+    assert anew - costs(seq=2, attention=True).seconds("B", 16, 8) == pytest.approx(expected + 2 * prefix * 4)
+    # A ring shares the tokens instead of the heads.
+    ring = costs(seq=2, ring=2, hbm_bytes_s=1.0).seconds("F", 16, 8) - costs(seq=2, ring=2).seconds("F", 16, 8)
+    assert ring == pytest.approx(2 * prefix * 4)
 
 
 def test_ulysses_sends_all_heads_but_its_own():

@@ -108,10 +108,9 @@ class CostModel:
         if kind == "H":
             return seconds
         seconds += pair_s * chunk_pairs(start, tokens) / self.mesh.seq
-        if kind == "B":
-            return seconds + self._accumulate_s(start + tokens)
+        seconds += self._memory_bytes(kind, start + tokens) / self.cluster.device.hbm_bytes_s
         # Forward attention is spread over blocks of queries and waits for the last ones; backward over those of keys.
-        return seconds + pair_s * extra * start
+        return seconds + (pair_s * extra * start if kind == "F" else 0.0)
 
     def transfer_s(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
         """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.
@@ -167,14 +166,18 @@ class CostModel:
             "H": (head_s, 0.0),
         }
 
-    def _accumulate_s(self, reach: int) -> float:
-        """Returns the seconds in which a B adds to the gradients of its weights, and to dK and dV of the prefix.
+    def _memory_bytes(self, kind: str, reach: int) -> float:
+        """Returns the bytes that a unit moves in device memory whatever the length of its chunk.
 
-        Each addition writes and reads a part in the compute dtype and reads and writes a float32 sum.
+        Attention takes keys and values of the prefix out of their buffer. Backward adds to dK and dV of the prefix and
+        to the gradients of the weights: a part in the compute dtype is written and read, a float32 sum read and written.
         """
-        per_element = 2 * self.compute_bytes + 2 * _FLOAT32
+        copied, added = 2 * self.compute_bytes, 2 * self.compute_bytes + 2 * _FLOAT32
         prefix = reach / self.ring * 2 * self.kv_heads / self.ulysses * self.head_dim
-        return self.layers * (self.layer.params + prefix) * per_element / self.cluster.device.hbm_bytes_s
+        if kind == "F":
+            return self.layers * prefix * copied
+        anew = copied if self.recompute_attention else 0
+        return self.layers * (prefix * (anew + copied + added) + self.layer.params * added)
 
     @property
     def _seq_link(self) -> float:

@@ -143,7 +143,7 @@ def test_memory_makes_chunks():
 
 
 def test_what_cannot_fit_is_planned_with_least_memory_and_says_so():
-    with pytest.warns(UserWarning, match="no plan fits: the least one is over HBM by .* has 1000 B and"):
+    with pytest.warns(UserWarning, match="no plan fits: the least one is over HBM by .* of 940 B that plans may take"):
         made = make_plan(config(length=4096), changed(CPU, hbm_bytes=1000))
     assert made.reasons["hbm"].startswith("DOES NOT FIT")
     assert max(made.predicted.hbm_bytes) < max(plan(length=4096).predicted.hbm_bytes)

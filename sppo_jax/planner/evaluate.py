@@ -11,7 +11,7 @@ from sppo_jax.planner.memory import Memory, Shape, predict_memory
 from sppo_jax.planner.parallel import SequenceSplit, layers_per_virtual_stage
 from sppo_jax.planner.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.planner.request import Layout, Request, choose_kernel, read_request
-from sppo_jax.planner.stash import Places, choose_alpha, copy_seconds
+from sppo_jax.planner.stash import Places, choose_alpha, copy_seconds, largest_alpha
 from sppo_jax.schedule.simulate import Simulation, simulate
 from sppo_jax.schedule.slots import kv_slots
 from sppo_jax.schedule.table import Table, Unit
@@ -50,6 +50,7 @@ class Outcome:
         memory: bytes of a device.
         simulation: the ticks.
         step_s: seconds of a step: the ticks, and what comes after them once.
+        all_away: whether all that may wait on the host does, where inputs or attention outputs do.
     """
 
     choice: Choice
@@ -58,6 +59,7 @@ class Outcome:
     memory: Memory
     simulation: Simulation
     step_s: float
+    all_away: bool
 
 
 def evaluate(request: Request, choice: Choice) -> Outcome:
@@ -80,6 +82,7 @@ def evaluate(request: Request, choice: Choice) -> Outcome:
         memory=predict_memory(table, shape, stash),
         simulation=simulation,
         step_s=simulation.step_s + costs.step_overhead_s(),
+        all_away=stash.alpha == largest_alpha(table),
     )
 
 

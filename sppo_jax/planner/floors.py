@@ -101,11 +101,16 @@ class Floors:
         length, count = self.request.config.sequence.length, frame.num_chunks
         tokens, samples = length // count, min(count, _SAMPLES)
         starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
-        units = [costs.seconds(kind, start, tokens) for start in starts]
+        on_ring = frame.layout.split.ring > 1
+        # What a ring sends depends on where chunks begin, so that only equal ones are known here.
+        seconds = costs.compute_s if on_ring and frame.balance != "equal" else costs.seconds
+        units = [seconds(kind, start, tokens) for start in starts]
         if samples == count:
             return sum(units), units[-1]
-        # Costs rise along the sequence, so that equally spaced ones stand for all, the ends for half as many.
-        return (sum(units) - (units[0] + units[-1]) / 2) / (samples - 1) * count, units[-1]
+        # Costs rise along the sequence: evenly, so that the ends stand for half as many chunks as the others; by steps
+        # on a ring, which passes the prefix in a few static lengths, so that only the lower end of a part is sure.
+        above = units[-1] if on_ring else (units[0] + units[-1]) / 2
+        return (sum(units) - above) / (samples - 1) * count, units[-1]
 
     def _excess(self, layout: Layout, tokens: int, places: Places) -> float:
         request, shape = self.request, shape_of(self.request, layout)

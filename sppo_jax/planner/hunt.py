@@ -79,7 +79,7 @@ class Hunt:
     def _send_more(self, number: int) -> None:
         """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
         node, outcome = self.nodes[number], self.outcomes[number]
-        if node.alpha == "hidden" and "host" in node.places[:2] and len(set(outcome.stash.alpha) - {0.0, 1.0}):
+        if node.alpha == "hidden" and "host" in node.places[:2] and not outcome.all_away:
             heapq.heappush(self.heap, (outcome.step_s, self._add(node.frame, node.places, "all"), 1))
 
     def _refine(self) -> int | None:

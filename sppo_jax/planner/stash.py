@@ -17,7 +17,7 @@ from sppo_jax.schedule.diagonals import (
     tick_tokens,
     unit_diagonals,
 )
-from sppo_jax.schedule.table import Table
+from sppo_jax.schedule.table import Table, remembered
 from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
@@ -135,6 +135,13 @@ def choose_alpha(
     return stash, why
 
 
+@remembered
+def largest_alpha(table: Table) -> tuple[float, ...]:
+    """Returns the largest alpha that a table allows: 1, but 0 where a stash is read back at once."""
+    gaps = group_gaps(table)
+    return tuple(1.0 if gaps[group] >= MIN_HOST_GAP else 0.0 for group in diagonal_groups(table))
+
+
 def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
     """Returns the seconds for which each tick's copies to or from the host last.
 
@@ -159,10 +166,14 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
     """Returns, for each diagonal group, the share of tokens whose copy hides behind its shortest forward."""
     groups, gaps, longest = diagonal_groups(table), group_gaps(table), longest_chunks(table)
     starts = list(accumulate(table.chunk_lengths, initial=0))
+    known: dict[tuple[int, int], float] = {}
     forward_s = [float("inf")] * len(gaps)
-    for chunk, group in {(chunk, groups[diagonal]) for (_, chunk, _), diagonal in unit_diagonals(table).items()}:
-        unit_s = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], longest[group])
-        forward_s[group] = min(forward_s[group], unit_s)
+    for (_, chunk, _), diagonal in unit_diagonals(table).items():
+        group = groups[diagonal]
+        key = chunk, longest[group]
+        if key not in known:
+            known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], longest[group])
+        forward_s[group] = min(forward_s[group], known[key])
     shared, rest = offload_bytes(shape, stash)
     shares = []
     for group, gap in enumerate(gaps):

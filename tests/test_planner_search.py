@@ -1,0 +1,292 @@
+"""The search: the best of all choices by brute force, from few evaluations, around what is pinned; why not others."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.planner import hunt
+from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of
+from sppo_jax.planner.floors import Floors, stream_seconds
+from sppo_jax.planner.frames import frames, lengths_of
+from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.request import read_request
+from sppo_jax.planner.search import search
+from sppo_jax.planner.stash import place_options
+from sppo_jax.schedule.registry import make_table
+from sppo_jax.schedule.simulate import simulate
+
+TINY = dict(vocab_size=256, hidden_size=32, num_layers=8, num_heads=4, num_kv_heads=2, mlp_size=64)
+AUTO = {"interleave": "auto"}
+
+
+def config(model=TINY, length=4096, **groups):
+    sequence = {"length": length, **groups.pop("sequence", {})}
+    train = {"steps": 1, **groups.pop("train", {})}
+    return config_from_dict({"model": model, "sequence": sequence, "train": train, **groups})
+
+
+def large(preset="gpt-7b", cluster="a100-80g:16x8", length=2**22, **groups):
+    return config({"preset": preset}, length, hardware={"cluster": cluster, **groups.pop("hardware", {})}, **groups)
+
+
+def small(num_devices=4, **figures):
+    """Some slow CPUs; chunks may be short, so that there is much to choose from."""
+    device = replace(DEVICES["cpu"], **{"smallest_chunk": 512, "overhead_s": 1e-3, **figures})
+    return make_cluster(device, num_devices)
+
+
+def choices(request, dtypes=("float32",)):
+    """Every choice there is, table by table."""
+    for frame, dtype in itertools.product(frames(request), dtypes):
+        for places in place_options(request.config.stash, frame.layout.layers):
+            for alpha in ("hidden", "all"):
+                yield (
+                    frame,
+                    Choice(
+                        layout=frame.layout,
+                        chunk_lengths=lengths_of(request, frame),
+                        schedule=frame.schedule,
+                        places=places,
+                        alpha=alpha,
+                        kv_grad_dtype=dtype,
+                    ),
+                )
+
+
+def outcomes(request):
+    for frame, choice in choices(request):
+        try:
+            yield frame, evaluate(request, choice)
+        except ValueError:
+            continue  # a schedule that does not take these chunks
+
+
+TIGHT = (
+    dict(),
+    dict(hbm_bytes=2_000_000),
+    dict(hbm_bytes=2_000_000, host_link_bytes_s=2e7),
+    dict(hbm_bytes=1_800_000, host_link_bytes_s=1e6),
+    dict(link_bytes_s=1e6),
+)
+
+
+@pytest.mark.parametrize("figures", TIGHT)
+@pytest.mark.parametrize("per_step", [0, 4])
+def test_nothing_is_faster_than_what_is_found(figures, per_step):
+    request = read_request(config(sequence={"per_step": per_step}, schedule=AUTO), small(**figures))
+    every = [outcome for _, outcome in outcomes(request)]
+    fitting = [outcome.step_s for outcome in every if outcome.memory.fits(request.cluster)]
+    found = search(request.config, small(**figures))
+    assert len(every) > 200 and found.fits == bool(fitting)
+    if fitting:
+        assert found.plan.predicted.step_s == pytest.approx(min(fitting), rel=1e-9)
+
+
+@pytest.mark.parametrize("figures", TIGHT)
+@pytest.mark.parametrize("per_step", [0, 4])
+def test_bounds_are_below_what_they_bound(figures, per_step):
+    request = read_request(config(sequence={"per_step": per_step}, schedule=AUTO), small(**figures))
+    floors = Floors(request, "float32")
+    for frame, outcome in outcomes(request):
+        choice = outcome.choice
+        least_s = floors.step_s(frame, choice.chunk_lengths, choice.places, choice.alpha)
+        assert floors.rough_step_s(frame, choice.places) <= outcome.step_s
+        assert least_s <= outcome.step_s * (1 + 1e-9)
+        excess = floors.excess_of(outcome.memory)
+        assert floors.rough_excess(frame, choice.places) <= excess + 1e-9
+        assert floors.excess(frame, choice.chunk_lengths, choice.places) <= excess + 1e-9
+
+
+@pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 2), (2, 3, 6), (4, 2, 8)])
+def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
+    seconds = [1.0 + 3 * (number % 4) for number in range(chunks)]
+    table = make_table("sppo", pipe, 1, (8,) * chunks, groups)
+    ticks = simulate(table, lambda unit, _: seconds[unit.chunk] if unit.kind == "F" else 0.0)
+    assert stream_seconds(seconds, pipe, groups) == ticks.step_s
+
+
+@pytest.mark.parametrize(
+    ("asked", "most"),
+    [
+        (large(), 25),
+        (large(schedule=AUTO), 25),
+        (large("llama2-70b", "a100-80g:128x8", schedule=AUTO), 25),
+        (large("qwen3-32b", "a100-80g:128x8", schedule=AUTO), 40),
+    ],
+)
+def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
+    calls = []
+    monkeypatch.setattr(hunt, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
+    found = search(asked)
+    assert found.num_considered > 1000 and len(calls) <= most
+
+
+def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
+    found = search(large())
+    assert found.fits and found.problem == "" and found.num_considered > 1000
+    assert found.memory.hbm_bytes <= 80e9 and found.memory.host * 8 <= 2e12
+    assert found.plan.mesh.pipe * found.plan.mesh.seq == 128
+
+
+def test_others_are_distinct_ordered_and_say_why():
+    found = search(large(schedule=AUTO))
+    assert len(found.rejected) == 5
+    steps = [other.step_s for other in found.rejected]
+    assert steps == sorted(steps)
+    kinds = {
+        (other.plan.mesh, other.plan.schedule.interleave, len(other.plan.chunk_lengths), other.plan.stash.inputs)
+        + (other.plan.stash.attention, other.plan.stash.rest)
+        for other in found.rejected
+    }
+    assert len(kinds) == 5
+    room = large_room = 79 * 2**30 * 0.94
+    for other in found.rejected:
+        if other.memory.hbm_bytes > large_room:
+            assert other.why.startswith("over HBM by ") and other.why.endswith(" a device")
+        elif "slower" in other.why:
+            assert other.why == f"{other.step_s / found.plan.predicted.step_s:.3f}x slower"
+            assert other.memory.hbm_bytes <= room
+    assert any("slower" in other.why for other in found.rejected)
+
+
+def test_what_the_search_used_can_be_had_again():
+    asked = large(length=2**19, cluster="a100-80g:4x8")
+    plan = Plan.from_json(search(asked).plan.to_json())
+    assert memory_of(plan, asked).hbm_bytes == plan.predicted.hbm_bytes[0]
+    overhead_s = costs_of(plan, asked).step_overhead_s()
+    assert simulation_of(plan, asked).step_s + overhead_s == pytest.approx(plan.predicted.step_s)
+
+
+PINS = [
+    ("mesh", "pipe", 4, lambda plan: plan.mesh.pipe),
+    ("mesh", "seq", 4, lambda plan: plan.mesh.seq),
+    ("sequence", "chunks", 32, lambda plan: len(plan.chunk_lengths)),
+    ("sequence", "chunks", (2**18, 2**18), lambda plan: plan.chunk_lengths),
+    ("sequence", "kind", "ring", lambda plan: plan.sequence_kind),
+    ("sequence", "ulysses", 2, lambda plan: plan.ulysses),
+    ("sequence", "per_pipeline", 2, lambda plan: plan.sequences_per_pipeline),
+    ("schedule", "interleave", 2, lambda plan: plan.schedule.interleave),
+    ("schedule", "name", "gpipe", lambda plan: plan.schedule.name),
+    ("stash", "inputs", "recompute", lambda plan: plan.stash.inputs),
+    ("stash", "attention", "keep", lambda plan: plan.stash.attention),
+    ("stash", "rest", "recompute", lambda plan: plan.stash.rest),
+    ("stash", "alpha", 0.25, lambda plan: max(plan.stash.alpha)),
+    ("stash", "kv_grad_dtype", "bfloat16", lambda plan: plan.stash.kv_grad_dtype),
+]
+
+
+@pytest.mark.parametrize(("group", "key", "value", "of"), PINS, ids=[f"{pin[0]}.{pin[1]}" for pin in PINS])
+def test_the_rest_is_searched_around_a_pin(group, key, value, of):
+    found = search(large(length=2**19, cluster="a100-80g:4x8", **{group: {key: value}}))
+    assert of(found.plan) == value
+    assert {of(other.plan) for other in found.rejected} <= {value}
+    assert found.plan.mesh.data * found.plan.mesh.pipe * found.plan.mesh.seq == 32
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (dict(cluster="a100-80g:8x8", mesh={"pipe": 1}), "mesh.pipe=1 stops it"),
+        (dict(stash={"inputs": "keep", "attention": "keep", "rest": "keep"}), "stash.rest=keep stops it"),
+        (dict(sequence={"chunks": 1}), "sequence.chunks=1 stops it"),
+        (dict(schedule={"name": "1f1b"}), "schedule.name=1f1b stops it"),
+        (dict(hardware={"hbm_bytes": 2**33}), "use more devices or a shorter sequence"),
+    ],
+)
+def test_a_pin_that_stops_every_plan_is_named(groups, words):
+    found = search(large(**groups))
+    assert not found.fits and words in found.problem and "\n" not in found.problem
+    assert "over HBM by" in found.problem
+    assert found.plan.reasons["hbm"].startswith("DOES NOT FIT")
+
+
+def test_host_memory_can_be_what_stops_it():
+    found = search(large(hardware={"host_bytes": 10**9}, stash={"alpha": 1.0}))
+    assert "over host memory by" in found.problem and "stash.alpha=1.0 stops it" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (dict(mesh={"pipe": 3}), "must take all 128 devices, which mesh.pipe=3"),
+        (dict(mesh={"pipe": 256}), "at most the 128 devices of a100-80g:16x8, got mesh.pipe=256"),
+        (dict(mesh={"pipe": 64}), "each virtual stage needs a layer, got 32 layers"),
+        (dict(mesh={"pipe": 32}, schedule={"interleave": 2}), "each virtual stage needs a layer"),
+        (dict(mesh={"pipe": 32}, stash={"inputs": "host"}), "at least 2 layers a virtual stage"),
+        (dict(sequence={"kind": "ulysses"}, mesh={"seq": 64, "pipe": 2}), "multiple of mesh.seq=64, got 32"),
+        (dict(length=1000), "no mesh of 128 devices suits the model and the sequence"),
+        (dict(stash={"inputs": "recompute", "rest": "keep"}), "keep the inputs"),
+        (dict(schedule={"name": "1f1b"}, sequence={"chunks": 4}), "whole sequences, got 4 chunks"),
+    ],
+)
+def test_contradictions_are_errors(groups, words):
+    with pytest.raises(ValueError) as error:
+        search(large(**groups))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sequence", "devices"),
+    [
+        ({}, {}, 8),
+        ({}, {"per_step": 4}, 8),
+        ({"data": 2}, {}, 8),
+        ({}, {"per_step": 8, "per_pipeline": 2}, 8),
+        ({"pipe": 2}, {}, 1),
+    ],
+)
+def test_a_mesh_takes_all_devices_and_shares_out_the_sequences(mesh, sequence, devices):
+    asked = config(mesh=mesh, sequence=sequence)
+    plan = search(asked, small(devices)).plan
+    assert plan.mesh.data * plan.mesh.pipe * plan.mesh.seq == max(devices, mesh.get("pipe", 1))
+    assert plan.mesh.data * plan.sequences_per_pipeline == asked.num_sequences
+    if "per_pipeline" in sequence:
+        assert plan.sequences_per_pipeline == sequence["per_pipeline"]
+
+
+def test_simulated_devices_are_all_taken():
+    plan = search(config(train={"devices": "cpu:4"})).plan
+    assert plan.mesh.data * plan.mesh.pipe * plan.mesh.seq == 4
+
+
+def test_copies_that_do_not_hide_take_time():
+    pins = dict(mesh={"pipe": 2}, sequence={"chunks": 8}, stash={"inputs": "host", "attention": "host", "alpha": 1.0})
+    steps = [
+        search(config(**pins), small(2, host_link_bytes_s=rate)).plan.predicted.step_s for rate in (1e12, 1e7, 1e6)
+    ]
+    assert steps[0] < steps[1] < steps[2]
+    # In all but the last tick of either kind a chunk's input, output and LSE cross the link, on four layers.
+    copied = 4 * (4096 / 8) * (32 * 4 + 32 * 4 + 4 * 4) * (8 + 1 - 1) * 2
+    assert steps[2] == pytest.approx(copied / 1e6, rel=0.1)
+
+
+def test_alpha_beyond_what_hides_is_taken_where_memory_needs_it():
+    slow, stash = dict(host_link_bytes_s=1.6e7), {"inputs": "host", "attention": "host", "rest": "recompute"}
+    asked = config(mesh={"pipe": 2}, sequence={"chunks": 8, "balance": "equal"}, stash=stash)
+    free = search(asked, small(2, **slow))
+    assert free.fits and 0 < max(free.plan.stash.alpha) < 1
+    tight = search(asked, small(2, **slow, hbm_bytes=int(free.memory.hbm_bytes * 0.9 / 0.94)))
+    assert tight.fits and max(tight.plan.stash.alpha) == 1.0
+    assert tight.plan.predicted.step_s > free.plan.predicted.step_s
+    assert tight.plan.reasons["alpha"].startswith("all of it, to save device memory")
+
+
+def test_bfloat16_sums_only_where_nothing_else_fits():
+    free = search(config(mesh={"pipe": 1}), small(1))
+    assert free.plan.stash.kv_grad_dtype == "float32"
+    lengths = config(mesh={"pipe": 1}, stash={"inputs": "recompute"}, sequence={"chunks": 8})
+    least = search(lengths, small(1)).memory.hbm_bytes
+    tight = search(lengths, small(1, hbm_bytes=int((least - 1000) / 0.94)))
+    assert tight.fits and tight.plan.stash.kv_grad_dtype == "bfloat16"
+    assert tight.plan.reasons["kv_grad_dtype"] == "nothing fits with float32 sums"
+
+
+def test_interleaving_is_searched_where_asked():
+    asked = dict(model={**TINY, "num_layers": 16}, mesh={"pipe": 4, "seq": 1}, sequence={"chunks": 8})
+    plain = search(config(**asked), small())
+    auto = search(config(**asked, schedule=AUTO), small())
+    assert plain.plan.schedule.interleave == 1 < auto.plan.schedule.interleave
+    assert auto.plan.predicted.step_s < plain.plan.predicted.step_s

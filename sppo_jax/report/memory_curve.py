@@ -15,6 +15,8 @@ COLORS = {
 }
 HOST_COLOR = "#6b4c9a"
 LIMIT = "#b00020"
+# Keeps a label readable where it lies on an area.
+_HALO = "stroke='white' stroke-width='3' paint-order='stroke'"
 
 
 def memory_svg(
@@ -35,7 +37,7 @@ def memory_svg(
     """
     height = TOP + HBM + BETWEEN + HOST + 62
     layers = [(curve.fixed,) * len(curve.kv), curve.kv, curve.kv_grad, curve.stash]
-    title = f"memory in use on a device of stage {curve.stage}"
+    title = f"memory in use on a device of stage {curve.stage}; buffers are allocated once for the whole step"
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{window.width}' height='{height}' "
         f"viewBox='0 0 {window.width} {height}'>",
@@ -81,7 +83,7 @@ def _panel(
         parts.append(f"<path d='M{LEFT} {y:.1f}H{right}' stroke='{stroke}' stroke-dasharray='{dash}' fill='none'/>")
         label = y + 12 if word == "allocated" and y + 14 < top + height else y - 4
         text = f"{word} {format_bytes(value)}"
-        parts.append(f"<text x='{right - 4}' y='{label:.1f}' {FONT} text-anchor='end'>{text}</text>")
+        parts.append(f"<text x='{right - 4}' y='{label:.1f}' {FONT} {_HALO} text-anchor='end'>{text}</text>")
     parts.append(f"<text x='8' y='{top + height / 2:.0f}' {FONT}>{name}</text>")
     parts.append(f"<text x='{LEFT - 4}' y='{top + height}' {FONT} text-anchor='end'>0</text>")
     return parts

@@ -32,8 +32,8 @@ body { font: 15px/1.5 Helvetica, Arial, sans-serif; color: #1c1c1c; background: 
   margin: 24px auto; padding: 0 16px; }
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8px; }
 p { margin: 6px 0; max-width: 900px; } small, .note { color: #555; font-size: 13px; }
-.answer { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
-.answer div { border: 1px solid #ccc; border-radius: 6px; padding: 8px 14px; min-width: 120px; }
+.answer { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0; }
+.answer div { border: 1px solid #ccc; border-radius: 6px; padding: 8px 12px; min-width: 100px; flex: 0 1 auto; }
 .answer b { display: block; font-size: 20px; } .answer span { color: #555; font-size: 13px; }
 .answer .fits { background: #e4f2e4; border-color: #3f8440; }
 .answer .not { background: #fbe5e7; border-color: #b00020; }
@@ -95,7 +95,7 @@ def _answer(figures: Figures) -> list[str]:
     cards += [
         (f"{plan.predicted.bubble_fraction:.1%}", "bubble", ""),
         (format_bytes(memory.hbm_bytes), f"HBM of {format_bytes(cluster.device.hbm_bytes)}", ""),
-        (format_bytes(memory.host), f"host memory of {format_bytes(cluster.device_host_bytes)} a device", ""),
+        (format_bytes(memory.host), f"host of {format_bytes(cluster.device_host_bytes)} a device", ""),
     ]
     boxes = [
         f"<div class='{kind}'><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small, kind in cards
@@ -158,7 +158,9 @@ def _memory_picture(figures: Figures, window: Window) -> str:
 
 
 def _seconds(figures: Figures) -> list[str]:
-    rows = [(name, spent, f"{share:.1%}", _bar(share)) for name, spent, share, _ in part_rows(figures, 0.0)]
+    rows = [
+        (name, spent, f"{share:.1%}", escape(names) or _bar(share)) for name, spent, share, names in part_rows(figures)
+    ]
     note = f"<p class='note'>Host link: {escape(copies_text(figures))}.</p>" if figures.copies else ""
     return [_table(("part", "seconds", "share", ""), rows, text=(0,), raw=(3,)), note]
 

@@ -20,6 +20,8 @@ from sppo_jax.report.words import (
 )
 from sppo_jax.units import format_bytes
 
+# Parts of a step below this share are shown as one.
+_SMALL_SHARE = 5e-4
 REJECTED_HEADER = ("step s", "data x pipe x seq", "chunks", "schedule", "stash in/attn/rest", "alpha", "lost because")
 STAGES_HEADER = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
 
@@ -67,21 +69,16 @@ def rejected_rows(figures: Figures) -> list[tuple[str, ...]]:
     ]
 
 
-def part_rows(figures: Figures, small: float) -> list[tuple[str, str, float, str]]:
-    """Returns what the step's seconds go to: name, seconds, share, and the names of what a last row sums up.
-
-    Args:
-        figures: the figures.
-        small: parts below this share are shown as one.
-    """
+def part_rows(figures: Figures) -> list[tuple[str, str, float, str]]:
+    """Returns what the step's seconds go to: name, seconds, share, and the names of what a last row sums up."""
     step_s = figures.plan.predicted.step_s
     shares = {name: value / step_s for name, value in figures.parts.items()}
     rows = [
         (PART_NAMES[name], seconds(figures.parts[name], step_s), share, "")
         for name, share in shares.items()
-        if share >= small
+        if share >= _SMALL_SHARE
     ]
-    rest = [name for name, share in shares.items() if 0 < share < small]
+    rest = [name for name, share in shares.items() if 0 < share < _SMALL_SHARE]
     if rest:
         names = ", ".join(PART_NAMES[name] for name in rest)
         total = sum(shares[name] for name in rest)

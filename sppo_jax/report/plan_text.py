@@ -20,9 +20,6 @@ from sppo_jax.report.words import COLUMN_HELP, seconds, subject, verdict
 from sppo_jax.schedule.table import Table
 from sppo_jax.schedule.timeline import text_timeline
 
-# Parts of a step below this share are shown as one.
-_SMALL_SHARE = 5e-4
-
 
 def plan_text(figures: Figures) -> str:
     """Returns the whole report, at most 100 columns wide where no single word is wider.
@@ -90,10 +87,7 @@ def _considered(figures: Figures) -> str:
 
 
 def _seconds(figures: Figures) -> str:
-    rows = [
-        (name, spent, f"{share:.1%}", names or bar(share))
-        for name, spent, share, names in part_rows(figures, _SMALL_SHARE)
-    ]
+    rows = [(name, spent, f"{share:.1%}", names or bar(share)) for name, spent, share, names in part_rows(figures)]
     lines = [
         f"Where the {seconds(figures.plan.predicted.step_s)} s of a step go (mean of the stages)",
         aligned(("", "seconds", "share", ""), rows, left=(0, 3), wrap=3),

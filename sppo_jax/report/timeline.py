@@ -91,7 +91,8 @@ def timeline_svg(
     height = TOP + table.num_stages * row + 50
     title = title or f"{table.name}: {table.num_stages} stages, bubble {result.bubble_fraction:.0%}"
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}'>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}' "
+        "shape-rendering='crispEdges'>",
         f"<rect width='{width}' height='{height}' fill='white'/>",
         f"<text x='{LEFT}' y='20' {FONT} font-weight='bold'>{escape(title)}</text>",
     ]
@@ -141,7 +142,7 @@ def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[
     duration = window.starts_s[index + 1] - window.starts_s[index]
     what = "idle" if unit is None else f"{NAMES[unit.kind]}, sequence {unit.sequence}, chunk {unit.chunk}"
     # Between wide cells there is a gap; between narrow ones it would be most of what one sees.
-    width = end - x - (0.6 if end - x > 5 else 0)
+    width = end - x - (0.6 if end - x > 8 else 0)
     box = _box(x, y, width, _fill(unit), f"tick {index}, stage {stage}: {what}, {duration:.4g} s")
     return [box] if unit is None else [box, *_label(unit, table, (x + end) / 2, y, end - x)]
 

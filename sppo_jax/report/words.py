@@ -120,7 +120,7 @@ def verdict(figures: Figures) -> tuple[str, str]:
 def subject(figures: Figures) -> str:
     """Returns what was planned: model, sequences, devices."""
     plan, model = figures.plan, figures.model
-    name = model.preset or f"{model.num_layers} layers of {model.hidden_size}"
+    name = model.preset or f"{model.num_layers} layers, {model.hidden_size} wide"
     sequences = plan.mesh.data * plan.sequences_per_pipeline
     several = "" if sequences == 1 else f"{sequences} sequences of "
     devices = figures.cluster.num_devices

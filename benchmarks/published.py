@@ -8,6 +8,7 @@ Sources:
   Seq1F1B       arXiv 2406.03488; repository thunlp/Seq1F1B: the raw table "32x7b zhihu_throughput.tex", exp.sh, run.sh
   BurstEngine   arXiv 2509.19836; repository thunlp/BurstEngine: burst_exp.xlsx, kernel_bench/bench_fb.md
   MEMO          arXiv 2407.12117v3
+  ALST          arXiv 2506.13996: minutes a step of Llama-3-8B on H100
 """
 
 from dataclasses import dataclass
@@ -283,6 +284,37 @@ def _memo_cells() -> list[Cell]:
     ]
 
 
+def _alst_cells() -> list[Cell]:
+    # tokens, GPUs, seconds a step
+    runs = (
+        (500_000, 1, 16 * 60 + 50, "judge"),
+        (1_100_000, 8, 9 * 60 + 24, "judge"),
+        (2_400_000, 8, 43 * 60 + 30, "judge"),
+        (3_700_000, 8, 107 * 60 + 35, "calibrate"),
+        (15_000_000, 32, 7 * 3600 + 25 * 60 + 9, "judge"),
+    )
+    return [
+        Cell(
+            name=f"ALST 8B {tokens / 1e6:.3g}M, {gpus} H100",
+            source="ALST, tables of steps",
+            mark="[V]",
+            unit="tokens/GPU/s",
+            value=tokens / (gpus * seconds),
+            setup=Setup(
+                model="llama3-8b",
+                gpu="h100",
+                length=tokens,
+                context=gpus,
+                recompute_linear=True,
+                recompute_attention=1.0,
+            ),
+            role=role,
+            doubt="read in a secondary copy of the paper; layers recomputed whole",
+        )
+        for tokens, gpus, seconds, role in runs
+    ]
+
+
 def _memory_cells() -> list[Cell]:
     figures = {32 * K: (28, 34, 19, 16), 64 * K: (51, 63, 34, 28), 128 * K: (None, None, 70, 57)}
     cells = []
@@ -345,6 +377,7 @@ def published_cells() -> list[Cell]:
         *_seq1f1b_cells(),
         *_sppo_cells(),
         *_burst_cells(),
+        *_alst_cells(),
         *_memo_cells(),
         *_memory_cells(),
         *_length_cells(),

@@ -35,6 +35,7 @@ class Setup:
 
     Args:
         model: preset.
+        gpu: device of `sppo_jax.hardware`.
         length: tokens of a sequence.
         tensor: GPUs of a stage, Megatron's tensor and sequence parallelism.
         pipe: stages.
@@ -54,6 +55,7 @@ class Setup:
 
     model: str
     length: int
+    gpu: str = "a100-80g"
     tensor: int = 1
     pipe: int = 1
     sequences: int = 1
@@ -107,14 +109,15 @@ def segment_lengths(setup: Setup) -> list[int]:
 
 
 def _costs(setup: Setup, rates: Rates, *, layers: int, devices: int, attention: bool = False) -> CostModel:
+    device = DEVICES[setup.gpu]
     device = replace(
-        GPU,
+        device,
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,
         overhead_s=rates.overhead_s,
         network_bytes_s=setup.network_bytes_s,
         # Split weights are read by every GPU in part; whole ones by every GPU.
-        overhead_tokens=GPU.overhead_tokens // setup.tensor,
+        overhead_tokens=device.overhead_tokens // setup.tensor,
     )
     if not setup.context:
         # Gradients of split weights are charged in `_Stages`.

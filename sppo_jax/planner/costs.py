@@ -170,7 +170,8 @@ class CostModel:
         """Returns the bytes that a unit moves in device memory whatever the length of its chunk.
 
         Attention takes keys and values of the prefix out of their buffer. Backward adds to dK and dV of the prefix and
-        to the gradients of the weights: a part in the compute dtype is written and read, a float32 sum read and written.
+        to the gradients of the weights: a part in the compute dtype is written and read, a sum in float32 read and
+        written.
         """
         copied, added = 2 * self.compute_bytes, 2 * self.compute_bytes + 2 * _FLOAT32
         prefix = reach / self.ring * 2 * self.kv_heads / self.ulysses * self.head_dim

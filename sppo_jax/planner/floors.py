@@ -125,8 +125,17 @@ class Floors:
         kept = more * layout.interleave * kept_bytes(shape, stash)
         away = more * layout.interleave * sum(offload_bytes(shape, stash))
         spilled = max(0, away - request.cluster.device_host_bytes)
+        host = self._host_bytes(layout, tokens, stash) / request.cluster.device_host_bytes - 1
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
-        return (smallest.hbm_bytes + work + kv + kept + spilled) / room_bytes(request.cluster) - 1
+        return max(host, (smallest.hbm_bytes + work + kv + kept + spilled) / room_bytes(request.cluster) - 1)
+
+    def _host_bytes(self, layout: Layout, tokens: int, stash: StashPlan) -> float:
+        """Returns the least bytes on the host: what no rule for alpha can keep back, the last chunks aside."""
+        asked = self.request.config.stash.alpha
+        shared, rest = offload_bytes(shape_of(self.request, layout), stash)
+        away = rest + (asked * shared if isinstance(asked, float) else 0)
+        surely = self.request.config.sequence.length - (layout.mesh.pipe + 3) * tokens
+        return max(0, surely) / layout.mesh.seq * layout.interleave * away if layout.sequences == 1 else 0.0
 
     def _memory_of_one_chunk(self, layout: Layout, tokens: int) -> Memory:
         key = layout, tokens

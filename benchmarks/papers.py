@@ -1,24 +1,26 @@
 """Predicts what others published and writes the comparison into docs/validation.md.
 
     python benchmarks/papers.py                 print
-    python benchmarks/papers.py --write         print, and write the block `papers` of docs/validation.md
+    python benchmarks/papers.py --write         print, and write the block `papers` and docs/papers.svg
 
 Three constants of the A100 and one of the H100 are calibrated on named cells; all others are held out. No jax needed;
 takes a few seconds.
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 from blocks import write_block
-from published import KERNEL, Cell, published_cells
-from systems import GPU, PREDICTIONS, Rates, tokens_per_gpu_s
+from published import KERNEL, Cell, out_of_memory, published_cells
+from systems import GPU, PREDICTIONS, Rates, memory_bytes, tokens_per_gpu_s
 
 from sppo_jax.hardware import DEVICES
+from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
 
-PAGE = Path(__file__).parents[1] / "docs" / "validation.md"
+DOCS = Path(__file__).parents[1] / "docs"
 MEAN_LIMIT, WORST_LIMIT = 0.10, 0.25
 # Two settings whose published figures differ by less than this are one within the runs' own scatter (up to 2%).
 TIE = 0.02
@@ -152,6 +154,7 @@ def report(rates: Calibration, rows: list[Row]) -> str:
     ordered = orderings(rows)
     blocks = [
         _verdict(by_role["judge"], ordered),
+        _memory([row for row in rows if row.cell.unit == "GB"]),
         _constants(rates, [row.cell for row in rows]),
         *_table(by_role["judge"], "Judged cells"),
         *_table(by_role["calibrate"], "Calibration cells"),
@@ -206,6 +209,27 @@ def _verdict(judged: list[Row], ordered: list[Ordering]) -> str:
     )
 
 
+_MEMORY = """\
+Memory, for which nothing is calibrated and no claim made: {count} figures read off Seq1F1B's plots, mean absolute
+error {mean:.1%}, worst {worst:+.1%} ({name}). Of {oom} setups that ran out of memory {told} are predicted above
+{room:.0f} GB, of those that ran {false}."""
+
+
+def _memory(rows: list[Row]) -> str:
+    worst, room = max(rows, key=lambda row: abs(row.error)), GPU.hbm_bytes / 1e9
+    lost = [memory_bytes(setup) / 1e9 > room for setup in out_of_memory()]
+    return _MEMORY.format(
+        count=len(rows),
+        mean=mean_error(rows),
+        worst=worst.error,
+        name=worst.cell.name,
+        oom=len(lost),
+        told=sum(lost),
+        room=room,
+        false=sum(row.predicted > room for row in rows),
+    )
+
+
 def _constants(rates: Calibration, cells: list[Cell]) -> str:
     others, a100 = other_calibrations(cells), rates[GPU.name]
     return _CONSTANTS.format(
@@ -237,16 +261,62 @@ def _figure(value: float, unit: str) -> str:
     return text if unit == "ratio" else f"{text} {unit}"
 
 
+def picture(rows: list[Row]) -> str:
+    """Draws predictions against published figures: throughput a GPU, and memory."""
+    speed = [row for row in rows if row.cell.unit in ("tokens/s", "tokens/GPU/s")]
+    judged = [row for row in speed if row.cell.role == "judge"]
+    others = {"calibration": "calibrate", "doubtful": "list"}
+    groups = {name: [row for row in judged if row.cell.source.startswith(name)] for name in _SYSTEMS}
+    groups |= {name: [row for row in speed if row.cell.role == role] for name, role in others.items()}
+    memory = [row for row in rows if row.cell.unit == "GB"]
+    by_model = {name: [row for row in memory if f" {name} " in row.cell.name] for name in ("2.7B", "7B", "13B", "30B")}
+    return chart_svg(
+        [
+            _panel("Throughput, tokens a second a GPU", groups, lambda row: 1 / _gpus(row)),
+            _panel("Memory of Seq1F1B's runs, GB a GPU", by_model, lambda row: 1.0),
+        ],
+        height=400,
+    )
+
+
+_SYSTEMS = ("Seq1F1B", "SPPO", "BurstEngine", "ALST")
+
+
+def _gpus(row: Row) -> int:
+    return row.cell.setup.num_devices if row.cell.unit == "tokens/s" else 1
+
+
+def _panel(title: str, groups: dict[str, list[Row]], scale: Callable[[Row], float]) -> Panel:
+    ends = [row.cell.value * scale(row) for rows in groups.values() for row in rows]
+    low, high = min(ends) * 0.85, max(ends) * 1.2
+    series = [Series(name="as published", x=(low, high), y=(low, high), color=6)]
+    for color, (name, rows) in enumerate(groups.items()):
+        published = [row.cell.value * scale(row) for row in rows]
+        predicted = [row.predicted * scale(row) for row in rows]
+        mark = {"calibration": "square", "doubtful": "cross"}.get(name, "ring")
+        series.append(Series(name=name, x=published, y=predicted, color=color, line=False, mark=mark))
+    return Panel(
+        title=title,
+        x=Axis(label="published", log=True, low=low, high=high),
+        y=Axis(label="predicted", log=True, low=low, high=high),
+        series=series,
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the block `papers` of docs/validation.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/papers.svg and the block of docs/validation.md"
+    )
     args = parser.parse_args(arguments)
     cells = published_cells()
     rates = calibrate(cells)
-    text = report(rates, predictions(cells, rates))
+    rows = predictions(cells, rates)
+    text = report(rates, rows)
     print(text)
     if args.write:
-        write_block(PAGE, "papers", text)
+        (DOCS / "papers.svg").write_text(picture(rows) + "\n", encoding="utf-8")
+        write_block(DOCS / "validation.md", "papers", f"![Predicted against published](papers.svg)\n\n{text}")
     return 0
 
 

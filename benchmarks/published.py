@@ -11,6 +11,7 @@ Sources:
   ALST          arXiv 2506.13996: minutes a step of Llama-3-8B on H100
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from systems import Setup
@@ -315,25 +316,69 @@ def _alst_cells() -> list[Cell]:
     ]
 
 
+_MEMORY_GB = (
+    # model, tensor, stages, why doubtful, length -> GB of the four schedules
+    (
+        "gpt-7b",
+        8,
+        4,
+        "read off a figure; which stage and which counter is not said",
+        {32 * K: (28, 34, 19, 16), 64 * K: (51, 63, 34, 28), 128 * K: (None, None, 70, 57)},
+    ),
+    (
+        "gpt-30b",
+        8,
+        8,
+        "read off a figure; which stage and which counter is not said",
+        {32 * K: (71, None, 37, 38), 48 * K: (None, None, 54, 55), 64 * K: (None, None, 67, 67)},
+    ),
+    (
+        "gpt-13b",
+        8,
+        4,
+        "read off a figure; mesh not in the sources, that of 7B assumed; 1F1B grows less from 48K to 64K than it can",
+        {32 * K: (44, 53, 30, 26), 48 * K: (64, 76, 42, 36), 64 * K: (67, None, 52, 43)},
+    ),
+    (
+        "gpt-2.7b",
+        1,
+        8,
+        "read off a figure; mesh not in the sources, eight stages of one GPU assumed",
+        {16 * K: (51, 70, 30, 30), 24 * K: (74, None, 41, 42), 32 * K: (None, None, 53, 54)},
+    ),
+)
+
+
+def _memory_setups() -> Iterator[tuple[str, str, Setup, float | None, str]]:
+    """Yields the schedule, the model with its length, the setup, GB (None: out of memory) and the doubt."""
+    for model, tensor, pipe, doubt, figures in _MEMORY_GB:
+        shared = dict(model=model, tensor=tensor, pipe=pipe, sequences=2 * pipe, vocab_size=51200)
+        for length, row in figures.items():
+            for (name, segments, interleave), value in zip(_SCHEDULES, row, strict=True):
+                setup = Setup(length=length, segments=segments, interleave=interleave, **shared)
+                yield name, f"{model[4:].upper()} {length // K}K", setup, value, doubt
+
+
+def out_of_memory() -> list[Setup]:
+    """Returns the setups that Seq1F1B's memory figure shows to run out of memory."""
+    return [setup for _, _, setup, value, _ in _memory_setups() if value is None]
+
+
 def _memory_cells() -> list[Cell]:
-    figures = {32 * K: (28, 34, 19, 16), 64 * K: (51, 63, 34, 28), 128 * K: (None, None, 70, 57)}
-    cells = []
-    for length, row in figures.items():
-        for (name, segments, interleave), value in zip(_SCHEDULES, row, strict=True):
-            if value is not None:
-                cells.append(
-                    Cell(
-                        name=f"{name} 7B {length // K}K, memory",
-                        source="Seq1F1B, memory figure",
-                        mark="[F]",
-                        unit="GB",
-                        value=value,
-                        setup=_seq1f1b(length, 8, segments, interleave),
-                        doubt="read off a figure; which stage and which counter is not said",
-                        group=f"Seq1F1B 7B {length // K}K memory",
-                    )
-                )
-    return cells
+    return [
+        Cell(
+            name=f"{name} {where}, memory",
+            source="Seq1F1B, memory figure",
+            mark="[F]",
+            unit="GB",
+            value=value,
+            setup=setup,
+            doubt=doubt,
+            group=f"Seq1F1B {where} memory",
+        )
+        for name, where, setup, value, doubt in _memory_setups()
+        if value is not None
+    ]
 
 
 def _length_cells() -> list[Cell]:

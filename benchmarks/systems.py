@@ -302,6 +302,7 @@ def _paired(order: list[Op]) -> list[tuple[Op, ...]]:
 
 _STATE_BYTES = 18  # bfloat16 parameter, float32 gradient, parameter and both moments
 _TOKEN_BYTES = 42  # activations of a token and layer in units of h bytes: SPPO's Fig. 9 counts 38, rotary keeps 4 more
+_CACHE_BYTES = 4  # the cache that segments put together of k and v, beside the k and v saved for backward; same units
 _FRAMEWORK_BYTES = 2e9  # CUDA context and NCCL buffers
 
 
@@ -312,7 +313,10 @@ def _state_bytes(setup: Setup) -> float:
 
 
 def memory_bytes(setup: Setup) -> float:
-    """Predicts the bytes of the first stage's GPUs, which hold most: states and activations in flight, nothing else."""
+    """Predicts the bytes of the first stage's GPUs, which hold most: states, and activations of what is in flight.
+
+    Where sequences are cut, Seq1F1B's code also holds the cache of k and v, and the gradients of one sequence's.
+    """
     model, lengths = model_of(setup), segment_lengths(setup)
     layers = model.num_layers // (setup.pipe * setup.interleave)
     held: dict[Op, int] = {}
@@ -323,7 +327,8 @@ def memory_bytes(setup: Setup) -> float:
             most = max(most, sum(held.values()))
         else:
             del held["F", sequence, segment, virtual]
-    activations = most * layers * _TOKEN_BYTES * model.hidden_size / setup.tensor
+    cached = _CACHE_BYTES * (most + setup.length * setup.interleave) if setup.segments > 1 else 0
+    activations = (most * _TOKEN_BYTES + cached) * layers * model.hidden_size / setup.tensor
     return _state_bytes(setup) + activations + _FRAMEWORK_BYTES
 
 

@@ -1,6 +1,7 @@
 """Predictions of published figures: the claims hold, the constants are the product's, and the models' parts add up."""
 
 import sys
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,8 +111,10 @@ def test_recomputing_and_waiting_cost_what_they_should():
 
 
 def test_report_names_every_cell_and_writes_its_block(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(papers, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(papers, "DOCS", tmp_path)
     assert papers.main(["--write"]) == 0
-    text = (tmp_path / "page.md").read_text()
+    text = (tmp_path / "validation.md").read_text()
+    drawn = len(list(ElementTree.parse(tmp_path / "papers.svg").iter("{http://www.w3.org/2000/svg}circle")))
+    assert drawn > len(JUDGED)
     assert all(row.cell.name in text for row in ROWS)
     assert text.startswith("<!-- begin papers -->") and capsys.readouterr().out.strip() in text

@@ -102,7 +102,7 @@ def test_units_move_the_prefix_and_backward_adds_to_gradients():
 def test_ulysses_sends_all_heads_but_its_own():
     # Three quarters leave: q, k, v, out (two bytes) and LSE (four). Two key-value heads are replicated to four.
     forward = 0.75 * ((8 + 8 + 16) * 2 + 4 * 4)
-    backward = 0.75 * (3 * 8 * 2 + 16 * 4 + 2 * 4 * 4)
+    backward = 0.75 * (4 * 8 * 2 + 16 * 4 + 4 * 4)
     sent = costs(seq=4, link_bytes_s=1.0)
     assert sent.transfer_s("F", 16, 8) == pytest.approx(2 * 2 * forward)
     assert sent.transfer_s("B", 16, 8) == pytest.approx(2 * 2 * backward)
@@ -128,7 +128,7 @@ def test_ring_passes_the_prefix_while_it_is_short_then_the_queries():
     # q with out in float32 and LSE, 4 hops; no longer dependent on the prefix.
     queries = 2 * 4 * 4 * 4 * (2 * 6 + 4)
     assert sent.transfer_s("F", 4096, 16) == sent.transfer_s("F", 8192, 16) == pytest.approx(queries)
-    assert sent.transfer_s("B", 8192, 16) == pytest.approx(2 * 4 * 4 * 4 * (2 * 8 + 8))
+    assert sent.transfer_s("B", 8192, 16) == pytest.approx(2 * 4 * 4 * 4 * (2 * 10 + 4))
 
 
 def test_a_network_between_hosts_is_slower():

@@ -212,13 +212,13 @@ class CostModel:
     def _exchange_bytes(self) -> tuple[float, float]:
         """Returns the bytes that ulysses sends for a token of a device and a layer, forward and backward.
 
-        Of all heads a device keeps one share. Forward: q, k, v, out and LSE. Backward: q, dout, dq, LSE and delta, and
-        dk, dv in float32; if attention is computed anew, q and out once more.
+        Of all heads a device keeps one share. Forward: q, k, v, out and LSE. Backward: q, dout, LSE, dq, dk and dv in
+        float32, and out, of which the fused kernel wants all; if attention is computed anew, q and out once more.
         """
         layer, size = self.layer, self.compute_bytes
         kv = 2 * self.kv_heads * self.head_dim
         forward = (2 * layer.attention_elements + kv) * size + _FLOAT32 * layer.lse_elements
-        backward = 3 * layer.attention_elements * size + _FLOAT32 * (kv + 2 * layer.lse_elements)
+        backward = 4 * layer.attention_elements * size + _FLOAT32 * (kv + layer.lse_elements)
         if self.recompute_attention:
             backward += 2 * layer.attention_elements * size + _FLOAT32 * layer.lse_elements
         away = (self.ulysses - 1) / self.ulysses
@@ -245,7 +245,7 @@ class CostModel:
             return forward
         backward = min(
             (hops - 1) * keys * 2 * size + hops * keys * 2 * _FLOAT32,
-            hops * local * heads * (dim * (2 * size + _FLOAT32) + 2 * _FLOAT32),
+            hops * local * heads * (dim * (3 * size + _FLOAT32) + _FLOAT32),
         )
         return backward + (forward if self.recompute_attention else 0)
 

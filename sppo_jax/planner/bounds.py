@@ -79,7 +79,7 @@ class _Trials:
 
 
 def max_length(
-    config: Config, cluster: Cluster | None = None, *, found: Found | None = None, budget_s: float = 12.0
+    config: Config, cluster: Cluster | None = None, *, found: Found | None = None, budget_s: float = 30.0
 ) -> Bound:
     """Finds the longest sequence that fits: by doubling from the config's length, then by halving the interval.
 
@@ -124,7 +124,7 @@ def max_length(
 
 
 def min_devices(
-    config: Config, cluster: Cluster | None = None, *, found: Found | None = None, budget_s: float = 12.0
+    config: Config, cluster: Cluster | None = None, *, found: Found | None = None, budget_s: float = 30.0
 ) -> Bound:
     """Finds the smallest cluster that a plan fits: 1, 2, 4, ... devices of one host, then whole hosts.
 

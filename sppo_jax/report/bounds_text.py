@@ -68,7 +68,9 @@ def _text(title: str, bound: Bound, cluster: Cluster, unit: str) -> str:
     if bound.best is not None:
         lines += _reached(bound.best, cluster)
     if bound.stopped is not None:
-        lines.append(paragraph("next", f"{bound.stopped.name}{unit}: {bound.stopped.problem}", width=_LABEL))
+        # What the search advises where nothing fits is what was just tried.
+        problem = bound.stopped.problem.partition("; use more devices")[0]
+        lines.append(paragraph("next", f"{bound.stopped.name}{unit}: {problem}", width=_LABEL))
     tried = ", ".join(f"{item.name} {_status(item)}" for item in bound.tried)
     lines.append(paragraph("tried", f"{tried}; {bound.seconds:.1f} s", width=_LABEL))
     return "\n".join(lines)

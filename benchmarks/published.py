@@ -12,7 +12,7 @@ Sources:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from systems import Setup
 
@@ -130,6 +130,7 @@ _NO_MESH = "hours are [V]; mesh and N are not published at this length: SP 8, ch
 
 def _sppo_cells() -> list[Cell]:
     megatron = Setup(length=M, network_bytes_s=12.5e9, **_MEGATRON_7B)
+    longer = ((80.5, 1408 * K, 64), (105.0, 2186 * K, 128))
     cells = [
         Cell(
             name="SPPO 7B 1M, 32 GPUs (55.2 h)",
@@ -170,6 +171,18 @@ def _sppo_cells() -> list[Cell]:
             setup=megatron,
             doubt="elsewhere the paper says that Megatron is out of memory beyond 896K; TP 32 over four nodes assumed",
             group="SPPO against Megatron, 7B 1M",
+        ),
+        *(
+            Cell(
+                name=f"Megatron 7B {length // K}K, {gpus} GPUs ({hours:g} h)",
+                source="SPPO Fig. 1",
+                mark="[V] [?]",
+                unit="tokens/GPU/s",
+                value=_hours(hours, gpus),
+                setup=replace(megatron, length=length, tensor=gpus),
+                doubt="whether the hours shown belong to this length is not said; one stage over all nodes assumed",
+            )
+            for hours, length, gpus in longer
         ),
     ]
     ablations = (
@@ -231,7 +244,11 @@ def _burst_cells() -> list[Cell]:
     offload = "with offload, on one node; what is recomputed is not in the sources"
     listed = (
         ("BurstEngine ring 14B 1M, 32 GPUs", 118.36, _burst("llama2-13b", M, 32), "[V]", shape),
+        ("BurstEngine 14B 1M, half kept", 108.8, _burst("llama2-13b", M, 32, 0.25), "[V]", shape),
         ("BurstEngine USP 14B 2M, 64 GPUs", 63.5, _burst("llama2-13b", 2 * M, 64), "[V]", shape),
+        ("BurstEngine 14B 2M, 64 GPUs, in the scaling run", 60.5, _burst("llama2-13b", 2 * M, 64), "[V]", shape),
+        ("BurstEngine 14B 32K, 1 GPU, in the scaling run", 1201, _burst("llama2-13b", 32 * K, 1), "[V]", shape),
+        ("LoongTrain-USP 14B 1M, 32 GPUs", 99.7, _burst("llama2-13b", M, 32), "[V]", policy + shape),
         (
             "LoongTrain-USP 7B 2M, 32 GPUs",
             87.98,
@@ -349,6 +366,30 @@ _MEMORY_GB = (
 )
 
 
+def _upipe_cells() -> list[Cell]:
+    doubt = "figures from a secondary source; runs FlashAttention 3, while the H100's constant is that of ALST's kernel"
+    return [
+        Cell(
+            name=f"UPipe {model} 128K, {gpus} H100",
+            source="Untied Ulysses, secondary",
+            mark="[R]",
+            unit="tokens/GPU/s",
+            value=value,
+            setup=Setup(
+                model=preset,
+                gpu="h100",
+                length=128 * K,
+                context=gpus,
+                ulysses=True,
+                recompute_linear=True,
+                recompute_attention=1.0,
+            ),
+            doubt=doubt,
+        )
+        for model, preset, gpus, value in (("8B", "llama3-8b", 8, 2280), ("32B", "qwen3-32b", 16, 483))
+    ]
+
+
 def _memory_setups() -> Iterator[tuple[str, str, Setup, float | None, str]]:
     """Yields the schedule, the model with its length, the setup, GB (None: out of memory) and the doubt."""
     for model, tensor, pipe, doubt, figures in _MEMORY_GB:
@@ -423,6 +464,7 @@ def published_cells() -> list[Cell]:
         *_sppo_cells(),
         *_burst_cells(),
         *_alst_cells(),
+        *_upipe_cells(),
         *_memo_cells(),
         *_memory_cells(),
         *_length_cells(),

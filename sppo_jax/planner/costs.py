@@ -68,7 +68,7 @@ class CostModel:
         ulysses: devices over which heads are spread.
         ring: devices round which keys and values, or queries, travel.
         compute_bytes: bytes of an activation.
-        recompute_linear: whether backward computes the linear parts anew.
+        recompute_linear: how often backward computes the linear parts anew: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention anew.
         cluster: the devices and what joins them.
     """
@@ -83,7 +83,7 @@ class CostModel:
     ulysses: int
     ring: int
     compute_bytes: int
-    recompute_linear: bool
+    recompute_linear: int
     recompute_attention: bool
     cluster: Cluster
 
@@ -259,7 +259,7 @@ def cost_model(
     ring: int,
     layers: int,
     compute_bytes: int,
-    recompute_linear: bool,
+    recompute_linear: int,
     recompute_attention: bool,
 ) -> CostModel:
     """Returns the seconds of units of a model on a mesh.
@@ -272,7 +272,7 @@ def cost_model(
         ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
         layers: layers of a virtual stage.
         compute_bytes: bytes of an activation.
-        recompute_linear: whether backward computes the linear parts anew.
+        recompute_linear: how often backward computes the linear parts anew: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention anew.
 
     Raises:

@@ -14,7 +14,7 @@ FREE = {"mesh": {"pipe": "auto"}, "sequence": {"length": 65536, "chunks": "auto"
 @pytest.mark.parametrize("length", [2**14, 2**17, 2**21])
 def test_the_longest_sequence_fits_and_the_next_does_not(length):
     config = small_config(mesh={"pipe": 4}, sequence={"length": length, "chunks": 8}, hardware={"hbm_bytes": 2**30})
-    bound = max_length(config)
+    bound = max_length(config, budget_s=600)
     assert bound.best is not None and bound.stopped is not None
     assert bound.best.found.fits and bound.best.found.plan.sequence_length == bound.best.size
     assert bound.stopped.problem and bound.best.size < bound.stopped.size <= bound.best.size * 1.2
@@ -24,7 +24,7 @@ def test_the_longest_sequence_fits_and_the_next_does_not(length):
 
 def test_from_wherever_one_starts_the_longest_sequence_is_about_the_same():
     found = [
-        max_length(small_config(sequence={"length": length}, hardware={"hbm_bytes": 2**30})).best.size
+        max_length(small_config(sequence={"length": length}, hardware={"hbm_bytes": 2**30}), budget_s=600).best.size
         for length in (2**14, 2**21)
     ]
     assert max(found) <= 1.13 * min(found)
@@ -32,7 +32,7 @@ def test_from_wherever_one_starts_the_longest_sequence_is_about_the_same():
 
 def test_nothing_fits_at_any_length():
     config = small_config(hardware={"hbm_bytes": 2**20})
-    bound = max_length(config)
+    bound = max_length(config, budget_s=600)
     assert bound.best is None and "No sequence fits h100:1x4" in max_length_text(bound, resolve_cluster(config))
     assert bound_dict(bound)["value"] is None
 
@@ -46,7 +46,7 @@ def test_a_known_answer_is_not_searched_again(monkeypatch):
         return search(config, cluster)
 
     monkeypatch.setattr("sppo_jax.planner.bounds.search", counted)
-    bound = max_length(config, found=found)
+    bound = max_length(config, found=found, budget_s=600)
     assert config.sequence.length not in sizes and len(set(sizes)) == len(sizes) == len(bound.tried) - 1
 
 
@@ -60,7 +60,7 @@ def test_the_smallest_cluster_fits_and_the_next_smaller_does_not(start):
     config = small_config(
         start, **FREE | {"sequence": {"length": 2**21, "chunks": "auto"}}, hardware={"hbm_bytes": 2**30}
     )
-    bound = min_devices(config)
+    bound = min_devices(config, budget_s=600)
     assert bound.best.found.fits
     mesh = bound.best.found.plan.mesh
     assert mesh.data * mesh.pipe * mesh.seq == bound.best.size
@@ -84,7 +84,7 @@ def test_pinned_axes_are_kept():
 
 def test_where_no_cluster_will_do():
     config = small_config("h100:1x8", **FREE, hardware={"hbm_bytes": 2**20})
-    bound = min_devices(config)
+    bound = min_devices(config, budget_s=600)
     assert bound.best is None
     assert "No cluster of up to 1024 h100 fits" in min_devices_text(bound, resolve_cluster(config), 65536)
 
@@ -104,7 +104,7 @@ def test_settings_that_pin_the_answer_are_refused(bound, groups, message):
 
 def test_text_and_json_say_the_same():
     config = small_config(hardware={"hbm_bytes": 2**30})
-    bound = max_length(config)
+    bound = max_length(config, budget_s=600)
     text, values = max_length_text(bound, resolve_cluster(config)), bound_dict(bound)
     assert f"{values['value']:,} tokens" in text and values["stopped"]["problem"].split(":")[0] in text
     assert sum(values["best"]["plan"]["chunk_lengths"]) == values["value"]

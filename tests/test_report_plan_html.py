@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 from report_cases import small_figures, too_large
+from test_report_figures import CASES
 from test_report_plan_text import FIGURES
 
 from sppo_jax.report.memory_curve import memory_svg
@@ -104,3 +105,10 @@ def test_the_memory_curve_reaches_what_is_in_use():
     most = max(map(sum, zip(curve.kv, curve.kv_grad, curve.stash, strict=True))) + curve.fixed
     assert 30 + 150 - tops[3] == pytest.approx(150 * most / (2 * memory.hbm_bytes), abs=0.2)
     assert tops[:4] == sorted(tops[:4], reverse=True)
+
+
+def test_cells_name_what_runs_in_them():
+    page = plan_html(small_figures(**CASES["interleaved"]))
+    titles = re.findall(r"<title>tick 0, stage 0: (.*?)</title>", page)
+    assert titles and titles[0].startswith("forward, sequence 0, chunk 0, layers of group 0, ")
+    assert "layers of group 1, " in page and "head and loss, all stages, sequence 0, chunk 0, " in page

@@ -6,7 +6,7 @@ from test_report_figures import CASES
 
 from sppo_jax.report.columns import WIDTH, aligned, bar, paragraph
 from sppo_jax.report.plan_text import plan_text, scaled_timeline
-from sppo_jax.report.words import chunks_of, runs_of, seconds
+from sppo_jax.report.words import TOLD_ELSEWHERE, chunks_of, runs_of, seconds
 from sppo_jax.schedule.registry import make_table
 from sppo_jax.schedule.simulate import simulate
 
@@ -31,7 +31,7 @@ def test_the_report_says_what_one_asks():
     assert f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}" in text
     words = " ".join(text.replace("- ", "").split())
     for key, reason in plan.reasons.items():
-        assert key in ("hbm", "host", "sequence_kind") or " ".join(reason.replace("- ", "").split()) in words, key
+        assert key in TOLD_ELSEWHERE or " ".join(reason.replace("- ", "").split()) in words, key
     assert figures.found.rejected and len(figures.found.rejected) <= 5
     for item in figures.found.rejected:
         assert " ".join(item.why.split()[:2]) in words

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sppo_jax.planner.floors import room_bytes
 from sppo_jax.planner.memory import Memory
 from sppo_jax.report.figures import COLUMNS, WORKING, Figures
 from sppo_jax.report.words import (
@@ -95,9 +96,10 @@ def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float,
         for name, size in sorted(memory.hbm.items(), key=lambda item: -item[1])
         if size
     ]
+    hbm = f"of {format_bytes(capacity)}, of which plans may take {format_bytes(room_bytes(cluster))}"
     return [
         *rows,
-        ("HBM in all", unit.text(memory.hbm_bytes), memory.hbm_bytes / capacity, f"of {format_bytes(capacity)}"),
+        ("HBM in all", unit.text(memory.hbm_bytes), memory.hbm_bytes / capacity, hbm),
         ("host memory", unit.text(memory.host), memory.host / host, f"of {format_bytes(host)} for each device"),
     ]
 

@@ -140,11 +140,16 @@ def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[
     unit = table.ticks[index].units[stage]
     x, end = window.x(window.starts_s[index]), window.x(window.starts_s[index + 1])
     duration = window.starts_s[index + 1] - window.starts_s[index]
-    what = "idle" if unit is None else f"{NAMES[unit.kind]}, sequence {unit.sequence}, chunk {unit.chunk}"
+    what = "idle" if unit is None else _words(unit, table)
     # Between wide cells there is a gap; between narrow ones it would be most of what one sees.
     width = end - x - (0.6 if end - x > 8 else 0)
     box = _box(x, y, width, _fill(unit), f"tick {index}, stage {stage}: {what}, {duration:.4g} s")
     return [box] if unit is None else [box, *_label(unit, table, (x + end) / 2, y, end - x)]
+
+
+def _words(unit: Unit, table: Table) -> str:
+    group = f", layers of group {unit.virtual_stage // table.num_stages}" if table.num_groups > 1 else ""
+    return f"{NAMES[unit.kind]}, sequence {unit.sequence}, chunk {unit.chunk}{group if unit.kind != 'H' else ''}"
 
 
 def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int) -> list[str]:

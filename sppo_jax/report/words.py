@@ -32,7 +32,7 @@ HOLDERS = {
     "work": "a tick's own buffers",
 }
 # Reasons that stand beside other figures, or say nothing where there is nothing to choose.
-TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind")
+TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind", "alpha")
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
 COLUMN_HELP = (
     "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations that wait for "
@@ -103,6 +103,13 @@ def alpha_of(plan: Plan) -> str:
     return ", ".join(f"{value:g} on diagonals {span(first, last)}" for first, last, value in runs_of(plan.stash.alpha))
 
 
+def _alpha(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the row of alpha, where there is anything that it divides."""
+    if "host" not in (plan.stash.inputs, plan.stash.attention):
+        return []
+    return [("alpha", f"{alpha_of(plan)} (share sent to the host)", ("alpha",))]
+
+
 def verdict(figures: Figures) -> tuple[str, str]:
     """Returns the answer in two lines: whether it fits and how fast it is, and how well it uses what there is."""
     found, plan, cluster = figures.found, figures.plan, figures.cluster
@@ -149,7 +156,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
             ("schedule",),
         ),
         ("stash", places, ("stash",)),
-        ("alpha", f"{alpha_of(plan)} (share sent to the host)", ("alpha",)),
+        *_alpha(plan),
         ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
         ("kernel", plan.kernel, ("kernel",)),
     ]

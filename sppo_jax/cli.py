@@ -5,11 +5,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from sppo_jax.commands import plan, profile, train
+from sppo_jax.commands import fit, plan, profile, train
 from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
 # A command is a module with `run(words) -> exit code`, where words are those behind its name.
-COMMANDS = {"train": train.run, "plan": plan.run, "profile": profile.run}
+COMMANDS = {"train": train.run, "plan": plan.run, "fit": fit.run, "profile": profile.run}
 
 
 def _warn_in_a_line(message: Warning | str, *_: object) -> None:

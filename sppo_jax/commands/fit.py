@@ -1,0 +1,70 @@
+"""`sppo fit`: compile the train step for a cluster that need not be there, and compare bytes."""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, config_parser, load, read_plan
+from sppo_jax.config import Config, load_config
+from sppo_jax.fit.compiled import Fit, compile_plan, prepare_environment
+from sppo_jax.fit.nearest import Change, nearest_change
+from sppo_jax.hardware import Cluster
+from sppo_jax.planner.make import make_plan, resolve_cluster
+from sppo_jax.planner.plan import Plan
+
+
+def run(words: Sequence[str]) -> int:
+    """Compiles, prints the compiler's figures beside the planner's; returns the exit code."""
+    args = _parser().parse_intermixed_args(words)
+    config = load(args)
+    cluster = resolve_cluster(config)
+    plan = read_plan(args.plan, config) if args.plan else make_plan(config, cluster)
+    prepare_environment()
+    fit = compile_plan(config, plan, cluster)
+    change = None if fit.fits else _nearest(args, config, cluster, fit)
+    if args.json:
+        named = {"overrides": list(change.overrides)} if change else None
+        print(json.dumps({**fit.to_dict(), "cluster": cluster.name, "nearest_change": named}, indent=2))
+    else:
+        print(f"{_headline(plan, cluster)}\n{fit.describe()}")
+    if fit.fits:
+        return DONE
+    print(_problem(fit, change), file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def _parser() -> Parser:
+    parser = config_parser("fit", "Compile the train step for a cluster that need not be there, and compare bytes.")
+    parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices, e.g. a100-80g:16x8")
+    parser.add_argument("--plan", type=Path, help="a plan.json to compile instead of planning")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    return parser
+
+
+def _nearest(args: Namespace, config: Config, cluster: Cluster, fit: Fit) -> Change | None:
+    named = [f"hardware.cluster={cluster.name}", *args.overrides]
+
+    def reload(overrides: tuple[str, ...]) -> Config:
+        return load_config(args.config, [*named, *overrides])
+
+    return nearest_change(reload, config, cluster, fit.compiler.hbm_bytes / fit.predicted.hbm_bytes)
+
+
+def _headline(plan: Plan, cluster: Cluster) -> str:
+    mesh, chunks = plan.mesh, len(plan.chunk_lengths)
+    return (
+        f"{plan.sequence_length} tokens in {chunks} chunks on {cluster.name}: data {mesh.data} x pipe {mesh.pipe} x "
+        f"seq {mesh.seq}, {plan.schedule.name}, {plan.kernel} attention"
+    )
+
+
+def _problem(fit: Fit, change: Change | None) -> str:
+    over = []
+    for name, key in (("HBM", "hbm_bytes"), ("host memory", "host_bytes")):
+        got, room = getattr(fit.compiler, key), getattr(fit.capacity, key)
+        if got > room:
+            over.append(f"{(got - room) / 2**30:.1f} GiB of {name} a device too much")
+    tail = change.describe() if change else "no change that was tried fits"
+    return f"does not fit: {' and '.join(over)}; {tail}"

@@ -63,19 +63,28 @@ def _hbm_bytes(found: Found) -> int:
 
 
 def _changes(config: Config, cluster: Cluster) -> Iterator[tuple[str, ...]]:
-    stash = tuple(f"{name}=auto" for name in _STASH)
-    free = (*stash, *(f"{name}=auto" for name in _AUTO if config.schedule.table is None))
+    stash, free = _unpin(config, _STASH), _unpin(config, (*_STASH, *_MESH, *_TICKS))
     if config.stash.kv_grad_dtype == "float32":
         yield ("stash.kv_grad_dtype=bfloat16",)
-    yield stash
-    yield free
+    for unpinned in (stash, free):
+        if unpinned:
+            yield unpinned
     for step in range(_LENGTH_STEPS - 1, _LENGTH_STEPS // 2, -1):
         yield (*free, f"sequence.length={config.sequence.length * step // _LENGTH_STEPS}")
     if not cluster.topology:
         for times in (2, 4, 8):
-            yield (
-                *free,
-                f"hardware.cluster={cluster.device.name}:{cluster.num_hosts * times}x{cluster.devices_per_host}",
-            )
+            shape = f"{cluster.num_hosts * times}x{cluster.devices_per_host}"
+            yield (*free, f"hardware.cluster={cluster.device.name}:{shape}")
     for step in range(_LENGTH_STEPS // 2, 0, -1):
         yield (*free, f"sequence.length={config.sequence.length * step // _LENGTH_STEPS}")
+
+
+def _unpin(config: Config, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return overrides that leave settings to the planner, of those that are not."""
+    pinned = []
+    for name in names:
+        group, _, field = name.partition(".")
+        given = getattr(getattr(config, group), field)
+        if given != "auto":
+            pinned.append(f"{name}=auto")
+    return tuple(pinned)

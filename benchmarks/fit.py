@@ -1,0 +1,160 @@
+"""Holds the planner's bytes against the compiler's, for machines that are not here.
+
+    python benchmarks/fit.py                  all cases: about half an hour on two cores
+    python benchmarks/fit.py gpt-7b v5e       those whose name has one of the words; the others keep their results
+
+Needs the extras fit-gpu and fit-tpu. Writes results/fit.json and a part of docs/validation.md.
+"""
+
+import json
+import statistics
+import sys
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from blocks import write_block  # noqa: E402
+from fit_cases import CASES, Case  # noqa: E402
+
+from sppo_jax.config import config_from_dict  # noqa: E402
+from sppo_jax.fit.compiled import compile_plan, prepare_environment  # noqa: E402
+from sppo_jax.hardware import parse_cluster  # noqa: E402
+from sppo_jax.planner.make import make_plan  # noqa: E402
+
+RESULTS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "validation.md"
+GIB = 2**30
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Plan and compile one case."""
+    config, cluster = config_from_dict(case.config()), parse_cluster(case.cluster)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a plan does not fit is no news here
+        plan = make_plan(config, cluster)
+    fit = compile_plan(config, plan, cluster)
+    mesh = plan.mesh
+    return {
+        "name": case.name,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "calibrated": case.calibrated,
+        "mesh": [mesh.data, mesh.pipe, mesh.seq],
+        "chunks": len(plan.chunk_lengths),
+        "schedule": plan.schedule.name,
+        "kernel": plan.kernel,
+        **fit.to_dict(),
+    }
+
+
+def predicted_again(case: Case, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored row with today's prediction: only what the compiler said is kept."""
+    config, cluster = config_from_dict(case.config()), parse_cluster(case.cluster)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = make_plan(config, cluster)
+    same = [plan.mesh.data, plan.mesh.pipe, plan.mesh.seq] == row["mesh"] and len(plan.chunk_lengths) == row["chunks"]
+    if not same:
+        raise SystemExit(f"the plan of {case.name!r} has changed since it was compiled: run this script with its name")
+    predicted = {"hbm_bytes": max(plan.predicted.hbm_bytes), "host_bytes": max(plan.predicted.host_bytes)}
+    return {**row, "predicted": predicted, "calibrated": case.calibrated}
+
+
+def errors(rows: list[dict[str, Any]], key: str) -> list[float]:
+    """Return predicted over compiled, less one, of rows that have any."""
+    return [row["predicted"][key] / row["compiler"][key] - 1 for row in rows if row["compiler"][key]]
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """Write the errors of each set as a table."""
+    lines = ["| | plans | HBM: median error | worst | most under | host: worst |", "|---|---|---|---|---|---|"]
+    sets = {"counted in": True, "held out": False}
+    for name, calibrated in sets.items():
+        own = [row for row in rows if row["calibrated"] == calibrated]
+        if not own:
+            continue
+        hbm, host = errors(own, "hbm_bytes"), errors(own, "host_bytes") or [0.0]
+        sizes = [abs(value) for value in hbm]
+        lines.append(
+            f"| {name} | {len(own)} | {statistics.median(sizes):.1%} | {max(sizes):.1%} | {min(0.0, *hbm):.1%} | "
+            f"{max(map(abs, host)):.1%} |"
+        )
+    return lines
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Write every case, GiB of one device."""
+    lines = [
+        "| plan | data x pipe x seq | chunks | HBM compiled | predicted | error | host compiled | predicted | "
+        "copies exposed | fused calls | compile s |",
+        "|" + "---|" * 11,
+    ]
+    for row in rows:
+        compiler, predicted, copies = row["compiler"], row["predicted"], row["host_copies"]
+        moved = copies["overlapped_bytes"] + copies["exposed_bytes"]
+        error = predicted["hbm_bytes"] / compiler["hbm_bytes"] - 1
+        cells = [
+            row["name"] + ("" if row["calibrated"] else " (held out)"),
+            " x ".join(map(str, row["mesh"])),
+            row["chunks"],
+            f"{compiler['hbm_bytes'] / GIB:.2f}",
+            f"{predicted['hbm_bytes'] / GIB:.2f}",
+            f"{error:+.1%}",
+            f"{compiler['host_bytes'] / GIB:.2f}",
+            f"{predicted['host_bytes'] / GIB:.2f}",
+            f"{copies['exposed_bytes'] / moved:.1%}" if moved else "",
+            row["flash_calls"],
+            f"{row['compile_s']:.0f}",
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def load() -> dict[str, dict[str, Any]]:
+    """Return the stored rows by name."""
+    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
+    return {row["name"]: row for row in rows}
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Write the results and the part of the document."""
+    import jax
+
+    RESULTS.write_text(json.dumps({"jax": jax.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    dates = sorted({row["date"] for row in rows})
+    text = [
+        "## Bytes, against the compiler",
+        "",
+        f"The very train step of each plan (forward, backward, optimizer) compiled by XLA:GPU or XLA:TPU of jax "
+        f"{jax.__version__} for clusters that were not there ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
+        "HBM is arguments + outputs + temporaries - aliases, GiB of one device. Copies are exposed where no matrix "
+        "product or loop with one stands between their start and their end in the compiled schedule. Made by "
+        "`python benchmarks/fit.py`.",
+        "",
+        *summary(rows),
+        "",
+        *table(rows),
+    ]
+    write_block(DOCUMENT, "fit", "\n".join(text))
+
+
+def main(words: list[str]) -> int:
+    """Measure the cases asked for, keep the others, write the results after each."""
+    prepare_environment()
+    rows = load()
+    chosen = [case for case in CASES if not words or any(word in case.name for word in words)]
+    for case in chosen:
+        rows[case.name] = measure(case)
+        row = rows[case.name]
+        print(f"{case.name}: {errors([row], 'hbm_bytes')[0]:+.1%}, compiled in {row['compile_s']:.0f} s", flush=True)
+        write([rows[case.name] for case in CASES if case.name in rows])
+    kept = [predicted_again(case, rows[case.name]) for case in CASES if case.name in rows]
+    write(kept)
+    print("\n".join(summary(kept)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""The plans on which the planner's bytes are held against the compiler's; see fit.py."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+K = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One plan to compile.
+
+    Args:
+        cluster: to compile for.
+        model: a preset.
+        mesh: pipe and seq, and data if several.
+        length: tokens of a sequence.
+        chunks: their number; "auto" where the planner may choose everything.
+        stash: places of inputs, attention, rest by first letter (keep, host, recompute).
+        more: other settings by group.
+        calibrated: whether the planner's constants were counted in this one's program.
+    """
+
+    cluster: str
+    model: str
+    mesh: tuple[int, ...] = ()
+    length: int
+    chunks: int | str = "auto"
+    stash: str = ""
+    more: dict[str, dict[str, Any]] = field(default_factory=dict)
+    calibrated: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tells the case from others."""
+        parts = [self.model, self.cluster, "x".join(map(str, self.mesh)) or "auto", f"{self.length // K}K", self.stash]
+        settings = [f"{key}={value}" for group in self.more.values() for key, value in group.items()]
+        return " ".join([part for part in parts if part] + settings)
+
+    def config(self) -> dict[str, Any]:
+        """Return the case as the settings of a config."""
+        settings: dict[str, Any] = {
+            "model": {"preset": self.model},
+            "sequence": {"length": self.length, "chunks": self.chunks},
+            "train": {"steps": 10},
+        }
+        if self.mesh:
+            settings["mesh"] = dict(zip(("pipe", "seq", "data"), (*self.mesh, 1)[:3], strict=True))
+        if self.stash:
+            places = {"k": "keep", "h": "host", "r": "recompute"}
+            names = ("inputs", "attention", "rest")
+            settings["stash"] = {name: places[letter] for name, letter in zip(names, self.stash, strict=True)}
+            settings["stash"] |= {"alpha": 1.0, "kv_grad_dtype": "float32"}
+        for group, values in self.more.items():
+            settings[group] = {**settings.get(group, {}), **values}
+        return settings
+
+
+_HALF = {"stash": {"kv_grad_dtype": "bfloat16"}}
+_TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
+_INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
+
+CASES = (
+    # The constants of planner/memory.py were counted in these.
+    Case(
+        cluster="a100-80g:16x8",
+        model="gpt-7b",
+        mesh=(8, 16),
+        length=4096 * K,
+        chunks=128,
+        stash="hhr",
+        more=_HALF,
+        calibrated=True,
+    ),
+    Case(
+        cluster="a100-80g:1x1", model="qwen2.5-0.5b", mesh=(1, 1), length=64 * K, chunks=8, stash="hhr", calibrated=True
+    ),
+    Case(cluster="h100:1x1", model="llama3.2-1b", mesh=(1, 1), length=256 * K, chunks=32, stash="hhr", calibrated=True),
+    Case(
+        cluster="a100-80g:1x4",
+        model="llama3.2-1b",
+        mesh=(4, 1),
+        length=128 * K,
+        chunks=16,
+        stash="kkr",
+        calibrated=True,
+    ),
+    Case(cluster="h100:1x2", model="qwen3-0.6b", mesh=(1, 2), length=128 * K, chunks=16, stash="hhr", calibrated=True),
+    Case(cluster="h200:1x1", model="qwen3-0.6b", mesh=(1, 1), length=64 * K, chunks=16, stash="kkr", calibrated=True),
+    Case(
+        cluster="a100-80g:1x8",
+        model="llama3.2-1b",
+        mesh=(2, 2, 2),
+        length=128 * K,
+        chunks=16,
+        stash="hhr",
+        more=_TWO,
+        calibrated=True,
+    ),
+    Case(cluster="h100:4x8", model="llama3-8b", mesh=(4, 8), length=1024 * K, chunks=64, stash="hhr", calibrated=True),
+    Case(cluster="h200:1x2", model="llama3.2-1b", mesh=(1, 2), length=128 * K, chunks=16, stash="hhh", calibrated=True),
+    Case(cluster="v6e:2x4", model="llama3.2-1b", mesh=(2, 4), length=256 * K, chunks=16, stash="hhr", calibrated=True),
+    # These were held out.
+    Case(cluster="a100-80g:16x8", model="gpt-7b", length=4096 * K),
+    Case(cluster="a100-80g:8x8", model="gpt-7b", length=4096 * K),
+    Case(cluster="h100:1x8", model="llama3-8b", length=1536 * K),
+    Case(cluster="a100-80g:1x2", model="llama3.2-1b", mesh=(2, 1), length=256 * K, chunks=32, stash="rrr"),
+    Case(cluster="h200:1x2", model="llama3.2-1b", mesh=(1, 2), length=64 * K, chunks=8, stash="kkk"),
+    Case(cluster="h100:1x8", model="llama3-8b", mesh=(2, 4), length=256 * K, chunks=16, stash="hhr", more=_TWO),
+    Case(
+        cluster="h100:1x8",
+        model="llama3-8b",
+        mesh=(1, 8),
+        length=256 * K,
+        chunks=16,
+        stash="hhr",
+        more={"sequence": {"kind": "ring"}},
+    ),
+    Case(
+        cluster="h100:2x8",
+        model="llama3-8b",
+        mesh=(1, 16),
+        length=512 * K,
+        chunks=32,
+        stash="hhr",
+        more={"sequence": {"kind": "hybrid", "ulysses": 8}},
+    ),
+    Case(cluster="h100:2x8", model="llama3-8b", mesh=(4, 4), length=256 * K, chunks=16, stash="hhr", more=_INTERLEAVED),
+    Case(cluster="a100-80g:4x8", model="gpt-7b", mesh=(1, 32), length=1024 * K, chunks=64, stash="hhr", more=_HALF),
+    Case(
+        cluster="a100-80g:4x8",
+        model="gpt-7b",
+        mesh=(4, 8),
+        length=512 * K,
+        chunks=32,
+        stash="hhr",
+        more={"stash": {"alpha": 0.5}},
+    ),
+    Case(cluster="a100-80g:8x8", model="gpt-13b", mesh=(8, 8), length=512 * K, chunks=32, stash="hhr"),
+    Case(cluster="a100-80g:8x8", model="gpt-30b", mesh=(16, 4), length=256 * K, chunks=32, stash="hhr"),
+    Case(cluster="a100-80g:16x8", model="gpt-65b", mesh=(16, 8), length=512 * K, chunks=64, stash="hhr"),
+    Case(cluster="a100-80g:16x8", model="gpt-65b", mesh=(8, 16), length=512 * K, chunks=32, stash="hhr", more=_HALF),
+    Case(cluster="h100:8x8", model="qwen3-32b", mesh=(8, 8), length=512 * K, chunks=32, stash="hhr", more=_HALF),
+    Case(cluster="b200:2x8", model="mistral-7b-v0.3", mesh=(2, 8), length=512 * K, chunks=32, stash="hrr"),
+    Case(cluster="v5p:2x2x4", model="llama3-8b", mesh=(4, 4), length=512 * K, chunks=32, stash="hhr"),
+    Case(cluster="v5e:4x8", model="llama3-8b", mesh=(8, 4), length=128 * K, chunks=16, stash="hhr", more=_HALF),
+    Case(cluster="v5p:4x4x4", model="gpt-13b", mesh=(8, 8), length=256 * K, chunks=16, stash="hhr"),
+)

@@ -46,15 +46,16 @@ def to_device(x: jax.Array) -> jax.Array:
 
 
 def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | None:
-    """Return what XLA needs to hide host copies behind compute; None where it needs nothing.
+    """Return what XLA needs to hide exchanges and host copies behind compute; None where it needs nothing.
 
-    On GPUs the latency-hiding scheduler is off by default, and its memory estimate counts host buffers, so that it
-    starts a copy late to save memory that is not short: the limit is lifted out of its way. What the program really
-    takes is in `memory_analysis()`.
+    On GPUs the latency-hiding scheduler is off by default. Its memory estimate counts host buffers, so that it starts
+    a host copy late to save memory that is not short: with any, the limit is lifted out of its way. What the program
+    really takes is in `memory_analysis()`.
     """
-    if backend not in ("gpu", "cuda") or not uses_host:
+    if backend not in ("gpu", "cuda"):
         return None
-    return {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_memory_limit_slop_factor": 2000}
+    options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
+    return options | ({"xla_gpu_memory_limit_slop_factor": 2000} if uses_host else {})
 
 
 def cudnn_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool, scale: float):

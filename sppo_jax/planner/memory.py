@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.planner.layer import layer_costs
-from sppo_jax.planner.params import stage_params
+from sppo_jax.planner.params import largest_matrix, stage_params
 from sppo_jax.planner.plan import StashPlan
 from sppo_jax.schedule.diagonals import (
     MIN_HOST_GAP,
@@ -25,7 +25,9 @@ _MOMENTS = 2
 _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # Arrays of a token's hidden state, queries, keys and values that a layer's backward holds at once: before and after
 # norm, rotary and the all-to-all, with their cotangents. Counted in compiled programs, as all of `work` is.
-_WORK_ARRAYS = 8
+_WORK_ARRAYS = 7
+# Copies of a layer's largest matrix at once: a slice, the gradient and its transpose in the compute dtype; two sums.
+_MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
 _RESERVE = 0.06
 
@@ -172,7 +174,8 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
     """Returns what a layer's backward works on: the gradient of its weights, and activations of a tick's tokens."""
     layer, size = layer_costs(shape.model), shape.compute_bytes
     elements = layer.input_elements + layer.attention_elements + layer.kv_elements // 2
-    work = layer.params * size + tokens * _WORK_ARRAYS * elements * size
+    matrix = largest_matrix(shape.model) * (_MATRIX_COPIES * size + _MATRIX_SUMS * shape.sum_bytes)
+    work = matrix + tokens * _WORK_ARRAYS * elements * size
     if stash.inputs == "recompute":
         # A chunk's stash is made anew for all layers of the virtual stage.
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements

@@ -40,6 +40,11 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, members: int) -> St
     return StageParams(whole=whole, own=own)
 
 
+def largest_matrix(model: ModelConfig) -> int:
+    """Returns the parameters of a layer's largest matrix."""
+    return max(map(math.prod, _layer_matrices(model)[0]))
+
+
 def _share(dims: tuple[int, ...], free: tuple[int, ...], members: int) -> int:
     count = math.prod(dims)
     return count // members if any(dim % members == 0 for dim in free) else count

@@ -44,7 +44,7 @@ def test_the_installed_version_is_judged_by_default():
         check_offload("cuda", True)
 
 
-def test_the_compiler_is_told_something_only_for_offload_on_a_gpu():
+def test_the_compiler_is_told_something_only_on_a_gpu():
     assert compiler_options("cpu", True) is None
     assert set(compiler_options("cuda", False)) == {"xla_gpu_enable_latency_hiding_scheduler"}
     assert "xla_gpu_enable_latency_hiding_scheduler" in compiler_options("cuda", True)

@@ -1,5 +1,6 @@
 """From a config to a Plan: what is pinned stays, what is auto is chosen by rule, and errors say what to change."""
 
+import json
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,7 @@ import pytest
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.planner.frames import frames
-from sppo_jax.planner.make import make_plan, resolve_cluster
+from sppo_jax.planner.make import check_plan, make_plan, resolve_cluster
 from sppo_jax.planner.parallel import layers_per_virtual_stage
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.request import read_request
@@ -66,7 +67,6 @@ def test_planning_never_imports_jax():
         (1, {}, ("ulysses", 1, 1)),
         (4, {}, ("ulysses", 4, 1)),
         (3, {}, ("ring", 1, 3)),
-        (8, {}, ("hybrid", 4, 2)),
         (8, {"kind": "ring"}, ("ring", 1, 8)),
         (8, {"ulysses": 2}, ("hybrid", 2, 4)),
         (2, {"kind": "ring"}, ("ring", 1, 2)),
@@ -323,3 +323,65 @@ def test_compute_dtype_sets_the_size_of_activations():
     assert read_request(config(), H200).compute_bytes == 2
     assert read_request(config(), CPU).compute_bytes == 4
     assert read_request(config({**TINY, "compute_dtype": "float64"}), H200).compute_bytes == 8
+
+
+def edited(made: Plan, **changes) -> Plan:
+    """A plan.json that was changed by hand, read back; a dotted key, with __ for the dot, goes into a group."""
+    values = json.loads(made.to_json())
+    for key, value in changes.items():
+        *groups, name = key.split("__")
+        inner = values
+        for group in groups:
+            inner = inner[group]
+        inner[name] = value
+    return Plan.from_json(json.dumps(values))
+
+
+def test_a_plan_agrees_with_its_own_config():
+    for groups in ({}, {"mesh": {"pipe": 2}}, {"mesh": {"data": 2}}, {"sequence": {"per_step": 4}}):
+        asked = config(length=4096, **groups)
+        check_plan(make_plan(asked, make_cluster(DEVICES["cpu"], 2)), asked)
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (dict(length=128), "agree with sequence.length = 128, got 64; set sequence.length=64, or plan anew"),
+        (dict(sequence={"per_pipeline": 2}), "agree with sequence.per_pipeline = 2, got 1"),
+        (dict(sequence={"per_step": 2}), "agree with sequence.per_step = 2, got 1"),
+        (dict(mesh={"data": 2}), "agree with mesh.data = 2, got 1"),
+        (dict(mesh={"pipe": 1}, sequence={"per_step": 1}), "agree with mesh.pipe = 1, got 2"),
+        (dict(mesh={"pipe": 4}), "agree with mesh.pipe = 4, got 2"),
+        (dict(model={**TINY, "hidden_size": 64}), "agree with model.hidden_size = 64, got 32"),
+        (dict(model={**TINY, "num_kv_heads": 4}), "agree with model.num_kv_heads = 4, got 2"),
+        (dict(train={"devices": "cpu:4"}), "agree with train.devices = cpu:4, got a mesh of 2"),
+    ],
+)
+def test_a_plan_of_another_config_is_refused(groups, words):
+    made = plan(mesh={"pipe": 2}, sequence={"chunks": 4})
+    with pytest.raises(ValueError) as error:
+        check_plan(made, config(**groups))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(model__num_layers=8), "agree with model.num_layers = 4, got 8"),
+        (dict(chunk_lengths=[16, 16, 16]), "chunk lengths must sum to the sequence length 64"),
+        (dict(chunk_lengths=[32, 16, 16]), "one value for each of the 4 diagonals, got 5"),
+        (dict(schedule__name="gpip"), "unknown schedule 'gpip'"),
+        (dict(schedule__interleave=4, stash__alpha=[0.0] * 17), "each virtual stage needs a layer, got 4 layers"),
+        (dict(schedule__interleave=2, stash__alpha=[1.0] * 7 + [0.0] * 2), "at least 2 layers a virtual stage"),
+        (dict(kv_slots=2), "kv_slots must be what the schedule needs, 1, got 2"),
+        (dict(mesh__pipe=3, stash__alpha=[0.0] * 6), "agree with mesh.pipe = 2, got 3"),
+        (dict(model={"num_layers": 4}), "the plan's model must have the fields vocab_size, hidden_size"),
+        (dict(model__vocab=3), "the plan's model must have the fields vocab_size, hidden_size"),
+    ],
+)
+def test_a_plan_changed_by_hand_is_refused(changes, words):
+    asked = config(mesh={"pipe": 2}, sequence={"chunks": 4}, stash={"inputs": "host"})
+    made = make_plan(asked, CPU)
+    with pytest.raises(ValueError) as error:
+        check_plan(edited(made, **changes), asked)
+    assert words in str(error.value) and "\n" not in str(error.value)

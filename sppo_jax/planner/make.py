@@ -7,7 +7,7 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.planner.evaluate import costs_of, memory_of, simulation_of
 from sppo_jax.planner.parallel import layers_per_virtual_stage
-from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.plan import MODEL_FIELDS, Plan
 from sppo_jax.planner.request import choose_kernel, resolve_cluster
 from sppo_jax.planner.search import search
 from sppo_jax.planner.stash import check_host_layers
@@ -43,8 +43,13 @@ def check_plan(plan: Plan, config: Config) -> None:
         wanted["sequence.per_step"] = (sequence.per_step, mesh.data * plan.sequences_per_pipeline)
     else:
         wanted["sequence.per_pipeline"] = (sequence.per_pipeline, plan.sequences_per_pipeline)
-    for axis, size in ({} if sequence.per_step else {"data": 1} | config.mesh.pinned).items():
+    alone = {} if sequence.per_step else {"data": 1}
+    for axis, size in (alone | config.mesh.pinned).items():
         wanted[f"mesh.{axis}"] = (size, getattr(mesh, axis))
+    if plan.model and set(plan.model) != set(MODEL_FIELDS):
+        raise ValueError(
+            f"the plan's model must have the fields {', '.join(MODEL_FIELDS)}, got {', '.join(plan.model)}; plan anew"
+        )
     for name, size in plan.model.items():
         wanted[f"model.{name}"] = (getattr(config.model, name), size)
     for name, (want, got) in wanted.items():

@@ -11,6 +11,7 @@ from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_clus
 from sppo_jax.planner.lengths import check_length, given_lengths
 from sppo_jax.planner.parallel import SequenceSplit, divisors, layers_per_virtual_stage, sequence_splits
 from sppo_jax.planner.plan import MeshShape
+from sppo_jax.planner.stash import MIN_HOST_LAYERS
 from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
 from sppo_jax.schedule.table import Table
@@ -18,8 +19,6 @@ from sppo_jax.schedule.table import Table
 PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 _INTERLEAVES = (1, 2, 4, 8)
-# Fewest layers of a virtual stage that interleaving makes: one hides no copies.
-_MIN_LAYERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +203,7 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
         return [int(asked)]
     if pipe == 1:
         return [1]
-    return [depth for depth in _INTERLEAVES if depth == 1 or layers % (pipe * depth * _MIN_LAYERS) == 0]
+    return [depth for depth in _INTERLEAVES if depth == 1 or layers % (pipe * depth * MIN_HOST_LAYERS) == 0]
 
 
 def _check_tokens(request: Request, mesh: MeshShape) -> None:

@@ -22,7 +22,8 @@ from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
 ALPHA_LEVELS = (0.0, 0.25, 0.5, 1.0)
-_MIN_HOST_LAYERS = 2
+# Layers of a virtual stage behind which copies can hide.
+MIN_HOST_LAYERS = 2
 
 Places = tuple[str, str, str]  # of layer inputs, attention outputs and the rest
 # Those to consider, preferred in this order where times are equal.
@@ -68,7 +69,7 @@ def place_options(config: StashConfig, layers: int) -> list[Places]:
     if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
         # A share for the host is asked for.
         found = [places for places in found if "host" in places[:2]]
-    possible = [places for places in found if layers >= _MIN_HOST_LAYERS or "host" not in places]
+    possible = [places for places in found if layers >= MIN_HOST_LAYERS or "host" not in places]
     if not possible:
         raise ValueError(_too_few_layers(layers))
     return possible
@@ -194,12 +195,12 @@ def check_host_layers(stash: StashPlan, layers: int) -> None:
         ValueError: it has fewer.
     """
     shared = max(stash.alpha) > 0 and "host" in (stash.inputs, stash.attention)
-    if (shared or stash.rest == "host") and layers < _MIN_HOST_LAYERS:
+    if (shared or stash.rest == "host") and layers < MIN_HOST_LAYERS:
         raise ValueError(_too_few_layers(layers))
 
 
 def _too_few_layers(layers: int) -> str:
     return (
-        f"stash on the host needs at least {_MIN_HOST_LAYERS} layers a virtual stage to hide copies behind, "
+        f"stash on the host needs at least {MIN_HOST_LAYERS} layers a virtual stage to hide copies behind, "
         f"got {layers}: use fewer stages (mesh.pipe, schedule.interleave), or stash keep"
     )

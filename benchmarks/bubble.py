@@ -208,11 +208,12 @@ def _waiting_panel(stages: int, kinds: list[tuple[str, int]], found: list[Point]
 _WAITING = f"""\
 ![Waiting against the number of chunks](bubble.svg)
 
-One sequence of 1M tokens, {MODEL}, forward and back, simulated in lock-step. Equal lengths and equal costs lie on the
-formula. "Equal FLOPs, 4 lengths" does not: with a few distinct lengths the cost of a chunk rises along each run of
-equal ones and falls at the next, and each fall costs a lock-step pipeline up to another p - 1 differences, besides the
-padding of ticks that hold two lengths. With few stages and many chunks it waits longer than equal lengths do. The
-search weighs both in the simulator and takes the faster.
+One sequence of 1M tokens, {MODEL}, forward and back, simulated in lock-step. Equal lengths and equal costs lie on
+the formula. "Equal FLOPs, 4 lengths" does not: with a few distinct lengths the cost of a chunk rises along each run
+of equal ones and falls at the next. A lock-step pipeline waits p - 1 times the sum of all rises, and these add up
+to as much as the one long rise of equal lengths; padding of ticks that hold two lengths comes on top. So a few
+lengths help only where their runs are shorter than the pipeline (p = 16, N to 64). The search weighs both in the
+simulator.
 """
 _GAIN = """\
 SPPO reports 1.23x to 1.44x for its multiplexed partition at 13B, 512K, N = 32, PP = 8: a gain of {published:.2f}x,

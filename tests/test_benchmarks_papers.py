@@ -119,3 +119,8 @@ def test_report_names_every_cell_and_writes_its_block(tmp_path, monkeypatch, cap
     assert drawn > len(JUDGED)
     assert all(row.cell.name in text for row in ROWS)
     assert text.startswith("<!-- begin papers -->") and capsys.readouterr().out.strip() in text
+
+
+def test_page_is_of_this_cost_model():
+    page = (Path(__file__).parents[1] / "docs" / "validation.md").read_text()
+    assert papers.report(RATES, ROWS) in page, "re-make it: python benchmarks/papers.py --write"

@@ -5,20 +5,14 @@ from dataclasses import dataclass
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
-from sppo_jax.planner.search import Found, search
+from sppo_jax.planner.search import search
 from sppo_jax.units import format_bytes
 
-_AUTO = (
-    "mesh.data",
-    "mesh.pipe",
-    "mesh.seq",
-    "sequence.chunks",
-    "sequence.kind",
-    "schedule.name",
-    "schedule.interleave",
-)
+_MESH = ("mesh.data", "mesh.pipe", "mesh.seq")
+_TICKS = ("sequence.chunks", "sequence.kind", "schedule.name", "schedule.interleave")
 _STASH = ("stash.inputs", "stash.attention", "stash.rest", "stash.alpha", "stash.kv_grad_dtype")
 _LENGTH_STEPS = 8
+_LEFT_FREE = 1.06  # plans fill devices up to about this factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,22 +38,19 @@ def nearest_change(
         reload: reads the config anew with more overrides.
         config: the config that does not fit.
         cluster: the devices it does not fit on.
-        excess: the compiler's bytes over the predicted ones, a factor that is put on every prediction.
+        excess: the compiler's bytes over the predicted ones; beyond what plans leave free, devices count as smaller.
     """
-    for overrides in _changes(config, cluster):
+    smaller = () if excess < _LEFT_FREE else (f"hardware.hbm_bytes={int(cluster.device.hbm_bytes / excess)}",)
+    for change in _changes(config, cluster):
+        overrides = (*change, *smaller)
         try:
             found = search(reload(overrides))
         except ValueError:
             continue  # a change that the other settings do not allow
-        if found.fits and _hbm_bytes(found) * max(1.0, excess) <= cluster.device.hbm_bytes:
-            return Change(
-                overrides=overrides, hbm_bytes=_hbm_bytes(found), host_bytes=max(found.plan.predicted.host_bytes)
-            )
+        if found.fits:
+            predicted = found.plan.predicted
+            return Change(overrides=overrides, hbm_bytes=max(predicted.hbm_bytes), host_bytes=max(predicted.host_bytes))
     return None
-
-
-def _hbm_bytes(found: Found) -> int:
-    return max(found.plan.predicted.hbm_bytes)
 
 
 def _changes(config: Config, cluster: Cluster) -> Iterator[tuple[str, ...]]:

@@ -1,0 +1,79 @@
+"""What fit makes of the compiler's figures, and the changes it proposes."""
+
+import pytest
+
+from sppo_jax.cli import main
+from sppo_jax.config import config_from_dict, load_config, to_yaml
+from sppo_jax.fit.compiled import Fit, Sizes
+from sppo_jax.fit.copies import HostCopies
+from sppo_jax.fit.nearest import nearest_change
+from sppo_jax.hardware import parse_cluster
+
+GIB = 2**30
+
+
+def fit(hbm=70, host=10, exposed=0) -> Fit:
+    return Fit(
+        compiler=Sizes(hbm_bytes=hbm * GIB, host_bytes=host * GIB),
+        predicted=Sizes(hbm_bytes=69 * GIB, host_bytes=10 * GIB),
+        capacity=Sizes(hbm_bytes=79 * GIB, host_bytes=200 * GIB),
+        copies=HostCopies(overlapped_bytes=(100 - exposed) * GIB, exposed_bytes=exposed * GIB, loops_unknown=0),
+        flash_calls=4,
+        compile_s=12.34,
+    )
+
+
+def test_the_compiler_decides_what_fits():
+    assert fit().fits and not fit(hbm=80).fits and not fit(host=201).fits
+    assert fit(exposed=3).exposed_share == pytest.approx(0.03)
+    values = fit(hbm=80).to_dict()
+    assert values["fits"] is False and values["compiler"]["hbm_bytes"] == 80 * GIB
+    assert values["host_copies"] == {"overlapped_bytes": 100 * GIB, "exposed_bytes": 0}
+    assert {"predicted", "capacity", "compile_s"} <= set(values)
+    text = fit(exposed=2).describe()
+    assert "70 GiB" in text and "100 GiB a step, 2.0% of it with no compute beside it" in text and "88.6%" in text
+
+
+def config(**changes):
+    values = {
+        "model": {"preset": "llama3-8b"},
+        "sequence": {"length": 2**20, "chunks": 64},
+        "mesh": {"data": 1, "pipe": 4, "seq": 2},
+        "stash": {"inputs": "keep", "attention": "keep", "kv_grad_dtype": "float32"},
+        "train": {"steps": 1},
+    }
+    for name, value in changes.items():
+        group, _, key = name.partition("__")
+        values[group] = {**values.get(group, {}), key: value}
+    return values
+
+
+def find(tmp_path, cluster, excess=1.0, **changes):
+    path = tmp_path / "c.yaml"
+    path.write_text(to_yaml(config_from_dict({**config(**changes), "hardware": {"cluster": cluster}})))
+
+    def reload(overrides):
+        return load_config(path, overrides)
+
+    return nearest_change(reload, load_config(path), parse_cluster(cluster), excess)
+
+
+def test_the_nearest_change_unpins_no_more_than_it_must(tmp_path):
+    change = find(tmp_path, "h100:1x8")
+    assert change.overrides[:2] == ("stash.inputs=auto", "stash.attention=auto")
+    assert not any(name.startswith(("mesh", "sequence", "hardware")) for name in change.overrides)
+    assert change.hbm_bytes < 79 * GIB and "the nearest change that fits: stash.inputs=auto" in change.describe()
+
+
+def test_a_compiler_that_asks_for_more_makes_the_change_larger(tmp_path):
+    change = find(tmp_path, "h100:1x8", excess=1.6)
+    assert any(name.startswith(("sequence.length", "hardware.cluster")) for name in change.overrides)
+
+
+def test_fit_refuses_a_cpu_in_one_line(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(to_yaml(config_from_dict({**config(), "train": {"steps": 1, "devices": "cpu:8"}})))
+    assert main(["fit", str(path), "--cluster", "cpu:1x8"]) == 2
+    assert "fit compiles for GPUs and TPUs, got the cluster cpu:1x8" in capsys.readouterr().err
+    assert main(["fit", str(path), "--cluster", "abacus:1x8"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

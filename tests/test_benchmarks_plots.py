@@ -18,7 +18,7 @@ def found():
 
 
 def test_equal_lengths_and_equal_costs_lie_on_the_formula(found):
-    on_formula = [p for p in found if p.kind != "equal FLOPs, 4 lengths"]
+    on_formula = [p for p in found if p.kind == "equal costs" or (p.kind, p.groups) == ("equal lengths", 1)]
     assert len(on_formula) == 2 * 3 * 4
     assert all(p.simulated == pytest.approx(p.formula, rel=1e-9) for p in on_formula)
 
@@ -29,8 +29,11 @@ def test_the_formula_by_hand(found):
             assert p.formula == pytest.approx((p.stages - 1) / (p.groups * p.chunks))
 
 
-def test_a_few_lengths_wait_longer_than_the_formula_says(found):
-    assert all(p.simulated >= p.formula for p in found if p.kind == "equal FLOPs, 4 lengths")
+def test_unequal_costs_wait_longer_than_the_formula_says(found):
+    assert all(p.simulated > p.formula for p in found if p.kind == "equal FLOPs, 4 lengths")
+    rising = {(p.stages, p.chunks, p.groups): p.simulated for p in found if p.kind == "equal lengths"}
+    for (stages, chunks, groups), simulated in rising.items():
+        assert simulated == pytest.approx(rising[stages, chunks, 1] * (1 + 1 / groups) / 2, rel=0.02)
 
 
 def test_gain_and_picture(found, tmp_path, monkeypatch, capsys):

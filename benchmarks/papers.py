@@ -92,9 +92,9 @@ def _verdict(judged: list[Row], ordered: list[Ordering]) -> str:
 
 
 _MEMORY = """\
-Memory, for which nothing is calibrated and no claim made: {count} figures read off Seq1F1B's plots, mean absolute
-error {mean:.1%}, worst {worst:+.1%} ({name}). Of {oom} setups that ran out of memory {told} are predicted above
-{room:.0f} GB, of those that ran {false}."""
+Memory, of which every byte is counted and none fitted, though with the figures in view: {count} figures read off
+Seq1F1B's plots, mean absolute error {mean:.1%}, worst {worst:+.1%} ({name}). Of {oom} setups that ran out of memory
+{told} are predicted above {room:.0f} GB, of those that ran {false}."""
 
 
 def _memory(rows: list[Row]) -> str:

@@ -290,3 +290,13 @@ def test_interleaving_is_searched_where_asked():
     auto = search(config(**asked, schedule=AUTO), small())
     assert plain.plan.schedule.interleave == 1 < auto.plan.schedule.interleave
     assert auto.plan.predicted.step_s < plain.plan.predicted.step_s
+
+
+def test_reasons_compare_with_the_next_best():
+    reasons = search(large(schedule=AUTO)).plan.reasons
+    for key in ("mesh", "sequence_kind", "chunks", "schedule", "stash"):
+        assert "the next one, " in reasons[key] and "x as long" in reasons[key]
+    assert "keep/keep/keep might be faster, but does not fit" in reasons["stash"]
+    pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
+    alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons
+    assert alone["chunks"] == alone["stash"] == "as requested, or the only one possible"

@@ -1,6 +1,8 @@
 """A best-first search through choices: bounds order them, simulation settles them."""
 
 import heapq
+import math
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
@@ -9,8 +11,9 @@ from sppo_jax.planner.frames import Frame, frames, lengths_of
 from sppo_jax.planner.request import Request
 from sppo_jax.planner.stash import Places, place_options
 
-# Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too.
-_MOST_TOO_LARGE = 2
+# Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
+# of those that are least too large are worked out to find them.
+_MOST_TOO_LARGE, _TOO_LARGE_TRIED = 2, 6
 # Where nothing fits, how many of the least bounds of memory are worked out.
 _LEAST_TRIED = 8
 
@@ -38,6 +41,8 @@ class Hunt:
         self.floors = Floors(request, kv_grad_dtype)
         self.nodes: list[Node] = []
         self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, node
+        self.bounds: list[float] = []  # of each node, the least seconds of its step as far as it is refined
+        self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
         self.errors: list[ValueError] = []
         # bound, node, and how far it is refined: 0 a few chunks, 1 every chunk, 2 simulated
@@ -55,15 +60,20 @@ class Hunt:
             return
         for places in options:
             bound, excess = self.floors.rough_step_s(frame, places), self.floors.rough_excess(frame, places)
-            number = self._add(frame, places, "hidden" if asked.alpha == "auto" else asked.alpha)
+            number = self._add(frame, places, "hidden" if asked.alpha == "auto" else asked.alpha, bound)
             if excess > 0:
-                self.too_large.append((excess, bound, number))
+                self._drop(number, excess)
             else:
                 self.heap.append((bound, number, 0))
 
-    def _add(self, frame: Frame, places: Places, alpha: str | float | tuple[float, ...]) -> int:
+    def _add(self, frame: Frame, places: Places, alpha: str | float | tuple[float, ...], bound: float) -> int:
         self.nodes.append(Node(frame=frame, places=places, alpha=alpha))
+        self.bounds.append(bound)
         return len(self.nodes) - 1
+
+    def _drop(self, number: int, excess: float) -> None:
+        self.unfit.add(number)
+        self.too_large.append((excess, self.bounds[number], number))
 
     def best(self) -> Outcome | None:
         """Returns the fastest outcome that fits; None if none does."""
@@ -73,6 +83,7 @@ class Hunt:
                 continue
             if self.outcomes[number].memory.fits(self.request.cluster):
                 return self.outcomes[number]
+            self.unfit.add(number)
             self._send_more(number)
         return None
 
@@ -80,7 +91,8 @@ class Hunt:
         """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
         node, outcome = self.nodes[number], self.outcomes[number]
         if node.alpha == "hidden" and "host" in node.places[:2] and not outcome.all_away:
-            heapq.heappush(self.heap, (outcome.step_s, self._add(node.frame, node.places, "all"), 1))
+            more = self._add(node.frame, node.places, "all", outcome.step_s)
+            heapq.heappush(self.heap, (outcome.step_s, more, 1))
 
     def _refine(self) -> int | None:
         """Refines the choice of the lowest bound; returns it if it stays the lowest and is simulated."""
@@ -93,13 +105,15 @@ class Hunt:
                 lengths = lengths_of(self.request, node.frame)
                 excess = self.floors.excess(node.frame, lengths, node.places)
                 bound = max(bound, self.floors.step_s(node.frame, lengths, node.places, node.alpha))
+                self.bounds[number] = bound
                 if excess > 0:
-                    self.too_large.append((excess, bound, number))
+                    self._drop(number, excess)
                     return None
             else:
-                bound = self._evaluate(number).step_s
+                self.bounds[number] = bound = self._evaluate(number).step_s
         except ValueError as error:
             self.errors.append(error)
+            self.bounds[number] = math.inf
             return None
         heapq.heappush(self.heap, (bound, number, level + 1))
         return None
@@ -136,15 +150,17 @@ class Hunt:
         Some are faster ones that do not fit, those first that are least too large; where `best` does not fit, all are.
         """
         fits = best.memory.fits(self.request.cluster)
-        seen = {self._key_of(best)}
+        seen = {self.nodes[self._number_of(best)].key}
         found: list[Outcome] = []
         known = [(self.floors.excess_of(outcome.memory), number) for number, outcome in self.outcomes.items()]
         larger = sorted((excess, number) for excess, number in known if excess > 0)
         if fits:
             larger = sorted(larger + [(more, number) for more, bound, number in self.too_large if bound < best.step_s])
-        for _, number in larger:
+        for _, number in larger if not fits else larger[:_TOO_LARGE_TRIED]:
             if len(found) < (_MOST_TOO_LARGE if fits else count):
-                found += self._other(number, seen)
+                # What is slower and too large besides lost for being slower.
+                other = self._other(number, seen)
+                found += [outcome for outcome in other if not fits or outcome.step_s < best.step_s]
         while self.heap and len(found) < count:
             if self.nodes[self.heap[0][1]].key in seen:
                 heapq.heappop(self.heap)
@@ -153,6 +169,30 @@ class Hunt:
             if refined is not None:
                 found += self._other(refined, seen)
         return sorted(found, key=lambda outcome: outcome.step_s)
+
+    def rival(
+        self, best: Outcome, of: Callable[[Node], Hashable], alike: Callable[[Node], Hashable], *, fits: bool
+    ) -> tuple[Node, float] | None:
+        """Returns the choice of the lowest bound that differs from the best one in something, and the bound.
+
+        Args:
+            best: the chosen outcome.
+            of: what they must differ in.
+            alike: what they must have in common.
+            fits: whether to look among those that may fit; else among those that would be faster and do not fit, nor
+                does any other like them.
+        """
+        chosen = self.nodes[self._number_of(best)]
+        common = alike(chosen)
+        related = [(bound, number) for number, bound in enumerate(self.bounds) if alike(self.nodes[number]) == common]
+        possible = {of(self.nodes[number]) for _, number in related if number not in self.unfit}
+        if fits:
+            among = possible - {of(chosen)}
+            found = [item for item in related if item[1] not in self.unfit and of(self.nodes[item[1]]) in among]
+        else:
+            found = [item for item in related if item[0] < best.step_s and of(self.nodes[item[1]]) not in possible]
+        bound, number = min(found, default=(math.inf, 0))
+        return None if bound == math.inf else (self.nodes[number], bound)
 
     def _smallest(self) -> list[int]:
         """Returns of each layout and places the choice of the shortest chunks, least bound of memory first."""
@@ -179,6 +219,5 @@ class Hunt:
         outcome = self._try(number)
         return [] if outcome is None else [outcome]
 
-    def _key_of(self, outcome: Outcome) -> tuple:
-        number = next(number for number, known in self.outcomes.items() if known is outcome)
-        return self.nodes[number].key
+    def _number_of(self, outcome: Outcome) -> int:
+        return next(number for number, known in self.outcomes.items() if known is outcome)

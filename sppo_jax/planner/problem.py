@@ -71,6 +71,8 @@ def _nearest_change(request: Request) -> str:
 
 def _released(config: Config) -> Iterator[tuple[str, Config]]:
     """Yields the config with some of its pinned settings left to the planner, and what these are."""
+    if config.planner == "paper":
+        yield "planner=paper", replace(config, planner="search")
     for group, names in _RELEASED:
         settings = getattr(config, group)
         pinned = {name: getattr(settings, name) for name in names if getattr(settings, name) != _free(settings, name)}

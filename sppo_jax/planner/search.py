@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.planner.evaluate import Outcome, plan_of
-from sppo_jax.planner.frames import schedule_reason
 from sppo_jax.planner.hunt import Hunt
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.paper import paper_outcome
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.problem import over, problem_of
+from sppo_jax.planner.reasons import reasons_of
 from sppo_jax.planner.request import Request, read_request
 
 NUM_REJECTED = 5
@@ -79,14 +79,14 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     fits = best is not None
     best = best or hunt.least()
     others = hunt.others(best, NUM_REJECTED)
-    plan = plan_of(request, best, _reasons(request, best, considered, dtypes))
+    plan = plan_of(request, best, reasons_of(request, hunt, best, considered))
     return Found(
         plan=plan,
         memory=best.memory,
         fits=fits,
         rejected=tuple(
             Rejected(
-                plan=plan_of(request, other, _reasons(request, other, considered, dtypes)),
+                plan=plan_of(request, other, {}),
                 memory=other.memory,
                 step_s=other.step_s,
                 why=_why(request, other, best),
@@ -115,24 +115,3 @@ def _found_by_paper(request: Request, start_s: float) -> Found:
 
 def _why(request: Request, other: Outcome, best: Outcome) -> str:
     return over(request, other) or f"{other.step_s / best.step_s:.3f}x slower"
-
-
-def _reasons(request: Request, outcome: Outcome, considered: int, dtypes: tuple[str, ...]) -> dict[str, str]:
-    config, choice = request.config, outcome.choice
-    searched = f"of {considered} choices considered, that with the shortest simulated step that fits"
-    pinned = config.mesh.pinned
-    mesh = "as requested" if len(pinned) == 3 else searched
-    kv_grad = "sums over many chunks"
-    if len(dtypes) == 1:
-        kv_grad = "as requested"
-    elif choice.kv_grad_dtype == "bfloat16":
-        kv_grad = "nothing fits with float32 sums"
-    stash = (config.stash.inputs, config.stash.attention, config.stash.rest)
-    return {
-        "mesh": f"{mesh}, on {request.cluster.name}",
-        "sequence_kind": choice.layout.split.reason,
-        "chunks": "as requested" if config.sequence.chunks != "auto" else searched,
-        "schedule": schedule_reason(request, choice.layout, choice.schedule),
-        "stash": searched if "auto" in stash else "as requested",
-        "kv_grad_dtype": kv_grad,
-    }

@@ -92,3 +92,10 @@ def test_the_scaled_timeline_shows_each_kind_for_its_share():
         assert row.count("B") / row.count("F") == pytest.approx(3, rel=0.1)
         assert 0.03 < row.count(".") / len(row) < 0.2
     assert rows[0].startswith("F") and rows[0].endswith("B") and rows[1].startswith(".")
+
+
+def test_the_scaled_timeline_shows_ticks_narrower_than_a_column():
+    table = make_table("seq1f1b", 2, 4, (1,) * 64, 1)
+    tick_s = simulate(table, lambda unit, tokens: {"F": 1.0, "B": 2.0, "H": 0.5}[unit.kind]).tick_s
+    for row in (line.split()[-1] for line in scaled_timeline(table, tick_s).splitlines()):
+        assert [row.count(kind) / len(row) for kind in "FBH"] == pytest.approx([2 / 7, 4 / 7, 1 / 7], abs=0.03)

@@ -35,7 +35,8 @@ def memory_svg(
     Returns:
         A whole SVG document.
     """
-    height = TOP + HBM + BETWEEN + HOST + 62
+    host_height = BETWEEN + HOST if host_allocated else 0
+    height = TOP + HBM + host_height + 62
     layers = [(curve.fixed,) * len(curve.kv), curve.kv, curve.kv_grad, curve.stash]
     title = f"memory in use on a device of stage {curve.stage}; buffers are allocated once for the whole step"
     parts = [
@@ -44,10 +45,11 @@ def memory_svg(
         f"<rect width='{window.width}' height='{height}' fill='white'/>",
         f"<text x='{LEFT}' y='18' {FONT} font-weight='bold'>{escape(title)}</text>",
         *_panel(layers, list(COLORS.values()), window, TOP, HBM, allocated, capacity, "HBM"),
-        *_panel([curve.host], [HOST_COLOR], window, TOP + HBM + BETWEEN, HOST, host_allocated, host_capacity, "host"),
-        *time_axis(window, height - 58),
-        *_legend(height - 12),
     ]
+    if host_allocated:
+        top = TOP + HBM + BETWEEN
+        parts += _panel([curve.host], [HOST_COLOR], window, top, HOST, host_allocated, host_capacity, "host")
+    parts += [*time_axis(window, height - 58), *_legend(height - 12, bool(host_allocated))]
     return "\n".join([*parts, "</svg>"])
 
 
@@ -77,7 +79,7 @@ def _panel(
     for value, stroke, dash, word in ((allocated, "#222", "4 3", "allocated"), (capacity, LIMIT, "", "capacity")):
         y = top + height - value * unit
         if y < top - 1:
-            text = f"{word} {format_bytes(value)} lies {value / shown:.3g} times higher than shown"
+            text = f"{word} {format_bytes(value)}, {value / shown:,.0f} times what is shown"
             parts.append(f"<text x='{right - 4}' y='{top + 12}' {FONT} text-anchor='end'>{text}</text>")
             continue
         parts.append(f"<path d='M{LEFT} {y:.1f}H{right}' stroke='{stroke}' stroke-dasharray='{dash}' fill='none'/>")
@@ -106,9 +108,9 @@ def _area(below: list[int], above: list[int], window: Window, bottom: float, uni
     return f"<path d='M{''.join([*up, *down])[1:]}z' fill='{fill}'/>"
 
 
-def _legend(y: int) -> list[str]:
+def _legend(y: int, host: bool) -> list[str]:
     parts, x = [], LEFT
-    for name, fill in {**COLORS, "stash on the host": HOST_COLOR}.items():
+    for name, fill in {**COLORS, **({"stash on the host": HOST_COLOR} if host else {})}.items():
         parts.append(f"<rect x='{x}' y='{y - 10}' width='12' height='12' fill='{fill}'/>")
         parts.append(f"<text x='{x + 17}' y='{y}' {FONT}>{escape(name)}</text>")
         x += 36 + round(len(name) * 6.0)

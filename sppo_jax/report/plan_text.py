@@ -16,6 +16,7 @@ from sppo_jax.report.plan_tables import (
     rejected_rows,
     stage_rows,
 )
+from sppo_jax.report.timeline import FADING
 from sppo_jax.report.words import COLUMN_HELP, seconds, subject, verdict
 from sppo_jax.schedule.table import Table
 from sppo_jax.schedule.timeline import text_timeline
@@ -40,7 +41,7 @@ def plan_text(figures: Figures) -> str:
 
 
 def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH) -> str:
-    """Draws all ticks to scale: a column is a share of the step, and shows what a stage does for most of it.
+    """Draws all ticks to scale: a column is a share of the step, and each kind has as many as its share of the time.
 
     Args:
         table: the schedule.
@@ -58,9 +59,21 @@ def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH
             for column in range(int(begin), min(columns, int(last) + 1)):
                 share = min(last, column + 1) - max(begin, column)
                 spent[column][name] = spent[column].get(name, 0.0) + share
-        cells = "".join(max(column, key=lambda name: column[name]) for column in spent)
-        rows.append(f"  stage {stage}".ljust(label) + cells)
+        rows.append(f"  stage {stage}".ljust(label) + _cells(spent))
     return "\n".join(rows)
+
+
+def _cells(spent: list[dict[str, float]]) -> str:
+    """Returns a letter for each column: what is owed most of it; what it takes from the others is owed to them next."""
+    owed: dict[str, float] = {}
+    cells = ""
+    for column in spent:
+        for name, share in column.items():
+            owed[name] = owed.get(name, 0.0) + share
+        cells += max(column, key=lambda name: owed[name])
+        owed[cells[-1]] -= 1
+        owed = {name: FADING * debt for name, debt in owed.items()}
+    return cells
 
 
 def copies_text(figures: Figures) -> str:

@@ -16,8 +16,13 @@ IDLE = "#e6e6e6"
 OUT, BACK = "#6b4c9a", "#b3446c"
 ROW, GAP, LANE, LEFT, RIGHT, TOP = 30, 4, 6, 64, 8, 34
 CHARACTER_WIDTH = 6.2
-# Cells narrower than this are drawn together, in the colour of what takes most of their time.
+# Cells narrower than this are drawn together.
 NARROW = 1.5
+# What is left of a debt from one box to the next.
+FADING = 0.98
+# Without a gap, a box reaches under the next, so that no seam shines through.
+OVERLAP = 1.0
+INVISIBLE = 0.25
 FONT = "font-family='Helvetica,Arial,sans-serif' font-size='11' fill='#222'"
 
 
@@ -91,8 +96,7 @@ def timeline_svg(
     height = TOP + table.num_stages * row + 50
     title = title or f"{table.name}: {table.num_stages} stages, bubble {result.bubble_fraction:.0%}"
     parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}' "
-        "shape-rendering='crispEdges'>",
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' viewBox='0 0 {width} {height}'>",
         f"<rect width='{width}' height='{height}' fill='white'/>",
         f"<text x='{LEFT}' y='20' {FONT} font-weight='bold'>{escape(title)}</text>",
     ]
@@ -126,14 +130,15 @@ def time_axis(window: Window, y: float) -> list[str]:
 def _row(table: Table, window: Window, stage: int, y: int) -> list[str]:
     parts: list[str] = []
     narrow: list[int] = []
+    owed: dict[str, float] = {}
     for index in range(window.first, window.last + 1):
         if (window.starts_s[index + 1] - window.starts_s[index]) * window.scale < NARROW:
             narrow.append(index)
             continue
-        parts += _merged(table, window, stage, narrow, y)
+        parts += _merged(table, window, stage, narrow, y, owed)
         narrow = []
         parts += _cell(table, window, stage, index, y)
-    return parts + _merged(table, window, stage, narrow, y)
+    return parts + _merged(table, window, stage, narrow, y, owed)
 
 
 def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[str]:
@@ -142,7 +147,7 @@ def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[
     duration = window.starts_s[index + 1] - window.starts_s[index]
     what = "idle" if unit is None else _words(unit, table)
     # Between wide cells there is a gap; between narrow ones it would be most of what one sees.
-    width = end - x - (0.6 if end - x > 8 else 0)
+    width = end - x + (-0.6 if end - x > 8 else OVERLAP)
     box = _box(x, y, width, _fill(unit), f"tick {index}, stage {stage}: {what}, {duration:.4g} s")
     return [box] if unit is None else [box, *_label(unit, table, (x + end) / 2, y, end - x)]
 
@@ -152,26 +157,40 @@ def _words(unit: Unit, table: Table) -> str:
     return f"{NAMES[unit.kind]}, sequence {unit.sequence}, chunk {unit.chunk}{group if unit.kind != 'H' else ''}"
 
 
-def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int) -> list[str]:
-    """Draw neighbouring narrow cells as boxes of at least NARROW pixels."""
+def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int, owed: dict[str, float]) -> list[str]:
+    """Draw neighbouring narrow cells as boxes of at least NARROW pixels, each kind for its share of the time.
+
+    A box has that fill among its ticks which is owed most time; what it takes from the others is owed to them in the
+    next. Debts fade and small ones are not paid, so that what takes a thousandth of the time does not show up once
+    somewhere.
+    """
     groups: list[tuple[str, int, int]] = []  # fill, first tick, last tick
-    seconds: dict[str, float] = {}
+    inside: dict[str, float] = {}
     begin = ticks[0] if ticks else 0
     for index in ticks:
         fill = _fill(table.ticks[index].units[stage])
-        seconds[fill] = seconds.get(fill, 0.0) + window.starts_s[index + 1] - window.starts_s[index]
-        wide = (window.starts_s[index + 1] - window.starts_s[begin]) * window.scale >= NARROW
-        if wide or index == ticks[-1]:
-            fill = max(seconds, key=lambda name: seconds[name])
+        tick_s = window.starts_s[index + 1] - window.starts_s[index]
+        inside[fill] = inside.get(fill, 0.0) + tick_s
+        owed[fill] = owed.get(fill, 0.0) + tick_s
+        seconds = window.starts_s[index + 1] - window.starts_s[begin]
+        if seconds * window.scale >= NARROW or index == ticks[-1]:
+            fill = max(inside, key=lambda name: owed[name])
+            if owed[fill] < seconds / 2:
+                fill = max(inside, key=lambda name: inside[name])
+            owed[fill] -= seconds
+            owed.update({name: FADING * debt for name, debt in owed.items()})
             if groups and groups[-1][0] == fill:
                 groups[-1] = (fill, groups[-1][1], index)
             else:
                 groups.append((fill, begin, index))
-            seconds, begin = {}, index + 1
+            begin, inside = index + 1, {}
     boxes = []
     for fill, first, last in groups:
         x, end = window.x(window.starts_s[first]), window.x(window.starts_s[last + 1])
-        boxes.append(_box(x, y, max(end - x, 0.3), fill, f"ticks {first}-{last}, stage {stage}, mostly this"))
+        what = f"ticks {first}-{last}, stage {stage}; narrow ticks, each kind for its share of the time"
+        # With its overlap, what cannot be seen would be.
+        if end - x > INVISIBLE:
+            boxes.append(_box(x, y, end - x + OVERLAP, fill, what))
     return boxes
 
 

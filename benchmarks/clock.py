@@ -1,0 +1,360 @@
+"""The planner against a clock: predicted and measured step times of many Plans of one small model, on two devices.
+
+    python benchmarks/clock.py                      measure, write results and the section of docs/validation.md
+    options: --rounds 5  --out benchmarks/results  --only SUBSTRING  --cache DIR (keeps compiled programs)
+
+The devices are simulated in this process, each with one thread: the compiler is told to cut no loop and no matrix
+product into pieces for other threads, or a device would use the cores that idle ones leave and hide every bubble. That
+is checked: work on one device alone must keep one core busy. First both devices measure what `sppo profile` measures,
+with this model's shapes; then the planner, given those figures, predicts every Plan; then every Plan's train step is
+timed, round by round, all Plans in every round, so that a load which comes and goes strikes all. Every Plan trains the
+same tokens.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sppo_jax.config import Config, config_from_dict
+from sppo_jax.hardware import DEVICES, Cluster, make_cluster, measured
+from sppo_jax.planner.make import make_plan
+from sppo_jax.planner.plan import Plan
+
+NUM_DEVICES = 2
+# Two layers a stage and two stages, or four virtual ones; attention and matrix products take similar time.
+MODEL = {
+    "vocab_size": 2048,
+    "hidden_size": 128,
+    "num_layers": 4,
+    "num_heads": 2,
+    "num_kv_heads": 2,
+    "mlp_size": 768,
+    "compute_dtype": "float32",
+}
+LENGTH, SEQUENCES = 2048, 4
+KEEP, AGAIN, ALL = ("keep", "keep", "recompute"), ("recompute",) * 3, ("keep",) * 3
+
+
+def case(data: int, pipe: int, seq: int, chunks, schedule: str, stash=KEEP, *, interleave=1, **sequence) -> dict:
+    """Describe one Plan; every choice is pinned."""
+    return {
+        "mesh": {"data": data, "pipe": pipe, "seq": seq},
+        "sequence": {"chunks": chunks, "per_pipeline": SEQUENCES // data, "balance": "equal", **sequence},
+        "schedule": {"name": schedule, "interleave": interleave},
+        "stash": dict(zip(("inputs", "attention", "rest"), stash, strict=True)) | {"alpha": 0.0},
+    }
+
+
+CASES = {
+    "data 2, 1 chunk": case(2, 1, 1, 1, "1f1b"),
+    "data 2, 4 chunks": case(2, 1, 1, 4, "seq1f1b"),
+    "data 2, 16 chunks": case(2, 1, 1, 16, "seq1f1b"),
+    "data 2, 4 chunks, recompute": case(2, 1, 1, 4, "seq1f1b", AGAIN),
+    "data 2, 2 chunks, keep all": case(2, 1, 1, 2, "seq1f1b", ALL),
+    "pipe 2, 1 chunk": case(1, 2, 1, 1, "1f1b"),
+    "pipe 2, 1 chunk, recompute": case(1, 2, 1, 1, "1f1b", AGAIN),
+    "pipe 2, 4 chunks, gpipe": case(1, 2, 1, 4, "gpipe"),
+    "pipe 2, 2 chunks": case(1, 2, 1, 2, "seq1f1b"),
+    "pipe 2, 4 chunks": case(1, 2, 1, 4, "seq1f1b"),
+    "pipe 2, 8 chunks": case(1, 2, 1, 8, "seq1f1b"),
+    "pipe 2, 16 chunks": case(1, 2, 1, 16, "seq1f1b"),
+    "pipe 2, 4 chunks, flops": case(1, 2, 1, 4, "seq1f1b", balance="flops"),
+    "pipe 2, 1 chunk, sppo": case(1, 2, 1, 1, "sppo"),
+    "pipe 2, 2 chunks, sppo": case(1, 2, 1, 2, "sppo"),
+    "pipe 2, 4 chunks, sppo": case(1, 2, 1, 4, "sppo"),
+    "pipe 2, 4 chunks, keep all": case(1, 2, 1, 4, "seq1f1b", ALL),
+    "pipe 2 x 2, 4 chunks": case(1, 2, 1, 4, "interleaved-seq1f1b", interleave=2),
+    "pipe 2 x 2, 8 chunks": case(1, 2, 1, 8, "interleaved-seq1f1b", interleave=2),
+    "ulysses 2, 1 chunk": case(1, 1, 2, 1, "1f1b", kind="ulysses"),
+    "ulysses 2, 4 chunks": case(1, 1, 2, 4, "seq1f1b", kind="ulysses"),
+    "ulysses 2, 8 chunks, recompute": case(1, 1, 2, 8, "seq1f1b", AGAIN, kind="ulysses"),
+    "ring 2, 1 chunk": case(1, 1, 2, 1, "1f1b", kind="ring"),
+    "ring 2, 4 chunks, keys travel": case(1, 1, 2, 4, "seq1f1b", kind="ring", ring_pass="kv"),
+    "ring 2, 4 chunks, queries travel": case(1, 1, 2, 4, "seq1f1b", kind="ring", ring_pass="q"),
+}
+FREE = "planner's own choice"
+
+
+def config_of(choices: dict) -> Config:
+    """Complete a case, or {} for what the planner chooses by itself."""
+    sequence = {"length": LENGTH, "per_step": SEQUENCES, **choices.get("sequence", {})}
+    if not choices:
+        choices = {"schedule": {"interleave": "auto"}}
+    return config_from_dict({"model": MODEL, "train": {"steps": 1}, **choices, "sequence": sequence})
+
+
+def plans(cluster: Cluster, only: str) -> dict[str, Plan]:
+    """Make the Plan of every case, and of the planner's own choice."""
+    named = {**CASES, FREE: {}}
+    return {name: make_plan(config_of(choices), cluster) for name, choices in named.items() if only in name}
+
+
+# -- the devices ------------------------------------------------------------------------------------------------------
+
+
+def simulate_devices() -> None:
+    """Have jax, not imported so far, see devices of one thread each."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = " ".join(
+        [
+            f"--xla_force_host_platform_device_count={NUM_DEVICES}",
+            "--xla_cpu_multi_thread_eigen=false",
+            "--xla_cpu_experimental_ynn_fusion_type=",
+            "--xla_backend_extra_options=xla_force_enable_experimental_llvm_ir_gemm",
+            "--xla_cpu_collective_call_terminate_timeout_seconds=600",
+        ]
+    )
+
+
+def busy_cores(*, active: int) -> float:
+    """Return how many cores are busy while so many devices multiply matrices and the others wait for them."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import lax
+    from jax.sharding import AxisType, Mesh
+    from jax.sharding import PartitionSpec as P
+
+    mesh = Mesh(np.asarray(jax.devices()), ("device",), axis_types=(AxisType.Auto,))
+
+    def work(x):
+        turns = jnp.where(lax.axis_index("device") < active, 200, 0)
+        x = lax.fori_loop(0, turns, lambda _, x: jnp.tanh(jnp.einsum("btd,bsd->bts", x, x)), x)
+        return lax.psum(x, "device")
+
+    step = jax.jit(jax.shard_map(work, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+    x = jnp.full((2, 256, 256), 0.01, jnp.float32)
+    step(x).block_until_ready()
+    begin = time.perf_counter(), time.process_time()
+    step(x).block_until_ready()
+    return (time.process_time() - begin[1]) / (time.perf_counter() - begin[0])
+
+
+def profile_devices(path: Path) -> None:
+    """Measure the devices with this model's shapes."""
+    from sppo_jax.profile.measure import default_sizes, measure
+    from sppo_jax.profile.store import write_profile
+
+    sizes = replace(default_sizes("cpu", quick=True), chunks=(512,), prefixes=(0, LENGTH - 512), runs=5)
+    write_profile(measure(config_of({}).model, sizes, say), path)
+
+
+def time_plans(found: dict[str, Plan], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return wall and CPU seconds of every Plan's train step in every round."""
+    steps = {}
+    for name, plan in found.items():
+        begin = time.perf_counter()
+        steps[name] = _train_step(plan)
+        steps[name]()
+        say(f"{len(steps)} of {len(found)}: {name} compiled and run in {time.perf_counter() - begin:.1f} s")
+    times = {name: [] for name in steps}
+    for turn in range(rounds):
+        for name, step in steps.items():
+            begin = time.perf_counter(), time.process_time()
+            step()
+            times[name].append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
+        say(f"round {turn + 1} of {rounds}: {sum(t[-1][0] for t in times.values()):.1f} s")
+    return times
+
+
+def _train_step(plan: Plan):
+    """Return a function that trains one step and keeps the state."""
+    import jax
+    from cases import random_batch
+    from flax import nnx
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from sppo_jax.models import build_model
+    from sppo_jax.pipeline import api, layout
+    from sppo_jax.train.optimizer import make_optimizer, make_schedule
+    from sppo_jax.train.state import init_state, state_shardings
+    from sppo_jax.train.step import make_train_step
+
+    config = config_of({})
+    mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
+    params = nnx.state(model, nnx.Param)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 100))
+    shardings = state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh)
+    step = make_train_step(api.value_and_grad(plan, model, mesh), optimizer, shardings)
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    batch = {
+        key: jax.make_array_from_callback(x.shape, rows, x.__getitem__)
+        for key, x in random_batch(SEQUENCES, LENGTH, MODEL["vocab_size"]).items()
+    }
+    state = [init_state(config, optimizer, shardings)]
+
+    def train():
+        state[0], metrics = step(state[0], batch)
+        return jax.block_until_ready(metrics["loss"])
+
+    return train
+
+
+# -- the report -------------------------------------------------------------------------------------------------------
+
+
+def ranks(values: list[float]) -> list[float]:
+    """Return each value's rank from 0; equal ones share the mean of theirs."""
+    return [sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
+
+
+def spearman(left: list[float], right: list[float]) -> float:
+    """Return the correlation of the ranks of two lists."""
+    return statistics.correlation(ranks(left), ranks(right))
+
+
+def rows_of(found: dict[str, Plan], times: dict[str, list[tuple[float, float]]]) -> list[dict]:
+    """Join predictions with medians over rounds."""
+    rows = []
+    for name, plan in found.items():
+        wall = [seconds for seconds, _ in times[name]]
+        rows.append(
+            {
+                "plan": name,
+                "mesh": f"{plan.mesh.data} x {plan.mesh.pipe} x {plan.mesh.seq}",
+                "schedule": plan.schedule.name,
+                "chunks": len(plan.chunk_lengths),
+                "predicted_s": round(plan.predicted.step_s, 4),
+                "measured_s": round(statistics.median(wall), 4),
+                "least_s": round(min(wall), 4),
+                "most_s": round(max(wall), 4),
+                "cores": round(statistics.median(cpu / seconds for seconds, cpu in times[name]), 2),
+            }
+        )
+    return rows
+
+
+def judge(rows: list[dict]) -> dict:
+    """Say how well predictions rank, and what the planner's choices cost."""
+    given = [row for row in rows if row["plan"] != FREE]
+    free = [row for row in rows if row["plan"] == FREE]
+    best = min(row["measured_s"] for row in given)
+    chosen = min(given, key=lambda row: row["predicted_s"])
+    ratios = [row["measured_s"] / row["predicted_s"] for row in given]
+    middle = statistics.median(ratios)
+    verdict = {
+        "plans": len(given),
+        "spearman": round(spearman([r["predicted_s"] for r in given], [r["measured_s"] for r in given]), 3),
+        "chosen": chosen["plan"],
+        "chosen_to_best": round(chosen["measured_s"] / best, 3),
+        "best": min(given, key=lambda row: row["measured_s"])["plan"],
+        "measured_to_predicted": round(middle, 3),
+        "worst_error_after_scaling": round(max(abs(ratio / middle - 1) for ratio in ratios), 3),
+    }
+    for key, axis in (("data", 0), ("pipe", 1), ("seq", 2)):
+        own = [row for row in given if row["mesh"].split(" x ")[axis] != "1"]
+        if len(own) > 2:
+            verdict[f"spearman_{key}"] = round(
+                spearman([r["predicted_s"] for r in own], [r["measured_s"] for r in own]), 3
+            )
+    if free:
+        verdict["free_choice"] = f"mesh {free[0]['mesh']}, {free[0]['schedule']}, {free[0]['chunks']} chunks"
+        verdict["free_choice_to_best"] = round(free[0]["measured_s"] / best, 3)
+    return verdict
+
+
+def say(text: str) -> None:
+    """Print a line of progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def text_of(report: dict) -> str:
+    """Write the report as Markdown."""
+    verdict = report["verdict"]
+    lines = [
+        f"{report['date']}, {report['hardware']}, {NUM_DEVICES} simulated devices of one thread each, "
+        f"jax {report['jax']}; {SEQUENCES} sequences of {LENGTH} tokens a step; medians of {report['rounds']} rounds.",
+        "",
+        f"Rank correlation (Spearman) of predicted and measured step times over {verdict['plans']} Plans: "
+        f"**{verdict['spearman']}**. The Plan with the shortest predicted step ({verdict['chosen']}) takes "
+        f"**{verdict['chosen_to_best']}** times the best of all ({verdict['best']}).",
+    ]
+    if "free_choice" in verdict:
+        lines.append(
+            f"What the planner chooses when nothing is pinned ({verdict['free_choice']}) takes "
+            f"**{verdict['free_choice_to_best']}** times that best."
+        )
+    lines += [
+        "",
+        "| Plan | data x pipe x seq | schedule | chunks | predicted s | measured s | least .. most | "
+        "measured / predicted | cores busy |",
+        "|" + "---|" * 9,
+    ]
+    for row in sorted(report["rows"], key=lambda row: row["measured_s"]):
+        lines.append(
+            f"| {row['plan']} | {row['mesh']} | {row['schedule']} | {row['chunks']} | {row['predicted_s']:.3f} | "
+            f"{row['measured_s']:.3f} | {row['least_s']:.3f} .. {row['most_s']:.3f} | "
+            f"{row['measured_s'] / row['predicted_s']:.2f} | {row['cores']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--only", default="", help="only the Plans whose names contain this; no section is written")
+    parser.add_argument("--cache", type=Path, help="where compiled programs are kept")
+    return parser.parse_args(arguments)
+
+
+def measure(args: argparse.Namespace) -> dict:
+    """Profile, plan, time; return the report."""
+    import jax
+
+    if args.cache:
+        jax.config.update("jax_compilation_cache_dir", str(args.cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    busy = {count: round(busy_cores(active=count), 2) for count in (1, NUM_DEVICES)}
+    say(f"cores busy while one device works: {busy[1]}, while all do: {busy[NUM_DEVICES]}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        profile_devices(path)
+        cluster = make_cluster(measured(DEVICES["cpu"], path), NUM_DEVICES)
+        profile = json.loads(path.read_text(encoding="utf-8"))
+    found = plans(cluster, args.only)
+    times = time_plans(found, args.rounds)
+    rows = rows_of(found, times)
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "hardware": f"{_cpu_name()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "rounds": args.rounds,
+        "load_1min": os.getloadavg()[0],
+        "busy_cores": busy,
+        "model": MODEL,
+        "profile": profile,
+        "verdict": judge(rows),
+        "rows": rows,
+    }
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.machine())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, write the results, print the table."""
+    args = parse(arguments)
+    simulate_devices()
+    report = measure(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "clock_cpu_2dev.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (args.out / "clock_cpu_2dev.md").write_text(text_of(report) + "\n", encoding="utf-8")
+    print(text_of(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -46,6 +46,7 @@ def small_plan(
     alpha=0.0,
     kv_grad_dtype="float32",
     ring_pass="auto",
+    kernel="blockwise",
 ) -> Plan:
     """Make a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
@@ -73,6 +74,7 @@ def small_plan(
         kv_slots=kv_slots(table)[0],
         predicted=Predicted(step_s=0.0, bubble_fraction=0.0, hbm_bytes=(0,) * pipe, host_bytes=(0,) * pipe),
         ring_pass=ring_pass,
+        kernel=kernel,
     )
 
 

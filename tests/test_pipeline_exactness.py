@@ -8,9 +8,10 @@ import pytest
 from exactness import assert_exact, dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
 from flax import nnx
 
-from sppo_jax.attention import blockwise
+from sppo_jax.attention import blockwise, flash
 from sppo_jax.pipeline.api import Step, value_and_grad
 from sppo_jax.schedule.csv_format import to_csv
+from sppo_jax.schedule.diagonals import MIN_HOST_GAP, group_gaps
 from sppo_jax.schedule.registry import make_table
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
@@ -39,14 +40,16 @@ def batches(rng, plan, vocab_size, count):
         documents = int(rng.integers(1, min(7, length)))
         padding = [int(rng.integers(0, 4)), 0, int(rng.integers(length // 3, length))][index % 3]
         holes = [0, int(rng.integers(1, length // 2)), 0][index % 3]
+        holes = 0 if plan.kernel == "cudnn" else holes  # which wants documents in one piece
         yield random_batch(rng, rows, length, vocab_size, documents=documents, padding=padding, holes=holes)
 
 
 def compare(case, seed, count):
     """Compare one program with the dense model on several batches; the dense one has its blocks whole."""
     plan, model = case.make()
-    uses_host = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention, plan.stash.rest)
-    assert Step(plan, model, None, train=True).uses_host == uses_host
+    shared = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention)
+    whole = plan.stash.rest == "host" and max(group_gaps(plan.table())) >= MIN_HOST_GAP
+    assert Step(plan, model, None, train=True).uses_host == (shared or whole)
     dense, step = dense_step(model), quick_jit(value_and_grad(plan, model))
     tolerance = case.tolerance or TOLERANCE[case.dtype]
     for batch in batches(np.random.default_rng(seed), plan, model.config.vocab_size, count):
@@ -54,6 +57,7 @@ def compare(case, seed, count):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(blockwise, "BLOCK_Q", case.blocks[0])
             patch.setattr(blockwise, "BLOCK_K", case.blocks[1])
+            patch.setattr(flash, "MAX_TILE", case.blocks[1])
             assert_exact(plan, model, batch, tolerance=tolerance, step=step, dense=lambda *_, want=want: want)
 
 
@@ -159,6 +163,23 @@ CASES = {
         dict(chunks=(20, 20, 8), mesh=(2, 2, 2), kind="ring", schedule="seq1f1b", sequences=2),
         dict(mlp="gelu", tied_embeddings=True),
         dtype="float32",
+    ),
+    "fused-hybrid-unequal": Case(
+        dict(chunks=(24, 12, 12), mesh=(1, 2, 4), kind="hybrid", ulysses=2, kernel="cudnn", places=HOST, alpha=0.3),
+        dict(num_kv_heads=1, qk_norm=True),
+    ),
+    "fused-ring-kv-seq1f1b": Case(
+        dict(
+            chunks=(18, 12),
+            mesh=(2, 1, 3),
+            kind="ring",
+            ring_pass="kv",
+            schedule="seq1f1b",
+            sequences=2,
+            kernel="cudnn",
+            places=NOTHING,
+        ),
+        dict(num_layers=2, tied_embeddings=True),
     ),
     # dK and dV are rounded to the 8 bits of bfloat16 each time that a block of queries adds to them.
     "bfloat16-kv-gradients": Case(

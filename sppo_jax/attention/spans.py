@@ -71,10 +71,10 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
     strict = jnp.where(key_count > 0, key_begin - query_begin + jnp.asarray(later, jnp.int32), 0)
 
     first = (key_documents_S == documents[0]) & (jnp.arange(num_keys, dtype=jnp.int32) < start)
-    past_keys = first.sum(dtype=jnp.int32)
+    past_keys = first.sum(dtype=jnp.int32)  # they end where the chunk starts, for a document is contiguous
     return Spans(
         past_queries=jnp.where(past_keys > 0, query_count[0], 0),
-        past_begin=jnp.argmax(first).astype(jnp.int32),
+        past_begin=start - past_keys,
         past_keys=past_keys,
         num_documents=begins.sum(dtype=jnp.int32),
         query_begin=query_begin + strict,

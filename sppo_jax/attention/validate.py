@@ -12,9 +12,11 @@ def _require(ok: bool, rule: str, got: str, change: str) -> None:
         raise ValueError(f"batch: {rule}, got {got}; {change}")
 
 
-def _check_order(documents: np.ndarray, positions: np.ndarray) -> None:
+def _check_order(documents: np.ndarray, positions: np.ndarray, contiguous: bool) -> None:
     for row in range(documents.shape[0]):
         real = documents[row] >= 0
+        if contiguous:
+            _check_contiguous(documents[row], row)
         doc, pos = documents[row][real], positions[row][real]
         step = np.diff(doc)
         _require(
@@ -31,7 +33,20 @@ def _check_order(documents: np.ndarray, positions: np.ndarray) -> None:
         )
 
 
-def validate_batch(batch: Mapping, *, vocab_size: int, num_sequences: int, sequence_length: int) -> None:
+def _check_contiguous(documents: np.ndarray, row: int) -> None:
+    begins = np.flatnonzero(np.diff(documents, prepend=-1) * (documents >= 0))
+    numbers = documents[begins]
+    _require(
+        len(set(numbers.tolist())) == len(numbers),
+        "a document must be contiguous for the fused attention kernel",
+        f"padding within a document of sequence {row}",
+        "move padding between documents, or use model.kernel=blockwise",
+    )
+
+
+def validate_batch(
+    batch: Mapping, *, vocab_size: int, num_sequences: int, sequence_length: int, contiguous: bool = False
+) -> None:
     """Check shapes, ranges and the order of documents and positions: prefix causality rests on it.
 
     Args:
@@ -40,6 +55,7 @@ def validate_batch(batch: Mapping, *, vocab_size: int, num_sequences: int, seque
         vocab_size: tokens lie in 0..vocab_size-1.
         num_sequences: expected rows.
         sequence_length: expected columns, in tokens.
+        contiguous: whether padding may not lie within a document.
 
     Raises:
         ValueError: the rule, what was got, what to change.
@@ -60,4 +76,4 @@ def validate_batch(batch: Mapping, *, vocab_size: int, num_sequences: int, seque
         )
     low = int(host["positions"].min())
     _require(low >= 0, "'positions' must not be negative", f"{low}", "count from 0")
-    _check_order(host["document_ids"], host["positions"])
+    _check_order(host["document_ids"], host["positions"], contiguous)

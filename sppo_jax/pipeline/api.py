@@ -93,6 +93,7 @@ class Step:
             vocab_size=self.model.config.vocab_size,
             num_sequences=self.num_sequences,
             sequence_length=self.plan.sequence_length,
+            contiguous=self.plan.kernel == "cudnn",
         )
 
     def __call__(self, params: nnx.State, batch: Mapping):

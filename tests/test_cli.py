@@ -92,6 +92,37 @@ def test_what_does_not_fit_is_exit_code_3(config, capsys):
     assert "No sequence fits" in capsys.readouterr().out
 
 
+def test_a_pin_that_stops_every_plan_is_exit_code_2(tmp_path, capsys):
+    """The line names the bytes and the setting."""
+    model = {"vocab_size": 256, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "mlp_size": 256}
+    path = tmp_path / "pinned.yaml"
+    settings = {"model": model, "sequence": {"length": 16384}, "train": {"steps": 1}}
+    path.write_text(yaml.safe_dump(settings))
+    words = ["plan", str(path), "hardware.hbm_bytes=80000000", "train.devices=cpu:1"]
+    assert main([*words, "--json"]) == 0
+    capsys.readouterr()
+    assert main([*words, "sequence.chunks=1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "over HBM by" in error and "sequence.chunks=1 stops it" in error
+
+
+def test_a_plan_changed_by_hand_is_exit_code_2(config, tmp_path, capsys):
+    main(["plan", config, "--json"])
+    values = json.loads(capsys.readouterr().out)
+    for changes, words in (
+        (
+            {"model": {**values["model"], "num_layers": 8}},
+            "--plan plan.json: the plan must agree with model.num_layers",
+        ),
+        ({"kv_slots": 7}, "kv_slots must be what the schedule needs, 1, got 7"),
+        ({"chunk_lengths": [32]}, "chunk lengths must sum to the sequence length 64"),
+    ):
+        (tmp_path / "plan.json").write_text(json.dumps({**values, **changes}))
+        assert main(["train", config, "--plan", "plan.json"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(words) and error.count("\n") == 1
+
+
 def test_plan_imports_no_jax(config):
     words = ["plan", config, "--html", "plan.html", "--max-length", "--json"]
     code = f"import sys; from sppo_jax.cli import main; sys.exit(main({words}) or 'jax' in sys.modules)"

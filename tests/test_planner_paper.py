@@ -62,3 +62,8 @@ def test_pins_stay():
 def test_what_does_not_fit_is_said():
     found = search(config("gpt-65b", "a100-80g:1x8", 512, planner="paper"))
     assert not found.fits and found.problem.startswith("no plan fits") and "\n" not in found.problem
+
+
+def test_the_paper_itself_can_be_what_stops_it():
+    found = search(config(length=2048, cluster="a100-80g:4x8", planner="paper"))
+    assert not found.fits and found.stopped_by == "planner=paper"

@@ -126,7 +126,7 @@ def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
 
 def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
     found = search(large())
-    assert found.fits and found.problem == "" and found.num_considered > 1000
+    assert found.fits and found.problem == found.stopped_by == "" and found.num_considered > 1000
     assert found.memory.hbm_bytes <= 80e9 and found.memory.host * 8 <= 2e12
     assert found.plan.mesh.pipe * found.plan.mesh.seq == 128
 
@@ -200,6 +200,7 @@ def test_a_pin_that_stops_every_plan_is_named(groups, words):
     found = search(large(**groups))
     assert not found.fits and words in found.problem and "\n" not in found.problem
     assert "over HBM by" in found.problem
+    assert found.stopped_by == words.partition(" stops it")[0] * words.endswith("stops it")
     assert found.plan.reasons["hbm"].startswith("DOES NOT FIT")
 
 

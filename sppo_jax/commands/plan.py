@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, config_parser, load
+from sppo_jax.commands.command import DOES_NOT_FIT, DONE, WRONG_INPUT, Parser, config_parser, load
 from sppo_jax.config import Config
 from sppo_jax.planner.bounds import Bound, max_length, min_devices
 from sppo_jax.planner.make import costs_of, resolve_cluster
@@ -84,4 +84,4 @@ def _exit_code(figures: Figures, bounds: dict[str, Bound]) -> int:
     if figures.found.fits:
         return DONE
     print(figures.found.problem, file=sys.stderr)
-    return DOES_NOT_FIT
+    return WRONG_INPUT if figures.found.stopped_by else DOES_NOT_FIT

@@ -34,39 +34,44 @@ def over(request: Request, outcome: Outcome) -> str:
     return f"over host memory by {format_bytes(over_host)} a device" if over_host > 0 else ""
 
 
-def problem_of(request: Request, least: Outcome) -> str:
-    """Returns in one line why nothing fits: the limit, the bytes, and the nearest change.
+def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
+    """Says in one line why nothing fits: the limit, the bytes, and the nearest change.
 
     Args:
         request: what was asked for.
         least: the outcome that is least too large.
+
+    Returns:
+        The line, and the settings of the config without which a plan fits; empty if it is not them.
     """
     cluster, memory = request.cluster, least.memory
     parts = sorted(memory.hbm.items(), key=lambda item: -item[1])[:2]
     held = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
-    return (
+    stopped_by, change = _nearest_change(request)
+    line = (
         f"no plan fits: the least one is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
         f"({held}) of {format_bytes(room_bytes(cluster))} that plans may take and {format_bytes(memory.host)} of host "
-        f"memory of {format_bytes(cluster.device_host_bytes)}; {_nearest_change(request)}"
+        f"memory of {format_bytes(cluster.device_host_bytes)}; {change}"
     )
+    return line, stopped_by
 
 
-def _nearest_change(request: Request) -> str:
-    """Returns the setting that stops every plan, if it is one, with what fits without it."""
+def _nearest_change(request: Request) -> tuple[str, str]:
+    """Returns the settings that stop every plan, empty if it is not them, and what to change."""
     for names, config in _released(request.config):
         try:
             relaxed = read_request(config, request.cluster)
-            outcome = Hunt(relaxed, "bfloat16" if config.stash.kv_grad_dtype == "auto" else config.stash.kv_grad_dtype)
-            found = outcome.least()
+            dtype = config.stash.kv_grad_dtype
+            found = Hunt(relaxed, "bfloat16" if dtype == "auto" else dtype).least()
         except ValueError:
             continue
         if found.memory.fits(request.cluster):
             mesh, places = found.choice.layout.mesh, "/".join(found.choice.places)
-            return (
-                f"{names} stops it: leave it auto, and e.g. pipe {mesh.pipe} x seq {mesh.seq} with "
+            return names, (
+                f"{names} stops it: without it, e.g. pipe {mesh.pipe} x seq {mesh.seq} with "
                 f"{len(found.choice.chunk_lengths)} chunks, stash {places} fits"
             )
-    return "use more devices or a shorter sequence (sppo plan --min-devices, --max-length)"
+    return "", "use more devices or a shorter sequence (sppo plan --min-devices, --max-length)"
 
 
 def _released(config: Config) -> Iterator[tuple[str, Config]]:

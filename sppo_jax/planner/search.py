@@ -39,6 +39,8 @@ class Found:
         num_considered: choices whose bounds were computed.
         seconds: seconds the search took.
         problem: empty if it fits; else the limit that it breaks, by how much, and the nearest change.
+        stopped_by: the settings of the config without which a plan would fit, e.g. "mesh.pipe=1"; empty if one fits, or
+            none would.
     """
 
     plan: Plan
@@ -48,6 +50,7 @@ class Found:
     num_considered: int
     seconds: float
     problem: str
+    stopped_by: str = ""
 
 
 def search(config: Config, cluster: Cluster | None = None) -> Found:
@@ -79,6 +82,7 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     fits = best is not None
     best = best or hunt.least()
     others = hunt.others(best, NUM_REJECTED)
+    problem, stopped_by = ("", "") if fits else problem_of(request, best)
     plan = plan_of(request, best, reasons_of(request, hunt, best, considered))
     return Found(
         plan=plan,
@@ -95,13 +99,15 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
         ),
         num_considered=considered,
         seconds=time.perf_counter() - start_s,
-        problem="" if fits else problem_of(request, best),
+        problem=problem,
+        stopped_by=stopped_by,
     )
 
 
 def _found_by_paper(request: Request, start_s: float) -> Found:
     outcome, reasons, ranked = paper_outcome(request)
     fits = outcome.memory.fits(request.cluster)
+    problem, stopped_by = ("", "") if fits else problem_of(request, outcome)
     return Found(
         plan=plan_of(request, outcome, reasons),
         memory=outcome.memory,
@@ -109,7 +115,8 @@ def _found_by_paper(request: Request, start_s: float) -> Found:
         rejected=(),
         num_considered=ranked,
         seconds=time.perf_counter() - start_s,
-        problem="" if fits else problem_of(request, outcome),
+        problem=problem,
+        stopped_by=stopped_by,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from sppo_jax import hardware
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.planner.frames import frames
@@ -317,6 +318,16 @@ def test_hardware_group_overrides_the_datasheet():
     assert (device.hbm_bytes, device.matmul_flops_s, device.matmul_efficiency) == (5, 7e12, 1.0)
     assert device.host_link_bytes_s == H200.device.host_link_bytes_s
     assert resolve_cluster(config(train={"devices": "cpu:1"})) == CPU
+
+
+def test_measured_figures_come_before_the_datasheet_and_after_pins(monkeypatch):
+    monkeypatch.setattr(
+        hardware, "measured", lambda device, path: replace(device, hbm_bytes_s=float(len(str(path))), link_bytes_s=2.0)
+    )
+    asked = config(hardware={"measured": "figures.json", "link_bytes_s": 3})
+    device = resolve_cluster(asked, H200).device
+    assert (device.hbm_bytes_s, device.link_bytes_s) == (len("figures.json"), 3)
+    assert device.host_link_bytes_s == H200.device.host_link_bytes_s
 
 
 def test_compute_dtype_sets_the_size_of_activations():

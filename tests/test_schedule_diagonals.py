@@ -1,8 +1,10 @@
 """Diagonals, their groups and the static shapes of ticks."""
 
+from dataclasses import replace
+
 from schedule_cases import all_tables
 
-from sppo_jax.schedule.diagonals import diagonal_groups, group_gaps, tick_tokens, unit_diagonals
+from sppo_jax.schedule.diagonals import diagonal_groups, group_gaps, tick_groups, tick_tokens, unit_diagonals
 from sppo_jax.schedule.registry import make_table
 from sppo_jax.schedule.table import Unit, unit_ticks
 
@@ -94,3 +96,20 @@ def test_a_tick_is_as_long_as_the_longest_chunk_of_its_diagonals():
         12,
         8,
     ]
+
+
+def test_all_units_of_a_tick_are_in_its_group():
+    for table in all_tables():
+        groups, diagonals = diagonal_groups(table), unit_diagonals(table)
+        for tick, group in zip(table.ticks, tick_groups(table), strict=True):
+            units = [unit for unit in tick.units if unit is not None]
+            found = {groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]] for unit in units}
+            assert (group is None) == (tick.kind == "H") and (group is None or found == {group})
+
+
+def test_a_table_keeps_what_was_found_and_a_changed_one_starts_anew():
+    table = make_table("sppo", 2, 1, (16, 8, 8))
+    assert unit_ticks(table) is unit_ticks(table)
+    other = replace(table, chunk_lengths=(8, 8, 16))
+    assert tick_tokens(other) != tick_tokens(table)
+    assert table == make_table("sppo", 2, 1, (16, 8, 8)) and hash(table) == hash(make_table("sppo", 2, 1, (16, 8, 8)))

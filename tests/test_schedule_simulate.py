@@ -58,3 +58,12 @@ def test_a_tick_lasts_as_long_as_its_slowest_unit_and_sees_padded_tokens():
     assert found.busy_s == (6.0, 10.0)
     assert seen["F(0,1,0)"] == 16 and seen["F(0,1,1)"] == 8
     assert found.peak_in_flight == (2, 2)
+
+
+def test_a_tick_lasts_as_long_as_what_goes_on_behind_it():
+    table = make_table("sppo", 2, 1, (8, 8, 8))
+    free = simulate(table, lambda unit, _: SECONDS[unit.kind])
+    least = [3.0 if index == 1 else 0.0 for index in range(len(table.ticks))]
+    held = simulate(table, lambda unit, _: SECONDS[unit.kind], least)
+    assert held.step_s == free.step_s + 2.0 and held.busy_s == free.busy_s
+    assert held.tick_s[1] == 3.0 and held.bubble_fraction > free.bubble_fraction

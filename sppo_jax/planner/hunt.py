@@ -12,8 +12,8 @@ from sppo_jax.planner.request import Request
 from sppo_jax.planner.stash import Places, place_options
 
 # Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
-# of those that are least too large are worked out to find them.
-_MOST_TOO_LARGE, _TOO_LARGE_TRIED = 2, 6
+# choices are worked out to find either.
+_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
 # Where nothing fits, how many of the least bounds of memory are worked out.
 _LEAST_TRIED = 8
 
@@ -150,7 +150,7 @@ class Hunt:
         Some are faster ones that do not fit, those first that are least too large; where `best` does not fit, all are.
         """
         fits = best.memory.fits(self.request.cluster)
-        seen = {self.nodes[self._number_of(best)].key}
+        seen = {self._key_of(best, self._number_of(best))}
         found: list[Outcome] = []
         known = [(self.floors.excess_of(outcome.memory), number) for number, outcome in self.outcomes.items()]
         larger = sorted((excess, number) for excess, number in known if excess > 0)
@@ -158,16 +158,20 @@ class Hunt:
             larger = sorted(larger + [(more, number) for more, bound, number in self.too_large if bound < best.step_s])
         for _, number in larger if not fits else larger[:_TOO_LARGE_TRIED]:
             if len(found) < (_MOST_TOO_LARGE if fits else count):
-                # What is slower and too large besides lost for being slower.
                 other = self._other(number, seen)
                 found += [outcome for outcome in other if not fits or outcome.step_s < best.step_s]
-        while self.heap and len(found) < count:
+        # What is slower and too large too tells less: it fills up at most.
+        spare: list[Outcome] = []
+        most = len(self.outcomes) + _SLOWER_TRIED
+        while self.heap and len(found) < count and len(self.outcomes) < most:
             if self.nodes[self.heap[0][1]].key in seen:
                 heapq.heappop(self.heap)
                 continue
             refined = self._refine()
             if refined is not None:
-                found += self._other(refined, seen)
+                fitting = self.outcomes[refined].memory.fits(self.request.cluster)
+                (found if fitting else spare).extend(self._other(refined, seen))
+        found += spare[: count - len(found)]
         return sorted(found, key=lambda outcome: outcome.step_s)
 
     def rival(
@@ -212,12 +216,18 @@ class Hunt:
             return None
 
     def _other(self, number: int, seen: set[tuple]) -> list[Outcome]:
-        key = self.nodes[number].key
-        if key in seen:
+        outcome = None if self.nodes[number].key in seen else self._try(number)
+        if outcome is None or self._key_of(outcome, number) in seen:
             return []
-        seen.add(key)
-        outcome = self._try(number)
-        return [] if outcome is None else [outcome]
+        seen |= {self.nodes[number].key, self._key_of(outcome, number)}
+        return [outcome]
+
+    def _key_of(self, outcome: Outcome, number: int) -> tuple:
+        """Returns what makes a plan another one, where "host" counts as "keep" if nothing is sent there."""
+        *others, places = self.nodes[number].key
+        if not outcome.memory.host:
+            places = tuple("keep" if place == "host" else place for place in places)
+        return *others, places
 
     def _number_of(self, outcome: Outcome) -> int:
         return next(number for number, known in self.outcomes.items() if known is outcome)

@@ -1,0 +1,60 @@
+"""The clock benchmark without a clock: its Plans, its statistics and its report."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import clock  # noqa: E402
+
+from sppo_jax.hardware import DEVICES, make_cluster  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found():
+    return clock.plans(make_cluster(DEVICES["cpu"], clock.NUM_DEVICES), "")
+
+
+def test_at_least_twenty_plans_train_the_same_tokens_on_both_devices(found):
+    assert len(found) > 20 and clock.FREE in found
+    for plan in found.values():
+        assert plan.mesh.data * plan.mesh.pipe * plan.mesh.seq == clock.NUM_DEVICES
+        assert plan.mesh.data * plan.sequences_per_pipeline == clock.SEQUENCES
+        assert plan.sequence_length == clock.LENGTH
+    assert len({replace(plan, reasons={}).to_json() for name, plan in found.items() if name != clock.FREE}) == len(
+        clock.CASES
+    )
+
+
+@pytest.mark.parametrize(
+    "left, right, value",
+    [
+        ([1, 2, 3], [10, 20, 400], 1.0),
+        ([1, 2, 3], [3, 2, 1], -1.0),
+        ([1, 2, 3, 4], [1, 3, 2, 4], 0.8),
+        ([1, 1, 2], [1, 1, 5], 1.0),
+    ],
+)
+def test_ranks_correlate_as_by_hand(left, right, value):
+    assert clock.spearman(left, right) == pytest.approx(value)
+
+
+def test_equal_values_share_a_rank():
+    assert clock.ranks([5.0, 1.0, 5.0]) == [1.5, 0.0, 1.5]
+
+
+def test_the_report_says_what_the_choice_costs(found):
+    times = {name: [(2 * plan.predicted.step_s, 3 * plan.predicted.step_s)] * 3 for name, plan in found.items()}
+    rows = clock.rows_of(found, times)
+    verdict = clock.judge(rows)
+    assert verdict["plans"] == len(clock.CASES) and verdict["spearman"] == 1.0
+    assert verdict["chosen_to_best"] == 1.0 and verdict["free_choice_to_best"] <= 1.0
+    assert verdict["measured_to_predicted"] == pytest.approx(2, rel=0.01)
+    assert all(row["cores"] == 1.5 for row in rows)
+    report = {"date": "2026-11-21", "hardware": "a CPU", "jax": "0", "rounds": 3, "rows": rows, "verdict": verdict}
+    text = clock.text_of(report)
+    assert text.count("\n| ") == len(found) + 1 and "**1.0**" in text
+    assert clock.picture(rows).startswith("<svg")

@@ -71,21 +71,30 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     request = read_request(config, cluster)
     if config.planner == "paper":
         return _found_by_paper(request, start_s)
-    dtypes = ("float32", "bfloat16") if config.stash.kv_grad_dtype == "auto" else (config.stash.kv_grad_dtype,)
-    considered = 0
-    for dtype in dtypes:
+    asked, considered = config.stash.kv_grad_dtype, 0
+    for dtype in ("float32", "bfloat16") if asked == "auto" else (asked,):
         hunt = Hunt(request, dtype)
         best = hunt.best()
         considered += len(hunt.nodes)
         if best is not None:
             break
-    fits = best is not None
-    best = best or hunt.least()
-    others = hunt.others(best, NUM_REJECTED)
+    chosen = best or hunt.least()
+    others = hunt.others(chosen, NUM_REJECTED)
+    return _found(request, chosen, reasons_of(request, hunt, chosen, considered), others, considered, start_s)
+
+
+def _found_by_paper(request: Request, start_s: float) -> Found:
+    outcome, reasons, num_ranked = paper_outcome(request)
+    return _found(request, outcome, reasons, [], num_ranked, start_s)
+
+
+def _found(
+    request: Request, best: Outcome, reasons: dict[str, str], others: list[Outcome], considered: int, start_s: float
+) -> Found:
+    fits = best.memory.fits(request.cluster)
     problem, stopped_by = ("", "") if fits else problem_of(request, best)
-    plan = plan_of(request, best, reasons_of(request, hunt, best, considered))
     return Found(
-        plan=plan,
+        plan=plan_of(request, best, reasons),
         memory=best.memory,
         fits=fits,
         rejected=tuple(
@@ -93,7 +102,7 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
                 plan=plan_of(request, other, {}),
                 memory=other.memory,
                 step_s=other.step_s,
-                why=_why(request, other, best),
+                why=over(request, other) or f"{other.step_s / best.step_s:.3f}x slower",
             )
             for other in others
         ),
@@ -102,23 +111,3 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
         problem=problem,
         stopped_by=stopped_by,
     )
-
-
-def _found_by_paper(request: Request, start_s: float) -> Found:
-    outcome, reasons, ranked = paper_outcome(request)
-    fits = outcome.memory.fits(request.cluster)
-    problem, stopped_by = ("", "") if fits else problem_of(request, outcome)
-    return Found(
-        plan=plan_of(request, outcome, reasons),
-        memory=outcome.memory,
-        fits=fits,
-        rejected=(),
-        num_considered=ranked,
-        seconds=time.perf_counter() - start_s,
-        problem=problem,
-        stopped_by=stopped_by,
-    )
-
-
-def _why(request: Request, other: Outcome, best: Outcome) -> str:
-    return over(request, other) or f"{other.step_s / best.step_s:.3f}x slower"

@@ -98,7 +98,7 @@ def test_a_pin_that_stops_every_plan_is_exit_code_2(tmp_path, capsys):
     path = tmp_path / "pinned.yaml"
     settings = {"model": model, "sequence": {"length": 16384}, "train": {"steps": 1}}
     path.write_text(yaml.safe_dump(settings))
-    words = ["plan", str(path), "hardware.hbm_bytes=80000000", "train.devices=cpu:1"]
+    words = ["plan", str(path), "hardware.hbm_bytes=80000000", "hardware.cluster=cpu:1x1"]
     assert main([*words, "--json"]) == 0
     capsys.readouterr()
     assert main([*words, "sequence.chunks=1"]) == 2

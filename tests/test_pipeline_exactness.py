@@ -322,19 +322,19 @@ def test_a_batch_that_breaks_the_contract_is_refused(batch, rule, change):
     [
         (dict(mesh=(2, 2, 4)), {}, "must not exceed the devices", "lower an axis"),
         (dict(mesh=(1, 1, 3)), {}, "attention heads must divide by ulysses = 3", "sequence.kind=ring"),
-        (dict(mesh=(1, 3, 1)), {}, "layers must divide by pipe .* = 3", "3 or 6 layers"),
-        (dict(mesh=(1, 4, 1)), dict(num_layers=2), "layers must divide by pipe .* = 4", "4 layers"),
+        (dict(mesh=(1, 3, 1)), {}, "model.num_layers must be a multiple of .* = 3", "3 or 6 layers"),
+        (dict(mesh=(1, 4, 1)), dict(num_layers=2), "each virtual stage needs a layer", "at most 2 stages"),
         (
             dict(mesh=(1, 4, 1), chunks=(12,) * 6, places=HOST, alpha=1.0),
             {},
-            "a host stash needs at least 2 layers",
+            "stash on the host needs at least 2 layers",
             "fewer stages",
         ),
     ],
 )
 def test_a_plan_and_a_model_that_do_not_fit_are_refused(plan, model, rule, change):
     plan, model = small_plan(**dict(chunks=(12, 12)) | plan), small_model(dtype="float32", **model)
-    with pytest.raises(ValueError, match=f"{rule}.*, got .*; .*{change}"):
+    with pytest.raises(ValueError, match=f"{rule}.*, got .*[;:] .*{change}"):
         value_and_grad(plan, model)
 
 
@@ -342,3 +342,8 @@ def test_another_mesh_than_the_plan_s_is_refused():
     mesh = jax.make_mesh((2, 1, 1), ("data", "pipe", "seq"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     with pytest.raises(ValueError, match="the mesh must be the plan's.*, got .*; use make_mesh"):
         value_and_grad(small_plan((8, 8)), small_model(dtype="float32"), mesh)
+
+
+def test_a_plan_for_cudnn_says_that_something_else_stands_in_for_it():
+    with pytest.warns(UserWarning, match="the plan's kernel is cudnn, got cpu devices: a plain kernel stands in"):
+        value_and_grad(small_plan((8, 8), kernel="cudnn"), small_model(dtype="float32"))

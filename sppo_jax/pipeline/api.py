@@ -3,6 +3,7 @@
 Letters: B sequences, S tokens, R seq members.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 
 import jax
@@ -21,7 +22,9 @@ from sppo_jax.pipeline import layout
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.program import AttentionShape, Program, lower
 from sppo_jax.pipeline.stage import Stage
+from sppo_jax.planner.parallel import layers_per_virtual_stage
 from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.stash import check_host_layers
 
 
 class Step:
@@ -39,7 +42,8 @@ class Step:
         self.block = Block(model.layers)
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
         leaf = jax.tree.leaves(self.params["layers"])[0]
-        self.num_layers = layout.layers_per_group(leaf.shape[0], plan)
+        self.num_layers = layers_per_virtual_stage(leaf.shape[0], plan.mesh.pipe, plan.schedule.interleave)
+        check_host_layers(plan.stash, self.num_layers)
         self.head_shape = self._head_shape()
         self.program = lower(plan, self.head_shape, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
@@ -188,6 +192,12 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
     """
     step = Step(plan, model, mesh, train=True)
     check_offload(step.platform, step.uses_host)
+    if plan.kernel == "cudnn" and step.platform not in ("gpu", "cuda"):
+        warnings.warn(
+            f"the plan's kernel is cudnn, got {step.platform} devices: a plain kernel stands in for it, correct but "
+            "large and slow; plan with model.kernel=blockwise",
+            stacklevel=2,
+        )
     return _checked(step)
 
 

@@ -67,27 +67,6 @@ def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:
     return Mesh(devices, ("data", "pipe", *SEQ), axis_types=(AxisType.Auto,) * 4)
 
 
-def layers_per_group(num_layers: int, plan: Plan) -> int:
-    """Return the layers of one virtual stage.
-
-    Raises:
-        ValueError: they do not divide evenly, or are too few for host copies to hide behind.
-    """
-    groups = plan.mesh.pipe * plan.schedule.interleave
-    if num_layers % groups:
-        low, high = num_layers // groups * groups, -(-num_layers // groups) * groups
-        near = f"{low} or {high}" if low else f"{high}"
-        raise ValueError(
-            f"layers must divide by pipe * interleave = {groups}, got {num_layers}; use {near} layers or fewer stages"
-        )
-    if num_layers // groups < 2 and any(plan.stash.alpha):
-        raise ValueError(
-            f"a host stash needs at least 2 layers a virtual stage, got {num_layers // groups}; "
-            "set stash.inputs=keep stash.attention=keep, or use fewer stages or less interleaving"
-        )
-    return num_layers // groups
-
-
 def to_physical(params: nnx.State, block: Block, plan: Plan) -> Physical:
     """Arrange logical parameters as the stages hold them (shapes change, values do not)."""
     stages, groups = plan.mesh.pipe, plan.schedule.interleave

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 MENU_SIZE = 4  # distinct lengths that a plan chooses by itself; each one costs segments to compile
 _MANY = 48  # chunks that are cut one by one, for lack of a faster way
-_BISECTIONS = 12  # halvings of the range in which the dearest chunk's cost lies
+_BISECTIONS = 8  # halvings of the range in which the dearest chunk's cost lies
 
 
 def check_length(length: int, multiple: int) -> None:
@@ -213,12 +213,12 @@ def _append_run(
 
 
 def _run_counts(limit: int) -> list[int]:
-    """Returns the lengths of a run to try: all small ones, then about every sixth part more."""
+    """Returns the lengths of a run to try: all small ones, then about every fourth part more."""
     counts = []
     count = 1
     while count <= limit:
         counts.append(count)
-        count += max(1, count // 6)
+        count += max(1, count // 4)
     return counts
 
 

@@ -41,6 +41,8 @@ class Device:
         kernel: the attention kernel that runs there: "cudnn" or "blockwise".
         matmul_efficiency: share of the peak that a long matmul reaches, 0..1.
         attention_efficiency: share of the peak that attention over a long prefix reaches, 0..1.
+        attention_backward: seconds of attention's backward for one of its forward.
+        attention_block: queries and keys of a block of the blockwise kernel, which computes whole ones; 0: not counted.
         overhead_s: seconds a tick takes whatever its length.
         overhead_tokens: tokens of a device whose matmuls take as long as reading their weights.
         tile: token counts a device computes are multiples of this.
@@ -60,6 +62,8 @@ class Device:
     kernel: str = "blockwise"
     matmul_efficiency: float = 0.6
     attention_efficiency: float = 0.5
+    attention_backward: float = 2.5
+    attention_block: int = 0
     overhead_s: float = 3e-4
     overhead_tokens: int = 128
     tile: int = 16
@@ -289,7 +293,9 @@ def measured(device: Device, path: Path) -> Device:
         device,
         matmul_flops_s=profile.matmul_flops_s,
         matmul_efficiency=profile.layer_flops_s / profile.matmul_flops_s,
-        attention_efficiency=profile.attention_flops_s / profile.matmul_flops_s,
+        attention_efficiency=profile.attention_forward_flops_s / profile.matmul_flops_s,
+        attention_backward=profile.attention_backward,
+        attention_block=profile.attention_block,
         hbm_bytes_s=profile.hbm_bytes_s,
         host_link_bytes_s=profile.host_link_bytes_s or device.host_link_bytes_s,
         link_bytes_s=profile.link_bytes_s or device.link_bytes_s,

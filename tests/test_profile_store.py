@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from sppo_jax.profile.store import AttentionFigure, MatmulFigure, Profile, read_profile, write_profile
+from sppo_jax.attention import blockwise
+from sppo_jax.profile.store import (
+    BLOCK,
+    AttentionFigure,
+    MatmulFigure,
+    Profile,
+    block_pairs,
+    read_profile,
+    write_profile,
+)
 
 ATTENTION = AttentionFigure(chunk_tokens=512, prefix_tokens=0, forward_s=0.1, backward_s=0.2, flops_s=3e9)
 PROFILE = Profile(
@@ -38,6 +47,19 @@ def test_what_is_written_is_read_back(tmp_path):
 
 def test_attention_counts_by_its_best_chunk_over_the_longest_prefix():
     assert PROFILE.attention_flops_s == 5e9
+
+
+@pytest.mark.parametrize(
+    "start, tokens, pairs",
+    [(0, 512, 512 * 512), (0, 1024, 3 * 512 * 512), (512, 128, 128 * 1024), (0, 513, 3 * 512 * 512), (100, 8, 8 * 512)],
+)
+def test_pairs_in_whole_blocks(start, tokens, pairs):
+    assert block_pairs(start, tokens, 512) == pairs
+
+
+def test_the_block_is_the_kernels():
+    assert BLOCK == blockwise.BLOCK_Q == blockwise.BLOCK_K
+    assert PROFILE.attention_block == BLOCK and PROFILE.attention_backward == 2.0
 
 
 def edited(**changes):

@@ -24,7 +24,6 @@ from itertools import accumulate
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.planner.layer import (
-    ATTENTION_BACKWARD,
     LINEAR_BACKWARD,
     LayerCosts,
     balance_weights,
@@ -34,6 +33,7 @@ from sppo_jax.planner.layer import (
     vocabulary_params,
 )
 from sppo_jax.planner.plan import MeshShape
+from sppo_jax.profile.store import block_pairs
 from sppo_jax.schedule.table import Unit
 
 __all__ = [
@@ -107,8 +107,12 @@ class CostModel:
         seconds = linear_s * (max(tokens, padded) / self.mesh.seq + extra)
         if kind == "H":
             return seconds
-        seconds += pair_s * chunk_pairs(start, tokens) / self.mesh.seq
         seconds += self._memory_bytes(kind, start + tokens) / self.cluster.device.hbm_bytes_s
+        block = self.cluster.device.attention_block
+        if block:
+            # Every ring member has its own blocks, of tokens that lie `ring` apart.
+            return seconds + pair_s * block_pairs(start, tokens, block * self.ring) / self.mesh.seq
+        seconds += pair_s * chunk_pairs(start, tokens) / self.mesh.seq
         # Forward attention is spread over blocks of queries and waits for the last ones; backward over those of keys.
         return seconds + (pair_s * extra * start if kind == "F" else 0.0)
 
@@ -161,7 +165,7 @@ class CostModel:
             "F": (token_s, pair_s),
             "B": (
                 token_s * (LINEAR_BACKWARD + self.recompute_linear),
-                pair_s * (ATTENTION_BACKWARD + self.recompute_attention),
+                pair_s * (device.attention_backward + self.recompute_attention),
             ),
             "H": (head_s, 0.0),
         }

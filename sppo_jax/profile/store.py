@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
+BLOCK = 512  # of the blockwise kernel (attention/blockwise.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +83,44 @@ class Profile:
     @property
     def attention_flops_s(self) -> float:
         """FLOP/s of attention over the longest prefix, the best chunk of it."""
+        return self._long_attention.flops_s
+
+    @property
+    def attention_forward_flops_s(self) -> float:
+        """The same of the forward alone, counting whole blocks where the kernel computes them."""
+        found, block = self._long_attention, self.attention_block
+        pairs = found.chunk_tokens * found.prefix_tokens + found.chunk_tokens**2 / 2
+        counted = block_pairs(found.prefix_tokens, found.chunk_tokens, block) if block else pairs
+        forward_flops = found.flops_s * (found.forward_s + found.backward_s) / 3.5
+        return forward_flops * counted / pairs / found.forward_s
+
+    @property
+    def attention_backward(self) -> float:
+        """Seconds of attention's backward for one of its forward."""
+        return self._long_attention.backward_s / self._long_attention.forward_s
+
+    @property
+    def attention_block(self) -> int:
+        """Queries and keys of a block of the blockwise kernel; 0 for a kernel that skips parts of one."""
+        return BLOCK if self.kernel == "blockwise" else 0
+
+    @property
+    def _long_attention(self) -> AttentionFigure:
         longest = max(figure.prefix_tokens for figure in self.attention)
-        return max(figure.flops_s for figure in self.attention if figure.prefix_tokens == longest)
+        return max((f for f in self.attention if f.prefix_tokens == longest), key=lambda figure: figure.flops_s)
+
+
+def block_pairs(start: float, tokens: float, block: float) -> float:
+    """Returns the (query, key) pairs in the whole blocks that a causal chunk touches.
+
+    Args:
+        start: tokens of the sequence before the chunk.
+        tokens: tokens of the chunk.
+        block: tokens of a block of queries (or all of the chunk, if it is shorter) and of one of keys.
+    """
+    rows = min(block, tokens)
+    ends = (min(start + (row + 1) * rows, start + tokens) for row in range(math.ceil(tokens / rows)))
+    return rows * sum(math.ceil(end / block) * block for end in ends)
 
 
 def write_profile(profile: Profile, path: Path) -> None:

@@ -44,6 +44,7 @@ class Step:
         leaf = jax.tree.leaves(self.params["layers"])[0]
         self.num_layers = layers_per_virtual_stage(leaf.shape[0], plan.mesh.pipe, plan.schedule.interleave)
         check_host_layers(plan.stash, self.num_layers)
+        self.gradient_dims = layout.gradient_dims(self.params, plan)
         self.head_shape = self._head_shape()
         self.program = lower(plan, self.head_shape, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
@@ -110,8 +111,7 @@ class Step:
         tags = Tags(batch["positions"], batch["document_ids"])
         out_specs = layout.STRIPED
         if self.train:
-            grads = specs._replace(layers=specs.layers.params)
-            out_specs = (P(), grads)
+            out_specs = (P(), layout.gradient_specs(self.gradient_dims))
         step = jax.shard_map(
             self._on_device,
             mesh=self.mesh,
@@ -139,7 +139,7 @@ class Step:
         if not self.train:
             return state.losses[:, : striped[0].shape[1], None]
         loss = lax.psum(state.losses, ("data", *layout.SEQ)) * scale
-        grads = run.sum_gradients(state.grads, plan.mesh.data * plan.mesh.seq)
+        grads = run.sum_gradients(state.grads, self.gradient_dims, plan.mesh.data * plan.mesh.seq)
         return loss, grads._replace(layers=jax.tree.map(lambda x: x[:, None], grads.layers))
 
     def _cache_shape(self, program: Program) -> tuple[int, ...]:

@@ -293,14 +293,19 @@ def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtyp
     )
 
 
-def sum_gradients(grads: Physical, num_members: int) -> Physical:
-    """Add the gradients of all devices that hold the same weights: once, at the end.
+def sum_gradients(grads: Physical, dims: Physical, num_members: int) -> Physical:
+    """Add the gradients of all devices that hold the same weights, once, at the end; each gets the part it keeps.
 
     Args:
         grads: of one device; the final norm's is a partial sum over the stages too.
+        dims: along which a stage's devices share each; -1 where all get the whole sum.
         num_members: devices of one stage over data and seq.
     """
     axes = ("data", *SEQ)
+
+    def total(grad, dim):
+        return lax.psum(grad, axes) if dim < 0 else lax.psum_scatter(grad, axes, scatter_dimension=dim, tiled=True)
+
     if num_members > 1:
-        grads = lax.psum(grads, axes)
+        grads = jax.tree.map(total, grads, dims)
     return grads._replace(final_norm=lax.psum(grads.final_norm, vocabulary.AXIS))

@@ -7,7 +7,6 @@ are striped: token t belongs to seq member t mod R, which `[.., S / R, R]` and a
 Letters: L layers, v groups a stage, P stages, V vocabulary, D hidden size, B sequences, S tokens, R seq members.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -133,15 +132,53 @@ def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
         stage_dim = {"layers": 0, "embedding": 0, "head": 1}.get(name)
         if stage_dim is not None and leaf.shape[stage_dim] % plan.mesh.pipe == 0:
             axes[stage_dim] = "pipe"
-        free = [dim for dim in range(name == "layers", len(axes)) if axes[dim] is None]
-        num_members = math.prod(mesh.shape[axis] for axis in members)
-        even = [dim for dim in free if leaf.shape[dim] % num_members == 0]
-        is_matrix = len(axes) - (name == "layers") >= 2
-        if members and is_matrix and even:
-            axes[max(even, key=lambda dim: leaf.shape[dim])] = members
+        dim = _member_dim(name, leaf.shape, plan)
+        if members and dim is not None:
+            axes[dim] = members
         return NamedSharding(mesh, P(*axes))
 
     return jax.tree_util.tree_map_with_path(choose, params)
+
+
+def _member_dim(name: str, shape: tuple[int, ...], plan: Plan) -> int | None:
+    """Return the largest dim of a matrix that the devices of a stage divide; None if there is none."""
+    stage_dim = {"layers": 0, "embedding": 0, "head": 1}.get(name)
+    whole = name != "layers" and stage_dim is not None and shape[stage_dim] % plan.mesh.pipe
+    free = [dim for dim in range(len(shape)) if dim != stage_dim or whole]
+    even = [dim for dim in free if shape[dim] % (plan.mesh.data * plan.mesh.seq) == 0]
+    is_matrix = len(shape) - (name == "layers") >= 2
+    return max(even, key=lambda dim: shape[dim]) if even and is_matrix else None
+
+
+def gradient_dims(params: nnx.State, plan: Plan) -> Physical:
+    """Return, for each gradient of one device, the dim along which the devices of its stage share it; -1 for none.
+
+    They are those of `param_shardings`, in the gradients' shapes: layers [v, layers, ...], vocabulary [V, D].
+    """
+
+    def dim_of(name, leaf):
+        dim = _member_dim(name, leaf.shape, plan)
+        if name == "layers":
+            return -1 if dim is None else dim + 1
+        hidden = {"embedding": 1, "head": 0}[name]
+        return 1 if dim == hidden else -1  # a vocabulary that stages do not divide is summed whole
+
+    return Physical(
+        embedding_VD=dim_of("embedding", params["embedding"].get_value()),
+        layers=jax.tree.map(lambda leaf: dim_of("layers", leaf), params["layers"]),
+        final_norm=jax.tree.map(lambda _: -1, params["final_norm"]),
+        head_VD=dim_of("head", params["head"].get_value()) if "head" in params else None,
+    )
+
+
+def gradient_specs(dims: Physical) -> Physical:
+    """Return the PartitionSpec of every gradient that a step gives, layers [v, P, layers, ...]."""
+    members = ("data", *SEQ)
+    table = jax.tree.map(lambda dim: P("pipe", *((members,) if dim == 1 else ())), dims)
+    layers = jax.tree.map(
+        lambda dim: P(None, "pipe", *(() if dim < 0 else (*(None,) * (dim - 1), members))), dims.layers
+    )
+    return table._replace(layers=layers, final_norm=jax.tree.map(lambda _: P(), dims.final_norm))
 
 
 def stripe(x_BS: jax.Array, plan: Plan) -> jax.Array:

@@ -129,8 +129,8 @@ def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
     hbm = _stream(timer, sizes, say)
     link = _link(timer, sizes.tokens * model.hidden_size, dtype, say)
     host_link = _host_link(timer, sizes, say)
-    overhead_s = tick_seconds(timer, device, model.compute_dtype)
-    say(f"a tick of {device.tile * 16} tokens of a tiny model: {overhead_s * 1e6:.0f} us")
+    overhead_s = tick_seconds(timer, device, model)
+    say(f"a tick of {device.tile * 16} tokens and small layers: {overhead_s * 1e6:.0f} us")
     return Profile(
         device=name,
         jax=jax.__version__,
@@ -179,7 +179,8 @@ def _layers(timer: Timer, model: ModelConfig, layer: DecoderLayer, sizes: Sizes,
     """
     long_s = sum(_layer_seconds(timer, model, layer, sizes.tokens))
     short_s = sum(_layer_seconds(timer, model, layer, _FEW_TOKENS))
-    token_s = (long_s - short_s) / (sizes.tokens - _FEW_TOKENS)
+    # Where noise hides the slope, all of the time counts as the tokens'.
+    token_s = (long_s - short_s) / (sizes.tokens - _FEW_TOKENS) if long_s > short_s else long_s / sizes.tokens
     # Forward, forward once more in the backward, and the backward itself.
     flops = layer_costs(model).linear_flops * (2 + LINEAR_BACKWARD)
     extra = max(0.0, short_s / token_s - _FEW_TOKENS)

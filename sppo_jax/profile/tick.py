@@ -1,4 +1,4 @@
-"""Seconds of a tick of the real pipeline in which there is next to nothing to compute."""
+"""Seconds of a tick of the real pipeline with a few tokens and small layers."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.config import Config, config_from_dict
+from sppo_jax.config import Config, ModelConfig, config_from_dict
 from sppo_jax.hardware import Device, make_cluster
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.pipeline import api, layout
@@ -15,41 +15,45 @@ from sppo_jax.profile.timing import Timer
 
 _CHUNKS = 16
 _CHUNK_TILES = 16
+# The model's own sizes up to these: next to nothing to compute for an accelerator, and a small model's own for a CPU.
+_HIDDEN, _MLP, _VOCABULARY = 128, 1024, 2048
 
 
-def tick_seconds(timer: Timer, device: Device, dtype: str) -> float:
-    """Returns the seconds of a tick whatever its length: two tiny layers a stage, one stage a device.
+def tick_seconds(timer: Timer, device: Device, model: ModelConfig) -> float:
+    """Returns the seconds of a tick whatever its length: two small layers a stage, one stage a device.
 
     Args:
         timer: the devices, and how often to run.
         device: gives the length of the chunks.
-        dtype: the compute dtype.
+        model: gives the compute dtype, and sizes where they are small.
     """
-    config = _config(len(timer.devices), device, dtype)
+    config = _config(len(timer.devices), device, model)
     plan = make_plan(config, make_cluster(device, len(timer.devices)))
     mesh = layout.make_mesh(plan, timer.devices)
-    model = nnx.eval_shape(lambda: Decoder(config.model, rngs=nnx.Rngs(0)))
-    params = nnx.state(model, nnx.Param)
+    decoder = nnx.eval_shape(lambda: Decoder(config.model, rngs=nnx.Rngs(0)))
+    params = nnx.state(decoder, nnx.Param)
     shardings = layout.param_shardings(plan, params, mesh)
 
     def make():
         return jax.tree.map(lambda x: jax.numpy.full(x.shape, 0.01, x.dtype), params)
 
-    step = jax.jit(api.value_and_grad(plan, model, mesh))
+    step = jax.jit(api.value_and_grad(plan, decoder, mesh))
     params, batch = jax.jit(make, out_shardings=shardings)(), _batch(config, mesh)
     return timer.call_seconds(lambda: step(params, batch)) / len(plan.table().ticks)
 
 
-def _config(num_devices: int, device: Device, dtype: str) -> Config:
+def _config(num_devices: int, device: Device, model: ModelConfig) -> Config:
     return config_from_dict(
         {
             "model": {
-                "vocab_size": 128,
-                "hidden_size": 64,
+                "vocab_size": min(model.vocab_size, _VOCABULARY),
+                "hidden_size": min(model.hidden_size, _HIDDEN),
                 "num_layers": 2 * num_devices,
-                "num_heads": 1,
-                "mlp_size": 64,
-                "compute_dtype": dtype,
+                "num_heads": 2,
+                "num_kv_heads": 1,
+                "head_dim": 64,
+                "mlp_size": min(model.mlp_size, _MLP),
+                "compute_dtype": model.compute_dtype,
             },
             "mesh": {"data": 1, "pipe": num_devices, "seq": 1},
             "sequence": {"length": _CHUNKS * _CHUNK_TILES * device.tile, "chunks": _CHUNKS},
@@ -61,6 +65,6 @@ def _config(num_devices: int, device: Device, dtype: str) -> Config:
 
 def _batch(config: Config, mesh) -> dict[str, jax.Array]:
     row = np.arange(config.sequence.length, dtype=np.int32)[None]
-    batch = {"tokens": row % 128, "targets": row % 128, "positions": row, "document_ids": np.zeros_like(row)}
+    batch = {"tokens": row % 32, "targets": row % 32, "positions": row, "document_ids": np.zeros_like(row)}
     sharding = NamedSharding(mesh, P("data"))
     return {key: jax.make_array_from_callback(x.shape, sharding, x.__getitem__) for key, x in batch.items()}

@@ -197,3 +197,19 @@ def test_the_program_grows_with_segments():
     assert (np.diff(segments) > 0).all() and (np.diff(equations) > 0).all()
     per_segment = np.diff(equations) / np.diff(segments)
     assert (per_segment < equations[0] / segments[0] * 1.5).all()
+
+
+def test_no_kept_buffer_is_copied_in_a_loop():
+    plan = small_plan(**BASE | dict(schedule="seq1f1b", sequences=4, places=("keep",) * 3))
+    model = small_model(dtype="float32")
+    step = value_and_grad(plan, model)
+    text = jax.jit(step).lower(*arguments(plan, model)).compile().as_text()
+    slots = max(Step(plan, model, None, train=True).program.classes.values()) + 1
+    body, copied, written = "", [], []
+    for line in text.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            body = line
+        if f" = f32[{slots},2," in line and not body.startswith("ENTRY"):
+            copied += [line] if " copy(" in line else []
+            written += [line] if "dynamic-update-slice" in line else []
+    assert written and not copied

@@ -41,7 +41,8 @@ class State(NamedTuple):
     """All that a tick may change.
 
     `x_TD` and `dx_TD` are the registers that travel along the pipeline; `kept`, `host` the stash by class; `part` is a
-    forward's stash on its way to the host, `fetched` what came back for the next backward.
+    forward's stash on its way to the host, `fetched` what came back for the next backward. `order` is 0 and known only
+    once the last backward is done: where a forward writes depends on it.
     """
 
     x_TD: jax.Array
@@ -55,6 +56,7 @@ class State(NamedTuple):
     head_dx: jax.Array | None
     grads: Physical | None
     losses: jax.Array
+    order: jax.Array | int = 0
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,10 @@ class Executor:
         coming = None
         if spec.fetch is not None:
             coming = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me])
-        run = self._forward_tick if spec.kind == "F" else self._backward_tick
-        return run(spec, row, state, coming)
+        if spec.kind == "B":
+            return self._backward_tick(spec, row, state, coming)
+        slots = {name: row[name] + state.order for name in ("kv_slot", "stash_slot")}
+        return self._forward_tick(spec, {**row, **slots}, state, coming)
 
     # -- what a unit needs of its sequence ------------------------------------------------------------------------
 
@@ -245,6 +249,7 @@ class Executor:
         unit = self._unit(spec, row, spec.backward_pass)
         dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         # The next forward writes what this backward has read: without an order between them XLA copies the buffers.
+        # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.
         dx_TD, cache, kept = lax.optimization_barrier((dx_TD, state.cache, state.kept[spec.stash]))
 
         tokens_T = self._own(self.sequences.tokens, row, 0, size)
@@ -252,6 +257,7 @@ class Executor:
         embedding = vocabulary.embed_gradient(state.grads.embedding_VD, tokens_T, arrived, self.num_stages)
         return state._replace(
             dx_TD=buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1)),
+            order=buffers.after(dx_TD),
             cache=cache,
             dcache=sums.prefix,
             kept={**state.kept, spec.stash: kept},
@@ -285,6 +291,7 @@ def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtyp
         return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), tree)
 
     return state._replace(
+        order=jnp.zeros((), jnp.int32),
         dcache=pair(kv_grad_dtype),
         kept={name: layout.kept_buffers() for name, layout in layouts.items()},
         host={name: layout.host_buffer() for name, layout in layouts.items() if name.uses_host},

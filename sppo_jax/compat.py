@@ -74,6 +74,14 @@ def cudnn_backward(
     return tuple(grad[0] for grad in _cudnn_bind("bwd", (*operands, *results), causal, scale)[:3])
 
 
+def scatters_sums(platform: str) -> bool:
+    """Return whether the compiler takes a reduce-scatter of a stage's stacked gradients.
+
+    XLA:TPU (libtpu 0.0.50) fails on large ones ("No feasible span count for single input all reduce scatter fusion").
+    """
+    return platform != "tpu"
+
+
 def _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys) -> tuple:
     """Add the batch dim, the two lengths, and an empty array for each of bias, offsets and page tables."""
     none = jnp.zeros((0,), q_NTH.dtype)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from sppo_jax.attention import sequence
 from sppo_jax.attention.tags import Tags
 from sppo_jax.attention.validate import KEYS, validate_batch
-from sppo_jax.compat import check_offload, compiler_options
+from sppo_jax.compat import check_offload, compiler_options, scatters_sums
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout
 from sppo_jax.pipeline.block import Block, Weights
@@ -44,7 +44,7 @@ class Step:
         leaf = jax.tree.leaves(self.params["layers"])[0]
         self.num_layers = layers_per_virtual_stage(leaf.shape[0], plan.mesh.pipe, plan.schedule.interleave)
         check_host_layers(plan.stash, self.num_layers)
-        self.gradient_dims = layout.gradient_dims(self.params, plan)
+        self.gradient_dims = layout.gradient_dims(self.params, plan, scatter=scatters_sums(self.platform))
         self.head_shape = self._head_shape()
         self.program = lower(plan, self.head_shape, train=train)
         norm_graph, _ = nnx.split(model.final_norm)

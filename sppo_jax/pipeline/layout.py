@@ -150,14 +150,15 @@ def _member_dim(name: str, shape: tuple[int, ...], plan: Plan) -> int | None:
     return max(even, key=lambda dim: shape[dim]) if even and is_matrix else None
 
 
-def gradient_dims(params: nnx.State, plan: Plan) -> Physical:
+def gradient_dims(params: nnx.State, plan: Plan, *, scatter: bool = True) -> Physical:
     """Return, for each gradient of one device, the dim along which the devices of its stage share it; -1 for none.
 
-    They are those of `param_shardings`, in the gradients' shapes: layers [v, layers, ...], vocabulary [V, D].
+    They are those of `param_shardings`, in the gradients' shapes: layers [v, layers, ...], vocabulary [V, D]. Without
+    `scatter` every device gets whole sums.
     """
 
     def dim_of(name, leaf):
-        dim = _member_dim(name, leaf.shape, plan)
+        dim = _member_dim(name, leaf.shape, plan) if scatter else None
         if name == "layers":
             return -1 if dim is None else dim + 1
         hidden = {"embedding": 1, "head": 0}[name]

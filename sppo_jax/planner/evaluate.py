@@ -124,6 +124,7 @@ def shape_of(request: Request, layout: Layout) -> Shape:
         ulysses=layout.split.ulysses,
         compute_bytes=request.compute_bytes,
         data=layout.mesh.data,
+        platform=request.cluster.device.platform,
     )
 
 

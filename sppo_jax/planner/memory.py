@@ -28,6 +28,9 @@ _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 _WORK_ARRAYS = 7
 # Copies of a layer's largest matrix at once: a slice, the gradient and its transpose in the compute dtype; two sums.
 _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
+# XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
+# fetched), and copies K and V once between forward and backward, which want other layouts.
+_TPU_ROWS, _TPU_LANES, _TPU_PARTS = 8, 128, 4
 # Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
 _RESERVE = 0.06
 
@@ -43,6 +46,7 @@ class Shape:
         ulysses: devices over which heads are spread.
         compute_bytes: bytes of an activation.
         data: pipelines.
+        platform: the compiler, "cpu", "gpu" or "tpu".
     """
 
     model: ModelConfig
@@ -51,6 +55,7 @@ class Shape:
     ulysses: int
     compute_bytes: int
     data: int = 1
+    platform: str = "gpu"
 
     @property
     def sum_bytes(self) -> int:
@@ -125,7 +130,10 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
         device += int((count + 1) * tokens * (kept + shared + rest - away))
         host += int((count + 1) * tokens * away)
         copies = max(copies, int(tokens * away))
-    return device, host, copies
+    if shape.platform != "tpu":
+        return device, host, copies
+    padding = -(-shape.layers // _TPU_ROWS) * _TPU_ROWS / shape.layers
+    return device, int(host * padding), int(copies * padding) * _TPU_PARTS
 
 
 def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
@@ -144,7 +152,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     # Under ulysses a device has its heads of all tokens of its ring neighbours, elsewhere all heads of its tokens.
     heads = kv_heads_per_device(model, shape.ulysses)
     prefix = (tokens + longest) * shape.ulysses // shape.seq
-    kv = kv_slots(table)[0] * shape.layers * table.num_groups * prefix * 2 * heads * model.head_dim
+    head_dim = model.head_dim if shape.platform != "tpu" else -(-model.head_dim // _TPU_LANES) * _TPU_LANES
+    kv = kv_slots(table)[0] * shape.layers * table.num_groups * prefix * 2 * heads * head_dim
     kv_grad = kv * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     stash_device, stash_host, copies = stash_bytes(table, shape, stash)
     head_share = head_slots(table)[0] * -(-local // table.num_stages)
@@ -164,7 +173,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "carries": (2 * local + head_share) * model.hidden_size * size,
             # Four int32 of a token come in; a device keeps its own tokens and everyone's positions and documents.
             "batch": 4 * table.num_sequences * (4 * tokens + 3 * tokens // shape.seq + 2 * tokens),
-            "work": max(backward_work(shape, stash, local), loss),
+            "work": max(backward_work(shape, stash, local), loss) + (kv * size if shape.platform == "tpu" else 0),
         },
         host=stash_host,
     )

@@ -72,7 +72,7 @@ def evaluate(request: Request, choice: Choice) -> Outcome:
     table = _table_of(request, choice)
     inputs, attention, rest = choice.places
     stash = StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=choice.kv_grad_dtype)
-    shape, costs = shape_of(request, layout), layout_costs(request, layout, attention=attention, rest=rest)
+    shape, costs = shape_of(request, layout), layout_costs(request, layout, choice.places)
     stash, reason = choose_alpha(stash, choice.alpha, table, shape, costs)
     simulation = _simulate(table, costs, shape, stash)
     return Outcome(
@@ -128,8 +128,12 @@ def shape_of(request: Request, layout: Layout) -> Shape:
     )
 
 
-def layout_costs(request: Request, layout: Layout, *, attention: str, rest: str) -> CostModel:
-    """Returns the seconds of units of a layout with these places of attention outputs and of the rest."""
+def layout_costs(request: Request, layout: Layout, places: Places) -> CostModel:
+    """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
+
+    From a stage's input alone the linear parts are computed twice: for the stash made anew, and for the gradients.
+    """
+    inputs, attention, rest = places
     return cost_model(
         request.config.model,
         cluster=request.cluster,
@@ -138,7 +142,7 @@ def layout_costs(request: Request, layout: Layout, *, attention: str, rest: str)
         ring=layout.split.ring,
         layers=layout.layers,
         compute_bytes=request.compute_bytes,
-        recompute_linear=rest == "recompute",
+        recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
         recompute_attention=attention == "recompute",
     )
 
@@ -146,7 +150,7 @@ def layout_costs(request: Request, layout: Layout, *, attention: str, rest: str)
 def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> CostModel:
     """Returns the seconds of units that the planner used for a plan; arguments as `make_plan`."""
     layout, request = _layout_of(plan, config), read_request(config, cluster)
-    return layout_costs(request, layout, attention=plan.stash.attention, rest=plan.stash.rest)
+    return layout_costs(request, layout, (plan.stash.inputs, plan.stash.attention, plan.stash.rest))
 
 
 def memory_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Memory:

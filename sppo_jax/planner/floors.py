@@ -38,7 +38,7 @@ class Floors:
 
     def rough_step_s(self, frame: Frame, places: Places) -> float:
         """Returns about the least seconds of a step, from a few of its chunks."""
-        key = frame, places[1] == "recompute", places[2] == "recompute"
+        key = frame, _recomputed(places)
         if key not in self._rough:
             self._rough[key] = _MARGIN * self._sampled_step_s(frame, self._costs(frame.layout, places))
         return self._rough[key]
@@ -82,9 +82,9 @@ class Floors:
         return max(memory.hbm_bytes / room_bytes(cluster) - 1, memory.host / cluster.device_host_bytes - 1)
 
     def _costs(self, layout: Layout, places: Places) -> CostModel:
-        key = layout, places[1] == "recompute", places[2] == "recompute"
+        key = layout, _recomputed(places)
         if key not in self._models:
-            self._models[key] = layout_costs(self.request, layout, attention=places[1], rest=places[2])
+            self._models[key] = layout_costs(self.request, layout, places)
         return self._models[key]
 
     def _sampled_step_s(self, frame: Frame, costs: CostModel) -> float:
@@ -167,6 +167,11 @@ def stream_seconds(units: list[float], num_stages: int, num_groups: int) -> floa
             first += 1
         total += max(units[first:last])
     return total
+
+
+def _recomputed(places: Places) -> tuple[bool, ...]:
+    """Returns what of places the seconds of units depend on."""
+    return tuple(place == "recompute" for place in places)
 
 
 def room_bytes(cluster: Cluster) -> int:

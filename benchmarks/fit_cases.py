@@ -57,6 +57,7 @@ class Case:
 
 
 _HALF = {"stash": {"kv_grad_dtype": "bfloat16"}}
+_EQUAL = {"sequence": {"balance": "equal"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
 
@@ -99,7 +100,16 @@ CASES = (
     ),
     Case(cluster="h100:4x8", model="llama3-8b", mesh=(4, 8), length=1024 * K, chunks=64, stash="hhr", calibrated=True),
     Case(cluster="h200:1x2", model="llama3.2-1b", mesh=(1, 2), length=128 * K, chunks=16, stash="hhh", calibrated=True),
-    Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", calibrated=True),
+    Case(
+        cluster="v5e:2x2",
+        model="qwen2.5-0.5b",
+        mesh=(2, 2),
+        length=32 * K,
+        chunks=4,
+        stash="hhr",
+        more=_EQUAL,
+        calibrated=True,
+    ),
     Case(cluster="v5p:2x2x4", model="llama3-8b", mesh=(4, 4), length=512 * K, chunks=32, stash="hhr", calibrated=True),
     # These were held out.
     Case(cluster="a100-80g:16x8", model="gpt-7b", length=4096 * K),
@@ -144,5 +154,5 @@ CASES = (
     Case(cluster="h100:8x8", model="qwen3-32b", mesh=(8, 8), length=512 * K, chunks=32, stash="hhr", more=_HALF),
     Case(cluster="b200:2x8", model="mistral-7b-v0.3", mesh=(2, 8), length=512 * K, chunks=32, stash="hrr"),
     Case(cluster="v5p:4x4x4", model="gpt-13b", mesh=(8, 8), length=256 * K, chunks=16, stash="hhr"),
-    Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr"),
+    Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_EQUAL),
 )

@@ -28,3 +28,11 @@ def test_counts_host_copies_by_what_hides_them():
     assert copies.overlapped_bytes == 3 * 8 * 4
     assert copies.exposed_bytes == 3 * (2 * 8 * 4 + 4 * 8 * 2)
     assert copies.loops_unknown == 0
+
+
+def test_a_fusion_with_a_convolution_is_a_product_too():
+    fused = "%fused (p: f32[2]) -> f32[2] {\n  ROOT %c = f32[2]{0} convolution(%p, %p)\n}\n"
+    between = "%out = f32[2]{0} fusion(%p), kind=kOutput, calls=%fused"
+    text = HLO.replace("%read-done", between + "\n  %read-done") + fused
+    copies = host_copies(text)
+    assert copies.overlapped_bytes == 3 * (8 * 4 + 2 * 8 * 4)

@@ -15,7 +15,8 @@ _BRANCHES = re.compile(r"(?:true_computation|false_computation)=%([\w.\-]+)|bran
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
 _DONE = re.compile(r"-done\(%([\w.\-]+)")
 _COPY = re.compile(r" (?:copy|dynamic-slice|dynamic-update-slice)\(")
-_PRODUCT = re.compile(r"__cublas|__cudnn|gemm| dot\(")
+_PRODUCT = re.compile(r"__cublas|__cudnn|gemm| dot\(| convolution\(")
+_CALLS = re.compile(r" fusion\(.*calls=%([\w.\-]+)")
 _BITS = {"pred": 8, "bf16": 16}
 _HOST = "S(5)"
 
@@ -85,8 +86,12 @@ def _mentions_host(name: str, computations: dict[str, list[str]]) -> bool:
 
 
 def _has_product(line: str, computations: dict[str, list[str]]) -> bool:
-    """Whether an instruction is a matrix product or a loop with one, at any depth."""
-    if _PRODUCT.search(line.partition(", metadata=")[0]):
+    """Whether an instruction is a matrix product, or a fusion or a loop with one, at any depth."""
+    instruction = line.partition(", metadata=")[0]
+    if _PRODUCT.search(instruction):
+        return True
+    fused = _CALLS.search(instruction)
+    if fused and any(_has_product(x, computations) for x in computations.get(fused.group(1), ())):
         return True
     return any(_has_product(x, computations) for inner, _ in _inner(line) for x in computations[inner])
 

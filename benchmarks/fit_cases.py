@@ -110,6 +110,16 @@ CASES = (
         more=_EQUAL,
         calibrated=True,
     ),
+    Case(
+        cluster="v6e:2x4",
+        model="qwen3-0.6b",
+        mesh=(2, 4),
+        length=128 * K,
+        chunks=8,
+        stash="kkr",
+        more=_EQUAL,
+        calibrated=True,
+    ),
     Case(cluster="v5p:2x2x4", model="llama3-8b", mesh=(4, 4), length=512 * K, chunks=32, stash="hhr", calibrated=True),
     # These were held out.
     Case(cluster="a100-80g:16x8", model="gpt-7b", length=4096 * K),
@@ -154,5 +164,4 @@ CASES = (
     Case(cluster="h100:8x8", model="qwen3-32b", mesh=(8, 8), length=512 * K, chunks=32, stash="hhr", more=_HALF),
     Case(cluster="b200:2x8", model="mistral-7b-v0.3", mesh=(2, 8), length=512 * K, chunks=32, stash="hrr"),
     Case(cluster="v5p:4x4x4", model="gpt-13b", mesh=(8, 8), length=256 * K, chunks=16, stash="hhr"),
-    Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_EQUAL),
 )

@@ -105,3 +105,13 @@ def test_fits_leaves_a_reserve_and_looks_at_the_host_too():
     assert Memory(hbm={"a": 900, "b": 10}, host=100).fits(cluster)
     assert not Memory(hbm={"a": 990}, host=0).fits(cluster)
     assert not Memory(hbm={"a": 10}, host=101).fits(cluster)
+
+
+def test_a_tpu_keeps_tiles_and_copies_what_wants_another_layout():
+    table = make_table("sppo", 2, 1, (16,) * 4)
+    on_host = stash(table, 1.0, inputs="host", attention="host")
+    plain, tiled = (predict_memory(table, replace(SHAPE, platform=name), on_host) for name in ("gpu", "tpu"))
+    assert tiled.hbm["kv"] == plain.hbm["kv"] * 128 // MODEL.head_dim
+    # Two layers of the packed stash fill a tile of eight rows, and four of them are on their way.
+    assert tiled.host == 4 * plain.host and tiled.hbm["copies"] == 16 * plain.hbm["copies"]
+    assert tiled.hbm["work"] == plain.hbm["work"] + tiled.hbm["kv"] + tiled.hbm["stash"]

@@ -29,7 +29,7 @@ _WORK_ARRAYS = 7
 # Copies of a layer's largest matrix at once: a slice, the gradient and its transpose in the compute dtype; two sums.
 _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
-# fetched), and copies K and V once between forward and backward, which want other layouts.
+# fetched), and copies K, V and what is kept once between forward and backward, which want other layouts.
 _TPU_ROWS, _TPU_LANES, _TPU_PARTS = 8, 128, 4
 # Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
 _RESERVE = 0.06
@@ -161,6 +161,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
     if not _heads_among_backwards(table):
         loss -= kv_grad
+    copied = kv * size + stash_device if shape.platform == "tpu" else 0
     return Memory(
         hbm={
             "params": stage.own * (1 + _MOMENTS) * shape.sum_bytes,
@@ -173,7 +174,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "carries": (2 * local + head_share) * model.hidden_size * size,
             # Four int32 of a token come in; a device keeps its own tokens and everyone's positions and documents.
             "batch": 4 * table.num_sequences * (4 * tokens + 3 * tokens // shape.seq + 2 * tokens),
-            "work": max(backward_work(shape, stash, local), loss) + (kv * size if shape.platform == "tpu" else 0),
+            "work": max(backward_work(shape, stash, local), loss) + copied,
         },
         host=stash_host,
     )

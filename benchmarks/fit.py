@@ -125,8 +125,6 @@ def write(rows: list[dict[str, Any]]) -> None:
     RESULTS.write_text(json.dumps({"jax": jax.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     dates = sorted({row["date"] for row in rows})
     text = [
-        "## Bytes, against the compiler",
-        "",
         f"The very train step of each plan (forward, backward, optimizer) compiled by XLA:GPU or XLA:TPU of jax "
         f"{jax.__version__} for clusters that were not there ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
         "HBM is arguments + outputs + temporaries - aliases, GiB of one device. Copies are exposed where no matrix "

@@ -24,7 +24,6 @@ def test_at_least_twenty_plans_train_the_same_tokens_on_both_devices(found):
         assert plan.mesh.data * plan.sequences_per_pipeline == clock.SEQUENCES
         assert plan.sequence_length == clock.LENGTH
     assert len({clock.program_of(found[name]) for name in clock.CASES}) == len(clock.CASES)
-    assert found[clock.FREE].stash.rest == "recompute"
 
 
 @pytest.mark.parametrize(

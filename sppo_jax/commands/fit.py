@@ -2,13 +2,14 @@
 
 import json
 import sys
+import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
 from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, config_parser, load, read_plan
 from sppo_jax.config import Config, load_config
-from sppo_jax.fit.compiled import Fit, compile_plan, prepare_environment
+from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan, prepare_environment
 from sppo_jax.fit.nearest import Change, nearest_change
 from sppo_jax.hardware import Cluster
 from sppo_jax.planner.make import make_plan, resolve_cluster
@@ -29,6 +30,8 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps({**fit.to_dict(), "cluster": cluster.name, "nearest_change": named}, indent=2))
     else:
         print(f"{_headline(plan, cluster)}\n{fit.describe()}")
+    if fit.exposed_share > MAX_EXPOSED:
+        warnings.warn(_exposed(fit), stacklevel=2)
     if fit.fits:
         return DONE
     print(_problem(fit, change), file=sys.stderr)
@@ -57,6 +60,13 @@ def _headline(plan: Plan, cluster: Cluster) -> str:
     return (
         f"{plan.sequence_length} tokens in {chunks} chunks on {cluster.name}: data {mesh.data} x pipe {mesh.pipe} x "
         f"seq {mesh.seq}, {plan.schedule.name}, {plan.kernel} attention"
+    )
+
+
+def _exposed(fit: Fit) -> str:
+    return (
+        f"at most {MAX_EXPOSED:.0%} of the bytes of host copies should have no compute beside them, got "
+        f"{fit.exposed_share:.1%}: use longer chunks, more layers a stage, or a lower stash.alpha"
     )
 
 

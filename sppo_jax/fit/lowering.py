@@ -45,14 +45,14 @@ def lower_train_step(config: Config, plan: Plan, devices: Sequence, platform: st
     shardings = state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh)
 
     def shapes() -> TrainState:
-        return TrainState(jax.numpy.zeros((), np.int32), params_of(model), optimizer.init(params_of(model)))
+        return TrainState(jax.numpy.zeros((), np.int32), _zeros_of(model), optimizer.init(_zeros_of(model)))
 
     state = jax.tree.map(_with_sharding, jax.eval_shape(shapes), shardings)
     batch = _batch_shapes(plan, mesh)
     return make_train_step(step, optimizer, shardings).lower(state, batch)
 
 
-def params_of(model: nnx.Module) -> nnx.State:
+def _zeros_of(model: nnx.Module) -> nnx.State:
     """Return zeros in the shapes of a model's parameters."""
     return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), nnx.state(model, nnx.Param))
 

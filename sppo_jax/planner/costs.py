@@ -141,10 +141,6 @@ class CostModel:
         updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
         return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s
 
-    def chunk_seconds(self, start: int, tokens: int) -> float:
-        """Returns the seconds of a chunk's F and B on one virtual stage together."""
-        return self.seconds("F", start, tokens) + self.seconds("B", start, tokens)
-
     def of_table(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, int], float]:
         """Returns the costs that `simulate` asks for."""
         starts = list(accumulate(chunk_lengths, initial=0))

@@ -250,6 +250,8 @@ class TrainConfig(Group):
         devices: "auto", or "cpu:N" for N devices simulated on the CPU.
         eval_every: steps between validations; 0: only at the end.
         eval_sequences: validation sequences, rounded up to whole batches.
+        max_nonfinite: steps in a row whose loss or gradient is not finite, and which are skipped, before the run stops.
+        stall_s: seconds without progress after which the run names the process that stopped, and ends; 0: never.
     """
 
     group: ClassVar[str] = "train"
@@ -259,10 +261,12 @@ class TrainConfig(Group):
     log_every: int = 1
     eval_every: int = 0
     eval_sequences: int = 8
+    max_nonfinite: int = 10
+    stall_s: float = 1800.0
 
     def _check(self) -> None:
-        self._at_least(1, "steps", "log_every")
-        self._at_least(0, "seed", "eval_every", "eval_sequences")
+        self._at_least(1, "steps", "log_every", "max_nonfinite")
+        self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
         if self.devices != "auto" and not self.num_simulated_devices:
             raise ConfigError(f"train.devices must be auto or cpu:N, got {self.devices}; write e.g. cpu:8")
 
@@ -275,11 +279,30 @@ class TrainConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Group):
-    """Whether the end of the run is saved, and where (by default `checkpoints` in the run directory)."""
+    """When the run is saved, where, and what is kept.
+
+    Args:
+        dir: where checkpoints go; None: `checkpoints` in the run directory.
+        every_s: seconds between saves; 0: not by the clock.
+        every_steps: steps between saves; 0: not by steps.
+        keep_last: newest checkpoints to keep.
+        keep_every: steps whose multiples are kept for good; 0: none.
+        keep_best: checkpoints of the lowest validation loss to keep, saved right after a validation; 0: none.
+        final: save the end of the run.
+    """
 
     group: ClassVar[str] = "checkpoint"
-    final: bool = True
     dir: str | None = None
+    every_s: float = 900.0
+    every_steps: int = 0
+    keep_last: int = 2
+    keep_every: int = 0
+    keep_best: int = 0
+    final: bool = True
+
+    def _check(self) -> None:
+        self._at_least(0, "every_s", "every_steps", "keep_every", "keep_best")
+        self._at_least(1, "keep_last")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -307,13 +307,27 @@ class CheckpointConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig(Group):
-    """Peak rate of one device in FLOP/s, from which the share of it that is used (MFU) is reported."""
+    """What is reported besides metrics.jsonl and report.html.
+
+    Args:
+        peak_flops: FLOP/s of one device, of which the share that is used (MFU) is reported; "auto": the datasheet's.
+        tensorboard: whether to write TensorBoard events into the run directory too.
+        wandb: project at Weights & Biases to report to; null: none. WANDB_MODE=offline keeps it on this machine.
+    """
 
     group: ClassVar[str] = "metrics"
     peak_flops: Literal["auto"] | float = "auto"
+    tensorboard: bool = False
+    wandb: str | None = None
 
     def _check(self) -> None:
         self._at_least(1, "peak_flops")
+        wrong = sorted(set(self.wandb or "") & set("/\\#?%:"))
+        if self.wandb is not None and (wrong or not 1 <= len(self.wandb.strip()) <= 128):
+            raise ConfigError(
+                f"metrics.wandb must be a project's name of 1 to 128 characters without any of / \\ # ? % :, "
+                f"got {self.wandb!r}; choose such a name, or null for none"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,8 @@ class DataConfig(Group):
         source: "stdlib" (the running Python's own standard library, as bytes) or a .txt, .npy or .bin file.
         token_dtype: element type of a .bin file.
         separator: token id that ends a document in a .npy or .bin file; None: the file is one document.
-        pack: fill sequences with several documents; False: every document starts a sequence of its own.
+        pack: "whole": documents packed into sequences by best fit, cut only where they are longer than a sequence;
+            "stream": end to end, cut wherever a sequence ends; "none": every document in sequences of its own.
         validation_fraction: share of the documents held out, by a hash of their names.
         seed: order of the documents.
     """
@@ -109,7 +110,7 @@ class DataConfig(Group):
     source: str = "stdlib"
     token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
     separator: int | None = None
-    pack: bool = True
+    pack: Literal["whole", "stream", "none"] = "whole"
     validation_fraction: float = 0.05
     seed: int = 0
 

@@ -1,45 +1,45 @@
 """Packing keeps every token once, with the right target, positions and documents, in a reproducible order."""
 
-from collections import Counter
-
 import numpy as np
+import pytest
+from data_cases import PACKS, SIZES, make_corpus, real_tokens, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.attention.validate import validate_batch
-from sppo_jax.data.loader import Loader
-from sppo_jax.data.packing import Packing
-from sppo_jax.data.sources import Corpus
-
-SIZES = st.lists(st.integers(1, 23), min_size=1, max_size=12)
+from sppo_jax.data.packing import PackedRows
 
 
-def make_corpus(sizes) -> Corpus:
-    """Make documents whose tokens are all different, so that each can be followed."""
-    ends = np.cumsum(np.array(sizes, np.int64))
-    return Corpus(
-        tokens=np.arange(ends[-1], dtype=np.int32), starts=ends - sizes, ends=ends, hashes=np.zeros(len(sizes))
-    )
-
-
-@given(sizes=SIZES, length=st.integers(1, 16), pack=st.booleans(), seed=st.integers(0, 3), epoch=st.integers(0, 2))
-@settings(max_examples=200, deadline=None)
-def test_an_epoch_holds_every_token_once_with_its_target(sizes, length, pack, seed, epoch):
-    corpus = make_corpus(sizes)
-    packing = Packing(corpus, length=length, pack=pack, seed=seed, epoch=epoch)
-    rows = [packing[index] for index in range(len(packing))]
-    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+@given(
+    sizes=SIZES,
+    length=st.integers(1, 16),
+    pack=PACKS,
+    seed=st.integers(0, 3),
+    epoch=st.integers(0, 2),
+    num_parts=st.integers(1, 3),
+)
+@settings(max_examples=150, deadline=None)
+def test_an_epoch_holds_every_token_once_with_its_target(sizes, length, pack, seed, epoch, num_parts):
+    corpus = make_corpus(sizes, num_parts)
+    packed = PackedRows(corpus, length=length, pack=pack, seed=seed)
+    rows = [packed[epoch * len(packed) + row] for row in range(len(packed))]
+    batch = stack(rows)
     validate_batch(batch, vocab_size=corpus.num_tokens, num_sequences=len(rows), sequence_length=length)
+    assert real_tokens(rows) == list(range(corpus.num_tokens))
     real = batch["document_ids"] >= 0
-    assert Counter(batch["tokens"][real].tolist()) == Counter(range(corpus.num_tokens))
     last = set((corpus.ends - 1).tolist())
     for token, target in zip(batch["tokens"][real], batch["targets"][real], strict=True):
         assert target == (-1 if token in last else token + 1)
     assert (batch["targets"][~real] == -1).all()
     for row in rows:
         check_row(row, corpus, pack)
-    if pack:
+    if pack == "stream":
         assert len(rows) == -(-corpus.num_tokens // length)
+        assert packed.layout.num_split <= len(rows) - 1
+    else:
+        num_pieces = np.bincount([np.searchsorted(corpus.ends, b, side="right") for b in packed.layout.begins])
+        assert num_pieces.tolist() == [-(-size // length) for size in sizes]
+        assert packed.layout.num_split == sum(size > length for size in sizes)
 
 
 def check_row(row, corpus, pack):
@@ -48,7 +48,7 @@ def check_row(row, corpus, pack):
     assert num_real > 0 and (row["document_ids"][num_real:] == -1).all()
     pieces = row["document_ids"][:num_real]
     assert pieces.max() == len(set(pieces.tolist())) - 1
-    assert pack or pieces.max() == 0
+    assert pack != "none" or pieces.max() == 0
     for piece in range(pieces.max() + 1):
         where = np.flatnonzero(row["document_ids"] == piece)
         tokens = row["tokens"][where]
@@ -57,48 +57,17 @@ def check_row(row, corpus, pack):
         assert len(set(np.searchsorted(corpus.ends, tokens, side="right").tolist())) == 1
 
 
-@given(
-    sizes=SIZES,
-    length=st.integers(1, 16),
-    num_sequences=st.integers(1, 5),
-    stop=st.integers(0, 6),
-    seed=st.integers(0, 2),
-)
-@settings(max_examples=100, deadline=None)
-def test_a_loader_goes_on_from_its_state(sizes, length, num_sequences, stop, seed):
-    def fresh():
-        return Loader(make_corpus(sizes), num_sequences=num_sequences, sequence_length=length, seed=seed)
-
-    whole, first = fresh(), fresh()
-    batches = [next(whole) for _ in range(stop + 3)]
-    for _ in range(stop):
-        next(first)
-    second = fresh()
-    second.state = first.state
-    for expected in batches[stop:]:
-        got = next(second)
-        assert all(np.array_equal(got[name], expected[name]) for name in expected)
-    assert second.state == whole.state
-
-
-@given(sizes=SIZES, length=st.integers(1, 16))
-@settings(max_examples=50, deadline=None)
-def test_the_order_does_not_depend_on_the_batch_size(sizes, length):
-    corpus = make_corpus(sizes)
-    one = Loader(corpus, num_sequences=1, sequence_length=length)
-    three = Loader(corpus, num_sequences=3, sequence_length=length)
-    for _ in range(4):
-        expected = np.concatenate([next(one)["tokens"] for _ in range(3)])
-        assert np.array_equal(next(three)["tokens"], expected)
-
-
-def test_epochs_differ_and_seeds_differ():
+@pytest.mark.parametrize("pack", ["whole", "stream", "none"])
+def test_epochs_differ_and_seeds_differ(pack):
     corpus = make_corpus([7] * 40)
 
-    def order(**settings):
-        packing = Packing(corpus, length=7, **settings)
-        return [int(packing[index]["tokens"][0]) for index in range(len(packing))]
+    def order(epoch=0, seed=0):
+        packed = PackedRows(corpus, length=7, pack=pack, seed=seed)
+        return [int(packed[epoch * 40 + row]["tokens"][0]) for row in range(40)]
 
-    assert order() == order()
-    assert order() != order(epoch=1) != order(seed=1)
-    assert sorted(order()) == sorted(order(epoch=1))
+    orders = [order(), order(epoch=1), order(seed=1), list(range(0, 280, 7))]
+    assert order() == orders[0]
+    assert all(sorted(order) == orders[-1] for order in orders)
+    for one in range(4):
+        for other in range(one):
+            assert sum(a == b for a, b in zip(orders[one], orders[other], strict=True)) < 10

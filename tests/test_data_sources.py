@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data.sources import START_TOKEN, load_corpus, split_corpus
+from sppo_jax.data.corpus import split_corpus
+from sppo_jax.data.sources import START_TOKEN, load_corpus
 
 
 def documents(corpus) -> list[list[int]]:
-    return [corpus.tokens[start:end].tolist() for start, end in zip(corpus.starts, corpus.ends, strict=True)]
+    return [corpus.read(start, end).tolist() for start, end in zip(corpus.starts, corpus.ends, strict=True)]
 
 
 def load(path, vocab_size=1000, **settings):
@@ -19,9 +20,9 @@ def test_the_standard_library_is_there_in_a_fixed_order():
     corpus = load_corpus(DataConfig(), vocab_size=257)
     again = load_corpus(DataConfig(), vocab_size=257)
     assert corpus.num_tokens > 1_000_000
-    assert np.array_equal(corpus.tokens, again.tokens) and np.array_equal(corpus.hashes, again.hashes)
-    assert (corpus.tokens[corpus.starts] == START_TOKEN).all()
-    assert (corpus.tokens == START_TOKEN).sum() == corpus.num_documents
+    assert np.array_equal(corpus.parts[0], again.parts[0]) and np.array_equal(corpus.hashes, again.hashes)
+    assert (corpus.parts[0][corpus.starts] == START_TOKEN).all()
+    assert (corpus.parts[0] == START_TOKEN).sum() == corpus.num_documents
     train, validation = split_corpus(corpus, 0.05)
     assert 0.01 < validation.num_documents / corpus.num_documents < 0.1
     assert not np.isin(validation.starts, train.starts).any()
@@ -89,7 +90,7 @@ def test_a_single_document_is_cut_and_several_are_held_out_whole(tmp_path):
     train, validation = split_corpus(load(tmp_path / "two.npy", separator=0), 0.0001)
     assert sorted(documents(train) + documents(validation)) == [[1, 0], [2, 0]]
     assert train.num_documents == validation.num_documents == 1
-    assert split_corpus(load(tmp_path / "a.npy"), 0.0)[1].num_documents == 0
+    assert split_corpus(load(tmp_path / "a.npy"), 0.0)[1] is None
     np.save(tmp_path / "one.npy", np.array([1]))
     with pytest.raises(ValueError, match="at least two tokens"):
         split_corpus(load(tmp_path / "one.npy"), 0.5)

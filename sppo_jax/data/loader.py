@@ -1,56 +1,79 @@
-"""Endless batches in an order that depends on the seed alone, and that goes on where it stopped."""
+"""Endless batches of this process's sequences, read ahead by grain's threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import grain
 import numpy as np
 
-from sppo_jax.data.packing import Batch, Packing
-from sppo_jax.data.sources import Corpus
+from sppo_jax.data.rows import Batch, Rows
+
+# Batches are numbered on over all epochs; grain wants a length.
+_ENDLESS = 1 << 62
 
 
 class Loader(Iterator[Batch]):
     """Iterates over batches; a batch may span the end of an epoch, so no sequence is left out."""
 
     def __init__(
-        self, corpus: Corpus, *, num_sequences: int, sequence_length: int, pack: bool = True, seed: int = 0
+        self,
+        rows: Rows,
+        *,
+        num_sequences: int,
+        local_rows: Sequence[int],
+        sequence: int = 0,
+        num_batches_ahead: int = 2,
+        num_threads: int = 2,
     ) -> None:
-        """Start at the first sequence of the first epoch.
+        """Start at a sequence; nothing is read before the first batch is asked for.
 
         Args:
-            corpus: the documents, at least one.
-            num_sequences: sequences of a batch, over all devices and processes.
-            sequence_length: tokens of a sequence.
-            pack: see `Packing`.
-            seed: order of documents and sequences.
+            rows: the sequences.
+            num_sequences: sequences of a batch, over all processes.
+            local_rows: which of these this process gets, each in 0..num_sequences-1.
+            sequence: the first sequence of the first batch.
+            num_batches_ahead: batches that are read before they are asked for; 0: none, and no threads.
+            num_threads: that read them.
         """
-        self._corpus, self._num_sequences = corpus, num_sequences
-        self._settings = {"length": sequence_length, "pack": pack, "seed": seed}
-        self._epoch, self._index = 0, 0
-        self._packing = self._lay_out()
+        self._rows, self._num_sequences, self._local_rows = rows, num_sequences, tuple(local_rows)
+        self._options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=num_batches_ahead)
+        self._start(sequence)
 
-    def _lay_out(self) -> Packing:
-        return Packing(self._corpus, epoch=self._epoch, **self._settings)
+    def _start(self, sequence: int) -> None:
+        batches = _Batches(self._rows, self._num_sequences, self._local_rows, sequence)
+        self._first = sequence
+        self._batches = iter(grain.MapDataset.source(batches).to_iter_dataset(self._options))
 
     @property
     def state(self) -> dict[str, int]:
-        """Return where the next batch starts: the epoch, and the sequence in it."""
-        return {"epoch": self._epoch, "index": self._index}
+        """The number of sequences handed out to all processes; what was only read ahead does not count."""
+        return {"sequence": self._first + self._batches.get_state()["next_index"] * self._num_sequences}
 
     @state.setter
     def state(self, state: dict[str, int]) -> None:
-        self._epoch, self._index = state["epoch"], state["index"]
-        self._packing = self._lay_out()
+        self.close()
+        self._start(state["sequence"])
 
     def __next__(self) -> Batch:
-        """Return int32 [num_sequences, sequence_length] each of tokens, targets, positions, document_ids."""
-        rows = [self._next_row() for _ in range(self._num_sequences)]
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        """Return int32 [len(local_rows), length] each of tokens, targets, positions, document_ids."""
+        return next(self._batches)
 
-    def _next_row(self) -> Batch:
-        if self._index == len(self._packing):
-            self._epoch, self._index = self._epoch + 1, 0
-            self._packing = self._lay_out()
-        self._index += 1
-        return self._packing[self._index - 1]
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._batches.close()
+
+
+class _Batches:
+    """This process's part of every batch, by the batch's number."""
+
+    def __init__(self, rows: Rows, num_sequences: int, local_rows: tuple[int, ...], sequence: int) -> None:
+        self._rows, self._num_sequences, self._local_rows, self._sequence = rows, num_sequences, local_rows, sequence
+
+    def __len__(self) -> int:
+        return _ENDLESS
+
+    def __getitem__(self, index: int) -> Batch:
+        first = self._sequence + index * self._num_sequences
+        rows = [self._rows[first + row] for row in self._local_rows]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}

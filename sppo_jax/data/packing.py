@@ -1,71 +1,124 @@
-"""Documents laid end to end and cut into sequences, each sequence readable on its own.
+"""Documents laid out in sequences, once; every epoch reads the same sequences in another order.
 
-An epoch is a stream: the documents in a seeded order, one behind another. Sequence r is the stream's tokens
-[r * length, (r + 1) * length). A document that reaches over the end of a sequence goes on in the next one as a
-document of its own, its positions counted from 0 again. Nothing is copied before it is asked for.
+A document may be cut into pieces, each of which stands in its sequence as a document of its own, with positions from 0.
+The last token of a piece still has its target: the first token of the next piece.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 
-from sppo_jax.data.sources import Corpus
+from sppo_jax.data.best_fit import best_fit
+from sppo_jax.data.corpus import Corpus
+from sppo_jax.data.order import key_of, permuted
+from sppo_jax.data.rows import Batch
 
-Batch = dict[str, np.ndarray]
+Pack = Literal["whole", "stream", "none"]
 
 
-class Packing:
-    """The sequences of one epoch."""
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Which tokens stand in which sequence.
 
-    def __init__(self, corpus: Corpus, *, length: int, pack: bool = True, seed: int = 0, epoch: int = 0) -> None:
-        """Lay out the epoch.
+    Args:
+        begins: first token of each piece, int64 [num_pieces]; the pieces of a sequence stand together.
+        sizes: tokens of each piece, int32 [num_pieces].
+        goes_on: whether the document goes on behind the piece, bool [num_pieces].
+        firsts: first piece of each sequence, and the number of pieces: int64 [num_rows + 1].
+        num_split: documents in more than one piece.
+    """
+
+    begins: np.ndarray
+    sizes: np.ndarray
+    goes_on: np.ndarray
+    firsts: np.ndarray
+    num_split: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.firsts) - 1
+
+
+def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
+    """Give every token of a corpus its sequence.
+
+    Args:
+        corpus: at least one document.
+        length: tokens of a sequence.
+        pack: "whole": documents are cut only where they are longer than a sequence, and packed by best fit; "stream":
+            all documents end to end, cut wherever a sequence ends; "none": every document in sequences of its own.
+        seed: which documents come together.
+    """
+    order = np.random.default_rng(seed).permutation(corpus.num_documents)
+    starts, ends = corpus.starts[order], corpus.ends[order]
+    sizes = ends - starts
+    # Places of the cuts: tokens of all documents before, counted in this order.
+    before = np.cumsum(sizes) - sizes
+    if pack == "stream":
+        edges = np.union1d(before, np.arange(0, int(sizes.sum()), length))
+    else:
+        num_pieces = -(-sizes // length)
+        piece = np.arange(int(num_pieces.sum())) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+        edges = np.repeat(before, num_pieces) + piece * length
+    document = np.searchsorted(before, edges, side="right") - 1
+    begins = starts[document] + edges - before[document]
+    piece_sizes = np.diff(edges, append=int(sizes.sum()))
+    if pack == "stream":
+        firsts = np.append(np.searchsorted(edges, np.arange(0, int(sizes.sum()), length)), len(edges))
+    elif pack == "none":
+        firsts = np.arange(len(edges) + 1)
+    else:
+        items, firsts = best_fit(piece_sizes, length)
+        document, begins, piece_sizes = document[items], begins[items], piece_sizes[items]
+    return Layout(
+        begins=begins,
+        sizes=piece_sizes.astype(np.int32),
+        goes_on=begins + piece_sizes < ends[document],
+        firsts=firsts,
+        num_split=int((np.bincount(document) > 1).sum()),
+    )
+
+
+class PackedRows:
+    """The sequences of one corpus, in an order that the seed and the epoch decide."""
+
+    def __init__(self, corpus: Corpus, *, length: int, pack: Pack = "whole", seed: int = 0) -> None:
+        """Lay the corpus out.
 
         Args:
-            corpus: the documents, at least one.
+            corpus: at least one document.
             length: tokens of a sequence.
-            pack: False gives every document sequences of its own, padded at their end.
-            seed: with the epoch, decides the order of documents and sequences.
-            epoch: how many times the corpus has been seen before.
+            pack: see `lay_out`.
+            seed: which documents come together, and in which order.
         """
-        generator = np.random.default_rng([seed, epoch])
-        order = generator.permutation(corpus.num_documents)
-        self._tokens = corpus.tokens
-        self._starts, self._ends = corpus.starts[order], corpus.ends[order]
-        sizes = self._ends - self._starts
-        room = sizes if pack else -(-sizes // length) * length
-        self._stream_ends = np.cumsum(room)
-        self._stream_starts = self._stream_ends - room
-        self._length = length
-        num_rows = -(-int(self._stream_ends[-1]) // length)
-        # Pieces of a long document would else come one after another, all in the same few steps.
-        self._rows = generator.permutation(num_rows)
+        self.layout = lay_out(corpus, length=length, pack=pack, seed=seed)
+        self.length = length
+        self._corpus, self._seed = corpus, seed
 
     def __len__(self) -> int:
-        return len(self._rows)
+        """Return the number of sequences of an epoch."""
+        return self.layout.num_rows
 
     def __getitem__(self, index: int) -> Batch:
-        """Return one sequence: int32 [length] each of tokens, targets, positions, document_ids.
+        """Return a sequence, see `Rows`."""
+        epoch, place = divmod(index, len(self))
+        return self.read(permuted(place, len(self), key_of(self._seed, epoch)))
 
-        A target is the next token of the same document, -1 at its end (no loss). Padding has document_id -1.
-        """
-        first = int(self._rows[index]) * self._length
-        row = {name: np.full(self._length, -1, np.int32) for name in ("targets", "document_ids")}
-        row |= {name: np.zeros(self._length, np.int32) for name in ("tokens", "positions")}
-        from_document = np.searchsorted(self._stream_ends, first, side="right")
-        to_document = np.searchsorted(self._stream_starts, first + self._length)
-        for piece, document in enumerate(range(from_document, to_document)):
-            self._copy(row, document, first, piece)
-        return row
-
-    def _copy(self, row: Batch, document: int, first: int, piece: int) -> None:
-        """Copy into the sequence that starts at `first` of the stream what of a document lies in it."""
-        start, end = self._starts[document], self._ends[document]
-        skipped = max(0, first - int(self._stream_starts[document]))
-        at = int(self._stream_starts[document]) + skipped - first
-        size = min(int(end - start) - skipped, self._length - at)
-        begin = int(start) + skipped
-        following = self._tokens[begin + 1 : min(begin + size + 1, int(end))]
-        row["tokens"][at : at + size] = self._tokens[begin : begin + size]
-        row["targets"][at : at + len(following)] = following
-        row["positions"][at : at + size] = np.arange(size)
-        row["document_ids"][at : at + size] = piece
+    def read(self, row: int) -> Batch:
+        """Return a sequence by its place in the layout."""
+        batch = {name: np.full(self.length, -1, np.int32) for name in ("targets", "document_ids")}
+        batch |= {name: np.zeros(self.length, np.int32) for name in ("tokens", "positions")}
+        layout, at = self.layout, 0
+        for number, piece in enumerate(range(layout.firsts[row], layout.firsts[row + 1])):
+            begin, size = int(layout.begins[piece]), int(layout.sizes[piece])
+            tokens = self._corpus.read(begin, begin + size + int(layout.goes_on[piece]))
+            to = at + size
+            batch["tokens"][at:to] = tokens[:size]
+            batch["targets"][at : at + len(tokens) - 1] = tokens[1:]
+            batch["positions"][at:to] = np.arange(size)
+            batch["document_ids"][at:to] = number
+            at = to
+        return batch

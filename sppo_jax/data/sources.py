@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sysconfig
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from sppo_jax.config import DataConfig
+from sppo_jax.data.corpus import Corpus
 
 # Bytes are tokens 0..255; every document made of bytes begins with this one, so that its first byte is predicted too.
 START_TOKEN = 256
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 _BLOCK_TOKENS = 1 << 24
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """Documents as spans of one flat token array, which may be a memory-mapped file.
-
-    Args:
-        tokens: integer array [num_tokens].
-        starts: first token of each document.
-        ends: one past the last token of each document, above its start.
-        hashes: a number in [0, 1) for each document, from its name.
-    """
-
-    tokens: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-    hashes: np.ndarray
-
-    @property
-    def num_documents(self) -> int:
-        return len(self.starts)
-
-    @property
-    def num_tokens(self) -> int:
-        return int((self.ends - self.starts).sum())
-
-    def select(self, documents: np.ndarray) -> Corpus:
-        """Return the corpus of some documents, given as a mask or as indices."""
-        chosen = {name: getattr(self, name)[documents] for name in ("starts", "ends", "hashes")}
-        return dataclasses.replace(self, **chosen)
 
 
 def load_corpus(config: DataConfig, *, vocab_size: int) -> Corpus:
@@ -71,39 +40,8 @@ def load_corpus(config: DataConfig, *, vocab_size: int) -> Corpus:
         raise ValueError(f"data.source must be stdlib or a .txt, .npy or .bin file, got {config.source}; convert it")
     if not corpus.num_documents:
         raise ValueError(f"data.source must hold tokens, got none in {config.source}; give another")
-    _check_tokens(corpus.tokens, vocab_size, config.source)
+    _check_tokens(corpus.parts[0], vocab_size, config.source)
     return corpus
-
-
-def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Corpus]:
-    """Hold out whole documents by the hash of their name; of a single document, hold out its end.
-
-    Args:
-        corpus: all documents.
-        validation_fraction: share of the documents (of the tokens of a single one) to hold out.
-
-    Returns:
-        The training and the validation corpus. Neither is empty unless the fraction is 0.
-
-    Raises:
-        ValueError: the only document is too short to be cut in two.
-    """
-    if not validation_fraction:
-        return corpus, corpus.select(np.zeros(0, np.int64))
-    if corpus.num_documents == 1:
-        return _cut(corpus, validation_fraction)
-    order = np.argsort(corpus.hashes, kind="stable")
-    wanted = int((corpus.hashes < validation_fraction).sum())
-    wanted = min(max(wanted, 1), corpus.num_documents - 1)
-    return corpus.select(np.sort(order[wanted:])), corpus.select(np.sort(order[:wanted]))
-
-
-def _cut(corpus: Corpus, fraction: float) -> tuple[Corpus, Corpus]:
-    """Split the only document in two."""
-    if corpus.num_tokens < 2:
-        raise ValueError("data.source must hold at least two tokens to hold some out, got 1; give more data")
-    cut = corpus.ends - max(1, int(corpus.num_tokens * fraction))
-    return dataclasses.replace(corpus, ends=cut), dataclasses.replace(corpus, starts=cut)
 
 
 def _library_files() -> dict[str, bytes]:
@@ -128,7 +66,7 @@ def _byte_corpus(files: dict[str, bytes]) -> Corpus:
     tokens = np.full(lengths.sum(), START_TOKEN, np.uint16)
     for text, end in zip(files.values(), ends, strict=True):
         tokens[end - len(text) : end] = np.frombuffer(text, np.uint8)
-    return Corpus(tokens=tokens, starts=ends - lengths, ends=ends, hashes=_hashes(list(files)))
+    return Corpus(parts=(tokens,), starts=ends - lengths, ends=ends, hashes=_hashes(list(files)))
 
 
 def _hashes(names: list[str]) -> np.ndarray:
@@ -168,7 +106,7 @@ def _token_corpus(tokens: np.ndarray, separator: int | None) -> Corpus:
     if len(tokens) and (not len(ends) or ends[-1] != len(tokens)):
         ends = np.append(ends, len(tokens))
     starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
-    return Corpus(tokens=tokens, starts=starts, ends=ends, hashes=_hashes([str(index) for index in range(len(ends))]))
+    return Corpus(parts=(tokens,), starts=starts, ends=ends, hashes=_hashes([str(index) for index in range(len(ends))]))
 
 
 def _check_tokens(tokens: np.ndarray, vocab_size: int, source: str) -> None:

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from sppo_jax.config import Config
 from sppo_jax.data.loader import Loader
-from sppo_jax.data.packing import Batch
-from sppo_jax.data.sources import Corpus, load_corpus, split_corpus
+from sppo_jax.data.open import open_data
+from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout
 from sppo_jax.planner.plan import Plan
@@ -32,7 +32,7 @@ class Experiment:
         plan: the static decisions.
         mesh: devices, axes data, pipe and seq.
         loader: training batches, endless.
-        validation: what is held out; may be empty.
+        validation: the sequences held out; None where nothing is.
         value_and_grad: loss and gradients of a batch.
         token_losses: each token's loss.
         schedule: learning rate by step.
@@ -44,7 +44,7 @@ class Experiment:
     plan: Plan
     mesh: Mesh
     loader: Loader
-    validation: Corpus
+    validation: Rows | None
     value_and_grad: ValueAndGrad
     token_losses: TokenLosses
     schedule: Callable[[int], float]
@@ -53,7 +53,7 @@ class Experiment:
 
     def validation_batches(self) -> Iterator[Batch]:
         """Give the same held-out batches at every call, at least `train.eval_sequences` sequences."""
-        if not self.validation.num_documents:
+        if self.validation is None:
             return iter(())
         num_batches = -(-self.config.train.eval_sequences // self.config.num_sequences)
         return islice(make_loader(self.config, self.validation), num_batches)
@@ -65,8 +65,7 @@ def prepare(config: Config, plan: Plan) -> Experiment:
     Raises:
         ValueError: config, plan, data and devices do not fit together.
     """
-    corpus = load_corpus(config.data, vocab_size=config.model.vocab_size)
-    training, validation = split_corpus(corpus, config.data.validation_fraction)
+    data = open_data(config)
     mesh = layout.make_mesh(plan)
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)
@@ -76,8 +75,8 @@ def prepare(config: Config, plan: Plan) -> Experiment:
         config=config,
         plan=plan,
         mesh=mesh,
-        loader=make_loader(config, training),
-        validation=validation,
+        loader=make_loader(config, data.training),
+        validation=data.validation,
         value_and_grad=api.value_and_grad(plan, model, mesh),
         token_losses=api.evaluate(plan, model, mesh),
         schedule=schedule,
@@ -86,12 +85,6 @@ def prepare(config: Config, plan: Plan) -> Experiment:
     )
 
 
-def make_loader(config: Config, corpus: Corpus) -> Loader:
+def make_loader(config: Config, rows: Rows) -> Loader:
     """Make a loader of the config's batch shape."""
-    return Loader(
-        corpus,
-        num_sequences=config.num_sequences,
-        sequence_length=config.sequence.length,
-        pack=config.data.pack,
-        seed=config.data.seed,
-    )
+    return Loader(rows, num_sequences=config.num_sequences, local_rows=range(config.num_sequences))

@@ -1,0 +1,92 @@
+"""Best-fit-decreasing bin packing of very many documents, by sizes instead of one document at a time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+import numpy as np
+
+
+def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pack items into as few bins as best-fit-decreasing finds.
+
+    Items of the same size are interchangeable, and so are bins with the same room: each step fills a whole range of
+    bins of equal room with all items of a size that they take. That is what placing one item at a time gives.
+
+    Args:
+        sizes: integer [num_items], each in 1..capacity.
+        capacity: of a bin.
+
+    Returns:
+        The items in the order of their bins, and the place of each bin's first item in it with the number of items
+        behind: int64 [num_items], int64 [num_bins + 1].
+    """
+    order = np.argsort(-sizes, kind="stable")
+    values, counts = np.unique(sizes, return_counts=True)
+    bins = _Bins(capacity)
+    for size, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        bins.place(size, count)
+    moves = np.array(bins.moves, np.int64).reshape(-1, 3)
+    # Move (first, num_bins, each): the next num_bins * each items go to bins first, first + 1, ..., `each` to a bin.
+    totals = moves[:, 1] * moves[:, 2]
+    within = np.arange(len(order)) - np.repeat(np.cumsum(totals) - totals, totals)
+    bin_of = np.repeat(moves[:, 0], totals) + within // np.repeat(moves[:, 2], totals)
+    by_bin = np.argsort(bin_of, kind="stable")
+    return order[by_bin], np.concatenate([[0], np.cumsum(np.bincount(bin_of, minlength=bins.num_bins))])
+
+
+class _Bins:
+    """Bins by their room, as ranges of neighbours with equal room."""
+
+    def __init__(self, capacity: int) -> None:
+        self.num_bins = 0
+        self.moves: list[tuple[int, int, int]] = []
+        self._capacity = capacity
+        self._rooms: list[int] = []
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+
+    def place(self, size: int, count: int) -> None:
+        """Place `count` items of a size, each into the bin with the least room that takes it."""
+        while count:
+            at = bisect_left(self._rooms, size)
+            if at == len(self._rooms):
+                num_bins = -(-count // (self._capacity // size))
+                first, room = self.num_bins, self._capacity
+                self.num_bins += num_bins
+            else:
+                room = self._rooms[at]
+                first, num_bins = self._take(at)
+            count -= self._fill(first, num_bins, room, size, count)
+
+    def _take(self, at: int) -> tuple[int, int]:
+        ranges = self._ranges[self._rooms[at]]
+        taken = ranges.pop()
+        if not ranges:
+            del self._ranges[self._rooms.pop(at)]
+        return taken
+
+    def _fill(self, first: int, num_bins: int, room: int, size: int, count: int) -> int:
+        """Fill a range of bins as far as the items go; returns how many were placed."""
+        each = room // size
+        num_full = min(num_bins, count // each)
+        placed = self._move(first, num_full, each, room - each * size)
+        rest = min(each, count - placed) if num_full < num_bins else 0
+        if rest:
+            placed += self._move(first + num_full, 1, rest, room - rest * size)
+        untouched = num_bins - num_full - bool(rest)
+        self._keep(first + num_bins - untouched, untouched, room)
+        return placed
+
+    def _move(self, first: int, num_bins: int, each: int, room: int) -> int:
+        if num_bins:
+            self.moves.append((first, num_bins, each))
+            self._keep(first, num_bins, room)
+        return num_bins * each
+
+    def _keep(self, first: int, num_bins: int, room: int) -> None:
+        if not num_bins or not room:
+            return
+        if room not in self._ranges:
+            self._ranges[room] = []
+            insort(self._rooms, room)
+        self._ranges[room].append((first, num_bins))

@@ -1,0 +1,92 @@
+"""Documents as spans of token arrays, most of them memory-mapped files."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Documents as spans of some token arrays, numbered through as if they were one.
+
+    Args:
+        parts: integer arrays [num_tokens of the part]; a document lies in one of them.
+        starts: first token of each document, int64 [num_documents].
+        ends: one past the last token of each document, above its start, int64 [num_documents].
+        hashes: a number in [0, 1) for each document, from its name, float64 [num_documents].
+    """
+
+    parts: tuple[np.ndarray, ...]
+    starts: np.ndarray
+    ends: np.ndarray
+    hashes: np.ndarray
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.starts)
+
+    @property
+    def num_tokens(self) -> int:
+        return int((self.ends - self.starts).sum())
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Return tokens [begin, end), which lie in one document."""
+        part = int(np.searchsorted(self._firsts, begin, side="right")) - 1
+        first = int(self._firsts[part])
+        return self.parts[part][begin - first : end - first]
+
+    @functools.cached_property
+    def _firsts(self) -> np.ndarray:
+        return np.cumsum([0, *(len(part) for part in self.parts)])
+
+    def select(self, documents: np.ndarray) -> Corpus:
+        """Return the corpus of some documents, given as a mask or as indices."""
+        chosen = {name: getattr(self, name)[documents] for name in ("starts", "ends", "hashes")}
+        return dataclasses.replace(self, **chosen)
+
+
+def join(corpora: list[Corpus]) -> Corpus:
+    """Return all documents of some corpora, in their order."""
+    sizes = [sum(len(part) for part in corpus.parts) for corpus in corpora]
+    firsts = np.cumsum([0, *sizes[:-1]]) if sizes else []
+    return Corpus(
+        parts=tuple(part for corpus in corpora for part in corpus.parts),
+        starts=np.concatenate([corpus.starts + first for corpus, first in zip(corpora, firsts, strict=True)]),
+        ends=np.concatenate([corpus.ends + first for corpus, first in zip(corpora, firsts, strict=True)]),
+        hashes=np.concatenate([corpus.hashes for corpus in corpora]),
+    )
+
+
+def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Corpus | None]:
+    """Hold out whole documents by the hash of their name; of a single document, hold out its end.
+
+    Args:
+        corpus: all documents.
+        validation_fraction: share of the documents (of the tokens of a single one) to hold out.
+
+    Returns:
+        The training corpus, and what is held out: None if the fraction is 0, at least one document otherwise.
+
+    Raises:
+        ValueError: the only document is too short to be cut in two.
+    """
+    if not validation_fraction:
+        return corpus, None
+    if corpus.num_documents == 1:
+        return _cut(corpus, validation_fraction)
+    order = np.argsort(corpus.hashes, kind="stable")
+    wanted = int((corpus.hashes < validation_fraction).sum())
+    wanted = min(max(wanted, 1), corpus.num_documents - 1)
+    return corpus.select(np.sort(order[wanted:])), corpus.select(np.sort(order[:wanted]))
+
+
+def _cut(corpus: Corpus, fraction: float) -> tuple[Corpus, Corpus]:
+    """Split the only document in two."""
+    if corpus.num_tokens < 2:
+        raise ValueError("data.source must hold at least two tokens to hold some out, got 1; give more data")
+    cut = corpus.ends - max(1, int(corpus.num_tokens * fraction))
+    return dataclasses.replace(corpus, ends=cut), dataclasses.replace(corpus, starts=cut)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from sppo_jax.config import MetricsConfig, ModelConfig, OptimizerConfig
 from sppo_jax.models import num_params
+from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.train.evaluate import evaluate, position_edges
 from sppo_jax.train.metrics import MetricsWriter, causal_flops_per_token, peak_flops_per_s, peak_memory
 from sppo_jax.train.optimizer import is_matrix, make_optimizer, make_schedule
@@ -65,7 +66,7 @@ def test_validation_loss_by_position_is_the_mean_over_targets():
         batches.append({"targets": targets, "positions": np.stack([positions, np.arange(64)])})
     losses = [generator.random((2, 64)) for _ in batches]
     answers = iter(losses)
-    found = evaluate(lambda params, batch: next(answers), None, batches, lambda batch: batch)
+    found = evaluate(lambda params, batch: TokenScores(next(answers), None), None, batches, lambda batch: batch)
 
     targets = np.concatenate([batch["targets"] for batch in batches]) >= 0
     positions = np.concatenate([batch["positions"] for batch in batches])
@@ -89,7 +90,8 @@ def test_position_buckets_cover_every_length(length):
     edges = position_edges(length)
     assert edges[0] == 0 and edges[-1] == length
     batch = {"targets": np.zeros((1, length), int), "positions": np.arange(length)[None]}
-    found = evaluate(lambda params, batch: np.ones((1, length)), None, [batch], lambda batch: batch)
+    scores = TokenScores(np.ones((1, length)), None)
+    found = evaluate(lambda params, batch: scores, None, [batch], lambda batch: batch)
     assert found.num_targets == sum(bucket.num_targets for bucket in found.buckets) == length
 
 

@@ -1,10 +1,11 @@
-"""The public face of the executor: loss and gradients of a plan's step, and each token's loss.
+"""The public face of the executor: loss and gradients of a plan's step, and each token's scores.
 
 Letters: B sequences, S tokens, R seq members.
 """
 
 import warnings
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,19 @@ from sppo_jax.pipeline.stage import Stage
 from sppo_jax.planner.parallel import layers_per_virtual_stage
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.stash import check_host_layers
+
+
+class TokenScores(NamedTuple):
+    """What evaluation says of each token, where it has a target: its loss in nats, and whether the model has it right.
+
+    Args:
+        losses_BS: at least float32, 0 where there is no target.
+        hits_BS: bool; the target has the highest logit of the whole vocabulary (of equals the lowest token counts, as
+            argmax has it); False where there is no target.
+    """
+
+    losses_BS: jax.Array
+    hits_BS: jax.Array
 
 
 class Step:
@@ -121,7 +135,7 @@ class Step:
         )
         result = step(physical, striped, tags)
         if not self.train:
-            return result.reshape(batch["tokens"].shape)
+            return TokenScores(*(x.reshape(batch["tokens"].shape) for x in result))
         loss, grads = result
         return loss, layout.to_logical(grads, params)
 
@@ -137,7 +151,7 @@ class Step:
         )
         state = executor.run(run.initial_state(executor, self._cache_shape(program), self._kv_grad_dtype(dtype)))
         if not self.train:
-            return state.losses[:, : striped[0].shape[1], None]
+            return tuple(x[:, : striped[0].shape[1], None] for x in (state.losses, state.hits))
         loss = lax.psum(state.losses, ("data", *layout.SEQ)) * scale
         grads = run.sum_gradients(state.grads, self.gradient_dims, plan.mesh.data * plan.mesh.seq)
         return loss, grads._replace(layers=jax.tree.map(lambda x: x[:, None], grads.layers))
@@ -202,7 +216,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
 
 
 def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
-    """Make `f(params, batch) -> loss_BS`: each token's loss in nats, 0 where there is no target.
+    """Make `f(params, batch) -> TokenScores`: each token's loss, and whether its target is the most likely token.
 
     Args and errors: as for `value_and_grad`.
     """

@@ -41,8 +41,9 @@ class State(NamedTuple):
     """All that a tick may change.
 
     `x_TD` and `dx_TD` are the registers that travel along the pipeline; `kept`, `host` the stash by class; `part` is a
-    forward's stash on its way to the host, `fetched` what came back for the next backward. `order` is 0 and known only
-    once the last backward is done: where a forward writes depends on it.
+    forward's stash on its way to the host, `fetched` what came back for the next backward. `losses` is the sum of all
+    losses, in evaluation each token's; `hits`, in evaluation only, says whose target is the most likely token. `order`
+    is 0 and known only once the last backward is done: where a forward writes depends on it.
     """
 
     x_TD: jax.Array
@@ -56,6 +57,7 @@ class State(NamedTuple):
     head_dx: jax.Array | None
     grads: Physical | None
     losses: jax.Array
+    hits: jax.Array | None = None
     order: jax.Array | int = 0
 
 
@@ -72,7 +74,7 @@ class Executor:
         vocab_size: of the whole model.
         sequences: this device's data.
         scale: 1 / global number of targets.
-        train: whether there is a backward; else every token's loss is kept.
+        train: whether there is a backward; else every token's loss and hit are kept.
     """
 
     plan: Plan
@@ -221,7 +223,10 @@ class Executor:
         )
         if not self.train:
             where = (row["sequence"][0], row["start"][0] // self.seq)
-            return state._replace(losses=buffers.write(state.losses, where, result.loss_T))
+            return state._replace(
+                losses=buffers.write(state.losses, where, result.loss_T),
+                hits=buffers.write(state.hits, where, result.hit_T),
+            )
         norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
         update = {"embedding_VD" if tied else "head_VD": result.dhead_VD}
         dx = jnp.pad(result.dx_share, ((0, state.head_dx.shape[1] - share), (0, 0)))
@@ -283,7 +288,8 @@ def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtyp
 
     state = State(register, register, pair(dtype), None, {}, {}, None, None, None, None, jnp.zeros((), acc))
     if not executor.train:
-        return state._replace(losses=jnp.zeros(executor.sequences.tokens.shape, acc))
+        shape = executor.sequences.tokens.shape
+        return state._replace(losses=jnp.zeros(shape, acc), hits=jnp.zeros(shape, bool))
     share = vocabulary.share_tokens(program.max_tokens, executor.num_stages)
     layouts = {name: executor.layout(name) for name in program.classes}
 

@@ -53,12 +53,17 @@ def embed_gradient(sum_VD: jax.Array, tokens_T: jax.Array, dx_TD: jax.Array, num
 
 
 class HeadResult(NamedTuple):
-    """Of one chunk: each token's loss in nats (0 without a target), dX of this stage's share of tokens, gradients."""
+    """Of one chunk: each token's loss in nats (0 without a target); then what training needs, or what evaluation does.
+
+    Training: dX of this stage's share of tokens and the gradients. Evaluation: whether each target is the most likely
+    token of the whole vocabulary.
+    """
 
     loss_T: jax.Array
-    dx_share: jax.Array
-    dnorm: object
-    dhead_VD: jax.Array
+    dx_share: jax.Array | None = None
+    dnorm: object = None
+    dhead_VD: jax.Array | None = None
+    hit_T: jax.Array | None = None
 
 
 def share_tokens(num_tokens: int, num_stages: int) -> int:
@@ -67,14 +72,23 @@ def share_tokens(num_tokens: int, num_stages: int) -> int:
 
 
 def _softmax_stats(logits_CV, targets_C, num_entries, num_stages):
-    """Return lse_C over the whole vocabulary and the targets' logits."""
+    """Return over the whole vocabulary lse_C, the targets' logits and the highest logits."""
     top = lax.stop_gradient(logits_CV.max(-1))
     top = lax.pmax(top, AXIS) if num_stages > 1 else top
     rows, inside = _local(targets_C, num_entries, num_stages)
     wanted = jnp.where(inside, jnp.take_along_axis(logits_CV, rows[:, None], -1)[:, 0], 0)
     sums = jnp.stack([jnp.exp(logits_CV - top[:, None]).sum(-1), wanted])
     total, wanted = lax.psum(sums, AXIS) if num_stages > 1 else sums
-    return jnp.log(total) + top, wanted
+    return jnp.log(total) + top, wanted, top
+
+
+def _most_likely(logits_CV, top_C, first, num_stages):
+    """Return the token of the highest logit over the whole vocabulary, the first of several, as argmax does."""
+    # A stage without the highest logit offers a token beyond every vocabulary.
+    offer_C = jnp.where(
+        logits_CV.max(-1) == top_C, first + logits_CV.argmax(-1).astype(jnp.int32), jnp.int32(2**31 - 1)
+    )
+    return lax.pmin(offer_C, AXIS) if num_stages > 1 else offer_C
 
 
 def _tiles(x, tile, fill):
@@ -108,10 +122,11 @@ def head(
         dhead_VD: accumulator of the head's gradient, at least float32.
         vocab_size: of the whole model; rows beyond it are padding.
         num_stages: P.
-        gradients: whether to compute any.
+        gradients: whether to compute any; without them the targets that are the most likely token are found instead.
 
     Returns:
-        loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD.
+        loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD;
+        without gradients loss and hits.
     """
     acc, num_entries = accumulator(x_TD.dtype), head_VD.shape[0]
     tile = min(TILE_TOKENS, x_TD.shape[0])
@@ -123,22 +138,22 @@ def head(
         z_CD, targets_C = xs
         logits_CV = jnp.einsum("cd,vd->cv", z_CD, head_VD, preferred_element_type=acc)
         logits_CV = jnp.where(padding_V, -jnp.inf, logits_CV)
-        lse_C, wanted_C = _softmax_stats(logits_CV, targets_C, num_entries, num_stages)
+        lse_C, wanted_C, top_C = _softmax_stats(logits_CV, targets_C, num_entries, num_stages)
         has_target = targets_C >= 0
         loss_C = jnp.where(has_target, lse_C - wanted_C, 0)
         if not gradients:
-            return dhead_VD, (loss_C, None)
+            return dhead_VD, (loss_C, _most_likely(logits_CV, top_C, first, num_stages) == targets_C)
         hit_CV = jnp.arange(num_entries, dtype=jnp.int32) + first == targets_C[:, None]
         dlogits_CV = jnp.exp(logits_CV - lse_C[:, None]) - hit_CV.astype(acc)
         dlogits_CV = (dlogits_CV * jnp.where(has_target, scale, 0)[:, None]).astype(z_CD.dtype)
         dhead_VD += jnp.einsum("cv,cd->vd", dlogits_CV, z_CD, preferred_element_type=acc)
         return dhead_VD, (loss_C, jnp.einsum("cv,vd->cd", dlogits_CV, head_VD, preferred_element_type=acc))
 
-    dhead_VD, (loss, dz) = lax.scan(one_tile, dhead_VD, (_tiles(z_TD, tile, 0), _tiles(targets_T, tile, -1)))
+    dhead_VD, (loss, found) = lax.scan(one_tile, dhead_VD, (_tiles(z_TD, tile, 0), _tiles(targets_T, tile, -1)))
     loss_T = loss.reshape(-1)[: x_TD.shape[0]]
     if not gradients:
-        return HeadResult(loss_T, None, None, dhead_VD)
-    dx_share, dnorm = _through_norm(norm, norm_weights, x_TD, dz.reshape(-1, x_TD.shape[1]), num_stages)
+        return HeadResult(loss_T, hit_T=found.reshape(-1)[: x_TD.shape[0]])
+    dx_share, dnorm = _through_norm(norm, norm_weights, x_TD, found.reshape(-1, x_TD.shape[1]), num_stages)
     return HeadResult(loss_T, dx_share, dnorm, dhead_VD)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from flax import nnx
 
 from sppo_jax.data.packing import Batch
+from sppo_jax.pipeline.api import TokenScores
 
-TokenLosses = Callable[[nnx.State, Mapping[str, jax.Array]], jax.Array]
+Scores = Callable[[nnx.State, Mapping[str, jax.Array]], TokenScores]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ def position_edges(sequence_length: int) -> list[int]:
 
 
 def evaluate(
-    token_losses: TokenLosses,
+    token_scores: Scores,
     params: nnx.State,
     batches: Iterable[Batch],
     place: Callable[[Batch], Mapping[str, jax.Array]],
@@ -69,7 +70,7 @@ def evaluate(
     """Measure the loss of held-out sequences.
 
     Args:
-        token_losses: `f(params, batch) -> float [num_sequences, sequence_length]`, nats a token.
+        token_scores: `f(params, batch)`, from `pipeline.api.evaluate`.
         params: the parameters.
         batches: int32 [num_sequences, sequence_length] each of tokens, targets, positions, document_ids.
         place: puts a batch on the devices.
@@ -79,7 +80,7 @@ def evaluate(
     """
     sums, counts, edges = np.zeros(5), np.zeros(5, np.int64), [0]
     for batch in batches:
-        losses = np.asarray(token_losses(params, place(batch)), np.float64)
+        losses = np.asarray(token_scores(params, place(batch)).losses_BS, np.float64)
         edges = position_edges(losses.shape[1])
         wanted = batch["targets"] >= 0
         bucket = np.searchsorted(edges, batch["positions"][wanted], side="right") - 1

@@ -60,7 +60,7 @@ def train(experiment: Experiment, run_dir: Path) -> Validation | None:
         metrics = step_metrics(experiment, done, outputs, step_s)
         if to_validate:
             validation = evaluate(
-                experiment.token_losses,
+                experiment.token_scores,
                 state.params,
                 experiment.validation_batches(),
                 lambda batch: place_batch(batch, mesh),

@@ -17,7 +17,7 @@ from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout
 from sppo_jax.planner.plan import Plan
-from sppo_jax.train.evaluate import TokenLosses
+from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
 from sppo_jax.train.state import TrainState, state_shardings
 from sppo_jax.train.step import ValueAndGrad
@@ -34,7 +34,7 @@ class Experiment:
         loader: training batches, endless.
         validation: the sequences held out; None where nothing is.
         value_and_grad: loss and gradients of a batch.
-        token_losses: each token's loss.
+        token_scores: each token's loss, and whether its target is the most likely token.
         schedule: learning rate by step.
         optimizer: gradients to updates.
         shardings: of the state.
@@ -46,7 +46,7 @@ class Experiment:
     loader: Loader
     validation: Rows | None
     value_and_grad: ValueAndGrad
-    token_losses: TokenLosses
+    token_scores: Scores
     schedule: Callable[[int], float]
     optimizer: optax.GradientTransformation
     shardings: TrainState
@@ -78,7 +78,7 @@ def prepare(config: Config, plan: Plan) -> Experiment:
         loader=make_loader(config, data.training),
         validation=data.validation,
         value_and_grad=api.value_and_grad(plan, model, mesh),
-        token_losses=api.evaluate(plan, model, mesh),
+        token_scores=api.evaluate(plan, model, mesh),
         schedule=schedule,
         optimizer=optimizer,
         shardings=state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh),

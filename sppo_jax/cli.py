@@ -2,9 +2,11 @@
 
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
+from sppo_jax import distributed
 from sppo_jax.commands import fit, plan, profile, train
 from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
@@ -17,7 +19,7 @@ def _warn_in_a_line(message: Warning | str, *_: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command; a process of several that fails ends here, at once.
 
     Args:
         argv: the command's words; those of the process by default.
@@ -26,7 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 done, 1 the run failed, 2 the user's input is wrong (one line on standard error), 3 it does
         not fit.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+    except Exception:
+        if distributed.num_processes() == 1:
+            raise
+        traceback.print_exc()
+        code = FAILED
+    distributed.leave(code)
+    return code
+
+
+def _run(words: list[str]) -> int:
+    """Run the command that the first word names; return its exit code."""
     try:
         parser = Parser(prog="sppo", description="Train decoder LLMs on sequences that do not fit on one device.")
         parser.add_argument("command", choices=COMMANDS, help="see sppo COMMAND --help")

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 
+from sppo_jax.rendezvous import Place
+
 # openxla/xla#46231: jaxlib 0.11.0 reads reversed host slices wrongly on GPUs; fixed in 0.11.1, older ones are unproven.
 MIN_JAXLIB_FOR_GPU_OFFLOAD = (0, 11, 1)
 
@@ -108,3 +110,44 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
         **{name: None for name in newer},
         **settings,
     )
+
+
+def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, list[int] | None]:
+    """Return coordinator, number of processes, process id and local device ids as jax detects them; None for unknown.
+
+    Args:
+        timeout_s: seconds to wait for the coordinator's name to be known.
+    """
+    from jax._src import clusters
+
+    found = clusters.ClusterEnv.auto_detect_unset_distributed_params(None, None, None, None, None, timeout_s)
+    coordinator, num_processes, process_id, local_ids = found
+    return coordinator, num_processes, process_id, None if local_ids is None else list(local_ids)
+
+
+def start_distributed(place: Place, *, timeout_s: int, heartbeat_s: int) -> None:
+    """Join the processes; those with CPU devices exchange by gloo."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator_address=place.coordinator,
+        num_processes=place.num_processes,
+        process_id=place.process_id,
+        local_device_ids=place.local_device_ids,
+        cluster_detection_method="deactivate",
+        initialization_timeout=timeout_s,
+        heartbeat_timeout_seconds=heartbeat_s,
+    )
+
+
+def distributed_place() -> tuple[int, int]:
+    """Return process id and number of processes without making devices, which `jax.process_index` would."""
+    from jax._src.distributed import global_state
+
+    return (0, 1) if global_state.client is None else (global_state.process_id, global_state.num_processes)
+
+
+def distributed_client():
+    """Return the client of the coordination service: its key-value store and barriers; None before `start`."""
+    from jax._src.distributed import global_state
+
+    return global_state.client

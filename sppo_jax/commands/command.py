@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sppo_jax.config import Config, load_config
+from sppo_jax.distributed import local_devices
 from sppo_jax.planner.make import check_plan
 from sppo_jax.planner.plan import Plan
 
@@ -27,17 +28,19 @@ def config_parser(command: str, description: str) -> Parser:
     return parser
 
 
-def load(args: argparse.Namespace) -> Config:
+def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     """Reads the config and simulates the devices it asks for, which must happen before jax is imported.
 
     Args:
         args: of a `config_parser`; a `cluster` in it replaces hardware.cluster.
+        together: the devices are those of all processes of a run; `distributed.start` comes next.
     """
     cluster = getattr(args, "cluster", None)
     overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
     config = load_config(args.config, overrides)
     if config.train.num_simulated_devices:
-        simulate_devices(config.train.num_simulated_devices)
+        num_devices = config.train.num_simulated_devices
+        simulate_devices(local_devices(num_devices) if together else num_devices)
     return config
 
 

@@ -1,0 +1,333 @@
+"""Several processes, one run: who we are, how we join, and what we must agree on. One process: nothing to do.
+
+Environment (launch/README.md has the table):
+  SPPO_COORDINATOR    HOST:PORT of process 0
+  SPPO_NUM_PROCESSES  processes of the run
+  SPPO_PROCESS_ID     this one, from 0
+  SPPO_TIMEOUT_S      seconds to wait for the other processes, at the start and where all must agree; 600
+  SPPO_HEARTBEAT_S    seconds of silence after which a process counts as dead; 100
+Without the first three Slurm, Open MPI, TPU pods and Kubernetes jobs are recognized as jax does it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+from sppo_jax.config import Config
+from sppo_jax.hardware import Cluster, find_device
+from sppo_jax.rendezvous import Absent, Place, meet, split_address
+
+_NAMES = ("SPPO_COORDINATOR", "SPPO_NUM_PROCESSES", "SPPO_PROCESS_ID")
+_BACKSTOP_S = 60  # jax's own limits end a process without a word of ours: they come later
+_LEAVE_S = 2.0
+
+
+def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
+    """Return this process's place among several; None where it is alone.
+
+    Raises:
+        ValueError: the environment contradicts itself.
+    """
+    given = {name: environ[name] for name in _NAMES if environ.get(name)}
+    if not given:
+        return _detected_place(environ)
+    count = _whole(given, "SPPO_NUM_PROCESSES", given)
+    if count == 1 and int(given.get("SPPO_PROCESS_ID", "0") or 0) == 0:
+        return None
+    missing = [name for name in _NAMES if name not in given]
+    if missing:
+        raise ValueError(
+            f"{', '.join(_NAMES)} go together, got {', '.join(given)} without {', '.join(missing)}; "
+            "set all three, or none for one process"
+        )
+    process_id = _whole(given, "SPPO_PROCESS_ID", given)
+    if count < 1 or process_id >= count:
+        raise ValueError(
+            f"SPPO_PROCESS_ID must be from 0 to SPPO_NUM_PROCESSES - 1 = {count - 1}, got {process_id}; "
+            "number the processes from 0"
+        )
+    split_address(given["SPPO_COORDINATOR"])
+    return Place(coordinator=given["SPPO_COORDINATOR"], num_processes=count, process_id=process_id)
+
+
+def _whole(values: Mapping[str, str], name: str, given: Mapping[str, str]) -> int:
+    if name not in values:
+        raise ValueError(f"{', '.join(_NAMES)} go together, got {', '.join(given)} without {name}; set all three")
+    if not values[name].strip().isdecimal():
+        raise ValueError(f"{name} must be a whole number, got {values[name]!r}; mend it")
+    return int(values[name])
+
+
+def _detected_place(environ: Mapping[str, str]) -> Place | None:
+    """Ask jax's own detection; not in a lone Kubernetes pod, where it would ask about a job that is none."""
+    in_pod, in_job = "KUBERNETES_SERVICE_HOST" in environ, "JOB_COMPLETION_INDEX" in environ
+    if in_pod and not in_job and "TPU_WORKER_HOSTNAMES" not in environ:
+        return None
+    if not in_job and not _may_be_cluster(environ):
+        return None
+    from sppo_jax import compat
+
+    coordinator, count, process_id, local_ids = compat.detect_cluster(int(timeout_s(environ)))
+    if count == 1:
+        return None
+    if coordinator is None or count is None or process_id is None:
+        if in_job:
+            raise ValueError(
+                "a process of an indexed Kubernetes job must know the others, got none of SPPO_COORDINATOR, "
+                "SPPO_NUM_PROCESSES and SPPO_PROCESS_ID; set them as launch/jobset.yaml does (SPPO_NUM_PROCESSES=1 "
+                "runs alone)"
+            )
+        return None
+    # jax gives a Slurm task the GPU of its own number; a task that has a whole node takes all of them.
+    alone = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", "")).partition("(")[0] == "1"
+    ids = None if local_ids is None or alone else tuple(local_ids)
+    return Place(coordinator=coordinator, num_processes=count, process_id=process_id, local_device_ids=ids)
+
+
+def _may_be_cluster(environ: Mapping[str, str]) -> bool:
+    """Return whether it is worth importing jax to look."""
+    hints = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
+    return any(name in environ for name in hints) or os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
+
+
+def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds to wait for other processes.
+
+    Raises:
+        ValueError: SPPO_TIMEOUT_S is not a positive number.
+    """
+    return _seconds(environ, "SPPO_TIMEOUT_S", 600.0)
+
+
+def heartbeat_s(environ: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds of silence after which a process counts as dead.
+
+    Raises:
+        ValueError: SPPO_HEARTBEAT_S is not a positive number.
+    """
+    return _seconds(environ, "SPPO_HEARTBEAT_S", 100.0)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds < 1e7:
+        raise ValueError(f"{name} must be seconds, at least 1, got {text!r}; mend it or leave it out")
+    return seconds
+
+
+def local_devices(num_devices: int) -> int:
+    """Return how many of the simulated devices this process makes.
+
+    Args:
+        num_devices: over all processes.
+
+    Raises:
+        ValueError: the processes do not divide them.
+    """
+    place = find_place()
+    count = 1 if place is None else place.num_processes
+    if num_devices % count:
+        raise ValueError(
+            f"train.devices=cpu:N must divide by the number of processes = {count}, got {num_devices}; "
+            f"use cpu:{-(-num_devices // count) * count}, or another number of processes"
+        )
+    return num_devices // count
+
+
+def start(config: Config) -> None:
+    """Join the other processes of the run; call before anything asks for devices.
+
+    Ends the process with exit code 1 and one line where some process does not come.
+
+    Args:
+        config: the settings, which must be the same in all processes.
+
+    Raises:
+        ValueError: the environment is wrong, or the processes differ in settings or versions.
+    """
+    place = find_place()
+    if place is None:
+        return
+    wait_s, silence_s = timeout_s(), heartbeat_s()
+    try:
+        meet(place, _facts(config), wait_s)
+    except Absent as error:
+        give_up(str(error))
+    from sppo_jax import compat
+
+    where = f"process {place.process_id} of {place.num_processes} at the coordinator {place.coordinator}"
+    late = threading.Timer(
+        wait_s, give_up, (f"jax must join {where} within {wait_s:g} s, got no answer; look at the other logs",)
+    )
+    late.daemon = True
+    late.start()
+    try:
+        compat.start_distributed(
+            place,
+            timeout_s=int(wait_s) + _BACKSTOP_S,
+            heartbeat_s=int(silence_s) + _BACKSTOP_S,
+        )
+    except Exception as error:
+        give_up(f"jax must join {where}, got: {' '.join(str(error).split())}; free its port, and start all again")
+    late.cancel()
+
+
+def _facts(config: Config) -> dict[str, str]:
+    """Return what must be equal: every setting by its dotted name, and the versions that make the program."""
+    facts = {f"version of {name}": version(name) for name in ("jax", "jaxlib", "sppo_jax")}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                add(f"{prefix}.{key}" if prefix else key, item)
+        else:
+            facts[prefix] = json.dumps(value)
+
+    add("", dataclasses.asdict(config))
+    return facts
+
+
+def num_processes() -> int:
+    """Return the number of processes that have joined; 1 before `start`."""
+    return _joined()[1]
+
+
+def process_id() -> int:
+    """Return this process's number; 0 before `start`."""
+    return _joined()[0]
+
+
+def is_main() -> bool:
+    """Return whether this process is the one that prints and writes."""
+    return process_id() == 0
+
+
+def _joined() -> tuple[int, int]:
+    if "jax" not in sys.modules:  # nothing has joined, and importing it takes seconds
+        return 0, 1
+    from sppo_jax import compat
+
+    return compat.distributed_place()
+
+
+def say(text: str) -> None:
+    """Print on process 0 only."""
+    if is_main():
+        print(text, flush=True)
+
+
+def exchange(text: str) -> list[str]:
+    """Return the text of every process, in their order; all must call it, in the same order of calls.
+
+    Ends the process with exit code 1 and one line where another does not come.
+    """
+    if num_processes() == 1:
+        return [text]
+    from sppo_jax import compat
+
+    client, me, wait_s = compat.distributed_client(), process_id(), timeout_s()
+    turn = client.key_value_increment(f"sppo/turn/{me}", 1)
+    client.key_value_set(f"sppo/exchange/{turn}/{me}", text)
+    deadline, texts = time.monotonic() + wait_s, []
+    for process in range(num_processes()):
+        try:
+            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
+            texts.append(client.blocking_key_value_get(f"sppo/exchange/{turn}/{process}", left_ms))
+        except Exception as error:
+            give_up(
+                f"all processes must come to agree within {wait_s:g} s, process {process} did not "
+                f"({str(error).splitlines()[0][:80]}); look at its log, or raise SPPO_TIMEOUT_S"
+            )
+    if turn > 1:  # whoever is in this turn has read the one before last
+        client.key_value_delete(f"sppo/exchange/{turn - 2}/{me}")
+    return texts
+
+
+def share_text(text: str) -> str:
+    """Return process 0's text; all must call it."""
+    return exchange(text if is_main() else "")[0]
+
+
+def agree(error: str | None) -> None:
+    """Raise in every process if any has an error; all must call it.
+
+    Raises:
+        ValueError: this process's error, or the first other's with its number.
+    """
+    errors = exchange(error or "")
+    if error:
+        raise ValueError(error)
+    for process, text in enumerate(errors):
+        if text:
+            raise ValueError(f"process {process}: {text}")
+
+
+def cluster(config: Config) -> Cluster | None:
+    """Return the devices of all processes, for the planner; None where it finds them by itself.
+
+    Args:
+        config: names a cluster or simulated devices, or neither.
+
+    Raises:
+        ValueError: hosts have different numbers of devices.
+    """
+    if num_processes() == 1 or config.hardware.cluster or config.train.num_simulated_devices:
+        return None
+    import socket
+
+    import jax
+
+    texts = [json.loads(text) for text in exchange(json.dumps([socket.gethostname(), jax.local_device_count()]))]
+    per_host: dict[str, int] = {}
+    for host, count in texts:
+        per_host[host] = per_host.get(host, 0) + count
+    if len(set(per_host.values())) > 1:
+        shown = ", ".join(f"{count} on {host}" for host, count in per_host.items())
+        raise ValueError(f"every host must have as many devices, got {shown}; leave out the odd ones")
+    device = find_device(jax.devices()[0].device_kind)
+    return Cluster(
+        device=device,
+        num_hosts=len(per_host),
+        devices_per_host=next(iter(per_host.values())),
+        host_bytes=device.host_bytes,
+    )
+
+
+def give_up(text: str) -> NoReturn:
+    """End this process at once with one line and exit code 1: a clean exit would wait for processes that are gone."""
+    print(text, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def leave(code: int) -> None:
+    """End this process at once if it failed and others run with it; return where it may end as usual.
+
+    jax's exit waits for the others, who may be waiting for this one. Where all fail together (wrong input) they end
+    together, process 0 last, so that each keeps its exit code.
+    """
+    if code == 0 or num_processes() == 1:
+        return
+    from sppo_jax import compat
+
+    try:
+        compat.distributed_client().wait_at_barrier("sppo/leave", int(_LEAVE_S * 1000))
+        if is_main():
+            time.sleep(1.0)
+    except Exception:
+        pass  # the others go on, or are gone
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os._exit(code)

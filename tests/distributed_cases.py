@@ -1,0 +1,68 @@
+"""What the tests of several processes share: a free port, and real processes that join over gloo."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+REPO = Path(__file__).parents[1]
+_QUIET = ("SPPO_", "SLURM_", "OMPI_", "JAX_", "XLA_")
+
+HEAD = """
+import json, os, sys, time
+from sppo_jax import distributed
+from sppo_jax.commands.command import simulate_devices
+from sppo_jax.config import config_from_dict
+
+def config(**train):
+    model = {"vocab_size": 24, "hidden_size": 16, "num_layers": 4, "num_heads": 2, "mlp_size": 32}
+    return config_from_dict({"model": model, "sequence": {"length": 64}, "train": {"steps": 3, **train}})
+
+def join(num_devices=4, **train):
+    simulate_devices(distributed.local_devices(num_devices))
+    distributed.start(config(devices=f"cpu:{num_devices}", **train))
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def environment(**changes: object) -> dict[str, str]:
+    """Return this process's environment without what would place it in a cluster."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_QUIET)}
+    paths = f"{REPO}{os.pathsep}{REPO / 'tests'}"
+    return kept | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"} | {k: str(v) for k, v in changes.items()}
+
+
+def start_processes(code: str, num_processes: int, *words: object, **environ: object) -> list[subprocess.Popen]:
+    """Start processes that run `code` behind HEAD, each knowing its place."""
+    place = {"SPPO_COORDINATOR": f"127.0.0.1:{free_port()}", "SPPO_NUM_PROCESSES": num_processes}
+    command = [sys.executable, "-c", HEAD + textwrap.dedent(code), *map(str, words)]
+    return [
+        subprocess.Popen(
+            command,
+            env=environment(**(place | {"SPPO_PROCESS_ID": k} | environ)),
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for k in range(num_processes)
+    ]
+
+
+def finish(processes: list[subprocess.Popen], timeout_s: float = 120) -> list[tuple[int, str, str]]:
+    """Return exit code, output and errors of each; none is left behind."""
+    try:
+        results = []
+        for process in processes:
+            out, errors = process.communicate(timeout=timeout_s)
+            results.append((process.returncode, out, errors))
+        return results
+    finally:
+        for process in processes:
+            process.kill()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
+from sppo_jax.models.complete import complete_model, expand_model
 from sppo_jax.settings import ConfigError, Group, build_group
 
 __all__ = ["Config", "ConfigError", "config_from_dict", "load_config", "to_yaml"]
@@ -43,10 +44,16 @@ class RopeConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Group):
-    """Shape of the decoder; a preset fills what is not given."""
+    """Shape of the decoder; a preset, or a Hugging Face model, fills what is not given.
+
+    Args:
+        hf: folder of a Hugging Face model, from whose weights training starts; its config.json gives the shape.
+        sliding_window: attention span in tokens of the imported model; 0: the whole sequence, as attention is here.
+    """
 
     group: ClassVar[str] = "model"
     preset: str | None = None
+    hf: str | None = None
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -60,6 +67,7 @@ class ModelConfig(Group):
     tied_embeddings: bool = False
     norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)
+    sliding_window: int = 0
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     kernel: Literal["auto", "blockwise", "cudnn"] = "auto"
     dropout: float = 0.0
@@ -67,11 +75,11 @@ class ModelConfig(Group):
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _with_preset(settings)
+        return complete_model(settings, rope_fields={spec.name for spec in dataclasses.fields(RopeConfig)})
 
     def _check(self) -> None:
         self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size")
-        self._at_least(0, "num_kv_heads", "head_dim", "norm_eps", "init_scale")
+        self._at_least(0, "num_kv_heads", "head_dim", "norm_eps", "init_scale", "sliding_window")
         if self.dropout != 0:
             raise ConfigError(f"model.dropout must be 0 (there is no dropout), got {self.dropout}; remove it")
         if not self.num_kv_heads:
@@ -381,6 +389,11 @@ class Config(Group):
     def _check(self) -> None:
         self._check_simulated()
         self._check_sequences()
+        if 0 < self.model.sliding_window < self.sequence.length:
+            raise ConfigError(
+                f"model.sliding_window must be at least sequence.length = {self.sequence.length}, or 0 for attention "
+                f"over the whole sequence, got {self.model.sliding_window}; set it to 0 to train with that"
+            )
         seq = self.mesh.pinned.get("seq", 0)
         if self.sequence.ulysses and seq % self.sequence.ulysses:
             raise ConfigError(
@@ -452,7 +465,7 @@ def config_from_dict(settings: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: a setting is unknown, missing or wrong.
     """
-    config = build_group(Config, settings, "")
+    config = build_group(Config, expand_model(settings), "")
     assert isinstance(config, Config)
     return config
 
@@ -481,23 +494,7 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"an override must read group.key=value, got {override!r}; e.g. train.steps=10")
     for group in groups:
-        inner = settings.get(group)
+        inner = expand_model(settings).get(group)
         settings[group] = dict(inner) if isinstance(inner, Mapping) else {}
         settings = settings[group]
     settings[key] = _parse_yaml(text, override)
-
-
-def _with_preset(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Fill from the preset what the user did not set."""
-    preset = settings.get("preset")
-    if preset is None:
-        return settings
-    from sppo_jax.models.presets import apply_preset
-
-    try:
-        base = apply_preset(str(preset))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    rope = settings.get("rope")
-    merged = {**base, **settings, "rope": base["rope"] if rope is None else rope}
-    return merged | ({"rope": {**base["rope"], **rope}} if isinstance(rope, Mapping) else {})

@@ -1,6 +1,7 @@
 """How plans are put in words: the same in text and on pages."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from sppo_jax.planner.plan import Plan
@@ -127,7 +128,8 @@ def verdict(figures: Figures) -> tuple[str, str]:
 def subject(figures: Figures) -> str:
     """Returns what was planned: model, sequences, devices."""
     plan, model = figures.plan, figures.model
-    name = model.preset or f"{model.num_layers} layers, {model.hidden_size} wide"
+    origin = Path(model.hf).name if model.hf else ""
+    name = model.preset or origin or f"{model.num_layers} layers, {model.hidden_size} wide"
     sequences = plan.mesh.data * plan.sequences_per_pipeline
     several = "" if sequences == 1 else f"{sequences} sequences of "
     devices = figures.cluster.num_devices

@@ -1,0 +1,134 @@
+"""A Hugging Face folder's safetensors: opened lazily, checked by their headers, read by the slice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sppo_jax.models.hf_tensors import NO_PARAMETERS, tensor_shapes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from sppo_jax.config import ModelConfig
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def import_safetensors() -> Any:
+    """Import the library that reads safetensors.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        import safetensors
+    except ImportError:
+        raise ValueError(
+            'Hugging Face models need the package safetensors, which is not installed; run pip install "sppo_jax[hf]"'
+        ) from None
+    return safetensors
+
+
+class TensorFolder:
+    """The tensors of a folder, in one file or in shards; nothing is read until it is asked for."""
+
+    def __init__(self, folder: Path):
+        """Find the files.
+
+        Args:
+            folder: with model.safetensors, or shards and their index.
+
+        Raises:
+            ValueError: there are none, one is missing or torn, or the package that reads them is.
+        """
+        self._library = import_safetensors()
+        self._folder = folder
+        self._files: dict[Path, Any] = {}
+        self._file_of = self._find()
+
+    def _find(self) -> dict[str, Path]:
+        """Return the file of each tensor."""
+        index, single = self._folder / INDEX, self._folder / WEIGHTS
+        if index.is_file():
+            return {name: self._folder / file for name, file in _read_index(index).items()}
+        if single.is_file():
+            return dict.fromkeys(self._open(single).keys(), single)
+        torch_files = sorted(path.name for path in self._folder.glob("*.bin"))
+        if torch_files:
+            raise ValueError(
+                f"weights must be safetensors, got {torch_files[0]} in {self._folder}; load the model in transformers "
+                "and save_pretrained it again, or download its safetensors"
+            )
+        raise ValueError(f"a Hugging Face model must have {WEIGHTS} or {INDEX}, got {self._folder} with neither")
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            try:
+                self._files[path] = self._library.safe_open(path, framework="numpy")
+            except FileNotFoundError:
+                raise ValueError(f"{INDEX} names {path.name}, got no such file in {path.parent}; download it") from None
+            except (OSError, self._library.SafetensorError) as error:
+                raise ValueError(
+                    f"{path} must be whole safetensors, got a torn file ({error}); download it again"
+                ) from None
+        return self._files[path]
+
+    def _slice(self, name: str) -> Any:
+        path = self._file_of[name]
+        try:
+            return self._open(path).get_slice(name)
+        except self._library.SafetensorError:
+            raise ValueError(f"{INDEX} places {name} in {path.name}, which lacks it; download both again") from None
+
+    def check(self, model: ModelConfig) -> None:
+        """Check names, shapes and dtypes of all tensors by the files' headers.
+
+        Args:
+            model: the shape that they must have.
+
+        Raises:
+            ValueError: a tensor is missing, has another shape or dtype, or has no place in the model.
+        """
+        wanted = tensor_shapes(model)
+        missing = [name for name in wanted if name not in self._file_of]
+        if missing:
+            raise ValueError(
+                f"{self._folder} must have the tensor {missing[0]}, got none "
+                f"({len(missing)} of {len(wanted)} are missing); download it again, or mend its config.json"
+            )
+        for name, shape in wanted.items():
+            part = self._slice(name)
+            got, dtype = tuple(part.get_shape()), part.get_dtype()
+            if got != shape:
+                raise ValueError(
+                    f"the tensor {name} must have the shape {list(shape)} by config.json, got {list(got)} in "
+                    f"{self._folder}; mend its config.json or download it again"
+                )
+            if dtype not in DTYPES:
+                raise ValueError(
+                    f"tensors must be one of {', '.join(DTYPES.values())}, got {name} as {dtype}; convert the "
+                    "unquantized model"
+                )
+        tied_head = {"lm_head.weight"} if model.tied_embeddings else set()
+        unused = [name for name in self._file_of if name not in wanted and not NO_PARAMETERS.match(name)]
+        unused = [name for name in unused if name not in tied_head]
+        if unused:
+            raise ValueError(
+                f"every tensor of {self._folder} must have a place in the model, got {unused[0]} without one "
+                f"({len(unused)} in all); convert a plain model of this family"
+            )
+
+    def read(self, name: str, part: tuple[slice, ...]) -> np.ndarray:
+        """Read a part of a tensor, a slice for each of its dims; a copy, in the file's dtype."""
+        return self._slice(name)[part]
+
+
+def _read_index(path: Path) -> Mapping[str, str]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} must be JSON with a weight_map, got {error!r}; download it again") from None

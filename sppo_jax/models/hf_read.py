@@ -1,0 +1,135 @@
+"""Import of a Hugging Face model: each device's part of each parameter is read from the files' slices.
+
+Host memory holds one device's part of one parameter at a time, beside what has been placed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.models.decoder import Decoder
+from sppo_jax.models.dtypes import compute_dtype
+from sppo_jax.models.hf_folder import TensorFolder
+from sppo_jax.models.hf_tensors import parameter_shapes, read_parameter, rules_for, sizes_of
+from sppo_jax.settings import build_group
+
+
+def from_hf(
+    path: str | Path,
+    *,
+    shardings: nnx.State | jax.sharding.Sharding | None = None,
+    dtype: str = "auto",
+    **settings: Any,
+) -> Decoder:
+    """Import a Llama, Qwen2, Qwen3 or Mistral model with its weights.
+
+    Args:
+        path: folder with config.json and safetensors.
+        shardings: of the parameters, one for all or a tree of them (`sppo_jax.pipeline.layout.param_shardings`); None:
+            the default device.
+        dtype: compute dtype: float32, bfloat16, float64, or auto; parameters are at least float32.
+        settings: further fields of a config's `model` group, e.g. `rope={"scaling": "yarn", "factor": 4}`.
+
+    Returns:
+        The decoder; `model(tokens)` gives logits.
+
+    Raises:
+        ValueError: the folder is no such model, is incomplete, or cannot be represented.
+    """
+    config = _model_config({**settings, "hf": str(path), "compute_dtype": dtype})
+    if config.sliding_window:
+        warnings.warn(
+            f"this model's attention spans {config.sliding_window} tokens, here it spans the whole sequence: they "
+            "agree on sequences up to that length",
+            stacklevel=2,
+        )
+    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0)))
+    shapes = nnx.state(model, nnx.Param)
+    if shardings is not None:
+        one = isinstance(shardings, jax.sharding.Sharding)
+        tree = jax.tree.map(lambda _: shardings, shapes) if one else shardings
+        shapes = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, tree
+        )
+    nnx.update(model, load_hf_params(path, shapes))
+    return model
+
+
+def load_hf_params(path: str | Path, shapes: nnx.State) -> nnx.State:
+    """Read the parameters of a Hugging Face model, each straight onto its devices.
+
+    Args:
+        path: folder with config.json and safetensors.
+        shapes: the tree of `nnx.state(model, nnx.Param)` with `jax.ShapeDtypeStruct`s; where a leaf has a sharding it
+            is read so, else onto the default device. A process reads the parts of its own devices alone.
+
+    Returns:
+        The parameters in that tree, in the dtypes of `shapes`.
+
+    Raises:
+        ValueError: the folder has moved, is incomplete, or is of another model.
+    """
+    config = _model_config({"hf": str(path)})
+    rules, sizes = rules_for(config), sizes_of(config)
+    got, wanted = shapes_by_path(shapes), parameter_shapes(config)
+    for name in sorted(set(got) | set(wanted)):
+        if got.get(name) != wanted.get(name):
+            raise ValueError(
+                f"the model must have the shape of the weights in {path}: {name} must be {wanted.get(name)}, got "
+                f"{got.get(name)}; take the shape from that folder with model: hf:{path}"
+            )
+    folder = TensorFolder(Path(path).expanduser())
+    folder.check(config)
+
+    def load(key: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return _place(leaf, partial(read_parameter, rules[path_name(key)], folder.read, sizes=sizes, dtype=leaf.dtype))
+
+    return jax.tree_util.tree_map_with_path(load, shapes)
+
+
+def path_name(key: tuple[Any, ...]) -> str:
+    """Return the path of a parameter within its tree, as rules name it."""
+    return "/".join(str(part.key) for part in key if isinstance(part, jax.tree_util.DictKey))
+
+
+def shapes_by_path(params: nnx.State) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter by its path."""
+    return {path_name(key): tuple(leaf.shape) for key, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _model_config(settings: dict[str, Any]) -> ModelConfig:
+    config = build_group(ModelConfig, settings, "model")
+    assert isinstance(config, ModelConfig)
+    return dataclasses.replace(config, compute_dtype=compute_dtype(config.compute_dtype).name)
+
+
+def _place(leaf: jax.ShapeDtypeStruct, read: Callable[..., np.ndarray]) -> jax.Array:
+    """Read an array part by part; every part goes to its devices before the next is read."""
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    parts = []
+    for index, devices in _parts(sharding, leaf.shape):
+        values = read(index=index)
+        parts += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
+
+
+def _parts(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> Iterator[tuple[tuple[slice, ...], list[jax.Device]]]:
+    """Yield the parts of an array that this process holds, each with the devices that hold it."""
+    by_span: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        span = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+        by_span.setdefault(span, []).append(device)
+    for span, devices in by_span.items():
+        yield tuple(slice(*ends) for ends in span), devices

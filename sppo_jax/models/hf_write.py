@@ -1,0 +1,200 @@
+"""Export to a Hugging Face folder: tensors are written one by one, so that host memory holds one beside the model."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from flax import nnx
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.models.decoder import Decoder
+from sppo_jax.models.hf_config import CONFIG, TOKENIZER_FILES, read_config, shape_to_hf
+from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS
+from sppo_jax.models.hf_read import path_name, shapes_by_path
+from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor
+
+SHARD_BYTES = 5_000_000_000
+
+
+def to_hf(
+    model: Decoder | nnx.State,
+    path: str | Path,
+    *,
+    config: ModelConfig | None = None,
+    like: str | Path | None = None,
+    dtype: str = "auto",
+    length: int = 0,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a model as a folder that transformers loads; the folder appears whole or not at all.
+
+    Args:
+        model: a decoder, or its parameters in the tree of `nnx.state(model, nnx.Param)`, placed on any devices of this
+            process.
+        path: the folder; must not be there, or be empty.
+        config: the model's shape, where only parameters are given.
+        like: Hugging Face folder from which special tokens, family and tokenizer are taken; None: none are.
+        dtype: of the tensors: float32, bfloat16, float16, or auto: that of the parameters.
+        length: tokens of the longest sequence it was trained on, for `max_position_embeddings`; 0: not known.
+        shard_bytes: size above which tensors are written to several files with an index.
+
+    Raises:
+        ValueError: the folder holds something, or the model has no counterpart in transformers.
+    """
+    params = nnx.state(model, nnx.Param) if isinstance(model, Decoder) else model
+    config = model.config if isinstance(model, Decoder) and config is None else config
+    if config is None:
+        raise ValueError("to_hf needs the shape of the model beside its parameters, got none; give config=")
+    origin = {} if like is None else read_config(Path(like))
+    # Refused by its settings first: what has no name there has no tensors either.
+    shape_to_hf(config, like=origin, length=length, dtype=dtype)
+    leaves = _check_params(params, config)
+    name = str(leaves["embedding"].dtype) if dtype == "auto" else dtype
+    if name not in DTYPES.values():
+        raise ValueError(f"dtype must be auto, {', '.join(DTYPES.values())}, got {dtype!r}; choose one")
+    content = shape_to_hf(config, like=origin, length=length, dtype=name)
+    with new_folder(Path(path)) as folder:
+        _write_tensors(folder, leaves, config, np.dtype(_numpy_dtype(name)), shard_bytes)
+        (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if like is not None:
+            copy_tokenizer(Path(like), folder)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to fill; it takes its name when it is done, and is removed if that fails.
+
+    Raises:
+        ValueError: there is something of that name, or it cannot be written.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"the folder to write must be new or empty, got {path}, which is not; choose another")
+    partial = path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        partial.chmod(0o755)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise ValueError(f"the folder to write must be writable, got {path} ({error.strerror}); free it") from error
+    finally:
+        if partial != path:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def copy_tokenizer(source: Path, target: Path) -> list[str]:
+    """Copy what a tokenizer consists of; returns the names of the files."""
+    names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    for name in names:
+        shutil.copyfile(source / name, target / name)
+    return names
+
+
+def _check_params(params: nnx.State, config: ModelConfig) -> dict[str, jax.Array]:
+    """Return the parameters by their paths.
+
+    Raises:
+        ValueError: they are not those of `config`, or lie on devices of other processes.
+    """
+    got, wanted = shapes_by_path(params), parameter_shapes(config)
+    for name in sorted(set(got) | set(wanted)):
+        if got.get(name) != wanted.get(name):
+            raise ValueError(
+                f"a Hugging Face model must be this project's decoder: {name} must be {wanted.get(name)}, got "
+                f"{got.get(name)}; a block of one's own has no counterpart there"
+            )
+    leaves = {path_name(key): leaf for key, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    if not all(leaf.is_fully_addressable for leaf in leaves.values()):
+        raise ValueError("to_hf needs parameters on this process's devices; save a checkpoint, then sppo convert to-hf")
+    return leaves
+
+
+def _numpy_dtype(name: str) -> Any:
+    return ml_dtypes.bfloat16 if name == "bfloat16" else name
+
+
+def _write_tensors(
+    folder: Path, leaves: Mapping[str, jax.Array], config: ModelConfig, dtype: np.dtype, shard_bytes: int
+) -> None:
+    """Write all tensors, in one file or in several with an index."""
+    shapes = tensor_shapes(config)
+    num_bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
+    shards = _shards(num_bytes, shard_bytes)
+    of = {name: (rule, layer) for name, rule, layer in places(config)}
+    file_of = {}
+    for number, names in enumerate(shards, start=1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        file_of |= dict.fromkeys(names, file)
+        with (folder / file).open("wb") as out:
+            _write_header(out, {name: shapes[name] for name in names}, dtype)
+            for name in names:
+                rule, layer = of[name]
+                values = _cast(to_tensor(rule, _fetch(leaves[rule.ours], layer)), dtype, name)
+                out.write(values.reshape(-1).view(np.uint8).data)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": file_of}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(num_bytes: Mapping[str, int], most: int) -> list[list[str]]:
+    """Share tensors out over files in their order, each file of `most` bytes or of a single tensor."""
+    shards: list[list[str]] = [[]]
+    for name in num_bytes:
+        if shards[-1] and sum(num_bytes[other] for other in shards[-1]) + num_bytes[name] > most:
+            shards.append([])
+        shards[-1].append(name)
+    return shards
+
+
+def _write_header(out: IO[bytes], shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> None:
+    """Write what stands before the bytes: the library's own writer wants all tensors of a file in memory at once."""
+    code = next(code for code, name in DTYPES.items() if name == dtype.name)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(len(text).to_bytes(8, "little") + text)
+
+
+def _cast(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """Return the values in `dtype` and in order.
+
+    Raises:
+        ValueError: float16 cannot hold one.
+    """
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(values.astype(dtype))
+    if dtype == np.float16 and np.isinf(cast).any() and not np.isinf(values).any():
+        raise ValueError(f"float16 must hold every value, got larger ones in {name}; use bfloat16 or float32")
+    return cast
+
+
+def _fetch(leaf: jax.Array, layer: int | None) -> np.ndarray:
+    """Bring one layer of a parameter, or a whole one, to the host, piece by piece from the devices that hold it."""
+    row = None if layer is None else slice(layer, layer + 1)
+    out = np.empty(leaf.shape if row is None else leaf.shape[1:], leaf.dtype)
+    for shard in leaf.addressable_shards:
+        if shard.replica_id:
+            continue
+        if row is None:
+            out[shard.index] = np.asarray(shard.data)
+            continue
+        start, stop, _ = shard.index[0].indices(leaf.shape[0])
+        if start <= row.start < stop:
+            out[shard.index[1:]] = np.asarray(jax.lax.dynamic_index_in_dim(shard.data, row.start - start, 0, False))
+    return out

@@ -1,0 +1,77 @@
+"""Small random transformers models of each family, and transformers made to compute in float64 throughout."""
+
+import types
+from contextlib import contextmanager
+
+import pytest
+import torch
+import transformers
+from transformers import modeling_rope_utils
+from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
+from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
+
+SIZES = dict(
+    vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=64, attn_implementation="eager",
+)  # fmt: skip
+LLAMA3 = dict(
+    rope_type="llama3", rope_theta=5e3, factor=8.0, original_max_position_embeddings=16, low_freq_factor=1.0,
+    high_freq_factor=4.0,
+)  # fmt: skip
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
+
+# Together: grouped heads of three ratios, heads that do not divide the width, tied or not, every scaling, bias, norm.
+MODELS = {
+    "llama": (
+        transformers.LlamaConfig,
+        dict(head_dim=10, rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0)),
+    ),
+    "llama-tied-llama3": (
+        transformers.LlamaConfig,
+        dict(tie_word_embeddings=True, rms_norm_eps=1e-5, rope_parameters=LLAMA3),
+    ),
+    "qwen2-yarn": (transformers.Qwen2Config, dict(rope_parameters=YARN)),
+    "qwen3-tied": (transformers.Qwen3Config, dict(head_dim=12, tie_word_embeddings=True)),
+    "mistral": (
+        transformers.MistralConfig,
+        dict(num_attention_heads=5, num_key_value_heads=1, head_dim=6, sliding_window=None),
+    ),
+}
+
+
+def make_model(name, **changes):
+    """Make a model, every parameter random, in torch's default dtype."""
+    kind, fields = MODELS[name]
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(kind(**{**SIZES, **fields, **changes})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Around one where there is one dim: scales of norms, which biases may be too.
+            parameter.normal_(float(parameter.dim() == 1), 0.3)
+    return model
+
+
+class _DoubleTorch(types.ModuleType):
+    """torch, in which float32 is float64."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+@contextmanager
+def float64_transformers():
+    """Make transformers compute in float64 where its code says float32: norms, angles and softmax."""
+    double = _DoubleTorch("torch")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3):
+            patch.setattr(module, "torch", double)
+        patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)

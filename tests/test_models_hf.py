@@ -1,0 +1,188 @@
+"""Imported and exported models against transformers: logits, every gradient, and every bit of the weights."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from exactness import dense_step, quick_jit, relative_errors, small_plan
+from flax import nnx
+from hf_models import MODELS, float64_transformers, make_model
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.models import Decoder, from_hf, load_hf_params, to_hf
+from sppo_jax.models.hf_config import read_shape
+from sppo_jax.models.hf_folder import TensorFolder
+from sppo_jax.pipeline.api import value_and_grad
+from sppo_jax.pipeline.layout import make_mesh, param_shardings
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+logging.getLogger("torch").setLevel(logging.ERROR)
+
+LENGTH = 48  # beyond the 16 tokens that the scaled ones were "trained" on
+
+
+class Reference(NamedTuple):
+    """A model in float64 on disk, and what transformers computes with it."""
+
+    name: str
+    folder: Path
+    tokens: np.ndarray
+    logits: np.ndarray
+    loss: float
+    grads: Path  # a folder like that of the weights
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def reference(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    weights, grads = folder / "weights", folder / "grads"
+    tokens = np.random.default_rng(3).integers(0, 61, (2, LENGTH)).astype(np.int32)
+    with float64_transformers():
+        model = make_model(request.param)
+        logits = model(torch.tensor(tokens, dtype=torch.long)).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].reshape(-1, 61), torch.tensor(tokens[:, 1:]).ravel().long()
+        )
+        loss.backward()
+    assert logits.dtype == torch.float64
+    model.save_pretrained(weights)
+    grads.mkdir()
+    save_file({name: p.grad for name, p in model.named_parameters()}, grads / "model.safetensors")
+    (grads / "config.json").write_text((weights / "config.json").read_text())
+    return Reference(request.param, weights, tokens, logits.detach().numpy(), loss.item(), grads)
+
+
+def next_token_batch(tokens):
+    """Make the batch in which every token but the last of a row has the next one as its target."""
+    rows, length = tokens.shape
+    targets = np.concatenate([tokens[:, 1:], np.full((rows, 1), -1)], axis=1).astype(np.int32)
+    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    return dict(tokens=tokens, targets=targets, positions=positions, document_ids=np.zeros_like(tokens))
+
+
+def test_logits_loss_and_every_gradient_are_those_of_transformers(x64, reference):
+    model = from_hf(reference.folder, dtype="float64")
+    params = nnx.state(model, nnx.Param)
+    np.testing.assert_allclose(quick_jit(lambda x: model(x))(reference.tokens), reference.logits, rtol=0, atol=1e-9)
+    loss, grads = dense_step(model)(params, next_token_batch(reference.tokens))
+    assert float(loss) == pytest.approx(reference.loss, rel=1e-9)
+    errors = relative_errors(grads, load_hf_params(reference.grads, params))
+    assert max(errors.values()) < 1e-9, errors
+
+
+def test_export_of_an_import_is_the_same_bits_and_loads_in_transformers(x64, reference, tmp_path):
+    to_hf(from_hf(reference.folder, dtype="float64"), tmp_path / "out", like=reference.folder)
+    before, after = (load_file(path / "model.safetensors") for path in (reference.folder, tmp_path / "out"))
+    assert {name: x.tobytes() for name, x in before.items()} == {name: x.tobytes() for name, x in after.items()}
+    assert read_shape(tmp_path / "out") == read_shape(reference.folder)
+    with float64_transformers(), torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "out", dtype=torch.float64, attn_implementation="eager"
+        )
+        assert type(model).__name__ == MODELS[reference.name][0].__name__.replace("Config", "ForCausalLM")
+        logits = model(torch.tensor(reference.tokens, dtype=torch.long)).logits.numpy()
+    np.testing.assert_array_equal(logits, reference.logits)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """A Qwen2 model in bfloat16, in several files; 4 layers."""
+    folder = tmp_path_factory.mktemp("sharded") / "weights"
+    make_model("qwen2-yarn", num_hidden_layers=4).to(torch.bfloat16).save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return folder
+
+
+def read_tensors(folder):
+    return {name: x.tobytes() for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+
+
+def test_bfloat16_shards_come_back_the_same(sharded, tmp_path):
+    model = from_hf(sharded)
+    assert model.embedding[...].dtype == np.float32
+    to_hf(model, tmp_path / "shards", dtype="bfloat16", shard_bytes=20_000)
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    to_hf(nnx.state(model, nnx.Param), tmp_path / "one", config=model.config, dtype="bfloat16")
+    assert read_tensors(tmp_path / "shards") == read_tensors(tmp_path / "one") == read_tensors(sharded)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "shards")
+    assert again.dtype == torch.bfloat16 and type(again).__name__ == "Qwen2ForCausalLM"
+
+
+def test_float16_is_read_and_refused_where_it_cannot_hold_a_value(tmp_path):
+    torch_model = make_model("qwen3-tied").to(torch.float16)
+    torch_model.save_pretrained(tmp_path / "in")
+    model = from_hf(tmp_path / "in")
+    to_hf(model, tmp_path / "out", dtype="float16")
+    assert read_tensors(tmp_path / "out") == read_tensors(tmp_path / "in")
+    model.embedding[...] = model.embedding[...].at[0, 0].set(1e6)
+    with pytest.raises(ValueError, match="float16 must hold every value, got larger ones in model.embed_tokens.weight"):
+        to_hf(model, tmp_path / "large", dtype="float16")
+    assert not (tmp_path / "large").exists() and not list(tmp_path.glob(".large*"))
+
+
+def test_weights_land_on_the_mesh_piece_by_piece_and_train_there(sharded, monkeypatch, tmp_path):
+    plan = small_plan((16, 16), mesh=(1, 2, 2))
+    mesh = make_mesh(plan)
+    dense = from_hf(sharded, dtype="float32")
+    params = nnx.state(dense, nnx.Param)
+    shardings = param_shardings(plan, params, mesh)
+    reads = []
+    read = TensorFolder.read
+    monkeypatch.setattr(
+        TensorFolder, "read", lambda self, name, part: reads.append((name, part)) or read(self, name, part)
+    )
+    model = from_hf(sharded, dtype="float32", shardings=shardings)
+    placed = nnx.state(model, nnx.Param)
+    assert jax.tree.map(lambda x: x.sharding, placed) == shardings
+    jax.tree.map(np.testing.assert_array_equal, placed, params)
+
+    # No tensor is read whole for a part of it: each of the two seq members reads its half, of its stage's layers only.
+    halves = [part for name, part in reads if name == "model.layers.3.self_attn.q_proj.weight"]
+    assert sorted((cut.start, cut.stop) for part in halves for cut in part) == [(0, 16), (0, 32), (0, 32), (16, 32)]
+
+    batch = next_token_batch(np.random.default_rng(0).integers(0, 61, (1, 32)).astype(np.int32))
+    loss, grads = quick_jit(value_and_grad(plan, model, mesh))(placed, batch)
+    want_loss, want = dense_step(dense)(params, batch)
+    np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
+    assert max(relative_errors(grads, want).values()) < 1e-4
+
+    to_hf(model, tmp_path / "out", dtype="bfloat16")
+    assert read_tensors(tmp_path / "out") == read_tensors(sharded)
+
+
+def test_settings_of_the_import_stretch_the_rotation(sharded):
+    model = from_hf(sharded, rope={"factor": 8.0, "beta_fast": 16.0}, kernel="blockwise")
+    rope = model.config.rope
+    assert (rope.scaling, rope.factor, rope.beta_fast, rope.original_length) == ("yarn", 8.0, 16.0, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [(dict(mlp="gelu"), "model.mlp=swiglu, got gelu"), (dict(qkv_bias=True, qk_norm=True), "got both")],
+)
+def test_a_model_that_no_family_has_is_refused(tmp_path, changes, words):
+    config = ModelConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1, mlp_size=8, **changes)
+    with pytest.raises(ValueError, match=words):
+        to_hf(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0))), tmp_path / "out")
+
+
+def test_parameters_of_another_shape_and_a_folder_in_use_are_refused(sharded, tmp_path):
+    model = from_hf(sharded)
+    with pytest.raises(ValueError, match=r"layers/attention_norm/scale must be \(3, 32\), got \(4, 32\)"):
+        to_hf(nnx.state(model, nnx.Param), tmp_path / "out", config=replace(model.config, num_layers=3))
+    with pytest.raises(ValueError, match="needs the shape of the model"):
+        to_hf(nnx.state(model, nnx.Param), tmp_path / "out")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="must be new or empty"):
+        to_hf(model, tmp_path / "full")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

@@ -105,26 +105,51 @@ class DataConfig(Group):
     """Where the documents come from and how they fill sequences.
 
     Args:
-        source: "stdlib" (the running Python's own standard library, as bytes) or a .txt, .npy or .bin file.
+        source: a file, a directory or a pattern of .txt, .jsonl, .jsonl.gz, .parquet, .bin or .npy files, or "stdlib"
+            (the running Python's own standard library); or a mapping of several of these to their weights.
+        tokenizer: a tokenizer.json, or a directory with one, for text; None: text is bytes.
+        text_key: key of the text in a JSON line, column of the text in a Parquet file.
+        start_token: what every document of text begins with; "auto": what the tokenizer puts there; None: nothing.
+        end_token: what every document of text ends with; as before.
         token_dtype: element type of a .bin file.
         separator: token id that ends a document in a .npy or .bin file; None: the file is one document.
         pack: "whole": documents packed into sequences by best fit, cut only where they are longer than a sequence;
             "stream": end to end, cut wherever a sequence ends; "none": every document in sequences of its own.
-        validation_fraction: share of the documents held out, by a hash of their names.
-        seed: order of the documents.
+        validation_fraction: share of each source's documents held out, by a hash of their names.
+        seed: which documents share a sequence, and the order of the sequences.
+        cache: directory for what is tokenized once; None: the user's cache directory.
     """
 
     group: ClassVar[str] = "data"
-    source: str = "stdlib"
+    source: str | dict[str, float] = "stdlib"
+    tokenizer: str | None = None
+    text_key: str = "text"
+    start_token: str | None = "auto"
+    end_token: str | None = "auto"
     token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
     separator: int | None = None
     pack: Literal["whole", "stream", "none"] = "whole"
     validation_fraction: float = 0.05
     seed: int = 0
+    cache: str | None = None
 
     def _check(self) -> None:
         self._fraction("validation_fraction")
         self._at_least(0, "seed")
+        wrong = {name: weight for name, weight in self.sources.items() if not weight > 0}
+        if wrong or not self.sources:
+            got = ", ".join(f"{name}: {weight:g}" for name, weight in wrong.items()) or "no source"
+            raise ConfigError(f"data.source must give every source a weight above 0, got {got}; leave such sources out")
+        if self.tokenizer is None and (self.start_token, self.end_token) != ("auto", "auto"):
+            raise ConfigError(
+                f"data.start_token and data.end_token go with data.tokenizer, got {self.start_token} and "
+                f"{self.end_token} without one; bytes begin with token 256 and end with none"
+            )
+
+    @property
+    def sources(self) -> dict[str, float]:
+        """Weights by source, in the order of their names."""
+        return dict(sorted(self.source.items())) if isinstance(self.source, dict) else {self.source: 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)

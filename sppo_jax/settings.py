@@ -123,6 +123,10 @@ def _convert_one(value: Any, option: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise TypeError
         return tuple(_convert_one(item, typing.get_args(option)[0]) for item in value)
+    if typing.get_origin(option) is dict:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise TypeError
+        return {key: _convert_one(item, typing.get_args(option)[1]) for key, item in value.items()}
     # YAML 1.1 reads 3e-4 and 1e6 as strings; they are numbers to everyone else.
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError
@@ -141,5 +145,7 @@ def _describe(option: Any) -> str:
         return " | ".join(typing.get_args(option))
     if typing.get_origin(option) is tuple:
         return f"a list, each {_describe(typing.get_args(option)[0])}"
+    if typing.get_origin(option) is dict:
+        return f"a mapping of names, each to {_describe(typing.get_args(option)[1])}"
     names = {types.NoneType: "null", bool: "true | false", str: "text", int: "a whole number", float: "a number"}
     return names[option]

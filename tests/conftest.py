@@ -16,6 +16,12 @@ os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 import pytest  # noqa: E402
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(tmp_path_factory):
+    """Keep what tests tokenize out of the user's cache."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def x64():
     """Enable float64 for the length of one test."""

@@ -1,6 +1,7 @@
 """Small corpora whose tokens are all different, so that each token can be followed."""
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from sppo_jax.data.corpus import Corpus
@@ -28,3 +29,19 @@ def real_tokens(rows) -> list[int]:
     """Return what sequences hold, without padding, sorted."""
     batch = stack(rows)
     return sorted(batch["tokens"][batch["document_ids"] >= 0].tolist())
+
+
+def write_tokenizer(path):
+    """Write a tokenizer of six words that begins texts with <s>, and would truncate and pad them."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["<s>", "</s>", "<unk>", "the", "cat", "dog"]
+    model = tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", words.index("<s>"))]
+    )
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding()
+    tokenizer.save(str(path))
+    return path

@@ -1,8 +1,13 @@
 """From a config to sequences."""
 
-import numpy as np
+import json
 
-from sppo_jax.config import config_from_dict
+import numpy as np
+import pytest
+import yaml
+from data_cases import write_tokenizer
+
+from sppo_jax.config import ConfigError, config_from_dict, to_yaml
 from sppo_jax.data.open import open_data
 
 
@@ -10,7 +15,7 @@ def make_config(source, **data):
     return config_from_dict(
         {
             "model": {"vocab_size": 257, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "mlp_size": 8},
-            "data": {"source": str(source), **data},
+            "data": {"source": source if isinstance(source, dict | list) else str(source), **data},
             "sequence": {"length": 16},
             "train": {"steps": 1},
         }
@@ -26,3 +31,66 @@ def test_text_becomes_sequences_that_decode(tmp_path):
     assert data.validation[7]["document_ids"].tolist().count(0) == 4
     assert open_data(make_config(tmp_path / "a.txt", validation_fraction=0)).validation is None
     assert np.array_equal(data.training[3]["tokens"], data.training[0]["tokens"])
+
+
+def test_a_mixture_draws_by_weight_and_holds_out_of_every_source(tmp_path):
+    for name, byte in (("a", "x"), ("b", "y")):
+        lines = [json.dumps({"text": byte * (20 + number)}) for number in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    weights = {str(tmp_path / "b.jsonl"): 1, str(tmp_path / "a.jsonl"): 3}
+    data = open_data(make_config(weights, validation_fraction=0.2))
+    assert [(source.name[-7:], source.weight) for source in data.sources] == [("a.jsonl", 0.75), ("b.jsonl", 0.25)]
+    for rows in (data.training, data.validation):
+        drawn = [int(rows[index]["tokens"].max(where=rows[index]["tokens"] < 256, initial=0)) for index in range(40)]
+        assert drawn.count(ord("x")) == 30 and drawn.count(ord("y")) == 10
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"a.txt": 0, "b.txt": 1}, "data.source must give every source a weight above 0, got a.txt: 0; leave"),
+        ({"a.txt": -1.5}, "weight above 0, got a.txt: -1.5"),
+        ({}, "weight above 0, got no source"),
+        ({"a.txt": "much"}, "data.source must be text, or a mapping of names, each to a number, got {'a.txt': 'much'}"),
+        ({3: 1}, "data.source must be text, or a mapping of names"),
+        (["a.txt"], "data.source must be text, or a mapping of names"),
+    ],
+)
+def test_wrong_weights_are_refused(source, message):
+    with pytest.raises(ConfigError) as error:
+        make_config(source)
+    assert message in str(error.value)
+
+
+def test_start_and_end_tokens_need_a_tokenizer():
+    with pytest.raises(ConfigError, match="go with data.tokenizer, got None and auto without one"):
+        make_config("a.txt", start_token=None)
+
+
+def test_a_config_with_weights_is_written_and_read_back():
+    config = make_config({"b": 1, "a": 2.5})
+    assert config_from_dict(yaml.safe_load(to_yaml(config))) == config
+
+
+def test_the_fingerprint_follows_from_the_data_not_from_where_it_lies(tmp_path):
+    prints = []
+    for folder, text, settings in [
+        ("one", "some words", {}),
+        ("two", "some words", {}),
+        ("two", "some words", {"seed": 1}),
+        ("two", "some words", {"pack": "stream"}),
+        ("two", "other words", {}),
+    ]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "a.txt").write_text(text * 10)
+        prints.append(open_data(make_config(tmp_path / folder, validation_fraction=0, **settings)).fingerprint)
+    assert prints[0] == prints[1] and len(set(prints)) == 4
+
+
+def test_tokens_without_a_tokenizer_are_shown_as_numbers(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(40))
+    assert open_data(make_config(tmp_path / "a.npy")).decode(np.array([3, 40])) == "3 40"
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "a.txt").write_text("the cat the dog " * 9)
+    data = open_data(make_config(tmp_path / "a.txt", tokenizer=str(path), validation_fraction=0))
+    assert data.decode(data.training[0]["tokens"][:4]) in ("<s> the cat the", "the dog the cat")

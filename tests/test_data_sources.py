@@ -1,11 +1,15 @@
 """Sources give documents of whole tokens, and refuse what is no such thing."""
 
+import gzip
+import json
+
 import numpy as np
 import pytest
 
 from sppo_jax.config import DataConfig
 from sppo_jax.data.corpus import split_corpus
-from sppo_jax.data.sources import START_TOKEN, load_corpus
+from sppo_jax.data.encoding import START_TOKEN, open_encoder
+from sppo_jax.data.sources import load_corpus
 
 
 def documents(corpus) -> list[list[int]]:
@@ -13,25 +17,52 @@ def documents(corpus) -> list[list[int]]:
 
 
 def load(path, vocab_size=1000, **settings):
-    return load_corpus(DataConfig(source=str(path), **settings), vocab_size=vocab_size)
+    config = DataConfig(source=str(path), **settings)
+    return load_corpus(
+        config, config.source, lambda: open_encoder(config, vocab_size=vocab_size), vocab_size=vocab_size
+    )
+
+
+def as_bytes(text) -> list[int]:
+    return [START_TOKEN, *text.encode()]
 
 
 def test_the_standard_library_is_there_in_a_fixed_order():
-    corpus = load_corpus(DataConfig(), vocab_size=257)
-    again = load_corpus(DataConfig(), vocab_size=257)
+    corpus, again = load("stdlib", 257), load("stdlib", 257)
     assert corpus.num_tokens > 1_000_000
-    assert np.array_equal(corpus.parts[0], again.parts[0]) and np.array_equal(corpus.hashes, again.hashes)
-    assert (corpus.parts[0][corpus.starts] == START_TOKEN).all()
-    assert (corpus.parts[0] == START_TOKEN).sum() == corpus.num_documents
+    tokens = corpus.parts[0]
+    assert np.array_equal(tokens, again.parts[0]) and np.array_equal(corpus.hashes, again.hashes)
+    assert (tokens[corpus.starts] == START_TOKEN).all()
+    assert (tokens == START_TOKEN).sum() == corpus.num_documents
     train, validation = split_corpus(corpus, 0.05)
     assert 0.01 < validation.num_documents / corpus.num_documents < 0.1
     assert not np.isin(validation.starts, train.starts).any()
     assert train.num_documents + validation.num_documents == corpus.num_documents
+    with pytest.raises(ValueError, match="raise model.vocab_size to at least 257"):
+        load("stdlib", 256)
 
 
-def test_text_is_bytes_behind_a_start_token(tmp_path):
-    (tmp_path / "a.txt").write_text("h\u00e9", encoding="utf-8")
-    assert documents(load(tmp_path / "a.txt")) == [[START_TOKEN, 104, 195, 169]]
+def test_a_directory_holds_files_of_every_kind_in_the_order_of_their_names(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b.txt").write_text("h\u00e9\r\n", encoding="utf-8", newline="")
+    (tmp_path / "sub" / "c.jsonl").write_text('{"text": "one", "id": 1}\n\n{"text": ""}\n{"text": "t\\u00fc"}\n')
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "zip"}\n'))
+    parquet.write_table(pa.table({"text": ["p", None, "q"], "n": [1, 2, 3]}), tmp_path / "d.parquet")
+    np.save(tmp_path / "e.npy", np.array([3, 0, 4]))
+    (tmp_path / "notes.md").write_text("not read")
+    (tmp_path / ".hidden.txt").write_text("not read")
+    text = [as_bytes(text) for text in ("zip", "h\u00e9\r\n", "p", "q", "one", "t\u00fc")]
+    assert documents(load(tmp_path, separator=0)) == [*text, [3, 0], [4]]
+    assert documents(load(tmp_path / "*.txt")) == [as_bytes("h\u00e9\r\n")]
+    assert documents(load(tmp_path / "**" / "*.jsonl*")) == [text[0], *text[4:]]
+    assert len(set(load(tmp_path, separator=0).hashes.tolist())) == 8
+
+
+def test_bytes_that_are_no_text_are_kept(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\x00\xc3")
+    assert documents(load(tmp_path / "a.txt")) == [[START_TOKEN, 255, 0, 195]]
 
 
 @pytest.mark.parametrize("separator", [None, 0, 7])
@@ -50,11 +81,22 @@ def test_a_separator_at_the_end_opens_no_empty_document(tmp_path):
     assert documents(load(tmp_path / "a.npy", separator=0)) == [[5, 0]]
 
 
+def test_files_that_change_are_read_anew(tmp_path):
+    for text in ("one", "other"):
+        (tmp_path / "a.txt").write_text(text)
+        assert documents(load(tmp_path)) == [as_bytes(text)]
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "x", "body": "y"}))
+    assert documents(load(tmp_path))[1] == as_bytes("x")
+    assert documents(load(tmp_path / "b.jsonl", text_key="body"))[0] == as_bytes("y")
+
+
 def test_wrong_sources_are_refused(tmp_path):
     (tmp_path / "odd.bin").write_bytes(b"abc")
     (tmp_path / "empty.bin").write_bytes(b"")
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "text.npy").write_bytes(b"no array")
+    (tmp_path / "table.csv").write_bytes(b"a,b")
+    (tmp_path / "folder").mkdir()
     np.save(tmp_path / "flat.npy", np.zeros((2, 2), np.int32))
     np.save(tmp_path / "real.npy", np.zeros(4))
     np.save(tmp_path / "none.npy", np.zeros(0, np.int32))
@@ -70,16 +112,17 @@ def test_wrong_sources_are_refused(tmp_path):
         "real.npy": "1-D integer array, got float64",
         "large.npy": "got 1000 in .*raise model.vocab_size to at least 1001",
         "small.npy": "got -2 in",
-        "absent.txt": "must be readable",
+        "absent.txt": "must be readable, got .*absent.txt .No such file",
         "absent.bin": "must be readable",
-        "absent.npy": "must be a readable .npy file",
-        "a.parquet": "must be stdlib or a .txt, .npy or .bin file",
+        "absent.npy": "must be readable",
+        "absent": "must be readable",
+        "table.csv": "must be stdlib or .txt, .jsonl, .jsonl.gz, .parquet, .bin or .npy files, got .*table.csv",
+        "folder": "must name files that exist, got .*folder with no .txt",
+        "*.json": "must name files that exist, got .*json with no .txt",
     }
     for name, message in cases.items():
         with pytest.raises(ValueError, match=message):
             load(tmp_path / name)
-    with pytest.raises(ValueError, match="raise model.vocab_size to at least 257"):
-        load_corpus(DataConfig(), vocab_size=256)
 
 
 def test_a_single_document_is_cut_and_several_are_held_out_whole(tmp_path):

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import hashlib
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from sppo_jax.config import Config
-from sppo_jax.data.corpus import split_corpus
+from sppo_jax.data.corpus import Corpus, split_corpus
+from sppo_jax.data.encoding import open_encoder
+from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.packing import PackedRows
 from sppo_jax.data.rows import Rows
-from sppo_jax.data.sources import START_TOKEN, load_corpus
+from sppo_jax.data.sources import load_corpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A source of documents.
+
+    Args:
+        name: as the config names it.
+        weight: share of the training sequences, in (0, 1].
+        training: its sequences to train on.
+        validation: those held out; None where nothing is.
+    """
+
+    name: str
+    weight: float
+    training: PackedRows
+    validation: PackedRows | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,28 +44,71 @@ class Data:
         training: the sequences to train on.
         validation: those held out; None where nothing is.
         decode: the text of some tokens, integer [num_tokens].
+        sources: where they come from.
+        fingerprint: differs between data whose sequences differ.
     """
 
     training: Rows
     validation: Rows | None
     decode: Callable[[np.ndarray], str]
+    sources: tuple[Source, ...]
+    fingerprint: str
 
 
 def open_data(config: Config) -> Data:
-    """Open the sources of a config.
+    """Open the sources of a config; text is tokenized if it never was.
 
     Raises:
         ValueError: a source is unknown, unreadable or empty, or does not fit the model's vocabulary.
     """
+    data, vocab_size = config.data, config.model.vocab_size
+    encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
+    weights = data.sources
+    sources = []
+    for number, (name, weight) in enumerate(weights.items()):
+        corpus = load_corpus(data, name, encoder, vocab_size=vocab_size)
+        training, validation = split_corpus(corpus, data.validation_fraction)
+        pack = functools.partial(_pack, config, number)
+        share = weight / sum(weights.values())
+        sources.append(Source(name=name, weight=share, training=pack(training), validation=pack(validation)))
+    # Bytes of token files mean nothing: those are text only where a source was, or the tokenizer is given.
+    readable = data.tokenizer is not None or encoder.cache_info().currsize
+    held_out = [source.validation for source in sources if source.validation]
+    return Data(
+        training=_mix([source.training for source in sources], sources),
+        validation=_mix(held_out, sources) if held_out else None,
+        decode=encoder().decode if readable else _write_numbers,
+        sources=tuple(sources),
+        fingerprint=_fingerprint(config, sources),
+    )
+
+
+def _pack(config: Config, number: int, corpus: Corpus | None) -> PackedRows | None:
     data = config.data
-    corpus = load_corpus(data, vocab_size=config.model.vocab_size)
-    training, validation = split_corpus(corpus, data.validation_fraction)
-
-    def rows(corpus):
-        return PackedRows(corpus, length=config.sequence.length, pack=data.pack, seed=data.seed)
-
-    return Data(training=rows(training), validation=rows(validation) if validation else None, decode=_decode_bytes)
+    if corpus is None:
+        return None
+    seed = data.seed << 16 | number
+    return PackedRows(corpus, length=config.sequence.length, pack=data.pack, seed=seed)
 
 
-def _decode_bytes(tokens: np.ndarray) -> str:
-    return bytes(tokens[tokens < START_TOKEN].astype(np.uint8)).decode("utf-8", "replace")
+def _mix(rows: Sequence[PackedRows], sources: Sequence[Source]) -> Rows:
+    return rows[0] if len(rows) == 1 else Mixture(rows, [source.weight for source in sources])
+
+
+def _fingerprint(config: Config, sources: Sequence[Source]) -> str:
+    """Hash what decides which tokens stand in which sequence, without reading them all."""
+    data = config.data
+    digest = hashlib.sha256(repr((data.pack, data.seed, config.sequence.length)).encode())
+    for source in sources:
+        for rows in (source.training, source.validation):
+            if rows:
+                layout = rows.layout
+                digest.update(f"{source.weight:.9g} {layout.num_rows}".encode())
+                for array in (layout.begins, layout.sizes, layout.firsts):
+                    digest.update(zlib.crc32(np.ascontiguousarray(array)).to_bytes(4, "little"))
+                digest.update(rows.read(0)["tokens"].tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _write_numbers(tokens: np.ndarray) -> str:
+    return " ".join(map(str, tokens.tolist()))

@@ -1,0 +1,208 @@
+"""What is found out once about a source and kept: its tokens, and where its documents end.
+
+An entry is a directory, named by a hash of all that it follows from. It is filled under another name and then renamed,
+so that it is there whole or not at all; who is killed before leaves a directory that the next one removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_VERSION = 1
+_WARN_AFTER_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What the cache holds of a source.
+
+    Args:
+        ends: one past the last token of each document, int64 [num_documents], mapped from the file.
+        facts: what else was written about it.
+        tokens: integer [num_tokens], mapped from the file; None where the source itself holds tokens.
+    """
+
+    ends: np.ndarray
+    facts: dict[str, Any]
+    tokens: np.ndarray | None
+
+
+class Writer:
+    """Takes tokens and ends of documents as they come; nothing is kept in memory."""
+
+    def __init__(self, directory: Path, dtype: np.dtype | None) -> None:
+        """Open the files of an entry.
+
+        Args:
+            directory: of the entry.
+            dtype: of the tokens; None: there are none to keep.
+        """
+        self._dtype, self.facts = dtype, dict[str, Any]()
+        self._ends = open(directory / "ends.bin", "wb")
+        self._tokens = open(directory / "tokens.bin", "wb") if dtype is not None else None
+
+    def add_tokens(self, tokens: np.ndarray) -> None:
+        """Append tokens."""
+        assert self._tokens is not None and self._dtype is not None
+        self._tokens.write(tokens.astype(self._dtype).tobytes())
+
+    def add_ends(self, ends: np.ndarray) -> None:
+        """Append ends of documents, int64."""
+        self._ends.write(ends.astype(np.int64).tobytes())
+
+    def close(self) -> None:
+        """Write what is left, to the disk itself."""
+        for file in (self._ends, self._tokens):
+            if file:
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+
+
+def entry_of(
+    directory: Path | None, key: dict[str, Any], fill: Callable[[Writer], None], *, dtype: np.dtype | None
+) -> Entry:
+    """Return an entry of the cache, made by this process or, at the same time or before, by another.
+
+    Args:
+        directory: of the cache; None: the user's own.
+        key: everything that the entry follows from, as JSON takes it.
+        fill: writes it, and puts into `facts` what else is to be kept.
+        dtype: of its tokens; None: it has none.
+
+    Raises:
+        ValueError: the cache cannot be written, or whatever `fill` raises.
+    """
+    text = json.dumps([_VERSION, key, np.dtype(dtype).str if dtype is not None else None], sort_keys=True)
+    name = hashlib.sha256(text.encode()).hexdigest()[:24]
+    found = read_entry((directory or user_directory()) / name, dtype)
+    if found:
+        return found
+    root = _writable(directory)
+    try:
+        with _lock(root / f"{name}.lock") as alone:
+            for left in root.glob(f"{name}.new-*") if alone else ():
+                shutil.rmtree(left, ignore_errors=True)
+            return read_entry(root / name, dtype) or _make(root, name, fill, dtype)
+    except OSError as error:
+        raise ValueError(
+            f"data.cache must have room for what is tokenized, got {root} ({error.strerror or error}); free some, or "
+            f"set data.cache to another directory"
+        ) from error
+
+
+def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
+    """Return a finished entry; None if there is none or its files are not as they were written."""
+    try:
+        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+        for name, num_bytes in facts["files"].items():
+            if (path / name).stat().st_size != num_bytes:
+                return None
+        tokens = _map(path / "tokens.bin", dtype) if dtype is not None else None
+        return Entry(ends=_map(path / "ends.bin", np.dtype(np.int64)), facts=facts, tokens=tokens)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def user_directory() -> Path:
+    """Return the user's own directory for caches of tokens."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / "tokens"
+
+
+def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype | None) -> Entry:
+    new = Path(tempfile.mkdtemp(prefix=f"{name}.new-", dir=root))
+    try:
+        writer = Writer(new, dtype)
+        try:
+            fill(writer)
+        finally:
+            writer.close()
+        writer.facts["files"] = {path.name: path.stat().st_size for path in new.iterdir()}
+        (new / "facts.json").write_text(json.dumps(writer.facts), encoding="utf-8")
+        new.chmod(0o755)
+        _move(new, root / name, dtype)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    found = read_entry(root / name, dtype)
+    if not found:
+        raise OSError(f"{root / name} cannot be read back")
+    return found
+
+
+def _move(new: Path, path: Path, dtype: np.dtype | None) -> None:
+    """Put a new entry in its place, unless another process without a lock was faster; a broken one makes room."""
+    try:
+        new.rename(path)
+    except OSError:
+        if not read_entry(path, dtype):
+            shutil.rmtree(path, ignore_errors=True)
+            new.rename(path)
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+
+
+def _writable(directory: Path | None) -> Path:
+    """Return a directory that can be written: the one given, else the user's, else a temporary one."""
+    problem = _cannot_write(directory or user_directory())
+    if not problem:
+        return directory or user_directory()
+    if directory:
+        raise ValueError(
+            f"data.cache must be a directory that can be written, got {directory} ({problem}); set another"
+        )
+    other = Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / "tokens"
+    if _cannot_write(other):
+        raise ValueError(
+            f"tokens need a directory to be kept in, got {user_directory()} ({problem}) and {other}; set data.cache"
+        )
+    warnings.warn(
+        f"tokens are kept in {other} because {user_directory()} cannot be written ({problem}); set data.cache",
+        stacklevel=2,
+    )
+    return other
+
+
+def _cannot_write(directory: Path) -> str:
+    """Return why a directory cannot be written, "" if it can; it is made where it is missing."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Let one process of this machine in at a time; says whether it is alone, which not all file systems can tell."""
+    start_s, warned, alone = time.monotonic(), False, False
+    with open(path, "a", encoding="utf-8") as file:
+        while not alone:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = True
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:
+                break
+            if not alone and not warned and time.monotonic() - start_s > _WARN_AFTER_S:
+                warned = True
+                warnings.warn(f"waiting for another process that fills {path.with_suffix('')}", stacklevel=4)
+        yield alone

@@ -1,0 +1,158 @@
+"""Text to tokens and back: by bytes, or by a tokenizer.json."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from sppo_jax.config import DataConfig
+
+# Bytes are tokens 0..255; every document made of bytes begins with this one, so that its first byte is predicted too.
+START_TOKEN = 256
+
+
+class Encoder(Protocol):
+    """What turns text into tokens.
+
+    Args:
+        name: for messages.
+        key: differs between encoders that give different tokens.
+        num_ids: tokens lie in 0..num_ids-1.
+        start: tokens that every document begins with.
+        end: tokens that every document ends with.
+    """
+
+    name: str
+    key: str
+    num_ids: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the tokens of some texts, without start and end; bytes that are no UTF-8 come as lone surrogates."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Return the text of some tokens."""
+        ...
+
+
+class BytesEncoder:
+    """The bytes of UTF-8; a file that is no UTF-8 keeps its own."""
+
+    name, key, num_ids = "bytes", "bytes", START_TOKEN + 1
+    start: tuple[int, ...] = (START_TOKEN,)
+    end: tuple[int, ...] = ()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """See `Encoder`."""
+        return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """See `Encoder`; the start of a document is no text."""
+        return bytes(tokens[(tokens >= 0) & (tokens < START_TOKEN)].astype(np.uint8)).decode("utf-8", "replace")
+
+
+class FileEncoder:
+    """A tokenizer.json of the tokenizers library, never truncating or padding."""
+
+    def __init__(self, path: Path, *, start_token: str | None, end_token: str | None) -> None:
+        """Read the tokenizer.
+
+        Args:
+            path: the file.
+            start_token: what documents begin with; "auto": what the tokenizer adds; None: nothing.
+            end_token: what they end with; as before.
+
+        Raises:
+            ValueError: it is not there or broken, or lacks a token; or the tokenizers library is not installed.
+        """
+        self.name, self._path = str(path), path
+        text = _read(path)
+        self._tokenizer = _parse(text, path)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.num_ids = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        start, end = self._added()
+        self.start = start if start_token == "auto" else self._ids("data.start_token", start_token)
+        self.end = end if end_token == "auto" else self._ids("data.end_token", end_token)
+        self.key = f"{hashlib.sha256(text).hexdigest()} {self.start} {self.end}"
+
+    def _added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Find what the tokenizer's own rule puts around a text."""
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        whole = self._tokenizer.encode("a").ids
+        for at in range(len(whole) - len(plain) + 1):
+            if whole[at : at + len(plain)] == plain:
+                return tuple(whole[:at]), tuple(whole[at + len(plain) :])
+        return (), ()
+
+    def _ids(self, setting: str, token: str | None) -> tuple[int, ...]:
+        if token is None:
+            return ()
+        found = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise ValueError(f"{setting} must be a token of {self._path}, got {token!r}; name one of its tokens")
+        return (found,)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """See `Encoder`."""
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, np.int64) for one in encoded]
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """See `Encoder`; tokens with a meaning of their own are written out."""
+        return self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
+
+
+def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
+    """Return what a config's text is encoded with.
+
+    Args:
+        config: tokenizer, start_token and end_token.
+        vocab_size: of the model, which must have a row for every token.
+
+    Raises:
+        ValueError: the tokenizer cannot be used, or has more tokens than the model.
+    """
+    if config.tokenizer is None:
+        encoder: Encoder = BytesEncoder()
+    else:
+        path = Path(config.tokenizer)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
+    if encoder.num_ids > vocab_size:
+        raise ValueError(
+            f"model.vocab_size must hold every token of {encoder.name}, whose last is {encoder.num_ids - 1}, "
+            f"got {vocab_size}; raise model.vocab_size to at least {encoder.num_ids}"
+        )
+    return encoder
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"data.tokenizer must be a readable tokenizer.json or a directory with one, got {path} "
+            f"({error.strerror}); give another"
+        ) from error
+
+
+def _parse(text: bytes, path: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ValueError(
+            'data.tokenizer needs the tokenizers library, which is not installed; pip install "sppo_jax[data]"'
+        ) from None
+    try:
+        return Tokenizer.from_buffer(text)
+    except Exception as error:  # the library raises bare exceptions
+        raise ValueError(
+            f"data.tokenizer must be a tokenizer.json of the tokenizers library, got {path} ({error}); give another"
+        ) from error

@@ -1,0 +1,136 @@
+"""Documents in text files, read piece by piece: plain text, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TEXT_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_PIECE_CHARS = 1 << 22
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+# A piece of a document, and whether the document ends with it.
+Piece = tuple[str, bool]
+
+
+def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
+    """Give the documents of a file in their order, long ones in pieces that end with a line; empty ones are left out.
+
+    Args:
+        path: a file with one of TEXT_SUFFIXES; a plain text file is one document.
+        text_key: key of the text in a JSON line, column of the text in a Parquet file.
+        strict: refuse plain text that is not UTF-8, instead of giving such bytes as lone surrogates.
+
+    Raises:
+        ValueError: the file cannot be read, or is not what its name says; names file and line.
+    """
+    if path.name.endswith(".parquet"):
+        documents = _parquet_documents(path, text_key)
+    elif path.name.endswith((".jsonl", ".jsonl.gz")):
+        documents = _json_documents(path, text_key)
+    else:
+        yield from _cut(_plain_blocks(path, strict))
+        return
+    for text in documents:
+        yield from _cut(text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS))
+
+
+def _cut(blocks: Iterator[str]) -> Iterator[Piece]:
+    """Cut a document that comes in blocks behind the last line of each, so that few words are cut in two."""
+    rest = ""
+    for block in blocks:
+        if rest:
+            at = rest.rfind("\n") + 1 or len(rest)
+            yield rest[:at], False
+            rest = rest[at:]
+        rest += block
+    if rest:
+        yield rest, True
+
+
+def _plain_blocks(path: Path, strict: bool) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8", errors="strict" if strict else "surrogateescape", newline="") as file:
+            while block := file.read(_PIECE_CHARS):
+                yield block
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"text for a tokenizer must be UTF-8, got {path} ({error.reason}: byte 0x{error.object[error.start]:02x}); "
+            f"convert it, or leave data.tokenizer out to train on bytes"
+        ) from error
+
+
+def _json_documents(path: Path, text_key: str) -> Iterator[str]:
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _text_of(line, text_key, f"{path} line {number}")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"a .gz file must be whole gzip, got {path} ({error}, behind line {number}); copy it anew"
+        ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _text_of(line: bytes, text_key: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} ({error}); mend it") from error
+    if not isinstance(record, dict):
+        got = type(record).__name__
+        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} with a {got}; mend it")
+    if text_key not in record:
+        keys = ", ".join(map(repr, sorted(record))) or "none"
+        raise ValueError(f"data.text_key must be a key of every line, got {text_key!r} with {where} having {keys}")
+    text = record[text_key]
+    if not isinstance(text, str):
+        got = type(text).__name__
+        raise ValueError(f"data.text_key must name text, got {text_key!r} with a {got} in {where}; name another key")
+    # JSON can escape halves of surrogate pairs, which no UTF-8 can write.
+    return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ValueError(
+            f'{path} needs the pyarrow library, which is not installed; pip install "sppo_jax[data]"'
+        ) from None
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_column(file.schema_arrow, text_key, path, pa)
+            for batch in file.iter_batches(batch_size=256, columns=[text_key]):
+                yield from (text for text in batch.column(0).to_pylist() if text)
+    except pa.ArrowException as error:
+        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write it anew") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
+    if text_key not in schema.names:
+        names = ", ".join(map(repr, schema.names))
+        raise ValueError(f"data.text_key must be a column, got {text_key!r} with {path} having {names}; name one")
+    kind = schema.field(text_key).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ValueError(
+            f"data.text_key must name text, got {text_key!r} of type {kind} in {path}; name another column"
+        )
+
+
+def unreadable(path: Path, error: OSError) -> ValueError:
+    """Return the error that says that a source cannot be read."""
+    return ValueError(f"data.source must be readable, got {path} ({error.strerror or error}); give another")

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from sppo_jax import __version__
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster, find_device
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
@@ -186,7 +187,7 @@ def start(config: Config) -> None:
 
 def _facts(config: Config) -> dict[str, str]:
     """Return what must be equal: every setting by its dotted name, and the versions that make the program."""
-    facts = {f"version of {name}": version(name) for name in ("jax", "jaxlib", "sppo_jax")}
+    facts = {"version of sppo_jax": __version__} | {f"version of {name}": version(name) for name in ("jax", "jaxlib")}
 
     def add(prefix: str, value: Any) -> None:
         if isinstance(value, Mapping):

@@ -1,0 +1,66 @@
+"""Which rows of a global batch this process reads, and how they get onto its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+def local_rows(mesh: Mesh, num_sequences: int) -> list[int]:
+    """Return the rows of the global batch that this process's devices hold.
+
+    Rows are shared out over `data`; processes that hold the same data coordinate (`pipe` or `seq` spans them) hold the
+    same rows.
+
+    Args:
+        mesh: axes data, pipe, seq; `data` divides `num_sequences`.
+        num_sequences: rows of the global batch.
+
+    Returns:
+        Rows in increasing order.
+
+    Raises:
+        ValueError: some process has no device of the mesh.
+    """
+    here = {device.process_index for device in mesh.devices.flat}
+    away = sorted({device.process_index for device in jax.devices()} - here)
+    if away:
+        shape = "*".join(str(size) for size in mesh.shape.values())
+        raise ValueError(
+            f"every process must have devices of the mesh, got {'*'.join(mesh.axis_names)} = {shape} = {mesh.size} of "
+            f"{len(jax.devices())} devices, none of process {away[0]}; use all devices, or start fewer processes"
+        )
+    per_shard = num_sequences // mesh.shape["data"]
+    devices = np.moveaxis(mesh.devices, mesh.axis_names.index("data"), 0)
+    shards = [
+        shard for shard, part in enumerate(devices) if any(d.process_index == jax.process_index() for d in part.flat)
+    ]
+    return [row for shard in shards for row in range(shard * per_shard, (shard + 1) * per_shard)]
+
+
+def place_batch(batch_local: Mapping[str, np.ndarray], mesh: Mesh, num_sequences: int) -> dict[str, jax.Array]:
+    """Make global arrays of what each process read; every pipeline gets whole sequences.
+
+    Args:
+        batch_local: int32 [len(local_rows), length] each: this process's rows, in the order of `local_rows`.
+        mesh: the plan's.
+        num_sequences: rows of the global batch.
+
+    Returns:
+        int32 [num_sequences, length] each, spread over `data`.
+    """
+    sharding, first_row = NamedSharding(mesh, PartitionSpec("data")), {}
+    for slot, row in enumerate(local_rows(mesh, num_sequences)):
+        first_row[row] = slot
+
+    def place(rows: np.ndarray) -> jax.Array:
+        def shard(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(num_sequences)
+            return rows[first_row[start] : first_row[start] + stop - start]
+
+        return jax.make_array_from_callback((num_sequences, *rows.shape[1:]), sharding, shard, dtype=rows.dtype)
+
+    return {key: place(rows) for key, rows in batch_local.items()}

@@ -10,8 +10,38 @@ FONT = "font-family='Helvetica,Arial,sans-serif'"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
 GRID, INK, PALE = "#e6e6e6", "#333333", "#777777"
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 40, 50
+# Above a panel that has no title.
+_BARE_TOP = 16
 _CHARACTER = 6.1  # width of a character of 11 px
 _ROW = 18  # of the legend
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Colours of a picture: any that CSS takes, and so `var(--name)` where a page chooses them.
+
+    Args:
+        paper: the background.
+        grid: grid lines.
+        ink: titles and labels.
+        pale: numbers along the axes.
+        palette: colours of series.
+        hover: whether lines carry what a page's script needs to show values under the pointer.
+    """
+
+    paper: str = "white"
+    grid: str = GRID
+    ink: str = INK
+    pale: str = PALE
+    palette: Sequence[str] = PALETTE
+    hover: bool = False
+
+    def color(self, index: int) -> str:
+        """Returns a colour of the palette, which repeats."""
+        return self.palette[index % len(self.palette)]
+
+
+PRINT = Look()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +57,9 @@ class Series:
         dashed: whether the line is dashed.
         mark: "" for none, "circle", "ring", "square" or "cross".
         labels: a text beside each point; empty for none.
+        floor: lower edge of an area whose upper edge is y; empty for none.
+        strength: opacity, 0..1.
+        width: of the line, in pixels.
     """
 
     name: str
@@ -37,6 +70,18 @@ class Series:
     dashed: bool = False
     mark: str = ""
     labels: Sequence[str] = ()
+    floor: Sequence[float] = ()
+    strength: float = 1.0
+    width: float = 1.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A line across a panel: up from a value of the horizontal axis, with what is said of it under the pointer."""
+
+    x: float
+    title: str
+    color: int = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +95,7 @@ class Axis:
         high: where it ends; None: at the greatest value.
         percent: whether values are shares.
         names: what stands at 1, 2, ... instead of values.
+        whole: whether values are counts: ticks at whole numbers, with K and M for thousands and millions.
     """
 
     label: str
@@ -58,19 +104,28 @@ class Axis:
     high: float | None = None
     percent: bool = False
     names: Sequence[str] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One chart of a picture."""
+    """One chart of a picture; without a title it needs less room."""
 
     title: str
     x: Axis
     y: Axis
     series: Sequence[Series]
+    rules: Sequence[Rule] = ()
+
+    @property
+    def top(self) -> int:
+        """Pixels above the plot."""
+        return TOP if self.title else _BARE_TOP
 
 
-def chart_svg(panels: Sequence[Panel], *, width: int = 480, height: int = 340, columns: int = 0) -> str:
+def chart_svg(
+    panels: Sequence[Panel], *, width: int = 480, height: int = 340, columns: int = 0, look: Look = PRINT
+) -> str:
     """Draws panels in rows, each with its own axes and legend.
 
     Args:
@@ -78,6 +133,7 @@ def chart_svg(panels: Sequence[Panel], *, width: int = 480, height: int = 340, c
         width: of a panel, in pixels.
         height: of a panel without its legend, in pixels.
         columns: panels in a row; 0: all in one.
+        look: the colours.
 
     Returns:
         A whole SVG document.
@@ -90,12 +146,12 @@ def chart_svg(panels: Sequence[Panel], *, width: int = 480, height: int = 340, c
     parts, y = [], 0
     for row in rows:
         parts += [
-            f"<g transform='translate({column * width},{y})'>{_panel(panel, width, height)}</g>"
+            f"<g transform='translate({column * width},{y})'>{_panel(panel, width, height, look)}</g>"
             for column, panel in enumerate(row)
         ]
         y += height + max(_legend_height(panel, width) for panel in row)
     size = f"width='{columns * width}' height='{y}' viewBox='0 0 {columns * width} {y}'"
-    background = f"<rect width='{columns * width}' height='{y}' fill='white'/>"
+    background = f"<rect width='{columns * width}' height='{y}' fill='{look.paper}'/>"
     return "\n".join([f"<svg xmlns='http://www.w3.org/2000/svg' {size}>", background, *parts, "</svg>"])
 
 
@@ -128,6 +184,7 @@ class _Scale:
             return [float(number) for number in range(1, len(self.axis.names) + 1)]
         if not self.axis.log:
             step = _round_step((self.high - self.low) / 5)
+            step = max(1.0, math.ceil(step)) if self.axis.whole else step
             first = math.ceil(self.low / step - 1e-9)
             return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
         low, high = 10**self.low, 10**self.high
@@ -145,9 +202,19 @@ class _Scale:
             return self.axis.names[round(value) - 1]
         if self.axis.percent:
             return f"{value * 100:.3g}%"
+        if self.axis.whole and not self.axis.log:
+            return count_text(value)
         if value >= 1024 and value % 1024 == 0 and self.axis.log:
             return f"{value / 1024:.0f}K" if value < 2**20 else f"{value / 2**20:.0f}M"
         return f"{value:.4g}"
+
+
+def count_text(value: float) -> str:
+    """Returns a count in short: 950, 12K, 1.5M."""
+    for least, size, unit in ((1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "K")):
+        if abs(value) >= least:
+            return f"{value / size:.4g}{unit}"
+    return f"{value:,.0f}"
 
 
 def _round_step(step: float) -> float:
@@ -156,51 +223,74 @@ def _round_step(step: float) -> float:
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
-def _panel(panel: Panel, width: int, height: int) -> str:
-    x = _Scale(panel.x, [v for s in panel.series for v in s.x], LEFT, width - RIGHT)
-    y = _Scale(panel.y, [v for s in panel.series for v in s.y], height - BOTTOM, TOP)
-    parts = [_text(LEFT, 22, panel.title, size=13, bold=True), *_axes(panel, x, y, width, height)]
+def _panel(panel: Panel, width: int, height: int, look: Look) -> str:
+    across = [v for s in panel.series for v in s.x] + [rule.x for rule in panel.rules]
+    x = _Scale(panel.x, across, LEFT, width - RIGHT)
+    y = _Scale(panel.y, [v for s in panel.series for v in (*s.y, *s.floor)], height - BOTTOM, panel.top)
+    parts = [_text(LEFT, 22, panel.title, size=13, bold=True, color=look.ink)] if panel.title else []
+    parts += _axes(panel, x, y, width, height, look)
+    for rule in panel.rules:
+        at, color = x(rule.x), look.color(rule.color)
+        line = f"x1='{at:.1f}' y1='{panel.top}' x2='{at:.1f}' y2='{height - BOTTOM}'"
+        parts.append(f"<line {line} stroke='{color}' stroke-dasharray='2 3'><title>{escape(rule.title)}</title></line>")
     for series in panel.series:
-        parts += _series(series, x, y)
-    return "\n".join([*parts, *_legend(panel, width, height)])
+        parts += _series(series, x, y, look)
+    if look.hover:
+        parts.insert(0, f"<g class='plot' data-x='{_mapping(x)}' data-y='{_mapping(y)}'>")
+        parts.append("</g>")
+    return "\n".join([*parts, *_legend(panel, width, height, look)])
 
 
-def _axes(panel: Panel, x: _Scale, y: _Scale, width: int, height: int) -> list[str]:
+def _mapping(scale: _Scale) -> str:
+    """Returns what turns pixels back into values: first and last pixel, their values, and whether these are powers."""
+    percent = "percent" if scale.axis.percent else "log" if scale.axis.log else "plain"
+    return f"{scale.start} {scale.stop} {scale.low:.8g} {scale.high:.8g} {percent}"
+
+
+def _axes(panel: Panel, x: _Scale, y: _Scale, width: int, height: int, look: Look) -> list[str]:
     parts, floor, right = [], height - BOTTOM, width - RIGHT
     for value in y.ticks():
         at = y(value)
-        parts.append(f"<line x1='{LEFT}' y1='{at:.1f}' x2='{right}' y2='{at:.1f}' stroke='{GRID}'/>")
-        parts.append(_text(LEFT - 7, at + 4, y.text(value), anchor="end", color=PALE))
+        parts.append(f"<line x1='{LEFT}' y1='{at:.1f}' x2='{right}' y2='{at:.1f}' stroke='{look.grid}'/>")
+        parts.append(_text(LEFT - 7, at + 4, y.text(value), anchor="end", color=look.pale))
     for value in x.ticks():
         at = x(value)
-        parts.append(f"<line x1='{at:.1f}' y1='{floor}' x2='{at:.1f}' y2='{floor + 4}' stroke='{PALE}'/>")
-        parts.append(_text(at, floor + 18, x.text(value), anchor="middle", color=PALE))
-    parts.append(f"<line x1='{LEFT}' y1='{floor}' x2='{right}' y2='{floor}' stroke='{PALE}'/>")
-    parts.append(_text((LEFT + right) / 2, height - 12, panel.x.label, anchor="middle"))
-    middle = (TOP + floor) / 2
-    parts.append(f"<g transform='rotate(-90 15 {middle:.1f})'>{_text(15, middle, panel.y.label, anchor='middle')}</g>")
+        parts.append(f"<line x1='{at:.1f}' y1='{floor}' x2='{at:.1f}' y2='{floor + 4}' stroke='{look.pale}'/>")
+        parts.append(_text(at, floor + 18, x.text(value), anchor="middle", color=look.pale))
+    parts.append(f"<line x1='{LEFT}' y1='{floor}' x2='{right}' y2='{floor}' stroke='{look.pale}'/>")
+    parts.append(_text((LEFT + right) / 2, height - 12, panel.x.label, anchor="middle", color=look.ink))
+    middle = (panel.top + floor) / 2
+    label = _text(15, middle, panel.y.label, anchor="middle", color=look.ink)
+    parts.append(f"<g transform='rotate(-90 15 {middle:.1f})'>{label}</g>")
     return parts
 
 
-def _series(series: Series, x: _Scale, y: _Scale) -> list[str]:
-    color = PALETTE[series.color % len(PALETTE)]
+def _series(series: Series, x: _Scale, y: _Scale, look: Look) -> list[str]:
+    color = look.color(series.color)
     points = [(x(a), y(b)) for a, b in zip(series.x, series.y, strict=True)]
     parts = []
+    if series.floor:
+        edge = [(x(a), y(b)) for a, b in zip(series.x, series.floor, strict=True)]
+        area = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*points, *reversed(edge)])
+        parts.append(f"<polygon points='{area}' fill='{color}' fill-opacity='{0.75 * series.strength:.2f}'/>")
     if series.line and len(points) > 1:
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         dash = " stroke-dasharray='5 4'" if series.dashed else ""
-        parts.append(f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='1.8'{dash}/>")
-    parts += [_mark(series.mark, a, b, color) for a, b in points if series.mark]
+        faint = f" opacity='{series.strength:.2f}'" if series.strength < 1 else ""
+        name = f" data-name='{escape(series.name, quote=True)}'" if look.hover else ""
+        line = f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='{series.width}'"
+        parts.append(f"{line}{dash}{faint}{name}/>")
+    parts += [_mark(series.mark, a, b, color, look.paper) for a, b in points if series.mark]
     for (a, b), label in zip(points, series.labels, strict=False):
         parts.append(_text(a + 7, b - 6, label, color=color))
     return parts
 
 
-def _mark(kind: str, x: float, y: float, color: str) -> str:
+def _mark(kind: str, x: float, y: float, color: str, paper: str) -> str:
     if kind == "circle":
         return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.2' fill='{color}'/>"
     if kind == "ring":
-        return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.6' fill='white' stroke='{color}' stroke-width='1.5'/>"
+        return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3.6' fill='{paper}' stroke='{color}' stroke-width='1.5'/>"
     if kind == "square":
         return f"<rect x='{x - 3:.1f}' y='{y - 3:.1f}' width='6' height='6' fill='{color}'/>"
     arms = f"M{x - 3.4:.1f},{y - 3.4:.1f} l6.8,6.8 m0,-6.8 l-6.8,6.8"
@@ -227,18 +317,21 @@ def _legend_height(panel: Panel, width: int) -> int:
     return (max(rows) + 1) * _ROW + 8 if rows else 0
 
 
-def _legend(panel: Panel, width: int, height: int) -> list[str]:
+def _legend(panel: Panel, width: int, height: int, look: Look) -> list[str]:
     parts = []
     for series, at, row in _places(panel, width):
         y = height + row * _ROW + 6
-        color = PALETTE[series.color % len(PALETTE)]
-        if series.line:
+        color = look.color(series.color)
+        if series.floor:
+            parts.append(f"<rect x='{at + 4:.1f}' y='{y - 5}' width='16' height='10' fill='{color}'/>")
+        elif series.line:
             dash = " stroke-dasharray='5 4'" if series.dashed else ""
+            faint = f" opacity='{series.strength:.2f}'" if series.strength < 1 else ""
             ends = f"x1='{at:.1f}' y1='{y}' x2='{at + 24:.1f}' y2='{y}'"
-            parts.append(f"<line {ends} stroke='{color}' stroke-width='1.8'{dash}/>")
+            parts.append(f"<line {ends} stroke='{color}' stroke-width='{series.width}'{dash}{faint}/>")
         if series.mark:
-            parts.append(_mark(series.mark, at + 12, y, color))
-        parts.append(_text(at + 30, y + 4, series.name))
+            parts.append(_mark(series.mark, at + 12, y, color, look.paper))
+        parts.append(_text(at + 30, y + 4, series.name, color=look.ink))
     return parts
 
 

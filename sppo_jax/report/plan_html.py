@@ -1,12 +1,12 @@
 """A plan as one page: the answer, the picture of the step, memory, tables, reasons. No network, no scripts."""
 
-from collections.abc import Sequence
 from html import escape
 from statistics import median
 
 from sppo_jax.report.figures import Figures
 from sppo_jax.report.memory_curve import memory_svg
 from sppo_jax.report.occupancy import occupancy
+from sppo_jax.report.page import bar, cards, page, table
 from sppo_jax.report.plan_tables import (
     REJECTED_HEADER,
     STAGES_HEADER,
@@ -27,24 +27,6 @@ WIDTH = 1160
 _READABLE = 16
 _CLOSE_TICKS = 40
 
-_STYLE = """
-body { font: 15px/1.5 Helvetica, Arial, sans-serif; color: #1c1c1c; background: #fff; max-width: 1160px;
-  margin: 24px auto; padding: 0 16px; }
-h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8px; }
-p { margin: 6px 0; max-width: 900px; } small, .note { color: #555; font-size: 13px; }
-.answer { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0; }
-.answer div { border: 1px solid #ccc; border-radius: 6px; padding: 8px 12px; min-width: 100px; flex: 0 1 auto; }
-.answer b { display: block; font-size: 20px; } .answer span { color: #555; font-size: 13px; }
-.answer .fits { background: #e4f2e4; border-color: #3f8440; }
-.answer .not { background: #fbe5e7; border-color: #b00020; }
-.wide { overflow-x: auto; margin: 8px 0; } .wide svg { display: block; min-width: 760px; width: 100%; height: auto; }
-table { border-collapse: collapse; font-size: 14px; } th { text-align: right; border-bottom: 2px solid #888; }
-th, td { padding: 4px 10px; vertical-align: top; } td { text-align: right; border-bottom: 1px solid #ddd; }
-th, td.number { white-space: nowrap; font-variant-numeric: tabular-nums; }
-th.text, td.text { text-align: left; } td.why { color: #444; text-align: left; }
-.bar { background: #4878a8; height: 11px; display: inline-block; }
-"""
-
 
 def plan_html(figures: Figures) -> str:
     """Returns the whole page.
@@ -52,9 +34,9 @@ def plan_html(figures: Figures) -> str:
     Args:
         figures: the search's answer and what follows from it.
     """
-    title = escape(subject(figures))
+    title = subject(figures)
     body = [
-        f"<h1>{title}</h1>",
+        f"<h1>{escape(title)}</h1>",
         *_answer(figures),
         "<h2>The step</h2>",
         *_pictures(figures),
@@ -70,38 +52,26 @@ def plan_html(figures: Figures) -> str:
         *_considered(figures),
         f"<p class='note'>Predicted by sppo_jax {escape(figures.plan.version)} before anything was compiled.</p>",
     ]
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            "<html lang='en'><head><meta charset='utf-8'>",
-            "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-            f"<title>{title}</title><style>{_STYLE}</style></head><body>",
-            *body,
-            "</body></html>\n",
-        ]
-    )
+    return page(title, body)
 
 
 def _answer(figures: Figures) -> list[str]:
     found, plan = figures.found, figures.plan
     memory, cluster = found.memory, figures.cluster
-    cards = [
+    boxes = [
         ("fits" if found.fits else "does not fit", figures.cluster.name, "fits" if found.fits else "not"),
         (f"{seconds(plan.predicted.step_s)} s", "predicted step", ""),
         (f"{figures.tokens_s:,.0f}", f"tokens/s, {figures.tokens_s / figures.num_devices:,.0f} a device", ""),
     ]
     if figures.mfu is not None:
-        cards.append((f"{figures.mfu:.1%}", "causal MFU", ""))
-    cards += [
+        boxes.append((f"{figures.mfu:.1%}", "causal MFU", ""))
+    boxes += [
         (f"{plan.predicted.bubble_fraction:.1%}", "bubble", ""),
         (format_bytes(memory.hbm_bytes), f"HBM of {format_bytes(cluster.device.hbm_bytes)}", ""),
         (format_bytes(memory.host), f"host of {format_bytes(cluster.device_host_bytes)} a device", ""),
     ]
-    boxes = [
-        f"<div class='{kind}'><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small, kind in cards
-    ]
     problem = [f"<p><strong>{escape(found.problem)}</strong></p>"] if found.problem else []
-    return ["<div class='answer'>", *boxes, "</div>", *problem]
+    return [*cards(boxes), *problem]
 
 
 def _pictures(figures: Figures) -> list[str]:
@@ -159,29 +129,29 @@ def _memory_picture(figures: Figures, window: Window) -> str:
 
 def _seconds(figures: Figures) -> list[str]:
     rows = [
-        (name, spent, f"{share:.1%}", escape(names) or _bar(share)) for name, spent, share, names in part_rows(figures)
+        (name, spent, f"{share:.1%}", escape(names) or bar(share)) for name, spent, share, names in part_rows(figures)
     ]
     note = f"<p class='note'>Host link: {escape(copies_text(figures))}.</p>" if figures.copies else ""
-    return [_table(("part", "seconds", "share", ""), rows, text=(0,), raw=(3,)), note]
+    return [table(("part", "seconds", "share", ""), rows, text=(0,), raw=(3,)), note]
 
 
 def _memory(figures: Figures) -> list[str]:
     unit = byte_unit(figures.found.memory)
     rows = [
-        (name, size, f"{share:.1%}", escape(of) or _bar(share)) for name, size, share, of in memory_rows(figures, unit)
+        (name, size, f"{share:.1%}", escape(of) or bar(share)) for name, size, share, of in memory_rows(figures, unit)
     ]
-    return [_table(("holds", unit.name, "share", ""), rows, text=(0,), raw=(3,))]
+    return [table(("holds", unit.name, "share", ""), rows, text=(0,), raw=(3,))]
 
 
 def _stages(figures: Figures) -> list[str]:
     unit = byte_unit(figures.found.memory)
     note = f"A device of each stage, in {unit.name} and seconds a step. {COLUMN_HELP}."
-    return [_table(STAGES_HEADER, stage_rows(figures, unit)), f"<p class='note'>{escape(note)}</p>"]
+    return [table(STAGES_HEADER, stage_rows(figures, unit)), f"<p class='note'>{escape(note)}</p>"]
 
 
 def _choices(figures: Figures) -> list[str]:
     rows = [(name, value, "; ".join(reasons)) for name, value, reasons in choice_rows(figures)]
-    return [_table(("choice", "value", "reason"), rows, text=(0, 1, 2))]
+    return [table(("choice", "value", "reason"), rows, text=(0, 1, 2))]
 
 
 def _considered(figures: Figures) -> list[str]:
@@ -189,32 +159,4 @@ def _considered(figures: Figures) -> list[str]:
     note = f"<p>{found.num_considered:,} plans considered in {found.seconds:.2f} s.</p>"
     if not rows:
         return [note, "<p>The settings leave no other.</p>"]
-    return [note, _table(REJECTED_HEADER, rows, text=(1, 3, 4, 6))]
-
-
-def _table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[int] = (), raw: Sequence[int] = ()
-) -> str:
-    """Returns a table.
-
-    Args:
-        header: titles of the columns.
-        rows: as many texts each.
-        text: columns that are set to the left; the others are numbers.
-        raw: columns that hold HTML, also set to the left.
-    """
-    kinds = ["text" if index in (*text, *raw) else "number" for index in range(len(header))]
-    head = "".join(f"<th class='{kind}'>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))
-    lines = [f"<div class='wide'><table><tr>{head}</tr>"]
-    for row in rows:
-        cells = [cell if index in raw else escape(cell) for index, cell in enumerate(row)]
-        lines.append(
-            "<tr>"
-            + "".join(f"<td class='{kind}'>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True))
-            + "</tr>"
-        )
-    return "\n".join([*lines, "</table></div>"])
-
-
-def _bar(share: float) -> str:
-    return f"<span class='bar' style='width:{max(1, round(min(share, 1.5) * 300))}px'></span>"
+    return [note, table(REJECTED_HEADER, rows, text=(1, 3, 4, 6))]

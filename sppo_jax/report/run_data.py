@@ -1,0 +1,163 @@
+"""What a run directory holds, read as it is: missing, torn and empty files give an emptier report, not an error."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sppo_jax.config import Config, load_config
+from sppo_jax.planner.plan import Plan
+
+CONFIG, PLAN, METRICS, EVENTS, FINISHED = "config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "finished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """A run as its files tell it.
+
+    Args:
+        run_dir: the directory.
+        config: the settings; None where they cannot be read.
+        config_text: config.yaml as it stands.
+        plan: the plan; None where it cannot be read.
+        rows: lines of metrics.jsonl by rising step; what was done again after a resume is there once.
+        events: lines of events.jsonl as they were written.
+        notes: what could not be read, a sentence each.
+        finished: whether the run says that it is done.
+        age_s: seconds since the last line was written; infinite where there is none.
+    """
+
+    run_dir: Path
+    config: Config | None
+    config_text: str
+    plan: Plan | None
+    rows: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+    notes: Sequence[str]
+    finished: bool
+    age_s: float
+
+    @property
+    def name(self) -> str:
+        return self.run_dir.resolve().name
+
+
+def read_run_dir(run_dir: Path) -> RunData:
+    """Reads a run directory.
+
+    Raises:
+        ValueError: it is not there, holds no run, or a file in it may not be read.
+    """
+    if not run_dir.is_dir():
+        what = "a file" if run_dir.exists() else "nothing there"
+        raise ValueError(f"a run directory was expected, got {run_dir} ({what}); give the --run-dir of a sppo train")
+    if not any((run_dir / name).exists() for name in (CONFIG, PLAN, METRICS, EVENTS)):
+        raise ValueError(
+            f"a run directory holds {CONFIG}, {PLAN} and {METRICS}, got {run_dir} with none of them; "
+            "give the --run-dir of a sppo train"
+        )
+    notes: list[str] = []
+    config_text = _text(run_dir / CONFIG)
+    rows = [row for row in _lines(run_dir / METRICS, notes) if _step(row) is not None]
+    events = [event for event in _lines(run_dir / EVENTS, notes) if isinstance(event.get("kind"), str)]
+    return RunData(
+        run_dir=run_dir,
+        config=_config(run_dir / CONFIG, config_text, notes),
+        config_text=config_text,
+        plan=_plan(run_dir / PLAN, notes),
+        rows=_without_repeats(rows),
+        events=events,
+        notes=notes,
+        finished=(run_dir / FINISHED).exists(),
+        age_s=_age_s(run_dir),
+    )
+
+
+def number(row: Mapping[str, Any], key: str) -> float | None:
+    """Returns a finite number of a line, None where it has none."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _step(row: Mapping[str, Any]) -> int | None:
+    step = row.get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else None
+
+
+def _text(path: Path) -> str:
+    """Returns a file's text, "" where there is none.
+
+    Raises:
+        ValueError: it is there and cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise ValueError(
+            f"the files of a run must be readable, got {path} ({error.strerror}); mend it or move it away"
+        ) from None
+
+
+def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    found, torn = [], 0
+    for line in _text(path).splitlines():
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if isinstance(entry, dict):
+            found.append(entry)
+        else:
+            torn += 1
+    if torn:
+        notes.append(f"{path.name} has {torn} {'line that is' if torn == 1 else 'lines that are'} torn; left out.")
+    return found
+
+
+def _without_repeats(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Drops what came before a line of an earlier step: steps that a resumed run did again."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        while kept and kept[-1]["step"] >= row["step"]:
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
+def _config(path: Path, text: str, notes: list[str]) -> Config | None:
+    if not text:
+        notes.append(f"There is no {path.name} yet, so the settings are not shown.")
+        return None
+    try:
+        return load_config(path)
+    except ValueError as error:
+        notes.append(f"{path.name} cannot be read ({error}).")
+        return None
+
+
+def _plan(path: Path, notes: list[str]) -> Plan | None:
+    text = _text(path)
+    if not text:
+        notes.append(f"There is no {path.name} yet, so the plan is not shown.")
+        return None
+    try:
+        return Plan.from_json(text)
+    except ValueError as error:
+        notes.append(f"{path.name} cannot be read ({error}).")
+        return None
+
+
+def _age_s(run_dir: Path) -> float:
+    times = [path.stat().st_mtime for path in (run_dir / METRICS, run_dir / EVENTS, run_dir / CONFIG) if path.exists()]
+    return max(0.0, time.time() - max(times)) if times else math.inf

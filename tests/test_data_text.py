@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 
 import pytest
 
@@ -76,6 +77,6 @@ def test_wrong_files_are_refused_with_their_line(tmp_path):
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ValueError, match=r'needs the pyarrow library.*pip install "sppo_jax\[data\]"'):
         documents(tmp_path / "a.parquet")

@@ -52,7 +52,7 @@ class Corpus:
 def join(corpora: list[Corpus]) -> Corpus:
     """Return all documents of some corpora, in their order."""
     sizes = [sum(len(part) for part in corpus.parts) for corpus in corpora]
-    firsts = np.cumsum([0, *sizes[:-1]]) if sizes else []
+    firsts = np.cumsum([0, *sizes])[:-1]
     return Corpus(
         parts=tuple(part for corpus in corpora for part in corpus.parts),
         starts=np.concatenate([corpus.starts + first for corpus, first in zip(corpora, firsts, strict=True)]),

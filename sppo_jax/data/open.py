@@ -70,23 +70,22 @@ def open_data(config: Config) -> Data:
         training, validation = split_corpus(corpus, data.validation_fraction)
         pack = functools.partial(_pack, config, number)
         share = weight / sum(weights.values())
-        sources.append(Source(name=name, weight=share, training=pack(training), validation=pack(validation)))
+        held_out = pack(validation) if validation else None
+        sources.append(Source(name=name, weight=share, training=pack(training), validation=held_out))
     # Bytes of token files mean nothing: those are text only where a source was, or the tokenizer is given.
     readable = data.tokenizer is not None or encoder.cache_info().currsize
-    held_out = [source.validation for source in sources if source.validation]
+    validations = [source.validation for source in sources if source.validation]
     return Data(
         training=_mix([source.training for source in sources], sources),
-        validation=_mix(held_out, sources) if held_out else None,
+        validation=_mix(validations, sources) if validations else None,
         decode=encoder().decode if readable else _write_numbers,
         sources=tuple(sources),
         fingerprint=_fingerprint(config, sources),
     )
 
 
-def _pack(config: Config, number: int, corpus: Corpus | None) -> PackedRows | None:
+def _pack(config: Config, number: int, corpus: Corpus) -> PackedRows:
     data = config.data
-    if corpus is None:
-        return None
     seed = data.seed << 16 | number
     return PackedRows(corpus, length=config.sequence.length, pack=data.pack, seed=seed)
 
@@ -105,7 +104,7 @@ def _fingerprint(config: Config, sources: Sequence[Source]) -> str:
                 layout = rows.layout
                 digest.update(f"{source.weight:.9g} {layout.num_rows}".encode())
                 for array in (layout.begins, layout.sizes, layout.firsts):
-                    digest.update(zlib.crc32(np.ascontiguousarray(array)).to_bytes(4, "little"))
+                    digest.update(zlib.crc32(np.ascontiguousarray(array).data).to_bytes(4, "little"))
                 digest.update(rows.read(0)["tokens"].tobytes())
     return digest.hexdigest()[:16]
 

@@ -95,8 +95,7 @@ class PackedRows:
             seed: which documents come together, and in which order.
         """
         self.layout = lay_out(corpus, length=length, pack=pack, seed=seed)
-        self.length = length
-        self._corpus, self._seed = corpus, seed
+        self.corpus, self.length, self._seed = corpus, length, seed
 
     def __len__(self) -> int:
         """Return the number of sequences of an epoch."""
@@ -114,7 +113,7 @@ class PackedRows:
         layout, at = self.layout, 0
         for number, piece in enumerate(range(layout.firsts[row], layout.firsts[row + 1])):
             begin, size = int(layout.begins[piece]), int(layout.sizes[piece])
-            tokens = self._corpus.read(begin, begin + size + int(layout.goes_on[piece]))
+            tokens = self.corpus.read(begin, begin + size + int(layout.goes_on[piece]))
             to = at + size
             batch["tokens"][at:to] = tokens[:size]
             batch["targets"][at : at + len(tokens) - 1] = tokens[1:]

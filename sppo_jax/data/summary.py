@@ -1,0 +1,194 @@
+"""What a run's data are, in numbers and samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sppo_jax.config import Config
+from sppo_jax.data.mixture import Mixture
+from sppo_jax.data.open import Data, Source
+from sppo_jax.data.order import key_of, permuted
+
+_NUM_DOCUMENTS, _NUM_PIECES, _SAMPLE_TOKENS, _NUM_ROWS = 4, 6, 100, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSummary:
+    """A source in numbers.
+
+    Args:
+        name: as the config names it.
+        weight: share of the training sequences.
+        documents: to train on.
+        tokens: of these.
+        held_out_documents: for validation.
+        held_out_tokens: of these.
+        sequences: of one epoch of the source.
+        filled: share of the tokens of these sequences that is no padding.
+        split: documents that are cut into pieces.
+        run_epochs: how many times the run reads the source.
+    """
+
+    name: str
+    weight: float
+    documents: int
+    tokens: int
+    held_out_documents: int
+    held_out_tokens: int
+    sequences: int
+    filled: float
+    split: int
+    run_epochs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Training documents of first..last tokens."""
+
+    first: int
+    last: int
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The start of a piece of text: where it stands, how many tokens it has, and how it begins."""
+
+    where: str
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A run's data in numbers and samples.
+
+    Args:
+        length: tokens of a sequence.
+        pack: how documents fill sequences.
+        num_sequences: sequences of a step.
+        run_steps: steps of the run.
+        sources: one by one.
+        epoch_sequences: sequences of an epoch: until every source has been read whole.
+        filled: share of the tokens of these that is no padding.
+        histogram: documents by length, shortest first.
+        documents: how some documents begin.
+        sequence: the one of the first few that holds the most pieces.
+        pieces: how its pieces begin.
+        num_pieces: how many there are.
+        fingerprint: of the order of all tokens.
+    """
+
+    length: int
+    pack: str
+    num_sequences: int
+    run_steps: int
+    sources: tuple[SourceSummary, ...]
+    epoch_sequences: int
+    filled: float
+    histogram: tuple[Bucket, ...]
+    documents: tuple[Sample, ...]
+    sequence: int
+    pieces: tuple[Sample, ...]
+    num_pieces: int
+    fingerprint: str
+
+    @property
+    def epoch_steps(self) -> float:
+        return self.epoch_sequences / self.num_sequences
+
+    @property
+    def run_epochs(self) -> float:
+        return self.run_steps / self.epoch_steps
+
+
+def summarize(config: Config, data: Data) -> Summary:
+    """Count and sample what a run reads.
+
+    Args:
+        config: of the run.
+        data: from `open_data`.
+    """
+    run_sequences = config.train.steps * config.num_sequences
+    rows = data.training
+    drawn, epoch_drawn = (
+        rows.num_drawn(count) if isinstance(rows, Mixture) else [count] for count in (run_sequences, len(rows))
+    )
+    sources = tuple(_source(*each) for each in zip(data.sources, drawn, strict=True))
+    filled = sum(count * source.filled for count, source in zip(epoch_drawn, sources, strict=True)) / len(rows)
+    sequence, pieces, num_pieces = _pieces(data)
+    return Summary(
+        length=config.sequence.length,
+        pack=config.data.pack,
+        num_sequences=config.num_sequences,
+        run_steps=config.train.steps,
+        sources=sources,
+        epoch_sequences=len(rows),
+        filled=filled,
+        histogram=_histogram(data.sources),
+        documents=_documents(data, config.data.seed),
+        sequence=sequence,
+        pieces=pieces,
+        num_pieces=num_pieces,
+        fingerprint=data.fingerprint,
+    )
+
+
+def _source(source: Source, drawn: int) -> SourceSummary:
+    rows, held_out = source.training, source.validation
+    corpus = rows.corpus
+    return SourceSummary(
+        name=source.name,
+        weight=source.weight,
+        documents=corpus.num_documents,
+        tokens=corpus.num_tokens,
+        held_out_documents=held_out.corpus.num_documents if held_out else 0,
+        held_out_tokens=held_out.corpus.num_tokens if held_out else 0,
+        sequences=len(rows),
+        filled=corpus.num_tokens / (len(rows) * rows.length),
+        split=rows.layout.num_split,
+        run_epochs=drawn / len(rows),
+    )
+
+
+def _histogram(sources: tuple[Source, ...]) -> tuple[Bucket, ...]:
+    """Count documents by powers of two, from the shortest that there is to the longest."""
+    sizes = np.concatenate([source.training.corpus.ends - source.training.corpus.starts for source in sources])
+    bits = np.frexp(sizes.astype(np.float64))[1] - 1
+    counts, tokens = np.bincount(bits), np.bincount(bits, weights=sizes)
+    return tuple(
+        Bucket(first=1 << bit, last=(2 << bit) - 1, documents=int(counts[bit]), tokens=int(tokens[bit]))
+        for bit in range(int(bits.min()), len(counts))
+    )
+
+
+def _documents(data: Data, seed: int) -> tuple[Sample, ...]:
+    """Sample documents of all sources in turn."""
+    samples = []
+    for turn in range(_NUM_DOCUMENTS):
+        source = data.sources[turn % len(data.sources)]
+        corpus, number = source.training.corpus, turn // len(data.sources)
+        if number < corpus.num_documents:
+            document = permuted(number, corpus.num_documents, key_of(seed))
+            start, end = int(corpus.starts[document]), int(corpus.ends[document])
+            text = data.decode(corpus.read(start, min(end, start + _SAMPLE_TOKENS)).astype(np.int64))
+            samples.append(Sample(where=source.name, tokens=end - start, text=text))
+    return tuple(samples)
+
+
+def _pieces(data: Data) -> tuple[int, tuple[Sample, ...], int]:
+    """Sample the pieces of a sequence, the first and the last ones if they are many."""
+    rows = [data.training[index] for index in range(min(_NUM_ROWS, len(data.training)))]
+    counts = [int(row["document_ids"].max()) + 1 for row in rows]
+    count = max(counts)
+    row, ids = rows[counts.index(count)], rows[counts.index(count)]["document_ids"]
+    half = _NUM_PIECES // 2
+    samples = []
+    for piece in range(count) if count <= _NUM_PIECES else [*range(half), *range(count - half, count)]:
+        places = np.flatnonzero(ids == piece)
+        text = data.decode(row["tokens"][places[:_SAMPLE_TOKENS]])
+        samples.append(Sample(where=f"{places[0]:,}..{places[-1]:,}", tokens=len(places), text=text))
+    return counts.index(count), tuple(samples), count

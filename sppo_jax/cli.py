@@ -7,11 +7,18 @@ import warnings
 from collections.abc import Sequence
 
 from sppo_jax import distributed
-from sppo_jax.commands import data, fit, plan, profile, train
+from sppo_jax.commands import data, fit, plan, profile, report, train
 from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
 # A command is a module with `run(words) -> exit code`, where words are those behind its name.
-COMMANDS = {"train": train.run, "plan": plan.run, "fit": fit.run, "profile": profile.run, "data": data.run}
+COMMANDS = {
+    "train": train.run,
+    "plan": plan.run,
+    "fit": fit.run,
+    "profile": profile.run,
+    "data": data.run,
+    "report": report.run,
+}
 
 
 def _warn_in_a_line(message: Warning | str, *_: object) -> None:

@@ -90,7 +90,7 @@ def smooth(points: Sequence[Point], num_points: int = 160) -> list[Point]:
     """
     if len(points) < 24:
         return []
-    steps = [point.step for point in points]
+    steps, num_points = [point.step for point in points], min(num_points, len(points))
     half = max((steps[-1] - steps[0]) / 80, 2 * (steps[-1] - steps[0]) / len(steps))
     found = []
     for index in range(num_points):

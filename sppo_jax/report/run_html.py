@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 
@@ -104,23 +105,24 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         ValueError: the directory holds no run, or cannot be read or written.
     """
-    return write_page(run_dir, run_html(figures_of_run(read_run_dir(run_dir))))
+    return write_page(run_dir / FILE, run_html(figures_of_run(read_run_dir(run_dir))))
 
 
-def write_page(run_dir: Path, text: str) -> Path:
-    """Puts a page at its place in a run directory, whole or not at all.
+def write_page(path: Path, text: str) -> Path:
+    """Puts a page at its place, whole or not at all, and returns it.
 
     Raises:
-        ValueError: the directory cannot be written.
+        ValueError: it cannot be written.
     """
-    path, part = run_dir / FILE, run_dir / f".{FILE}.{os.getpid()}"
+    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(text, encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise ValueError(
-            f"the run directory must be writable for its report, got {path} ({error.strerror}); make room or copy it"
+            f"a report must go where it can be written, got {path} ({error.strerror}); use --out"
         ) from None
     return path
 

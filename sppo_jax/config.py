@@ -101,12 +101,35 @@ class ModelConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecallConfig(Group):
+    """The recall task (`data.source: recall`): keys with a value each, asked for later; chance is 1 / pairs.
+
+    Args:
+        pairs: keys, and values, of every sequence.
+        distances: how many tokens before a question its answer stands, each as often as every other.
+    """
+
+    group: ClassVar[str] = "data.recall"
+    pairs: int = 16
+    distances: tuple[int, ...] = (129, 193, 257, 321, 385)
+
+    def _check(self) -> None:
+        self._at_least(2, "pairs")
+        if len(set(self.distances)) != len(self.distances) or min(self.distances, default=0) < 1:
+            raise ConfigError(
+                f"data.recall.distances must be different numbers of at least 1, got {list(self.distances)}; "
+                "write e.g. [129, 257]"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig(Group):
     """Where the documents come from and how they fill sequences.
 
     Args:
         source: a file, a directory or a pattern of .txt, .jsonl, .jsonl.gz, .parquet, .bin or .npy files, or "stdlib"
-            (the running Python's own standard library); or a mapping of several of these to their weights.
+            (the running Python's own standard library); or a mapping of several of these to their weights; or
+            "recall" (sequences drawn at random, see `recall`).
         tokenizer: a tokenizer.json, or a directory with one, for text; None: text is bytes.
         text_key: key of the text in a JSON line, column of the text in a Parquet file.
         start_token: what every document of text begins with; "auto": what the tokenizer puts there; None: nothing.
@@ -118,6 +141,7 @@ class DataConfig(Group):
         validation_fraction: share of each source's documents held out, by a hash of their names.
         seed: which documents share a sequence, and the order of the sequences.
         cache: directory for what is tokenized once; None: the user's cache directory.
+        recall: the task of `source: recall`.
     """
 
     group: ClassVar[str] = "data"
@@ -132,6 +156,7 @@ class DataConfig(Group):
     validation_fraction: float = 0.05
     seed: int = 0
     cache: str | None = None
+    recall: RecallConfig = field(default_factory=RecallConfig)
 
     def _check(self) -> None:
         self._fraction("validation_fraction")

@@ -81,6 +81,31 @@ def test_validation_loss_by_position_is_the_mean_over_targets():
     assert found.describe().count("\n") == 6 and "late positions" in found.describe()
 
 
+def test_recall_is_the_share_of_hits_at_each_distance():
+    generator = np.random.default_rng(0)
+    batches, scores = [], []
+    for _ in range(2):
+        distances = generator.choice([0, 5, 9], (2, 16))
+        targets = np.where(distances > 0, 1, -1)
+        batches.append({"targets": targets, "positions": np.tile(np.arange(16), (2, 1)), "distances": distances})
+        scores.append(TokenScores(np.ones((2, 16)), generator.random((2, 16)) < 0.5))
+    answers = iter(scores)
+
+    def place(batch):
+        assert "distances" not in batch  # no part of what the model is given
+        return batch
+
+    found = evaluate(lambda params, batch: next(answers), None, batches, place)
+    distances = np.concatenate([batch["distances"] for batch in batches])
+    hits = np.concatenate([score.hits_BS for score in scores])
+    assert [recall.distance for recall in found.recall] == [5, 9]
+    for recall in found.recall:
+        here = distances == recall.distance
+        assert recall.num_targets == here.sum() and recall.accuracy == pytest.approx(hits[here].mean())
+    assert json.loads(json.dumps(found.metrics()))["recall_by_distance"][1]["distance"] == 9
+    assert "recall by distance" in found.describe()
+
+
 def test_nothing_held_out_gives_no_validation():
     assert evaluate(None, None, [], None) is None
 

@@ -15,6 +15,7 @@ from sppo_jax.data.corpus import Corpus, split_corpus
 from sppo_jax.data.encoding import open_encoder
 from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.packing import PackedRows
+from sppo_jax.data.recall import RECALL, TRAINING, VALIDATION, RecallRows
 from sppo_jax.data.rows import Rows
 from sppo_jax.data.sources import load_corpus
 
@@ -44,7 +45,7 @@ class Data:
         training: the sequences to train on.
         validation: those held out; None where nothing is.
         decode: the text of some tokens, integer [num_tokens].
-        sources: where they come from.
+        sources: where they come from; none for the recall task.
         fingerprint: differs between data whose sequences differ.
     """
 
@@ -62,6 +63,8 @@ def open_data(config: Config) -> Data:
         ValueError: a source is unknown, unreadable or empty, or does not fit the model's vocabulary.
     """
     data, vocab_size = config.data, config.model.vocab_size
+    if data.source == RECALL:
+        return _open_recall(config)
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
     weights = data.sources
     sources = []
@@ -81,6 +84,22 @@ def open_data(config: Config) -> Data:
         decode=encoder().decode if readable else _write_numbers,
         sources=tuple(sources),
         fingerprint=_fingerprint(config, sources),
+    )
+
+
+def _open_recall(config: Config) -> Data:
+    data, length, vocab_size = config.data, config.sequence.length, config.model.vocab_size
+    training, validation = (
+        RecallRows(data.recall, length=length, vocab_size=vocab_size, seed=data.seed, stream=stream)
+        for stream in (TRAINING, VALIDATION)
+    )
+    drawn = repr((data.recall, length, vocab_size, data.seed))
+    return Data(
+        training=training,
+        validation=validation,
+        decode=training.decode,
+        sources=(),
+        fingerprint=hashlib.sha256(drawn.encode()).hexdigest()[:16],
     )
 
 

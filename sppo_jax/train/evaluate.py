@@ -1,7 +1,8 @@
-"""Validation loss, overall and by position within a document: what a long context is good for."""
+"""What a long context is good for: validation loss, overall and by position within a document; recall by distance."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from sppo_jax.data.packing import Batch
+from sppo_jax.attention.validate import KEYS
+from sppo_jax.data.rows import Batch
 from sppo_jax.pipeline.api import TokenScores
 
 Scores = Callable[[nnx.State, Mapping[str, jax.Array]], TokenScores]
@@ -26,12 +28,25 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recall:
+    """Share of the answers `distance` tokens back that the model has right."""
+
+    distance: int
+    num_targets: int
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Mean loss in nats a target, overall and by position; buckets without targets are left out."""
+    """Mean loss in nats a target, overall and by position, and recall by distance where the data ask for it.
+
+    Buckets without targets are left out.
+    """
 
     loss: float
     num_targets: int
     buckets: tuple[Bucket, ...]
+    recall: tuple[Recall, ...] = ()
 
     def metrics(self) -> dict:
         """Return what metrics.jsonl says of a validation."""
@@ -39,7 +54,10 @@ class Validation:
             {"first": bucket.first, "last": bucket.last, "num_targets": bucket.num_targets, "loss": bucket.loss}
             for bucket in self.buckets
         ]
-        return {"validation_loss": self.loss, "validation_loss_by_position": by_position}
+        found: dict = {"validation_loss": self.loss, "validation_loss_by_position": by_position}
+        if self.recall:
+            found["recall_by_distance"] = [dataclasses.asdict(recall) for recall in self.recall]
+        return found
 
     def describe(self) -> str:
         """Return a short table."""
@@ -53,6 +71,9 @@ class Validation:
             lines.append(
                 f"  late positions ({late.first}..{late.last}) are {abs(gain):.4f} nats {word} than early ones"
             )
+        if self.recall:
+            lines.append("recall by distance:")
+        lines += [f"  {r.distance:>16}  {r.accuracy:.1%}  ({r.num_targets} answers)" for r in self.recall]
         return "\n".join(lines)
 
 
@@ -72,24 +93,42 @@ def evaluate(
     Args:
         token_scores: `f(params, batch)`, from `pipeline.api.evaluate`.
         params: the parameters.
-        batches: int32 [num_sequences, sequence_length] each of tokens, targets, positions, document_ids.
+        batches: int32 [num_sequences, sequence_length] each of tokens, targets, positions, document_ids, and where the
+            data ask for recall `distances` (0 where there is no answer).
         place: puts a batch on the devices.
 
     Returns:
         The losses; None if no token has a target.
     """
+    hits_by_distance: dict[int, list[int]] = {}  # answers, hits
     sums, counts, edges = np.zeros(5), np.zeros(5, np.int64), [0]
     for batch in batches:
-        losses = np.asarray(token_scores(params, place(batch)).losses_BS, np.float64)
+        scores = token_scores(params, place({key: batch[key] for key in KEYS if key in batch}))
+        losses = np.asarray(scores.losses_BS, np.float64)
         edges = position_edges(losses.shape[1])
         wanted = batch["targets"] >= 0
         bucket = np.searchsorted(edges, batch["positions"][wanted], side="right") - 1
         sums += np.bincount(bucket, weights=losses[wanted], minlength=len(sums))
         counts += np.bincount(bucket, minlength=len(counts))
+        if "distances" in batch:
+            _count_hits(hits_by_distance, batch["distances"], np.asarray(scores.hits_BS))
     if not counts.sum():
         return None
     buckets = tuple(
         Bucket(first=edges[i], last=edges[i + 1] - 1, num_targets=int(counts[i]), loss=float(sums[i] / counts[i]))
         for i in np.flatnonzero(counts)
     )
-    return Validation(loss=float(sums.sum() / counts.sum()), num_targets=int(counts.sum()), buckets=buckets)
+    recall = tuple(
+        Recall(distance=distance, num_targets=answers, accuracy=hits / answers)
+        for distance, (answers, hits) in sorted(hits_by_distance.items())
+    )
+    loss = float(sums.sum() / counts.sum())
+    return Validation(loss=loss, num_targets=int(counts.sum()), buckets=buckets, recall=recall)
+
+
+def _count_hits(totals: dict[int, list[int]], distances_BS: np.ndarray, hits_BS: np.ndarray) -> None:
+    """Add a batch's answers and hits to those of each distance."""
+    for distance in np.unique(distances_BS[distances_BS > 0]).tolist():
+        here = distances_BS == distance
+        answers, hits = totals.setdefault(distance, [0, 0])
+        totals[distance] = [answers + int(here.sum()), hits + int(hits_BS[here].sum())]

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from sppo_jax.config import Config
 from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
+from sppo_jax.data.recall import with_distances
 from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout
@@ -56,7 +57,7 @@ class Experiment:
         if self.validation is None:
             return iter(())
         num_batches = -(-self.config.train.eval_sequences // self.config.num_sequences)
-        return islice(make_loader(self.config, self.validation), num_batches)
+        return islice(make_loader(self.config, with_distances(self.validation)), num_batches)
 
 
 def prepare(config: Config, plan: Plan) -> Experiment:

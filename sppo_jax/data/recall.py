@@ -1,0 +1,135 @@
+"""A task that only a long context solves: facts early in a sequence, asked for a chosen distance later.
+
+A sequence is filler in which every one of `pairs` keys is followed once by a value, all values in a random order, and
+in which each key stands once more, alone: there the target is its value. Nothing else has a target.
+
+    . k2 v0 . . k0 v1 . k1 v2 . . . . . k0 . . . . k2 . . k1 . .
+                                         ^v1        ^v0   ^v2
+
+Every value is the answer just once, so knowing which values a sequence holds says nothing about any answer: without its
+fact an answer is guessed with a chance of 1 / pairs. Facts lie in the first `length - longest distance` tokens, each
+distance is as frequent as every other, and where a fact lies says nothing about its distance.
+
+Vocabulary: keys 0..pairs-1, values pairs..2 pairs-1, all tokens above are filler.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sppo_jax.config import RecallConfig
+from sppo_jax.data.rows import Batch, Rows
+
+RECALL = "recall"  # as a source
+# A draw is a pure function of (seed, stream, index); the streams share no sequence.
+TRAINING, VALIDATION = 0, 1
+# Sequences never repeat, so an epoch is a matter of bookkeeping alone.
+_ROWS_PER_EPOCH = 1 << 20
+
+
+class RecallRows:
+    """Sequences of the recall task by number, drawn when they are asked for."""
+
+    def __init__(self, config: RecallConfig, *, length: int, vocab_size: int, seed: int, stream: int = TRAINING):
+        """Check that the task fits.
+
+        Args:
+            config: number of pairs and distances.
+            length: tokens of a sequence.
+            vocab_size: of the model.
+            seed: of the draws.
+            stream: TRAINING or VALIDATION.
+
+        Raises:
+            ValueError: the sequence is too short or the vocabulary too small.
+        """
+        self.config, self.length, self.vocab_size, self._seed = config, length, vocab_size, (seed, stream)
+        longest, least = max(config.distances), max(config.distances) + _fact_tokens(config)
+        if length < least:
+            raise ValueError(
+                f"sequence.length must be at least {least} for {config.pairs} pairs up to {longest} tokens back, "
+                f"got {length}; raise it, or lower data.recall.distances or data.recall.pairs"
+            )
+        if vocab_size <= 2 * config.pairs:
+            raise ValueError(
+                f"model.vocab_size must be at least {2 * config.pairs + 1} for {config.pairs} keys, as many values and "
+                f"filler, got {vocab_size}; raise it or lower data.recall.pairs"
+            )
+
+    @property
+    def chance(self) -> float:
+        """The accuracy of a guess."""
+        return 1 / self.config.pairs
+
+    def __len__(self) -> int:
+        return _ROWS_PER_EPOCH
+
+    def __getitem__(self, index: int) -> Batch:
+        """Draw sequence `index`.
+
+        Returns:
+            int32 [length] each of tokens, targets (-1 but where a key is asked for), positions and document_ids (0).
+        """
+        rng, fact_P, question_P, _ = self._places(index)
+        pairs = self.config.pairs
+        keys_P, values_P = (rng.permutation(pairs).astype(np.int32) for _ in range(2))
+        tokens = rng.integers(2 * pairs, self.vocab_size, self.length, dtype=np.int32)
+        targets = np.full(self.length, -1, np.int32)
+        tokens[fact_P], tokens[fact_P + 1], tokens[question_P] = keys_P, pairs + values_P, keys_P
+        targets[question_P] = pairs + values_P
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "positions": np.arange(self.length, dtype=np.int32),
+            "document_ids": np.zeros(self.length, np.int32),
+        }
+
+    def distances(self, index: int) -> np.ndarray:
+        """Return how many tokens before each question of sequence `index` its value stands: int32, 0 elsewhere."""
+        _, _, question_P, distance_P = self._places(index)
+        found = np.zeros(self.length, np.int32)
+        found[question_P] = distance_P
+        return found
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Write keys as k0, k1, ..., values as v0, v1, ..., filler as a dot."""
+        pairs = self.config.pairs
+        return " ".join(f"k{t}" if t < pairs else f"v{t - pairs}" if t < 2 * pairs else "." for t in tokens.tolist())
+
+    def _places(self, index: int) -> tuple[np.random.Generator, np.ndarray, np.ndarray, np.ndarray]:
+        """Draw where the facts and questions of a sequence stand, and the distance of each."""
+        config = self.config
+        rng = np.random.default_rng((*self._seed, index))
+        # As equal shares as the number of pairs allows, the remainder at random.
+        offers = rng.permutation(len(config.distances))[np.arange(config.pairs) % len(config.distances)]
+        distance_P = np.array(config.distances)[offers]
+        free = np.ones(self.length, bool)
+        fact_P = np.zeros(config.pairs, np.int64)
+        span = self.length - max(config.distances) - 1
+        for pair, distance in enumerate(distance_P):
+            fits = free[:span] & free[1 : span + 1] & free[distance + 1 : distance + 1 + span]
+            place = rng.choice(np.flatnonzero(fits))
+            free[[place, place + 1, place + 1 + distance]] = False
+            fact_P[pair] = place
+        return rng, fact_P, fact_P + 1 + distance_P, distance_P
+
+
+class _Marked:
+    def __init__(self, rows: RecallRows):
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Batch:
+        return {**self._rows[index], "distances": self._rows.distances(index)}
+
+
+def with_distances(rows: Rows) -> Rows:
+    """Add to each sequence of the recall task its `distances`, by which evaluation reports; others stay as they are."""
+    return _Marked(rows) if isinstance(rows, RecallRows) else rows
+
+
+def _fact_tokens(config: RecallConfig) -> int:
+    """Return how many tokens surely leave room for all facts: each takes no more than 8 places from the others."""
+    return 8 * (config.pairs - 1) + 2

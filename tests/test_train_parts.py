@@ -79,6 +79,7 @@ def test_validation_loss_by_position_is_the_mean_over_targets():
         assert bucket.loss == pytest.approx(every[inside].mean())
     assert json.loads(json.dumps(found.metrics()))["validation_loss"] == pytest.approx(found.loss)
     assert found.describe().count("\n") == 6 and "late positions" in found.describe()
+    assert found.gain == pytest.approx(found.buckets[0].loss - found.buckets[-1].loss)
 
 
 def test_recall_is_the_share_of_hits_at_each_distance():
@@ -110,10 +111,11 @@ def test_nothing_held_out_gives_no_validation():
     assert evaluate(None, None, [], None) is None
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 16, 4096])
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 16, 4096, 2**20])
 def test_position_buckets_cover_every_length(length):
     edges = position_edges(length)
-    assert edges[0] == 0 and edges[-1] == length
+    assert edges[0] == 0 and edges[-1] == length and len(edges) <= 13
+    assert edges[1] == {4096: 32, 2**20: 512}.get(length, max(1, length // 16))
     batch = {"targets": np.zeros((1, length), int), "positions": np.arange(length)[None]}
     scores = TokenScores(np.ones((1, length)), None)
     found = evaluate(lambda params, batch: scores, None, [batch], lambda batch: batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -47,6 +48,17 @@ class Validation:
     num_targets: int
     buckets: tuple[Bucket, ...]
     recall: tuple[Recall, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def gain(self) -> float | None:
+        """Loss at early positions, the first sixteenth, minus that in the last bucket: what the context is good for."""
+        if len(self.buckets) < 2:
+            return None
+        late, length = self.buckets[-1], self.buckets[-1].last + 1
+        early = [bucket for bucket in self.buckets[:-1] if 16 * (bucket.last + 1) <= length] or self.buckets[:1]
+        total = sum(bucket.num_targets for bucket in early)
+        return sum(bucket.loss * bucket.num_targets for bucket in early) / total - late.loss
 
     def metrics(self) -> dict:
         """Return what metrics.jsonl says of a validation."""
@@ -54,7 +66,11 @@ class Validation:
             {"first": bucket.first, "last": bucket.last, "num_targets": bucket.num_targets, "loss": bucket.loss}
             for bucket in self.buckets
         ]
-        found: dict = {"validation_loss": self.loss, "validation_loss_by_position": by_position}
+        found: dict = {
+            "validation_loss": self.loss,
+            "validation_loss_by_position": by_position,
+            "validation_s": self.seconds,
+        }
         if self.recall:
             found["recall_by_distance"] = [dataclasses.asdict(recall) for recall in self.recall]
         return found
@@ -65,11 +81,10 @@ class Validation:
         for bucket in self.buckets:
             span = f"{bucket.first}..{bucket.last}"
             lines.append(f"  {span:>16}  {bucket.loss:.4f}  ({bucket.num_targets} tokens)")
-        early, late = self.buckets[0], self.buckets[-1]
-        if late is not early:
-            gain, word = early.loss - late.loss, "lower" if late.loss < early.loss else "HIGHER"
+        if self.gain is not None:
+            late, word = self.buckets[-1], "lower" if self.gain > 0 else "HIGHER"
             lines.append(
-                f"  late positions ({late.first}..{late.last}) are {abs(gain):.4f} nats {word} than early ones"
+                f"  late positions ({late.first}..{late.last}) are {abs(self.gain):.4f} nats {word} than early ones"
             )
         if self.recall:
             lines.append("recall by distance:")
@@ -78,8 +93,12 @@ class Validation:
 
 
 def position_edges(sequence_length: int) -> list[int]:
-    """Return the lower ends of the position buckets: 0, then S/16, S/8, S/4 and S/2, and S as the end of the last."""
-    return sorted({0, *(sequence_length // share for share in (16, 8, 4, 2, 1))})
+    """Return the lower ends of the position buckets: 0, then powers of two of the sequence, and S as the end.
+
+    They begin at S/16, or earlier where that leaves buckets of 32 positions or more, but not before S/2048.
+    """
+    shares = [2**power for power in range(12) if power <= 4 or sequence_length >> power >= 32]
+    return sorted({0, *(sequence_length // share for share in shares)})
 
 
 def evaluate(
@@ -101,7 +120,8 @@ def evaluate(
         The losses; None if no token has a target.
     """
     hits_by_distance: dict[int, list[int]] = {}  # answers, hits
-    sums, counts, edges = np.zeros(5), np.zeros(5, np.int64), [0]
+    begin_s = time.perf_counter()
+    sums, counts, edges = np.zeros(12), np.zeros(12, np.int64), [0]
     for batch in batches:
         scores = token_scores(params, place({key: batch[key] for key in KEYS if key in batch}))
         losses = np.asarray(scores.losses_BS, np.float64)
@@ -123,7 +143,8 @@ def evaluate(
         for distance, (answers, hits) in sorted(hits_by_distance.items())
     )
     loss = float(sums.sum() / counts.sum())
-    return Validation(loss=loss, num_targets=int(counts.sum()), buckets=buckets, recall=recall)
+    seconds = time.perf_counter() - begin_s
+    return Validation(loss=loss, num_targets=int(counts.sum()), buckets=buckets, recall=recall, seconds=seconds)
 
 
 def _count_hits(totals: dict[int, list[int]], distances_BS: np.ndarray, hits_BS: np.ndarray) -> None:

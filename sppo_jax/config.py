@@ -130,7 +130,7 @@ class DataConfig(Group):
         source: a file, a directory or a pattern of .txt, .jsonl, .jsonl.gz, .parquet, .bin or .npy files, or "stdlib"
             (the running Python's own standard library); or a mapping of several of these to their weights; or
             "recall" (sequences drawn at random, see `recall`).
-        tokenizer: a tokenizer.json, or a directory with one, for text; None: text is bytes.
+        tokenizer: a tokenizer.json, or a directory with one, for text; None: that of model.hf, else text is bytes.
         text_key: key of the text in a JSON line, column of the text in a Parquet file.
         start_token: what every document of text begins with; "auto": what the tokenizer puts there; None: nothing.
         end_token: what every document of text ends with; as before.
@@ -165,11 +165,6 @@ class DataConfig(Group):
         if wrong or not self.sources:
             got = ", ".join(f"{name}: {weight:g}" for name, weight in wrong.items()) or "no source"
             raise ConfigError(f"data.source must give every source a weight above 0, got {got}; leave such sources out")
-        if self.tokenizer is None and (self.start_token, self.end_token) != ("auto", "auto"):
-            raise ConfigError(
-                f"data.start_token and data.end_token go with data.tokenizer, got {self.start_token} and "
-                f"{self.end_token} without one; bytes begin with token 256 and end with none"
-            )
 
     @property
     def sources(self) -> dict[str, float]:

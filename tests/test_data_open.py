@@ -62,9 +62,10 @@ def test_wrong_weights_are_refused(source, message):
     assert message in str(error.value)
 
 
-def test_start_and_end_tokens_need_a_tokenizer():
-    with pytest.raises(ConfigError, match="go with data.tokenizer, got None and auto without one"):
-        make_config("a.txt", start_token=None)
+def test_start_and_end_tokens_need_a_tokenizer(tmp_path):
+    (tmp_path / "a.txt").write_text("some words")
+    with pytest.raises(ValueError, match="go with data.tokenizer, got None and auto without one"):
+        open_data(make_config(tmp_path / "a.txt", start_token=None))
 
 
 def test_a_config_with_weights_is_written_and_read_back():

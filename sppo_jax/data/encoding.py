@@ -120,6 +120,11 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
         ValueError: the tokenizer cannot be used, or has more tokens than the model.
     """
     if config.tokenizer is None:
+        if (config.start_token, config.end_token) != ("auto", "auto"):
+            raise ValueError(
+                f"data.start_token and data.end_token go with data.tokenizer, got {config.start_token} and "
+                f"{config.end_token} without one; bytes begin with token {START_TOKEN}, leave both at auto"
+            )
         encoder: Encoder = BytesEncoder()
     else:
         path = Path(config.tokenizer)

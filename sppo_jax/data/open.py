@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import zlib
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sppo_jax.config import Config
+from sppo_jax.config import Config, DataConfig
 from sppo_jax.data.corpus import Corpus, split_corpus
 from sppo_jax.data.encoding import open_encoder
 from sppo_jax.data.mixture import Mixture
@@ -62,9 +63,9 @@ def open_data(config: Config) -> Data:
     Raises:
         ValueError: a source is unknown, unreadable or empty, or does not fit the model's vocabulary.
     """
-    data, vocab_size = config.data, config.model.vocab_size
-    if data.source == RECALL:
+    if config.data.source == RECALL:
         return _open_recall(config)
+    data, vocab_size = _with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
     weights = data.sources
     sources = []
@@ -75,8 +76,8 @@ def open_data(config: Config) -> Data:
         share = weight / sum(weights.values())
         held_out = pack(validation) if validation else None
         sources.append(Source(name=name, weight=share, training=pack(training), validation=held_out))
-    # Bytes of token files mean nothing: those are text only where a source was, or the tokenizer is given.
-    readable = data.tokenizer is not None or encoder.cache_info().currsize
+    # What tokens of a file mean is known only where the tokenizer is given, or some other source was text.
+    readable = config.data.tokenizer is not None or encoder.cache_info().currsize
     validations = [source.validation for source in sources if source.validation]
     return Data(
         training=_mix([source.training for source in sources], sources),
@@ -101,6 +102,12 @@ def _open_recall(config: Config) -> Data:
         sources=(),
         fingerprint=hashlib.sha256(drawn.encode()).hexdigest()[:16],
     )
+
+
+def _with_tokenizer(config: Config) -> DataConfig:
+    """Return the settings with the tokenizer of the model that training starts from, where none is given."""
+    data, imported = config.data, config.model.hf
+    return dataclasses.replace(data, tokenizer=imported) if imported and data.tokenizer is None else data
 
 
 def _pack(config: Config, number: int, corpus: Corpus) -> PackedRows:

@@ -55,21 +55,20 @@ def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
     order = np.random.default_rng(seed).permutation(corpus.num_documents)
     starts, ends = corpus.starts[order], corpus.ends[order]
     sizes = ends - starts
-    # Places of the cuts: tokens of all documents before, counted in this order.
+    # Tokens of all documents before, in this order: where a document stands in a stream.
     before = np.cumsum(sizes) - sizes
+    skipped = before % length if pack == "stream" else np.zeros_like(before)
+    num_pieces = -(-(skipped + sizes) // length)
+    document = np.repeat(np.arange(len(sizes)), num_pieces)
+    piece = np.arange(len(document)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    # Offsets of a piece in its document: its first token, and the one behind its last.
+    offsets = np.maximum(piece * length - skipped[document], 0)
+    stops = np.minimum((piece + 1) * length - skipped[document], sizes[document])
+    begins, piece_sizes = starts[document] + offsets, stops - offsets
     if pack == "stream":
-        edges = np.union1d(before, np.arange(0, int(sizes.sum()), length))
-    else:
-        num_pieces = -(-sizes // length)
-        piece = np.arange(int(num_pieces.sum())) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-        edges = np.repeat(before, num_pieces) + piece * length
-    document = np.searchsorted(before, edges, side="right") - 1
-    begins = starts[document] + edges - before[document]
-    piece_sizes = np.diff(edges, append=int(sizes.sum()))
-    if pack == "stream":
-        firsts = np.append(np.searchsorted(edges, np.arange(0, int(sizes.sum()), length)), len(edges))
+        firsts = np.append(np.flatnonzero((before[document] + offsets) % length == 0), len(document))
     elif pack == "none":
-        firsts = np.arange(len(edges) + 1)
+        firsts = np.arange(len(document) + 1)
     else:
         items, firsts = best_fit(piece_sizes, length)
         document, begins, piece_sizes = document[items], begins[items], piece_sizes[items]
@@ -78,7 +77,7 @@ def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
         sizes=piece_sizes.astype(np.int32),
         goes_on=begins + piece_sizes < ends[document],
         firsts=firsts,
-        num_split=int((np.bincount(document) > 1).sum()),
+        num_split=int((num_pieces > 1).sum()),
     )
 
 

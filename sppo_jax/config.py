@@ -165,6 +165,10 @@ class DataConfig(Group):
         if wrong or not self.sources:
             got = ", ".join(f"{name}: {weight:g}" for name, weight in wrong.items()) or "no source"
             raise ConfigError(f"data.source must give every source a weight above 0, got {got}; leave such sources out")
+        if isinstance(self.source, dict) and "recall" in self.source:
+            raise ConfigError(
+                "data.source recall cannot be mixed with others, got it in a mapping; write source: recall"
+            )
 
     @property
     def sources(self) -> dict[str, float]:

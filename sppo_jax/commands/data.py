@@ -18,7 +18,12 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     args = parser.parse_intermixed_args(words)
     config = load_config(args.config, args.overrides)
-    summary = summarize(config, open_data(config))
+    data = open_data(config)
+    if not data.sources:
+        raise ValueError(
+            f"sppo data needs documents, got data.source={config.data.source}, drawn at random; train on it"
+        )
+    summary = summarize(config, data)
     if args.json:
         steps = {"epoch_steps": summary.epoch_steps, "run_epochs": summary.run_epochs}
         print(json.dumps({**dataclasses.asdict(summary), **steps}, indent=2))

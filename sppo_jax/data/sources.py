@@ -172,11 +172,13 @@ def _tokenize(files: list[File], encoder: Encoder, writer: Writer, text_key: str
 def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> Iterator[list[tuple[int, str, bool]]]:
     """Give pieces of documents with the number of their file, some megabytes at a time."""
     batch: list[tuple[int, str, bool]] = []
-    num_chars = 0
+    num_chars = done = 0
     for number, file in enumerate(files):
         for piece, is_last in read_pieces(file.path, text_key=text_key, strict=strict):
             batch.append((number, piece, is_last))
             num_chars += len(piece)
+            # About a byte a character; packed files run ahead, as far as their end.
+            progress.update(max(0, min(len(piece), done + file.num_bytes - progress.n)))
             if num_chars >= _BATCH_CHARS or len(batch) >= _BATCH_PIECES:
                 yield batch
                 batch, num_chars = [], 0
@@ -184,7 +186,8 @@ def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> 
             raise ValueError(
                 f"data.source must not change while it is read, got {file.path}; start again when it is done"
             )
-        progress.update(file.num_bytes)
+        done += file.num_bytes
+        progress.update(done - progress.n)
     if batch:
         yield batch
 

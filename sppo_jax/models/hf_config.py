@@ -11,22 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sppo_jax.models.hf_rope import rope_from_hf, rope_to_hf, scaled_length
 
 if TYPE_CHECKING:
-    from sppo_jax.config import ModelConfig
+    from sppo_jax.models.config import ModelConfig
 
 CONFIG = "config.json"
-# What a tokenizer may consist of; copied as it is.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
 
 
 @dataclass(frozen=True, kw_only=True)

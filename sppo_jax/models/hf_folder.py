@@ -12,7 +12,7 @@ from sppo_jax.models.hf_tensors import NO_PARAMETERS, tensor_shapes
 if TYPE_CHECKING:
     import numpy as np
 
-    from sppo_jax.config import ModelConfig
+    from sppo_jax.models.config import ModelConfig
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -103,15 +103,15 @@ class TensorFolder:
         for name, shape in wanted.items():
             part = self._slice(name)
             got, dtype = tuple(part.get_shape()), part.get_dtype()
-            if got != shape:
-                raise ValueError(
-                    f"the tensor {name} must have the shape {list(shape)} by config.json, got {list(got)} in "
-                    f"{self._folder}; mend its config.json or download it again"
-                )
             if dtype not in DTYPES:
                 raise ValueError(
                     f"tensors must be one of {', '.join(DTYPES.values())}, got {name} as {dtype}; convert the "
                     "unquantized model"
+                )
+            if got != shape:
+                raise ValueError(
+                    f"the tensor {name} must have the shape {list(shape)} by config.json, got {list(got)} in "
+                    f"{self._folder}; mend its config.json or download it again"
                 )
         tied_head = {"lm_head.weight"} if model.tied_embeddings else set()
         unused = [name for name in self._file_of if name not in wanted and not NO_PARAMETERS.match(name)]

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from sppo_jax.config import ModelConfig
+from sppo_jax.models.config import ModelConfig
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dtypes import compute_dtype
 from sppo_jax.models.hf_folder import TensorFolder

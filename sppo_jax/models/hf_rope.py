@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sppo_jax.config import RopeConfig
+    from sppo_jax.models.config import RopeConfig
 
 # Hugging Face's name of each scaling, and its settings by our names.
 _KINDS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}

@@ -16,12 +16,13 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from sppo_jax.config import ModelConfig
+from sppo_jax.models.config import ModelConfig
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.models.hf_config import CONFIG, TOKENIZER_FILES, read_config, shape_to_hf
+from sppo_jax.models.hf_config import CONFIG, read_config, shape_to_hf
 from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS
 from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor
+from sppo_jax.models.hf_tokenizer import copy_tokenizer
 
 SHARD_BYTES = 5_000_000_000
 
@@ -70,6 +71,16 @@ def to_hf(
             copy_tokenizer(Path(like), folder)
 
 
+def check_new(path: Path) -> None:
+    """Check that a folder can be written without touching what is there.
+
+    Raises:
+        ValueError: there is something of that name.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"the folder to write must be new or empty, got {path}, which is not; choose another")
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Give a folder to fill; it takes its name when it is done, and is removed if that fails.
@@ -77,8 +88,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises:
         ValueError: there is something of that name, or it cannot be written.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"the folder to write must be new or empty, got {path}, which is not; choose another")
+    check_new(path)
     partial = path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,14 +101,6 @@ def new_folder(path: Path) -> Iterator[Path]:
     finally:
         if partial != path:
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def copy_tokenizer(source: Path, target: Path) -> list[str]:
-    """Copy what a tokenizer consists of; returns the names of the files."""
-    names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
-    for name in names:
-        shutil.copyfile(source / name, target / name)
-    return names
 
 
 def _check_params(params: nnx.State, config: ModelConfig) -> dict[str, jax.Array]:

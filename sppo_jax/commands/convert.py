@@ -1,0 +1,148 @@
+"""`sppo convert`: models from Hugging Face folders and back; on the CPU, in memory for the model once."""
+
+import dataclasses
+import json
+import os
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sppo_jax.commands.command import DONE, Parser
+from sppo_jax.config import Config, config_from_dict, load_config
+from sppo_jax.models.hf_config import CONFIG, read_config, shape_to_hf
+from sppo_jax.models.hf_tokenizer import TOKENIZER, check_tokenizer, copy_tokenizer
+from sppo_jax.models.size import num_params
+
+_LENGTH = 4096
+
+
+def run(words: Sequence[str]) -> int:
+    """Converts as the words say; returns the exit code."""
+    parser = Parser(prog="sppo convert", description="Convert models from and to Hugging Face folders (safetensors).")
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="from-hf|to-hf", parser_class=Parser)
+    into = kinds.add_parser("from-hf", help="Llama, Qwen2, Qwen3 or Mistral to a checkpoint and a config")
+    into.add_argument("source", metavar="DIR", type=Path, help="folder with config.json and safetensors")
+    into.add_argument("target", metavar="OUT", type=Path, help="folder to write, new or empty")
+    out = kinds.add_parser("to-hf", help="a run's or a checkpoint's model to a folder that transformers loads")
+    out.add_argument("source", metavar="RUN_OR_CHECKPOINT", type=Path, help="the newest checkpoint of a run is taken")
+    out.add_argument("target", metavar="DIR", type=Path, help="folder to write, new or empty")
+    out.add_argument("--like", metavar="DIR", type=Path, help="where special tokens and tokenizer come from; model.hf")
+    out.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of tensors")
+    args = parser.parse_args(words)
+    # Host memory holds more than a device's; jax is not imported so far.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    commands: Mapping[str, Callable[[Namespace], None]] = {"from-hf": _from_hf, "to-hf": _to_hf}
+    commands[args.kind](args)
+    return DONE
+
+
+def _from_hf(args: Namespace) -> None:
+    """Writes a checkpoint of step 0, a config to start from, and the tokenizer."""
+    config = _starting_config(args.source)
+    check_tokenizer(args.source, config.model.vocab_size)
+
+    from flax import nnx
+
+    from sppo_jax.models.build import build_model
+    from sppo_jax.models.hf_read import load_hf_params
+    from sppo_jax.models.hf_write import new_folder
+    from sppo_jax.train.checkpoint_write import save_params
+
+    start_s = time.perf_counter()
+    with new_folder(args.target) as folder:
+        shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
+        params = load_hf_params(args.source, shapes)
+        save_params(folder, params, config)
+        copied = copy_tokenizer(args.source, folder)
+        (folder / CONFIG).write_bytes((args.source / CONFIG).read_bytes())
+        (folder / "config.yaml").write_text(_short_yaml(config, args.target), encoding="utf-8")
+    print(
+        f"{num_params(config.model):,} parameters in {args.target / '0'} after {time.perf_counter() - start_s:.1f} s, "
+        f"a config that trains on from {args.source} in {args.target / 'config.yaml'}"
+    )
+    print(f"tokenizer: {', '.join(copied) or f'none in {args.source}'}")
+
+
+def _starting_config(folder: Path) -> Config:
+    """Returns a config of the folder's model, for sequences that it knows already."""
+    model = {"hf": str(folder)}
+    shape = config_from_dict({"model": model, "sequence": {"length": 1}, "train": {"steps": 1}}).model
+    length = min(known for known in (_LENGTH, shape.rope.original_length, shape.sliding_window) if known)
+    return config_from_dict({"model": model, "sequence": {"length": length}, "train": {"steps": 1000}})
+
+
+def _short_yaml(config: Config, target: Path) -> str:
+    """Writes what a user changes first; the rest has defaults."""
+    settings = {
+        "model": _plain(dataclasses.asdict(config.model)),
+        "data": {"source": config.data.source, "tokenizer": config.data.tokenizer},
+        "sequence": {"length": config.sequence.length},
+        "train": {"steps": config.train.steps},
+    }
+    head = (
+        "# Trains on from the weights of model.hf:\n"
+        f"#   sppo train {target / 'config.yaml'} data.source=TEXT sequence.length=32768\n"
+        "# and with a longer rotation:\n"
+        "#   model.rope.scaling=yarn model.rope.factor=4\n"
+    )
+    return head + yaml.safe_dump(settings, sort_keys=False)
+
+
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _to_hf(args: Namespace) -> None:
+    """Writes the parameters of a checkpoint as safetensors, with config.json and what is known of a tokenizer."""
+    from sppo_jax.models.hf_write import check_new, to_hf
+    from sppo_jax.train.checkpoint_read import find_checkpoint, load_params
+
+    checkpoint = find_checkpoint(args.source)
+    config = _config_of(checkpoint)
+    like = args.like or _origin(config, checkpoint)
+    # Refused before anything large is read.
+    check_new(args.target)
+    shape_to_hf(config.model, like=read_config(like) if like else {}, length=0, dtype=args.dtype)
+    if like:
+        check_tokenizer(like, config.model.vocab_size)
+
+    from flax import nnx
+
+    from sppo_jax.models.build import build_model
+
+    start_s = time.perf_counter()
+    params = load_params(checkpoint, nnx.state(build_model(config, abstract=True), nnx.Param))
+    length = config.sequence.length
+    to_hf(params, args.target, config=config.model, like=like, dtype=args.dtype, length=length)
+    tokenizer = Path(config.data.tokenizer).parent if config.data.tokenizer else None
+    if like is None and tokenizer and (tokenizer / TOKENIZER).is_file():
+        copy_tokenizer(tokenizer, args.target)
+    print(f"{num_params(config.model):,} parameters in {args.target} after {time.perf_counter() - start_s:.1f} s")
+    if like is None:
+        print("it came from no Hugging Face folder that is known: special tokens are not named; --like DIR takes them")
+
+
+def _config_of(checkpoint: Path) -> Config:
+    """Returns the config of a checkpoint's run, from the checkpoint or else from the run's directory."""
+    from sppo_jax.train.checkpoint_read import read_run
+
+    settings = read_run(checkpoint).get("config")
+    if settings is not None:
+        return config_from_dict(settings)
+    beside = checkpoint.parent.parent / "config.yaml"
+    if beside.is_file():
+        return load_config(beside)
+    raise ValueError(f"a checkpoint must say of which model it is, got {checkpoint} and no {beside}; use another")
+
+
+def _origin(config: Config, checkpoint: Path) -> Path | None:
+    """Returns the Hugging Face folder that a model came from, where it still is, or what was copied of it."""
+    places = [Path(config.model.hf)] if config.model.hf else []
+    for folder in [*places, checkpoint.parent]:
+        if (folder / CONFIG).is_file() and "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8")):
+            return folder
+    return None

@@ -1,0 +1,206 @@
+"""`sppo convert` there and back on small folders, and what it refuses: one line, nothing written."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import yaml
+from hf_folders import SMALL, write_folder, write_tokenizer
+from safetensors.numpy import load_file, save_file
+
+from sppo_jax.cli import main
+from sppo_jax.config import config_from_dict, load_config
+from sppo_jax.models.hf_folder import INDEX
+from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A folder, its tensors, and what from-hf makes of it."""
+    place = tmp_path_factory.mktemp("converted")
+    tensors = write_folder(place / "hf", tied_embeddings=True)
+    assert main(["convert", "from-hf", str(place / "hf"), str(place / "out")]) == 0
+    return place, tensors
+
+
+def test_there_and_back_is_the_identity(converted, tmp_path, capsys):
+    place, tensors = converted
+    assert main(["convert", "to-hf", str(place / "out"), str(tmp_path / "back")]) == 0
+    assert "--like DIR" not in capsys.readouterr().out
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert {name: x.tobytes() for name, x in tensors.items()} == {name: x.tobytes() for name, x in back.items()}
+    before, after = (json.loads((path / "config.json").read_text()) for path in (place / "hf", tmp_path / "back"))
+    assert after == before | {"max_position_embeddings": 512}
+    assert (tmp_path / "back" / "tokenizer.json").read_text() == (place / "hf" / "tokenizer.json").read_text()
+
+
+def test_the_folder_holds_a_checkpoint_a_config_and_the_tokenizer(converted):
+    place, _ = converted
+    out = place / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["0", "config.json", "config.yaml", "tokenizer.json"]
+    config = load_config(
+        out / "config.yaml", ["sequence.length=1024", "model.rope.scaling=yarn", "model.rope.factor=2"]
+    )
+    assert config.model.hf == str(place / "hf") and config.data.tokenizer == str(place / "hf" / "tokenizer.json")
+    assert (config.model.hidden_size, config.model.rope.original_length) == (16, 512)
+    assert load_config(out / "config.yaml").sequence.length == 512
+    assert config_from_dict(read_run(find_checkpoint(out))["config"]).model == load_config(out / "config.yaml").model
+
+
+def test_export_goes_on_where_the_origin_is_gone(converted, tmp_path, capsys):
+    place, tensors = converted
+    (place / "hf").rename(place / "moved")
+    try:
+        (place / "out" / "config.json").rename(place / "config.json")
+        assert main(["convert", "to-hf", str(place / "out" / "0"), str(tmp_path / "plain"), "--dtype", "bfloat16"]) == 0
+        assert "--like DIR takes them" in capsys.readouterr().out
+        (place / "config.json").rename(place / "out" / "config.json")
+        assert main(["convert", "to-hf", str(place / "out"), str(tmp_path / "copied")]) == 0
+        assert main(
+            ["convert", "to-hf", str(place / "out"), str(tmp_path / "like"), "--like", str(place / "moved")]
+        ) == 0  # fmt: skip
+    finally:
+        (place / "moved").rename(place / "hf")
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    np.testing.assert_allclose(plain[name].astype(np.float32), tensors[name], rtol=2**-8)
+    for folder, token in (("plain", None), ("copied", 256), ("like", 256)):
+        assert json.loads((tmp_path / folder / "config.json").read_text()).get("bos_token_id") == token
+
+
+def break_tensor(folder, name, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors, name)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def edit(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def truncate(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def name_absent_shard(folder):
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    files = {name: "b.safetensors" if "norm" in name else "a.safetensors" for name in names}
+    (folder / INDEX).write_text(json.dumps({"weight_map": files}))
+
+
+def store_as_fp8(folder):
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + size])
+    entry = header["model.norm.weight"]
+    entry |= {"dtype": "F8_E4M3", "shape": [64]}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+NORM, QUERY = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
+BROKEN = {
+    "no config.json": (lambda f: (f / "config.json").unlink(), "must be a local folder with config.json"),
+    "another architecture": (lambda f: edit(f, model_type="gemma"), "one of llama, mistral, qwen2, qwen3, got 'gemma'"),
+    "missing tensor": (
+        lambda f: break_tensor(f, QUERY, lambda t, name: t.pop(name)),
+        f"must have the tensor {QUERY}, got none (1 of 26 are missing)",
+    ),
+    "wrong shape": (
+        lambda f: break_tensor(f, NORM, lambda t, name: t.update({name: t[name][:8]})),
+        f"the tensor {NORM} must have the shape [16] by config.json, got [8]",
+    ),
+    "another vocabulary": (
+        lambda f: edit(f, vocab_size=300),
+        "model.embed_tokens.weight must have the shape [300, 16] by config.json, got [260, 16]",
+    ),
+    "tensor without a place": (
+        lambda f: break_tensor(f, "score.weight", lambda t, name: t.update({name: np.ones(3, np.float32)})),
+        "must have a place in the model, got score.weight without one",
+    ),
+    "truncated": (truncate, "must be whole safetensors, got a torn file"),
+    "absent shard": (name_absent_shard, "names b.safetensors, got no such file"),
+    "index of nothing": (
+        lambda f: (f / INDEX).write_text("{}"),
+        "must be JSON with a weight_map",
+    ),
+    "fp8": (
+        store_as_fp8,
+        "tensors must be one of float64, float32, float16, bfloat16, got model.norm.weight as F8_E4M3",
+    ),
+    "integers": (
+        lambda f: break_tensor(f, NORM, lambda t, name: t.update({name: np.ones(16, np.int32)})),
+        "got model.norm.weight as I32",
+    ),
+    "torch files": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+        "must be safetensors, got pytorch_model.bin",
+    ),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "must have model.safetensors or"),
+    "larger tokenizer": (
+        lambda f: write_tokenizer(f / "tokenizer.json", 261),
+        "must hold every token of",
+    ),
+    "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "must be a tokenizer, got"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_folders_are_refused_in_one_line(kind, tmp_path, capsys):
+    spoil, words = BROKEN[kind]
+    write_folder(tmp_path / "hf", num_layers=2, tied_embeddings=True)
+    spoil(tmp_path / "hf")
+    assert main(["convert", "from-hf", str(tmp_path / "hf"), str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_wrong_words_and_places_are_refused(converted, tmp_path, capsys):
+    place, _ = converted
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("")
+    file = tmp_path / "file"
+    file.write_text("")
+    full, out, hf, none = str(tmp_path / "full"), str(place / "out"), str(place / "hf"), str(tmp_path / "none")
+    for words, expected in (
+        ((), "the following arguments are required"),
+        (("from-fh", hf, none), "invalid choice: 'from-fh'"),
+        (("from-hf", hf, full), "must be new or empty"),
+        (("from-hf", hf, str(file)), "must be new or empty"),
+        (("from-hf", hf, str(file / "below")), "must be writable"),
+        (("from-hf", none, str(tmp_path / "new")), "must be a local folder with config.json"),
+        (("to-hf", out, full), "must be new or empty"),
+        (("to-hf", none, str(tmp_path / "new")), "a checkpoint or a run directory with one was expected"),
+        (("to-hf", hf, str(tmp_path / "new")), "a checkpoint or a run directory with one was expected"),
+        (("to-hf", out, str(tmp_path / "new"), "--like", none), "must be a local folder with config.json"),
+        (("to-hf", out, str(tmp_path / "new"), "--dtype", "int4"), "invalid choice: 'int4'"),
+    ):
+        assert main(["convert", *words]) == 2, words
+        error = capsys.readouterr().err
+        assert expected in error and error.count("\n") == 1, error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_a_model_that_transformers_has_not_is_refused(converted, tmp_path, capsys):
+    place, _ = converted
+    checkpoint = tmp_path / "checkpoints" / "0"
+    (checkpoint / "state").mkdir(parents=True)
+    (checkpoint / "run").mkdir()
+    model = {**SMALL, "mlp": "gelu", "qkv_bias": False}
+    run = {"config": {"model": model, "sequence": {"length": 8}, "train": {"steps": 1}}}
+    (checkpoint / "run" / "metadata").write_text(json.dumps(run))
+    assert main(["convert", "to-hf", str(tmp_path), str(tmp_path / "new")]) == 2
+    assert "model.mlp=swiglu, got gelu" in capsys.readouterr().err
+    (checkpoint / "run" / "metadata").write_text("{}")
+    assert main(["convert", "to-hf", str(tmp_path), str(tmp_path / "new")]) == 2
+    assert "must say of which model it is" in capsys.readouterr().err
+    run["config"]["model"] = SMALL
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(run["config"]))
+    assert main(["convert", "to-hf", str(tmp_path), str(tmp_path / "new")]) == 2
+    assert "does not hold this model whole" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""The watchdog: real processes, one of which is stopped, stuck, killed or fails; the others name it and end."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from distributed_cases import REPO, environment, finish, start_processes
+
+from sppo_jax.train.watchdog import Watchdog
+
+LOOP = """
+    import signal
+    join({num_processes})
+    from sppo_jax.train.watchdog import Watchdog
+    me = distributed.process_id()
+    with Watchdog({stall_s}) as watchdog:
+        for step in range(1, 5):
+            watchdog.beat(step, "data")
+            if me == {culprit} and step == 3:
+                distributed.exchange("")
+                time.sleep(1.2)
+                {fate}
+            if step == 3:
+                distributed.exchange("")
+                watchdog.beat(step, "step")
+                time.sleep(100)
+            watchdog.beat(step, "step")
+    distributed.agree(None)
+"""
+
+
+def fates(culprit, fate, *, num_processes=2, stall_s=3.0, **environ):
+    """Run processes of which one meets its fate; return the results of the others, and its own."""
+    code = LOOP.format(culprit=culprit, fate=fate, num_processes=num_processes, stall_s=stall_s)
+    processes, start = start_processes(code, num_processes, **environ), time.monotonic()
+    others = finish([process for k, process in enumerate(processes) if k != culprit], 60)
+    seconds = time.monotonic() - start
+    processes[culprit].kill()
+    return others, finish([processes[culprit]])[0], seconds
+
+
+HOST = re.escape(socket.gethostname())
+
+
+@pytest.mark.parametrize("culprit, num_processes", [(1, 3), (0, 2)])
+def test_a_stopped_process_is_named_by_the_others(culprit, num_processes):
+    others, _, seconds = fates(culprit, "os.kill(os.getpid(), signal.SIGSTOP)", num_processes=num_processes)
+    assert seconds < 30
+    for status, _, errors in others:
+        line = errors.splitlines()[0]
+        assert status == 1, errors
+        pattern = f"no progress for .* 3 s: process {culprit} on {HOST} stopped answering [1-9] s ago at step 3 "
+        assert re.match(pattern + r"\(data\), the others wait at step 3 \(step\); ", line), line
+        assert "Thread 0x" in errors and "time.sleep(100)" not in line
+
+
+def test_a_process_stuck_in_a_phase_is_named_by_all():
+    others, own, _ = fates(1, "time.sleep(100)", num_processes=2)
+    for _, _, errors in (*others, own):
+        assert f"process 1 on {HOST} at step 3 (data) answers but is behind the others" in errors.splitlines()[0]
+    assert others[0][0] == 1
+
+
+def test_a_process_that_fails_ends_the_others_with_its_reason():
+    others, own, seconds = fates(1, "raise OSError('disk full')", stall_s=60.0, SPPO_HEARTBEAT_S=5)
+    assert seconds < 40
+    for status, _, errors in others:
+        assert status == 1
+        assert (
+            errors.splitlines()[0] == f"process 1 on {socket.gethostname()} failed at step 3 (data): OSError: disk full"
+        )
+
+
+def test_a_killed_process_is_named_after_the_heartbeat():
+    others, _, seconds = fates(1, "os.kill(os.getpid(), signal.SIGKILL)", stall_s=60.0, SPPO_HEARTBEAT_S=2)
+    for status, _, errors in others:
+        assert status == 1
+        line = errors.splitlines()[0]
+        assert re.match(f"process 1 on {HOST} stopped answering 2 s ago at step 3 .data., longer than SPPO_HEAR", line)
+
+
+def test_one_process_that_stands_still_is_ended_with_its_stacks():
+    code = """
+from sppo_jax.train.watchdog import Watchdog
+import time
+def stuck():
+    time.sleep(60)
+with Watchdog(1.0) as watchdog:
+    watchdog.beat(7, "save")
+    stuck()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), cwd=REPO, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("no progress for train.stall_s = 1 s, got stuck at step 7 (save); ")
+    assert any("in stuck" in line for line in lines)
+
+
+def test_beats_keep_it_quiet_and_so_does_nought():
+    stalls = []
+    with Watchdog(0.4, on_stall=stalls.append) as watchdog, Watchdog(0, on_stall=stalls.append):
+        for step in range(8):
+            watchdog.beat(step, "step")
+            time.sleep(0.1)
+    assert stalls == []
+    with Watchdog(0.2, on_stall=stalls.append):
+        time.sleep(0.5)
+    assert len(stalls) == 1
+
+
+def test_a_pause_is_not_a_stall():
+    """A process that was stopped (a laptop asleep, Ctrl-Z) and goes on is left alone."""
+    code = """
+import sys, time
+from sppo_jax.train.watchdog import Watchdog
+with Watchdog(2.0) as watchdog:
+    print("ready", flush=True)
+    time.sleep(1.0)
+    watchdog.beat(1, "step")
+    time.sleep(1.0)
+print("done", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(), cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"ready\n"
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(3.0)
+    os.kill(process.pid, signal.SIGCONT)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, b"done\n"), errors
+
+
+def test_a_beat_costs_nothing():
+    with Watchdog(60) as watchdog:
+        start = time.perf_counter()
+        for step in range(10_000):
+            watchdog.beat(step, "step")
+        assert (time.perf_counter() - start) / 10_000 < 50e-6

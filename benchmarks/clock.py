@@ -193,6 +193,7 @@ def _train_step(plan: Plan):
     from sppo_jax.models import build_model
     from sppo_jax.pipeline import api, layout
     from sppo_jax.train.optimizer import make_optimizer, make_schedule
+    from sppo_jax.train.signals import Signals
     from sppo_jax.train.state import init_state, state_shardings
     from sppo_jax.train.step import make_train_step
 
@@ -207,10 +208,10 @@ def _train_step(plan: Plan):
         key: jax.make_array_from_callback(x.shape, rows, x.__getitem__)
         for key, x in random_batch(SEQUENCES, LENGTH, MODEL["vocab_size"]).items()
     }
-    state = [init_state(config, optimizer, shardings)]
+    state, signals = [init_state(config, optimizer, shardings)], Signals(mesh).array()
 
     def train():
-        state[0], metrics = step(state[0], batch)
+        state[0], metrics = step(state[0], batch, signals)
         return jax.block_until_ready(metrics["loss"])
 
     return train

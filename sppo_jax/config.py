@@ -15,7 +15,16 @@ from sppo_jax.models.complete import default_tokenizer, expand_model
 from sppo_jax.models.config import ModelConfig, RopeConfig
 from sppo_jax.settings import ConfigError, Group, build_group
 
-__all__ = ["Config", "ConfigError", "ModelConfig", "RopeConfig", "config_from_dict", "load_config", "to_yaml"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "ModelConfig",
+    "RopeConfig",
+    "config_from_dict",
+    "load_config",
+    "to_dict",
+    "to_yaml",
+]
 
 Place = Literal["auto", "keep", "host", "recompute"]
 
@@ -445,7 +454,12 @@ def config_from_dict(settings: Mapping[str, Any]) -> Config:
 
 def to_yaml(config: Config) -> str:
     """Write every setting, the defaults too, in the order of the dataclasses."""
-    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=False)
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=False)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return every setting as dicts, lists, strings and numbers; `config_from_dict` reads it."""
+    return _plain(dataclasses.asdict(config))
 
 
 def _plain(value: Any) -> Any:

@@ -17,15 +17,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from sppo_jax import __version__
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster, find_device
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
 
+Result = TypeVar("Result")
 _NAMES = ("SPPO_COORDINATOR", "SPPO_NUM_PROCESSES", "SPPO_PROCESS_ID")
 _BACKSTOP_S = 60  # jax's own limits end a process without a word of ours: they come later
 _LEAVE_S = 2.0
@@ -273,6 +274,21 @@ def agree(error: str | None) -> None:
     for process, text in enumerate(errors):
         if text:
             raise ValueError(f"process {process}: {text}")
+
+
+def together(work: Callable[[], Result]) -> Result:
+    """Do work in every process; all must call it, and the work must not talk to other processes.
+
+    Raises:
+        ValueError: the work raised one, here or elsewhere.
+    """
+    error = None
+    try:
+        result = work()
+    except ValueError as problem:
+        error = str(problem)
+    agree(error)
+    return result
 
 
 def cluster(config: Config) -> Cluster | None:

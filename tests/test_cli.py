@@ -191,7 +191,7 @@ def test_a_run_that_is_there_is_refused(config, tmp_path, capsys):
 def test_a_fault_of_ours_is_no_wrong_input(config, monkeypatch):
     """A ValueError from within training keeps its traceback."""
 
-    def broken(experiment, run_dir):
+    def broken(experiment, run_dir, start):
         raise ValueError("shapes do not match")
 
     monkeypatch.setattr("sppo_jax.train.loop.train", broken)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.layout import make_mesh, param_shardings
-from sppo_jax.train.state import TrainState, state_shardings
+from sppo_jax.train.state import first_state, state_shardings
 from sppo_jax.train.step import make_train_step
 
 STEPS = 20
@@ -29,11 +29,12 @@ def run(value_and_grad, params, shardings, mesh, batches):
 
     step = make_train_step(counted, optimizer, shardings)
     with jax.numpy_dtype_promotion("standard"):
-        state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        state = first_state(params, optimizer.init(params))
+    signals = jnp.zeros(1, jnp.int32)
     # A copy: the step gives the memory of the old state away.
     state, losses = jax.device_put(jax.tree.map(jnp.copy, state), shardings), []
     for batch in batches:
-        state, metrics = step(state, {key: jnp.asarray(value) for key, value in batch.items()})
+        state, metrics = step(state, {key: jnp.asarray(value) for key, value in batch.items()}, signals)
         losses.append(float(metrics["loss"]))
     return np.array(losses), len(traces), state.params
 

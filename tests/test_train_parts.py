@@ -16,7 +16,6 @@ from sppo_jax.train.evaluate import evaluate, position_edges
 from sppo_jax.train.metrics import MetricsWriter, causal_flops_per_token, peak_flops_per_s, peak_memory
 from sppo_jax.train.optimizer import is_matrix, make_optimizer, make_schedule
 from sppo_jax.train.progress import Progress
-from sppo_jax.train.run_dir import check_run_dir
 
 STEP = {"step": 5, "loss": 2.5, "tokens_per_s": 1234.5, "step_s": 0.25, "mfu": None, "hbm_peak_bytes": None}
 
@@ -171,14 +170,3 @@ def test_progress_is_a_bar_on_a_terminal(capsys, monkeypatch):
     progress.close()
     out = capsys.readouterr().out
     assert "\r" in out and "10/10" in out and "loss 2.5000, 1,234 tokens/s" in out
-
-
-def test_a_run_directory_holds_one_run(tmp_path):
-    check_run_dir(tmp_path / "new")
-    (tmp_path / "notes.txt").touch()
-    check_run_dir(tmp_path)
-    with pytest.raises(ValueError, match="must be a directory"):
-        check_run_dir(tmp_path / "notes.txt")
-    (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(ValueError, match="must hold no other run"):
-        check_run_dir(tmp_path)

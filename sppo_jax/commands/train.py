@@ -1,41 +1,63 @@
-"""`sppo train`: train as a config says."""
+"""`sppo train`: train as a config says, from the beginning or from where the run directory stands."""
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from sppo_jax import distributed
 from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_plan
+from sppo_jax.config import Config
 from sppo_jax.planner.make import make_plan
+from sppo_jax.planner.plan import Plan
 from sppo_jax.schedule.timeline import text_timeline
 
 
 def run(words: Sequence[str]) -> int:
     """Trains as a config says; returns the exit code."""
-    parser = config_parser("train", "Train as a config says.")
-    parser.add_argument("--run-dir", type=Path, help="where to write; runs/NAME-DATE-TIME by default")
+    parser = config_parser("train", "Train as a config says; the same command goes on with a run that was stopped.")
+    parser.add_argument("--run-dir", type=Path, help="where to write, or the run to go on with; runs/NAME-DATE-TIME")
     parser.add_argument("--plan", type=Path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
     config = load(args, together=True)
     distributed.start(config)
-    run_dir = args.run_dir or Path("runs") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    plan = read_plan(args.plan, config) if args.plan else make_plan(config, distributed.cluster(config))
 
-    from sppo_jax.train.loop import train
-    from sppo_jax.train.run_dir import check_run_dir, create_run_dir
+    run_dir = args.run_dir or Path(distributed.share_text(_new_name(args.config)))
+    with ExitStack() as stack:
+        return _train(args, config, run_dir, stack)
+
+
+def _new_name(config: str) -> str:
+    return str(Path("runs") / f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
+    from sppo_jax.train.begin import begin, check_room
+    from sppo_jax.train.loop import RunFailed, train
+    from sppo_jax.train.run_dir import changes_since, claimed, write_run
     from sppo_jax.train.setup import prepare
 
-    check_run_dir(run_dir)
-    experiment = prepare(config, plan)
-    create_run_dir(run_dir, config, plan)
-    print(f"{plan.describe()}\n\n{text_timeline(plan.table())}\n", flush=True)
+    cluster = distributed.cluster(config)
+    changes = distributed.together(lambda: changes_since(run_dir, config))
+    plan = distributed.together(lambda: read_plan(args.plan, config) if args.plan else make_plan(config, cluster))
+    plan = Plan.from_json(distributed.share_text(plan.to_json()))
+    experiment = distributed.together(lambda: prepare(config, plan))
+    distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)
+    distributed.together(lambda: check_room(experiment, run_dir))
+    distributed.say(f"{plan.describe()}\n\n{text_timeline(plan.table())}\n")
+    for change in changes:
+        distributed.say(f"changed since this run was begun: {change}")
+    start = begin(experiment, run_dir)
+    distributed.together(lambda: write_run(run_dir, config, plan) if distributed.is_main() else None)
     try:
-        train(experiment, run_dir)
-    except FloatingPointError as error:
-        print(error, file=sys.stderr)
+        train(experiment, run_dir, start)
+    except RunFailed as failure:
+        if distributed.is_main():
+            print(failure, file=sys.stderr)
         return FAILED
     except ValueError as error:
         raise RuntimeError("training failed on input that had passed all checks") from error
-    print(f"run directory {run_dir}")
+    distributed.say(f"run directory {run_dir}")
     return DONE

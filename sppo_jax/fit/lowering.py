@@ -17,7 +17,8 @@ from sppo_jax.pipeline import layout
 from sppo_jax.pipeline.api import Step
 from sppo_jax.planner.plan import Plan
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
-from sppo_jax.train.state import TrainState, state_shardings
+from sppo_jax.train.signals import signal_sharding
+from sppo_jax.train.state import TrainState, first_state, state_shardings
 from sppo_jax.train.step import make_train_step
 
 
@@ -45,11 +46,12 @@ def lower_train_step(config: Config, plan: Plan, devices: Sequence, platform: st
     shardings = state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh)
 
     def shapes() -> TrainState:
-        return TrainState(jax.numpy.zeros((), np.int32), _zeros_of(model), optimizer.init(_zeros_of(model)))
+        return first_state(_zeros_of(model), optimizer.init(_zeros_of(model)))
 
     state = jax.tree.map(_with_sharding, jax.eval_shape(shapes), shardings)
     batch = _batch_shapes(plan, mesh)
-    return make_train_step(step, optimizer, shardings).lower(state, batch)
+    signals = jax.ShapeDtypeStruct((mesh.size,), np.dtype("int32"), sharding=signal_sharding(mesh))
+    return make_train_step(step, optimizer, shardings).lower(state, batch, signals)
 
 
 def _zeros_of(model: nnx.Module) -> nnx.State:

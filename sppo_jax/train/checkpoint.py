@@ -1,40 +1,136 @@
-"""Saving a run's state with Orbax, in the logical tree: layers stacked, whatever the mesh."""
+"""Saving a run's state with Orbax, beside the training: the logical tree, layers stacked, whatever the mesh."""
 
 from __future__ import annotations
 
-import json
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
 from flax import nnx
+from orbax.checkpoint import checkpoint_managers
 
-from sppo_jax.planner.plan import Plan
+from sppo_jax.config import CheckpointConfig
+from sppo_jax.train.checkpoint_read import RUN, STATE
+from sppo_jax.train.fingerprint import fingerprints
 from sppo_jax.train.state import TrainState
 
+_VALIDATION_LOSS = "validation_loss"
 
-def save_checkpoint(directory: Path, state: TrainState, plan: Plan, loader_state: dict[str, int]) -> Path:
-    """Write `directory/STEP` whole or not at all, and wait until it is there.
+
+class Checkpoints:
+    """Writes checkpoints of one run, one at a time, and keeps those that the config asks for."""
+
+    def __init__(self, directory: Path, config: CheckpointConfig):
+        """Open the directory, and sweep out what a killed save left.
+
+        Args:
+            directory: of all checkpoints of the run; made if it is not there.
+            config: what to keep.
+        """
+        self.directory, self._config = directory, config
+        self._manager = self._open()
+        self._saving: int | None = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        # Orbax reports each save in a line of warning for every item; what matters of it is said by the run itself.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=_what_to_keep(self._config),
+            best_fn=_loss_of,  # without it the loss is not written down
+            best_mode="min",
+            cleanup_tmp_directories=True,
+        )
+        return ocp.CheckpointManager(self.directory.resolve(), options=options)
+
+    def save(self, state: TrainState, run: Mapping[str, Any], *, step: int, loss: float | None = None) -> str | None:
+        """Begin to write `directory/step`, which appears there whole or not at all; waits for the save before.
+
+        The arrays are copied off the devices before this returns: they may be given away then.
+
+        Args:
+            state: to save.
+            run: JSON to save beside it.
+            step: of the state, and the checkpoint's name.
+            loss: of validation of this state, in nats; decides which checkpoints are best.
+
+        Returns:
+            Why the save before, or this one, failed; None where neither did.
+        """
+        problem = self.finish()
+        tree = to_tree(state)
+        metrics = None if loss is None else {_VALIDATION_LOSS: loss}
+        items = ocp.args.Composite(
+            **{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave({**run, "fingerprints": fingerprints(tree)})}
+        )
+        try:
+            if self._manager.save(step, args=items, metrics=metrics, force=True):
+                self._saving = step
+        except Exception as error:  # a full or vanished disk, in the words of orbax, tensorstore or the system
+            problem = self._start_over(step, error)
+        return problem
+
+    def finish(self) -> str | None:
+        """Wait for the save under way; returns why it failed, None where it did not."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:  # as in save
+            return self._start_over(self._saving, error)
+        finally:
+            self._saving = None
+        return None
+
+    def close(self) -> str | None:
+        """Finish and close; returns why the last save failed, None where it did not."""
+        problem = self.finish()
+        self._manager.close()
+        return problem
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def _start_over(self, step: int | None, error: Exception) -> str:
+        """Open anew behind a failed save; a manager that failed once fails for ever."""
+        text = " ".join(str(error).split())[:300]
+        self._manager = self._open()
+        return f"the checkpoint of step {step} was not saved ({text}); the run goes on and tries again"
+
+
+def to_tree(state: TrainState) -> dict[str, Any]:
+    """Return a state as plain dicts, so that nothing but names is needed to read it."""
+    return {**state._asdict(), "params": nnx.to_pure_dict(state.params)}
+
+
+def from_tree(tree: Mapping[str, Any], like: TrainState) -> TrainState:
+    """Return the state whose tree was saved.
 
     Args:
-        directory: of all checkpoints of the run.
-        state: to save; item `state` with keys step, params and opt_state.
-        plan: saved beside it, with the loader's state, in the JSON item `run`.
-        loader_state: from which the loader goes on.
-
-    Returns:
-        The checkpoint's path.
+        tree: as `to_tree` gives it, with other leaves perhaps.
+        like: a state with the structure wanted.
     """
-    step = int(state.step)
-    items = ocp.args.Composite(
-        state=ocp.args.StandardSave(_plain(state)),
-        run=ocp.args.JsonSave({"plan": json.loads(plan.to_json()), "loader": loader_state}),
-    )
-    with ocp.CheckpointManager(directory.resolve()) as manager:
-        manager.save(step, args=items)
-    return directory / str(step)
+    # Copied, for what replaces the values does it in place.
+    params = nnx.from_flat_state(nnx.to_flat_state(like.params))
+    nnx.replace_by_pure_dict(params, tree["params"])
+    return TrainState(**{**tree, "params": params})
 
 
-def _plain(state: TrainState) -> dict[str, Any]:
-    """Return the parameters as plain dicts, so that nothing but names is needed to read them."""
-    return {"step": state.step, "params": nnx.to_pure_dict(state.params), "opt_state": state.opt_state}
+def _loss_of(metrics: Mapping[str, float]) -> float:
+    return metrics[_VALIDATION_LOSS]
+
+
+def _what_to_keep(config: CheckpointConfig) -> checkpoint_managers.PreservationPolicy:
+    policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(config.keep_last)]
+    if config.keep_every:
+        policies.append(checkpoint_managers.EveryNSteps(config.keep_every))
+    if config.keep_best:
+        best = checkpoint_managers.BestN(
+            get_metric_fn=_loss_of,
+            reverse=True,
+            n=config.keep_best,
+            keep_checkpoints_without_metrics=False,
+        )
+        policies.append(best)
+    return checkpoint_managers.AnyPreservationPolicy(policies)

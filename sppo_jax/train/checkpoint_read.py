@@ -79,7 +79,7 @@ def load_params(checkpoint: Path, shapes: nnx.State) -> nnx.State:
                 args=ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args, partial_restore=True),
             )
     except Exception as error:  # orbax and tensorstore raise many kinds for a torn file
-        raise ValueError(f"{checkpoint} does not hold this model whole ({_first_line(error)}); use another") from None
+        raise ValueError(f"{checkpoint} does not hold this model whole ({first_line(error)}); use another") from None
     params = jax.tree.map(lambda leaf: leaf, shapes)
     nnx.replace_by_pure_dict(params, saved["params"])
     return params
@@ -89,5 +89,6 @@ def _is_checkpoint(path: Path) -> bool:
     return path.name.isdigit() and (path / STATE).is_dir() and (path / RUN).is_dir()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, at most 200 characters of it."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -14,6 +14,7 @@ from flax import nnx
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.data.rows import Batch
 from sppo_jax.pipeline.api import TokenScores
+from sppo_jax.train.placement import gather
 
 Scores = Callable[[nnx.State, Mapping[str, jax.Array]], TokenScores]
 
@@ -124,14 +125,14 @@ def evaluate(
     sums, counts, edges = np.zeros(12), np.zeros(12, np.int64), [0]
     for batch in batches:
         scores = token_scores(params, place({key: batch[key] for key in KEYS if key in batch}))
-        losses = np.asarray(scores.losses_BS, np.float64)
+        losses = gather(scores.losses_BS).astype(np.float64)
         edges = position_edges(losses.shape[1])
         wanted = batch["targets"] >= 0
         bucket = np.searchsorted(edges, batch["positions"][wanted], side="right") - 1
         sums += np.bincount(bucket, weights=losses[wanted], minlength=len(sums))
         counts += np.bincount(bucket, minlength=len(counts))
         if "distances" in batch:
-            _count_hits(hits_by_distance, batch["distances"], np.asarray(scores.hits_BS))
+            _count_hits(hits_by_distance, batch["distances"], gather(scores.hits_BS))
     if not counts.sum():
         return None
     buckets = tuple(

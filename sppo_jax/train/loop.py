@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,77 +12,106 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import sppo_jax
 from sppo_jax.attention.validate import KEYS
-from sppo_jax.config import Config
-from sppo_jax.data.packing import Batch
-from sppo_jax.train.checkpoint import save_checkpoint
+from sppo_jax.config import Config, to_dict
+from sppo_jax.train.begin import Start
+from sppo_jax.train.checkpoint import Checkpoints
 from sppo_jax.train.evaluate import Validation, evaluate
-from sppo_jax.train.metrics import MetricsWriter, causal_flops_per_token, peak_flops_per_s, peak_memory
-from sppo_jax.train.progress import Progress
+from sppo_jax.train.meter import Meter
+from sppo_jax.train.placement import local_rows, place_batch
+from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment
-from sppo_jax.train.state import init_state
-from sppo_jax.train.step import make_train_step
+from sppo_jax.train.signals import GO, STOP, Signals
+from sppo_jax.train.state import TrainState
+from sppo_jax.train.step import TrainStep, make_train_step
+from sppo_jax.train.watchdog import Watchdog
 
 
-def train(experiment: Experiment, run_dir: Path) -> Validation | None:
-    """Train for `train.steps` steps, and leave metrics and a checkpoint in the run directory.
+class RunFailed(Exception):
+    """A run cannot go on; the message says why, and what is saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How a run ended: steps done, the last validation (None: nothing held out), and the signal that stopped it."""
+
+    step: int
+    validation: Validation | None
+    stopped_by: str | None
+
+
+def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
+    """Train until `train.steps` steps are done, or a signal comes.
 
     Args:
         experiment: from `prepare`.
-        run_dir: from `create_run_dir`.
+        run_dir: claimed by this run.
+        start: from `begin`; its state is given away.
 
     Returns:
-        The last validation; None where nothing is held out.
+        How it ended: finished, or stopped with its state saved.
 
     Raises:
-        FloatingPointError: loss or gradients are not finite any more.
+        RunFailed: too many steps in a row were not finite, or the last save failed.
     """
-    config, mesh, loader = experiment.config, experiment.mesh, experiment.loader
-    writer = MetricsWriter(run_dir / "metrics.jsonl")
+    config, mesh = experiment.config, experiment.mesh
+    with closing(Record(run_dir, config, step=start.step)) as record, Signals(mesh) as signals:
+        record.events(start.events, start.step)
+        if start.step >= config.train.steps:
+            record.event("stop", start.step, f"all {config.train.steps} steps were done; raise train.steps to go on")
+            return Result(step=start.step, validation=None, stopped_by=None)
+        step = _compile(experiment, start.state, signals, record)
+        checkpoints = Checkpoints(start.directory, config.checkpoint)
+        meter, state, validation, wish = Meter(experiment, record, first=start.step), start.state, None, GO
+        done, saved_s = start.step, time.monotonic()
 
-    state = init_state(config, experiment.optimizer, experiment.shardings)
+        with Watchdog(config.train.stall_s) as watchdog:
+            while done < config.train.steps and wish < STOP:
+                done += 1
+                watchdog.beat(done, "data")
+                with meter.loading():
+                    batch = place_batch(next(experiment.loader), mesh, config.num_sequences)
+
+                watchdog.beat(done, "step")
+                overdue = 0 < config.checkpoint.every_s <= time.monotonic() - saved_s
+                state, outputs = step(state, batch, signals.array(save=overdue))
+                wish = meter.wait()  # for the step before, while this one runs
+                meter.write()
+                meter.expect(done, outputs)
+
+                to_validate, to_save = _due(config, done, wish)
+                if not (to_validate or to_save):
+                    continue
+                wish, validated = max(wish, meter.wait()), None
+                if to_validate:
+                    watchdog.beat(done, "evaluate")
+                    validated = _validate(experiment, state)
+                    validation = validated or validation
+                meter.write(validated.metrics() if validated else None)
+                if validated:
+                    record.say(validated.describe())
+                if to_save or wish > GO:
+                    watchdog.beat(done, "save")
+                    with meter.saving():
+                        loss = validated.loss if validated else None
+                        problem = checkpoints.save(state, _to_save(experiment, done, meter), step=done, loss=loss)
+                    saved_s = time.monotonic()
+                    record.saving(done, checkpoints.directory, problem)
+                record.report()
+
+        stopped_by = (signals.stop_reason or "another process") if done < config.train.steps else None
+        _end(record, checkpoints, done, meter.failure, stopped_by)
+        return Result(step=done, validation=validation, stopped_by=stopped_by)
+
+
+def _compile(experiment: Experiment, state: TrainState, signals: Signals, record: Record) -> TrainStep:
+    """Compile the one program of the run."""
     start_s = time.perf_counter()
     step = make_train_step(experiment.value_and_grad, experiment.optimizer, experiment.shardings)
-    step = step.lower(state, batch_shapes(config, mesh)).compile()
-    print(f"compiled the training step in {time.perf_counter() - start_s:.1f} s", flush=True)
-
-    progress = Progress(config.train.steps)
-    validation, last_logged, last_logged_s = None, 0, time.perf_counter()
-    for done in range(1, config.train.steps + 1):
-        state, outputs = step(state, place_batch(next(loader), mesh))
-        is_last = done == config.train.steps
-        to_validate = is_last or (config.train.eval_every and done % config.train.eval_every == 0)
-        if not (is_last or to_validate or done % config.train.log_every == 0):
-            continue
-
-        outputs = jax.device_get(outputs)  # waits for the step
-        step_s = (time.perf_counter() - last_logged_s) / (done - last_logged)
-        metrics = step_metrics(experiment, done, outputs, step_s)
-        if to_validate:
-            validation = evaluate(
-                experiment.token_scores,
-                state.params,
-                experiment.validation_batches(),
-                lambda batch: place_batch(batch, mesh),
-            )
-            metrics |= validation.metrics() if validation else {}
-        writer.write(metrics)
-        progress.log(metrics)
-        if validation and to_validate:
-            progress.say(validation.describe())
-        last_logged, last_logged_s = done, time.perf_counter()
-    progress.close()
-
-    if config.checkpoint.final:
-        directory = Path(config.checkpoint.dir) if config.checkpoint.dir else run_dir / "checkpoints"
-        saved = save_checkpoint(directory, state, experiment.plan, loader.state)
-        print(f"saved {saved}", flush=True)
-    return validation
-
-
-def place_batch(batch: Batch, mesh: Mesh) -> Mapping[str, jax.Array]:
-    """Spread the sequences of a batch over `data`; every pipeline gets whole sequences."""
-    return jax.device_put(dict(batch), NamedSharding(mesh, PartitionSpec("data")))
+    compiled = step.lower(state, batch_shapes(experiment.config, experiment.mesh), signals.array()).compile()
+    record.say(f"compiled the training step in {time.perf_counter() - start_s:.1f} s")
+    return compiled
 
 
 def batch_shapes(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -91,35 +120,57 @@ def batch_shapes(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     return {key: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for key in KEYS}
 
 
-def step_metrics(experiment: Experiment, done: int, outputs: Mapping[str, Any], step_s: float) -> dict[str, Any]:
-    """Return what metrics.jsonl says of a step.
+def _due(config: Config, done: int, wish: int) -> tuple[bool, bool]:
+    """Return whether to validate, and whether to save, after a step."""
+    train, checkpoint, is_last = config.train, config.checkpoint, done == config.train.steps
+    in_turn = train.eval_every > 0 and done % train.eval_every == 0
+    to_validate = is_last or (in_turn and wish < STOP)  # who is told to stop has little time left
+    to_save = wish > GO or (is_last and checkpoint.final) or (to_validate and checkpoint.keep_best > 0)
+    return to_validate, to_save or (checkpoint.every_steps > 0 and done % checkpoint.every_steps == 0)
 
-    Args:
-        experiment: the run.
-        done: steps done, this one included.
-        outputs: scalars `loss` and `grad_norm`.
-        step_s: seconds the step took.
 
-    Raises:
-        FloatingPointError: loss or gradients are not finite.
-    """
-    config, loss, grad_norm = experiment.config, float(outputs["loss"]), float(outputs["grad_norm"])
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise FloatingPointError(
-            f"loss and gradients must stay finite, got a loss of {loss} and a gradient norm of {grad_norm} at step "
-            f"{done}; lower optimizer.lr or raise optimizer.warmup_steps"
-        )
-    length, num_devices = config.sequence.length, experiment.mesh.size
-    tokens_per_s = config.num_sequences * length / step_s
-    peak = peak_flops_per_s(config.metrics, experiment.mesh.devices.flat[0])
-    flops_per_s = causal_flops_per_token(config.model, length) * tokens_per_s
+def _validate(experiment: Experiment, state: TrainState) -> Validation | None:
+    num_sequences = experiment.config.num_sequences
+    rows = local_rows(experiment.mesh, num_sequences)
+
+    def place(batch: dict[str, Any]) -> dict[str, jax.Array]:
+        return place_batch({key: value[rows] for key, value in batch.items()}, experiment.mesh, num_sequences)
+
+    return evaluate(experiment.token_scores, state.params, experiment.validation_batches(), place)
+
+
+def _to_save(experiment: Experiment, done: int, meter: Meter) -> dict[str, Any]:
+    """Return what is saved beside the state, as JSON."""
+    config = experiment.config
     return {
         "step": done,
-        "loss": loss,
-        "grad_norm": grad_norm,
-        "learning_rate": float(experiment.schedule(done - 1)),
-        "tokens_per_s": tokens_per_s,
-        "step_s": step_s,
-        "mfu": flops_per_s / (peak * num_devices) if peak else None,
-        **peak_memory(),
+        "data": {**experiment.loader.state, "fingerprint": experiment.data_fingerprint},
+        "seeds": {"parameters": config.train.seed, "data": config.data.seed},  # no other random numbers are drawn
+        "config": to_dict(config),
+        "plan": experiment.plan.to_dict(),
+        "version": sppo_jax.__version__,
+        "failure": meter.failure,
     }
+
+
+def _end(record: Record, checkpoints: Checkpoints, done: int, failure: str | None, stopped_by: str | None) -> None:
+    """Wait for the last save, and say how the run ended.
+
+    Raises:
+        RunFailed: it did not end well.
+    """
+    problem = checkpoints.close()
+    if problem:
+        record.event("warning", done, problem)
+    newest = max(checkpoints.steps, default=None)
+    saved = "nothing is saved" if newest is None else f"saved {checkpoints.directory / str(newest)}"
+    if failure:
+        record.event("stop", done, f"{failure}; {saved}")
+    elif stopped_by:
+        record.event("stop", done, f"stopped by {stopped_by} after step {done}; {saved}; the same command goes on")
+    else:
+        record.finish(f"{done} steps; {saved}")
+        record.event("stop", done, f"all {done} steps are done; {saved}")
+    record.report()
+    if failure or problem:
+        raise RunFailed(f"{failure or problem}; {saved}")

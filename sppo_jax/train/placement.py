@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
@@ -64,3 +65,10 @@ def place_batch(batch_local: Mapping[str, np.ndarray], mesh: Mesh, num_sequences
         return jax.make_array_from_callback((num_sequences, *rows.shape[1:]), sharding, shard, dtype=rows.dtype)
 
     return {key: place(rows) for key, rows in batch_local.items()}
+
+
+def gather(x: jax.Array) -> np.ndarray:
+    """Return a global array whole, in every process; all must call it."""
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return np.asarray(x)
+    return np.asarray(multihost_utils.process_allgather(x, tiled=True))

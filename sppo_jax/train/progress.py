@@ -13,21 +13,25 @@ from tqdm import tqdm
 class Progress:
     """Shows steps as they are logged."""
 
-    def __init__(self, num_steps: int):
-        """Start the clock.
+    def __init__(self, num_steps: int, *, first: int = 0):
+        """Show nothing yet; the clock starts with the first step, not with what is compiled before it.
 
         Args:
             num_steps: length of the run.
+            first: steps that were done before.
         """
-        self._num_steps, self._start_s = num_steps, time.perf_counter()
-        self._bar = tqdm(total=num_steps, unit="step", file=sys.stdout) if sys.stdout.isatty() else None
+        self._num_steps, self._first, self._start_s = num_steps, first, 0.0
+        is_terminal = sys.stdout.isatty()
+        self._bar = tqdm(total=num_steps, initial=first, unit="step", file=sys.stdout) if is_terminal else None
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Show the metrics of a step: `step`, `loss`, `tokens_per_s`, `step_s`, `mfu` and peak memory where known."""
+        if not self._start_s:
+            self._start_s = time.perf_counter() - metrics["step_s"] * (metrics["step"] - self._first)
         if self._bar is None:
             print(self._line(metrics), flush=True)
             return
-        self._bar.set_postfix_str(f"loss {metrics['loss']:.4f}, {metrics['tokens_per_s']:,.0f} tokens/s", refresh=False)
+        self._bar.set_postfix_str(f"loss {_loss(metrics)}, {metrics['tokens_per_s']:,.0f} tokens/s", refresh=False)
         self._bar.update(metrics["step"] - self._bar.n)
 
     def say(self, text: str) -> None:
@@ -44,10 +48,10 @@ class Progress:
 
     def _line(self, metrics: Mapping[str, Any]) -> str:
         step, width = metrics["step"], len(str(self._num_steps))
-        left_s = (time.perf_counter() - self._start_s) / step * (self._num_steps - step)
+        left_s = (time.perf_counter() - self._start_s) / (step - self._first) * (self._num_steps - step)
         parts = [
             f"step {step:>{width}}/{self._num_steps}",
-            f"loss {metrics['loss']:.4f}",
+            f"loss {_loss(metrics)}",
             f"{metrics['tokens_per_s']:,.0f} tokens/s",
             f"step {metrics['step_s']:.3f} s",
         ]
@@ -57,6 +61,10 @@ class Progress:
             if metrics.get(key) is not None:
                 parts.append(f"{name} {metrics[key] / 2**30:.1f} GiB")
         return "  ".join([*parts, f"eta {_clock(left_s)}"])
+
+
+def _loss(metrics: Mapping[str, Any]) -> str:
+    return "not finite" if metrics["loss"] is None else f"{metrics['loss']:.4f}"
 
 
 def _clock(seconds: float) -> str:

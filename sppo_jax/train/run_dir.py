@@ -1,37 +1,153 @@
-"""The directory of a run: claimed once, never written over."""
+"""The directory of a run: written by one run at a time, whole at every moment, continued by the same command."""
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from sppo_jax.config import Config, to_yaml
+from sppo_jax.config import Config, load_config, to_yaml
 from sppo_jax.planner.plan import Plan
 
+# What the weights, or the documents behind them, would not survive; everything else may change when a run goes on.
+_FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scale"), "data": ("cache",)}
 
-def check_run_dir(path: Path) -> None:
-    """Refuse a directory that holds a run, or cannot be one; writes nothing.
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Hold a run directory, made if it is not there, for as long as the run lasts.
+
+    The lock dies with the process, however that ends.
 
     Raises:
-        ValueError: the directory holds metrics.jsonl, or the path is a file.
+        ValueError: it cannot be written, or another run holds it.
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"the run directory must be a directory, got the file {path}; choose another --run-dir")
-    if (path / "metrics.jsonl").exists():
-        raise ValueError(f"the run directory must hold no other run, got {path} with metrics.jsonl; choose another")
-
-
-def create_run_dir(path: Path, config: Config, plan: Plan) -> None:
-    """Make the directory and write config.yaml (every setting) and plan.json.
-
-    Raises:
-        ValueError: as `check_run_dir`, or the directory cannot be written.
-    """
-    check_run_dir(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-        (path / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")
+        _probe(path)
+        lock = (path / "lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise ValueError(
             f"the run directory must be writable, got {path} ({error.strerror}); choose another"
         ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another process"
+            raise ValueError(
+                f"a run directory must have one run at a time, got {path} held by {holder}; stop it, or choose another"
+            ) from None
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        yield
+
+
+def _probe(path: Path) -> None:
+    """Write and remove a little: a read-only or full disk shows before anything is compiled."""
+    probe = path / f".probe-{os.getpid()}"
+    try:
+        probe.write_bytes(b"0" * 4096)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def changes_since(path: Path, config: Config) -> list[str]:
+    """Check that a config goes on with the run in a directory, if there is one.
+
+    Returns:
+        The settings that changed, as `group.key: old -> new`.
+
+    Raises:
+        ValueError: it is another run: another model, other data, or none of ours.
+    """
+    if not (path / "config.yaml").exists():
+        if (path / "metrics.jsonl").exists():
+            raise ValueError(
+                f"the run directory must hold no other run, got {path} with metrics.jsonl and no config.yaml; "
+                "choose another"
+            )
+        return []
+    before, after = (dataclasses.asdict(each) for each in (load_config(path / "config.yaml"), config))
+    changes = list(_changes(before, after, ""))
+    for name, old, new in changes:
+        group, _, key = name.partition(".")
+        fixed = group in _FIXED_GROUPS and key not in _FIXED_GROUPS[group]
+        if fixed or name == "sequence.length":
+            raise ValueError(
+                f"{name} must stay as {path} was begun, {old}, got {new}; set it back, or choose another --run-dir"
+            )
+    return [f"{name}: {old} -> {new}" for name, old, new in changes]
+
+
+def _changes(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and set(before) == set(after):
+        for key in before:
+            yield from _changes(before[key], after[key], f"{name}.{key}" if name else key)
+    elif before != after:
+        yield name, before, after
+
+
+def write_run(path: Path, config: Config, plan: Plan) -> None:
+    """Write config.yaml (every setting) and plan.json, each whole or not at all.
+
+    Raises:
+        ValueError: they cannot be written.
+    """
+    try:
+        write_whole(path / "plan.json", plan.to_json() + "\n")
+        write_whole(path / "config.yaml", to_yaml(config))
+    except OSError as error:
+        raise ValueError(
+            f"the run directory must be writable, got {path} ({error.strerror}); choose another"
+        ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file by another text; who looks, or dies, in between finds the old one."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def forget_after(path: Path, step: float) -> int:
+    """Drop the lines of a .jsonl file about steps that will be done again, and a line that was torn.
+
+    Args:
+        path: a JSON object with `step` a line; need not exist.
+        step: the last one that counts; infinite to drop torn lines only.
+
+    Returns:
+        How many lines were dropped.
+    """
+    if not path.exists():
+        return 0
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    kept = [line for line in lines if (at := _step_of(line)) is not None and at <= step]
+    if len(kept) < len(lines):
+        write_whole(path, "".join(f"{line}\n" for line in kept))
+    return len(lines) - len(kept)
+
+
+def _step_of(line: str) -> int | None:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None

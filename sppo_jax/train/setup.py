@@ -20,6 +20,7 @@ from sppo_jax.pipeline import api, layout
 from sppo_jax.planner.plan import Plan
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
+from sppo_jax.train.placement import local_rows
 from sppo_jax.train.state import TrainState, state_shardings
 from sppo_jax.train.step import ValueAndGrad
 
@@ -32,7 +33,8 @@ class Experiment:
         config: all settings.
         plan: the static decisions.
         mesh: devices, axes data, pipe and seq.
-        loader: training batches, endless.
+        loader: this process's part of the training batches, endless.
+        data_fingerprint: differs between data whose sequences differ.
         validation: the sequences held out; None where nothing is.
         value_and_grad: loss and gradients of a batch.
         token_scores: each token's loss, and whether its target is the most likely token.
@@ -45,6 +47,7 @@ class Experiment:
     plan: Plan
     mesh: Mesh
     loader: Loader
+    data_fingerprint: str
     validation: Rows | None
     value_and_grad: ValueAndGrad
     token_scores: Scores
@@ -53,11 +56,12 @@ class Experiment:
     shardings: TrainState
 
     def validation_batches(self) -> Iterator[Batch]:
-        """Give the same held-out batches at every call, at least `train.eval_sequences` sequences."""
+        """Give the same held-out batches at every call, whole in every process, at least `train.eval_sequences`."""
         if self.validation is None:
             return iter(())
-        num_batches = -(-self.config.train.eval_sequences // self.config.num_sequences)
-        return islice(make_loader(self.config, with_distances(self.validation)), num_batches)
+        num_sequences = self.config.num_sequences
+        loader = Loader(with_distances(self.validation), num_sequences=num_sequences, local_rows=range(num_sequences))
+        return islice(loader, -(-self.config.train.eval_sequences // num_sequences))
 
 
 def prepare(config: Config, plan: Plan) -> Experiment:
@@ -68,6 +72,7 @@ def prepare(config: Config, plan: Plan) -> Experiment:
     """
     data = open_data(config)
     mesh = layout.make_mesh(plan)
+    rows = local_rows(mesh, config.num_sequences)
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)
     schedule = make_schedule(config.optimizer, config.train.steps)
@@ -76,7 +81,8 @@ def prepare(config: Config, plan: Plan) -> Experiment:
         config=config,
         plan=plan,
         mesh=mesh,
-        loader=make_loader(config, data.training),
+        loader=Loader(data.training, num_sequences=config.num_sequences, local_rows=rows),
+        data_fingerprint=data.fingerprint,
         validation=data.validation,
         value_and_grad=api.value_and_grad(plan, model, mesh),
         token_scores=api.evaluate(plan, model, mesh),
@@ -84,8 +90,3 @@ def prepare(config: Config, plan: Plan) -> Experiment:
         optimizer=optimizer,
         shardings=state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh),
     )
-
-
-def make_loader(config: Config, rows: Rows) -> Loader:
-    """Make a loader of the config's batch shape."""
-    return Loader(rows, num_sequences=config.num_sequences, local_rows=range(config.num_sequences))

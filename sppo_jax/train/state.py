@@ -15,11 +15,27 @@ from sppo_jax.models import build_model
 
 
 class TrainState(NamedTuple):
-    """Number of steps done, parameters in the tree of `nnx.state(model, nnx.Param)`, and the optimizer's state."""
+    """What a run is after a step.
+
+    Attributes:
+        step: int32 number of steps done, skipped ones included.
+        num_skipped: int32 number of steps skipped for a loss or gradient that was not finite.
+        num_skipped_in_row: int32 number of those since the last step that was not skipped.
+        params: in the tree of `nnx.state(model, nnx.Param)`.
+        opt_state: the optimizer's state.
+    """
 
     step: jax.Array
+    num_skipped: jax.Array
+    num_skipped_in_row: jax.Array
     params: nnx.State
     opt_state: optax.OptState
+
+
+def first_state(params: nnx.State, opt_state: optax.OptState) -> TrainState:
+    """Return the state before any step."""
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(step=zero, num_skipped=zero, num_skipped_in_row=zero, params=params, opt_state=opt_state)
 
 
 def state_shardings(
@@ -41,7 +57,26 @@ def state_shardings(
         param_shardings,
         transform_non_params=lambda _: everywhere,
     )
-    return TrainState(step=everywhere, params=param_shardings, opt_state=opt_state)
+    return TrainState(
+        step=everywhere,
+        num_skipped=everywhere,
+        num_skipped_in_row=everywhere,
+        params=param_shardings,
+        opt_state=opt_state,
+    )
+
+
+def state_shapes(config: Config, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
+    """Return shapes, dtypes and shardings of a run's state, without any array."""
+
+    def create() -> TrainState:
+        params = nnx.state(build_model(config), nnx.Param)
+        return first_state(params, optimizer.init(params))
+
+    def place(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    return jax.tree.map(place, jax.eval_shape(create), shardings)
 
 
 def init_state(config: Config, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
@@ -55,6 +90,21 @@ def init_state(config: Config, optimizer: optax.GradientTransformation, sharding
 
     def create() -> TrainState:
         params = nnx.state(build_model(config), nnx.Param)
-        return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+        return first_state(params, optimizer.init(params))
 
     return jax.jit(create, out_shardings=shardings)()
+
+
+def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
+    """Create the state of step 0 around parameters that are there, which it takes over.
+
+    Args:
+        params: placed as `shardings` say.
+        optimizer: gives the optimizer's first state.
+        shardings: from `state_shardings`.
+    """
+
+    def create(params: nnx.State) -> TrainState:
+        return first_state(params, optimizer.init(params))
+
+    return jax.jit(create, out_shardings=shardings, donate_argnums=0)(params)

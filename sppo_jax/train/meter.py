@@ -1,0 +1,135 @@
+"""Turns the outputs of steps into metrics, one step late so that the devices never wait for it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from sppo_jax.train.metrics import causal_flops_per_token, peak_flops_per_s, peak_memory
+from sppo_jax.train.record import Record
+from sppo_jax.train.setup import Experiment
+from sppo_jax.train.signals import GO, STOP
+from sppo_jax.train.spikes import LossSpikes
+
+
+class Meter:
+    """Reads each step's outputs, writes a line of metrics where one is due, and tells of skips and spikes."""
+
+    def __init__(self, experiment: Experiment, record: Record, *, first: int):
+        """Start the clock.
+
+        Args:
+            experiment: the run.
+            record: where lines and events go.
+            first: steps done before.
+        """
+        self._experiment, self._record, self._spikes = experiment, record, LossSpikes()
+        self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
+        self._done: tuple[int, dict[str, Any], float] | None = None
+        self._logged, self._num_skipped, self._is_spike = first, 0, False
+        self._spent_s = {"data_s": 0.0, "save_s": 0.0}
+        self._since_s = time.perf_counter()
+        self.failure: str | None = None
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Count the seconds until a batch is there, if the devices have nothing else to do by then."""
+        begin_s = time.perf_counter()
+        yield
+        if self._pending is None or self._pending[1]["loss"].is_ready():
+            self._spent_s["data_s"] += time.perf_counter() - begin_s
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Count the seconds by which a save holds up the run."""
+        begin_s = time.perf_counter()
+        yield
+        self._spent_s["save_s"] += time.perf_counter() - begin_s
+
+    def expect(self, step: int, outputs: Mapping[str, jax.Array]) -> None:
+        """Take the outputs of a step that has begun.
+
+        Args:
+            step: its number, from 1.
+            outputs: scalars `loss`, `grad_norm`, `num_skipped`, `num_skipped_in_row`, `signal`.
+        """
+        self._pending = (step, outputs)
+
+    def wait(self) -> int:
+        """Wait for the step that was expected, if any, and stop the clock.
+
+        Returns:
+            What the processes want done: GO, SAVE or STOP.
+        """
+        if self._pending is None:
+            return GO
+        (step, pending), self._pending = self._pending, None
+        outputs = {name: value.item() for name, value in jax.device_get(pending).items()}
+        self._done = step, outputs, time.perf_counter()
+        self._watch(step, outputs)
+        return STOP if self.failure else outputs["signal"]
+
+    def write(self, more: Mapping[str, Any] | None = None) -> None:
+        """Write the line of the step that was waited for, if one is due.
+
+        Args:
+            more: metrics of a validation: with them a line is due, and their time does not count.
+        """
+        if self._done is None:
+            return
+        (step, outputs, now_s), self._done = self._done, None
+        config = self._experiment.config.train
+        if more is not None or step % config.log_every == 0 or step == config.steps:
+            self._record.metrics(self._metrics(step, outputs, now_s) | dict(more or {}))
+            self._logged, self._is_spike, self._spent_s = step, False, dict.fromkeys(self._spent_s, 0.0)
+            # A validation is off the clock; an ordinary line is written while the next step runs.
+            self._since_s = now_s if more is None else time.perf_counter()
+
+    def _watch(self, step: int, outputs: Mapping[str, Any]) -> None:
+        """Tell of a step that was skipped or whose loss is a spike."""
+        loss, limit = outputs["loss"], self._experiment.config.train.max_nonfinite
+        if outputs["num_skipped_in_row"]:
+            text = f"a loss of {loss} and a gradient norm of {outputs['grad_norm']}"
+            in_row = outputs["num_skipped_in_row"]
+            self._record.event("skip", step, f"step {step} skipped: {text} ({in_row} in a row, the limit is {limit})")
+            if in_row >= limit:
+                self.failure = (
+                    f"loss and gradients must stay finite, got {text} at step {step}, the last of {in_row} such steps "
+                    "in a row (train.max_nonfinite); lower optimizer.lr, raise optimizer.warmup_steps, or look at the "
+                    "data of these steps"
+                )
+        elif spike := self._spikes.check(loss):
+            self._is_spike = True
+            self._record.event("spike", step, f"step {step}: {spike}")
+        self._num_skipped = outputs["num_skipped"]
+
+    def _metrics(self, step: int, outputs: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+        """Return what metrics.jsonl says of a step, times being means since the line before."""
+        experiment, num_steps = self._experiment, step - self._logged
+        config, length = experiment.config, experiment.config.sequence.length
+        step_s = (now_s - self._since_s) / num_steps
+        tokens_per_s = config.num_sequences * length / step_s
+        peak = peak_flops_per_s(config.metrics, experiment.mesh.devices.flat[0])
+        flops_per_s = causal_flops_per_token(config.model, length) * tokens_per_s
+        return {
+            "step": step,
+            "loss": _finite(outputs["loss"]),
+            "grad_norm": _finite(outputs["grad_norm"]),
+            "learning_rate": float(experiment.schedule(max(step - 1 - self._num_skipped, 0))),
+            "tokens_per_s": tokens_per_s,
+            "step_s": step_s,
+            **{name: spent_s / num_steps for name, spent_s in self._spent_s.items()},
+            "mfu": flops_per_s / (peak * experiment.mesh.size) if peak else None,
+            **peak_memory(),
+            "skipped": self._num_skipped,
+            "spike": self._is_spike,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

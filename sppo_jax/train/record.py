@@ -1,0 +1,116 @@
+"""What a run leaves and shows: metrics.jsonl, events.jsonl, report.html, trackers, and lines or a bar."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sppo_jax import distributed
+from sppo_jax.config import Config
+from sppo_jax.report.run_html import write_report
+from sppo_jax.train.progress import Progress
+from sppo_jax.train.run_dir import forget_after, write_whole
+from sppo_jax.train.trackers import open_trackers
+
+
+class Record:
+    """Keeps the books of a run in the main process; in the others it does nothing."""
+
+    def __init__(self, run_dir: Path, config: Config, *, step: int):
+        """Take up the books where the run goes on.
+
+        Args:
+            run_dir: of the run, claimed by it.
+            config: all settings.
+            step: steps done so far; what the books say of later ones is dropped, for they are done again.
+        """
+        self.run_dir = run_dir
+        self._is_main = distributed.is_main()
+        self._lost: list[tuple[Path, str]] = []
+        if self._is_main:
+            if step < config.train.steps:
+                (run_dir / "finished").unlink(missing_ok=True)
+            forget_after(run_dir / "metrics.jsonl", step)
+            forget_after(run_dir / "events.jsonl", math.inf)
+            self._trackers = open_trackers(config, run_dir, step=step)
+            self._progress = Progress(config.train.steps, first=step)
+
+    def metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Write a line of metrics and show it."""
+        if self._is_main:
+            self._append(self.run_dir / "metrics.jsonl", metrics)
+            self._trackers.log(metrics)
+            self._progress.log(metrics)
+
+    def event(self, kind: str, step: int, text: str) -> None:
+        """Write a line to events.jsonl and show it: start, resume, save, skip, spike, validation, stop, warning."""
+        if self._is_main:
+            time = datetime.now().astimezone().isoformat(timespec="seconds")
+            self._append(self.run_dir / "events.jsonl", {"time": time, "step": step, "kind": kind, "text": text})
+            self._progress.say(text)
+
+    def events(self, events: Iterable[tuple[str, str]], step: int) -> None:
+        """Write and show several events, each a kind and a text."""
+        for kind, text in events:
+            self.event(kind, step, text)
+
+    def saving(self, step: int, directory: Path, problem: str | None) -> None:
+        """Write that a save has begun, and that one failed, if so."""
+        if problem:
+            self.event("warning", step, problem)
+        self.event("save", step, f"step {step}: saving {directory / str(step)}")
+
+    def say(self, text: str) -> None:
+        """Show a text."""
+        if self._is_main:
+            self._progress.say(text)
+
+    def report(self) -> None:
+        """Draw report.html anew; a picture that fails does not end a run."""
+        if self._is_main:
+            try:
+                write_report(self.run_dir)
+            except Exception as error:
+                warnings.warn(f"report.html was not written ({error})", stacklevel=2)
+
+    def finish(self, text: str) -> None:
+        """Mark the run as finished, for scripts that start it again until it is."""
+        if self._is_main:
+            write_whole(self.run_dir / "finished", f"{text}\n")
+
+    def close(self) -> None:
+        """Leave the bar as it stands, and close the trackers."""
+        if self._is_main:
+            self._progress.close()
+            self._trackers.close()
+
+    def _append(self, path: Path, entry: Mapping[str, Any]) -> None:
+        """Append a line, whole after each call; what a full disk refuses is kept, and tried again with the next."""
+        self._lost.append((path, json.dumps(entry, allow_nan=False) + "\n"))
+        try:
+            while self._lost:
+                _append_line(*self._lost[0])
+                self._lost.pop(0)
+        except OSError as error:
+            if len(self._lost) == 1:
+                warnings.warn(f"{path} cannot be written ({error.strerror}); trying again at each line", stacklevel=3)
+
+
+def _append_line(path: Path, line: str) -> None:
+    """Append a line whole or not at all."""
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            written = file.write(line.encode())
+            if written < len(line.encode()):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(before)
+            raise

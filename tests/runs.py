@@ -1,0 +1,94 @@
+"""Tiny runs for the tests of training: a config, its documents, and a run of it in this process."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.planner.make import make_plan
+from sppo_jax.train.begin import begin
+from sppo_jax.train.loop import train
+from sppo_jax.train.run_dir import claimed, write_run
+from sppo_jax.train.setup import prepare
+
+
+def write_documents(path):
+    """Write twenty documents that count upwards from different starts; return their path."""
+    documents = [np.append((start + np.arange(70)) % 23 + 1, 0) for start in range(20)]
+    np.save(path, np.concatenate(documents).astype(np.uint16))
+    return str(path)
+
+
+def make_config(source, **groups):
+    """Return a config of two pipelines of two stages; groups replace settings."""
+    settings = {
+        "model": {
+            "vocab_size": 24,
+            "hidden_size": 16,
+            "num_layers": 4,
+            "num_heads": 2,
+            "mlp_size": 32,
+            "init_scale": 0.2,
+        },
+        "data": {"source": source, "separator": 0, "validation_fraction": 0.2},
+        "mesh": {"data": 2, "pipe": 2},
+        "sequence": {"length": 64, "chunks": 4},
+        "stash": {"inputs": "host", "attention": "host"},
+        "optimizer": {"lr": 0.02, "warmup_steps": 2, "clip_norm": 0.5},
+        "train": {"steps": 12, "devices": "cpu:4", "log_every": 4, "eval_every": 6, "eval_sequences": 3},
+    }
+    return config_from_dict({key: {**settings.get(key, {}), **groups.get(key, {})} for key in {**settings, **groups}})
+
+
+def run(config, run_dir, change=lambda experiment: experiment):
+    """Train as `sppo train` does.
+
+    Args:
+        config: the settings.
+        run_dir: where to.
+        change: replaces parts of the experiment before it starts.
+
+    Returns:
+        The experiment and how it ended.
+    """
+    plan = make_plan(config)
+    with claimed(run_dir):
+        experiment = change(prepare(config, plan))
+        start = begin(experiment, run_dir)
+        write_run(run_dir, config, plan)
+        return experiment, train(experiment, run_dir, start)
+
+
+def lines_of(run_dir, name="metrics"):
+    """Return the lines of metrics.jsonl, or of events.jsonl."""
+    return [json.loads(line) for line in (run_dir / f"{name}.jsonl").read_text().splitlines()]
+
+
+def losses_of(run_dir):
+    """Return each logged step's loss."""
+    return {line["step"]: line["loss"] for line in lines_of(run_dir)}
+
+
+def at_batch(number, act):
+    """Return a `change` for `run`: does something just before the batch of that number, from 1, is read."""
+
+    class Acting:
+        def __init__(self, loader):
+            self._loader, self._count = loader, 0
+
+        def __next__(self):
+            self._count += 1
+            if self._count == number:
+                act()
+            return next(self._loader)
+
+        @property
+        def state(self):
+            return self._loader.state
+
+        @state.setter
+        def state(self, state):
+            self._loader.state = state
+
+    return lambda experiment: replace(experiment, loader=Acting(experiment.loader))

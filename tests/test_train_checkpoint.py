@@ -1,0 +1,205 @@
+"""Saving and restoring: any mesh, retention, and checkpoints that are torn or corrupt."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sppo_jax.config import CheckpointConfig
+from sppo_jax.train.checkpoint import Checkpoints, to_tree
+from sppo_jax.train.checkpoint_read import checkpoint_steps, find_checkpoint, load_params, read_run
+from sppo_jax.train.restore import restore_newest
+from sppo_jax.train.state import first_state, state_shardings
+
+OPTIMIZER = optax.adam(1e-2)
+RUN = {"config": {}, "plan": {}, "data": {"sequence": 8}}
+
+
+def make_params(seed=0):
+    key = jax.random.key(seed)
+    layers = {"up": nnx.Param(jax.random.normal(key, (4, 8, 16))), "scale": nnx.Param(jnp.ones((4, 8)))}
+    return nnx.State({"embedding": nnx.Param(jax.random.normal(key, (24, 8))), "layers": layers})
+
+
+def make_shardings(num_devices):
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), ("pipe",))
+
+    def choose(path, leaf):
+        return NamedSharding(mesh, PartitionSpec("pipe" if path[0].key == "layers" else None))
+
+    shardings = jax.tree_util.tree_map_with_path(choose, make_params())
+    return state_shardings(OPTIMIZER, make_params(), shardings, mesh)
+
+
+def make_state(num_devices=2, seed=0):
+    params = make_params(seed)
+    state = first_state(params, OPTIMIZER.init(params))._replace(step=jnp.int32(seed))
+    return jax.device_put(state, make_shardings(num_devices))
+
+
+def shapes_on(num_devices):
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        make_state(),
+        make_shardings(num_devices),
+    )
+
+
+def save(directory, *steps, losses=None, **settings):
+    checkpoints = Checkpoints(directory, CheckpointConfig(**settings))
+    for step in steps:
+        loss = losses and losses.get(step)
+        assert checkpoints.save(make_state(seed=step), RUN | {"step": step}, step=step, loss=loss) is None
+    assert checkpoints.close() is None
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Two checkpoints, of steps 3 and 5; not to be changed."""
+    directory = tmp_path_factory.mktemp("saved") / "checkpoints"
+    save(directory, 3, 5)
+    return directory
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4])
+def test_what_is_saved_comes_back_on_any_mesh(saved, num_devices):
+    restored = restore_newest(saved, shapes_on(num_devices), pytest.fail)
+    want = make_state(seed=5)
+    jax.tree.map(np.testing.assert_array_equal, restored.state, want)
+    assert restored.run["step"] == 5 and restored.run["data"] == {"sequence": 8}
+    up = restored.state.opt_state[0].mu["layers"]["up"].get_value()
+    assert up.sharding.is_equivalent_to(make_shardings(num_devices).params["layers"]["up"].get_value(), 3)
+    assert len(up.sharding.device_set) == num_devices
+
+
+def test_nothing_saved_is_nothing_restored(tmp_path):
+    assert restore_newest(tmp_path / "checkpoints", shapes_on(1), pytest.fail) is None
+
+
+@pytest.mark.parametrize(
+    "settings, losses, kept",
+    [
+        (dict(keep_last=2), {}, [7, 8]),
+        (dict(keep_last=1, keep_every=3), {}, [3, 6, 8]),
+        (dict(keep_last=1, keep_best=2), {1: 2.0, 2: 1.0, 3: 5.0, 4: 1.5, 6: 3.0}, [2, 4, 8]),
+    ],
+)
+def test_what_is_kept(tmp_path, settings, losses, kept):
+    save(tmp_path, *range(1, 9), losses=losses, **settings)
+    assert checkpoint_steps(tmp_path) == kept[::-1]
+
+
+def test_what_is_best_is_known_after_a_restart(tmp_path):
+    save(tmp_path, 1, 2, losses={1: 1.0, 2: 2.0}, keep_last=1, keep_best=1)
+    save(tmp_path, 3, 4, losses={3: 3.0}, keep_last=1, keep_best=1)
+    assert checkpoint_steps(tmp_path) == [4, 1]
+
+
+def data_files(checkpoint):
+    return [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+
+
+def harm_a_file(path, how):
+    if how == "gone":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "half":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    else:
+        raw = bytearray(path.read_bytes())
+        raw[len(raw) // 2] ^= 0x10
+        path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("how", ["gone", "empty", "half", "flipped"])
+def test_no_harmed_file_goes_unnoticed(copied, saved, how):
+    """Whatever happens to a file, either the checkpoint still gives every bit, or the one before is taken."""
+    num_passed_over = 0
+    for path in data_files(saved / "5"):
+        shutil.rmtree(copied)
+        shutil.copytree(saved, copied)
+        harm_a_file(copied / "5" / path.relative_to(saved / "5"), how)
+        notes = []
+        restored = restore_newest(copied, shapes_on(2), notes.append)
+        step = restored.run["step"]
+        jax.tree.map(np.testing.assert_array_equal, restored.state, make_state(seed=step))
+        if step == 3:
+            num_passed_over += 1
+            assert len(notes) <= 1 and checkpoint_steps(copied) == [3]
+            assert notes == [] or ("passed over" in notes[0] and (copied / "5.broken-0").is_dir())
+    assert num_passed_over >= 3
+
+
+def test_a_step_that_was_set_aside_can_be_saved_again(copied):
+    harm_a_file(copied / "5" / "run" / "metadata", "half")
+    restore_newest(copied, shapes_on(1), lambda note: None)
+    save(copied, 5)
+    assert restore_newest(copied, shapes_on(1), pytest.fail).run["step"] == 5
+
+
+def test_numbers_that_are_not_those_saved_are_refused(copied):
+    """As by a writer that copied an array while it changed: every file is whole, the numbers are not."""
+    path = copied / "5" / "run" / "metadata"
+    run = json.loads(path.read_text())
+    run["fingerprints"]["params/embedding"] ^= 1
+    path.write_text(json.dumps(run))
+    notes = []
+    assert restore_newest(copied, shapes_on(1), notes.append).run["step"] == 3
+    assert "1 of" in notes[0] and "params/embedding" in notes[0]
+
+
+def test_a_run_does_not_begin_anew_over_its_broken_checkpoints(copied):
+    for step in (3, 5):
+        harm_a_file(copied / str(step) / "run" / "metadata", "empty")
+    with pytest.raises(ValueError, match="must be whole, got none of 2 .* move them away to begin anew"):
+        restore_newest(copied, shapes_on(1), pytest.fail)
+    assert checkpoint_steps(copied) == [5, 3]
+
+
+def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    assert checkpoints.save(make_state(seed=1), RUN, step=1) is None
+    assert checkpoints.finish() is None
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(checkpoints._manager), "save", full)
+        assert "step 2 was not saved" in checkpoints.save(make_state(seed=2), RUN, step=2)
+    assert checkpoints.save(make_state(seed=3), RUN | {"step": 3}, step=3) is None
+    assert checkpoints.close() is None
+    assert checkpoint_steps(tmp_path) == [3, 1]
+
+
+def test_a_checkpoint_is_found_by_run_directory_or_path(saved):
+    assert find_checkpoint(saved.parent) == find_checkpoint(saved) == find_checkpoint(saved / "5") == saved / "5"
+    assert read_run(saved / "3")["step"] == 3
+    with pytest.raises(ValueError, match="with none; give another"):
+        find_checkpoint(saved / "nowhere")
+
+
+def test_parameters_are_loaded_alone(saved):
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), make_params())
+    jax.tree.map(np.testing.assert_array_equal, load_params(saved / "5", shapes), make_params(5))
+    other = nnx.State({"embedding": nnx.Param(jax.ShapeDtypeStruct((25, 8), jnp.float32))})
+    with pytest.raises(ValueError, match="does not hold this model"):
+        load_params(saved / "5", other)
+
+
+def test_the_tree_has_names_alone():
+    tree = to_tree(make_state())
+    assert set(tree) == {"step", "num_skipped", "num_skipped_in_row", "params", "opt_state"}
+    assert set(tree["params"]["layers"]) == {"up", "scale"} and isinstance(tree["params"], dict)

@@ -1,0 +1,106 @@
+"""The directory of a run: one run at a time, continued only by its own config, whole at every moment."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from runs import make_config
+
+from sppo_jax.train.run_dir import changes_since, claimed, forget_after, write_run, write_whole
+
+ENV = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+
+
+class NoPlan:
+    def to_json(self):
+        return "{}"
+
+
+def test_a_directory_has_one_run_at_a_time(tmp_path):
+    with claimed(tmp_path / "run"):
+        script = (
+            "import sys; from pathlib import Path; from sppo_jax.train.run_dir import claimed\n"
+            "with claimed(Path(sys.argv[1])): print('claimed')"
+        )
+        words = [sys.executable, "-c", script, str(tmp_path / "run")]
+        other = subprocess.run(words, capture_output=True, text=True, env=ENV)
+        assert f"held by process {os.getpid()} on" in other.stderr and other.returncode == 1
+    with claimed(tmp_path / "run"):
+        pass
+
+
+def test_a_dead_process_holds_nothing(tmp_path):
+    script = (
+        "import os, sys; from pathlib import Path; from sppo_jax.train.run_dir import claimed\n"
+        "with claimed(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(words, env=ENV).returncode == -9
+    with claimed(tmp_path):
+        pass
+
+
+def test_a_directory_that_cannot_be_one_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="must be a directory, got the file"), claimed(tmp_path / "file"):
+        pass
+    with pytest.raises(ValueError, match="must be writable, got .*Not a directory"), claimed(tmp_path / "file" / "run"):
+        pass
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(ValueError, match="No space left on device"), claimed(tmp_path / "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "groups, answer",
+    [
+        ({}, []),
+        ({"mesh": {"data": 1, "pipe": 4}}, ["mesh.data: 2 -> 1", "mesh.pipe: 2 -> 4"]),
+        ({"sequence": {"length": 64, "chunks": 8}}, ["sequence.chunks: 4 -> 8"]),
+        ({"optimizer": {"lr": 0.01}}, ["optimizer.lr: 0.02 -> 0.01"]),
+        ({"model": {"kernel": "blockwise"}}, ["model.kernel: auto -> blockwise"]),
+        ({"model": {"mlp_size": 64}}, "model.mlp_size must stay as .* was begun, 32, got 64; set it back"),
+        ({"model": {"rope": {"theta": 5e5}}}, "model.rope.theta must stay"),
+        ({"data": {"seed": 1}}, "data.seed must stay"),
+        ({"sequence": {"length": 128, "chunks": 4}}, "sequence.length must stay"),
+    ],
+)
+def test_only_the_same_model_and_data_go_on(tmp_path, groups, answer):
+    write_run(tmp_path, make_config("tokens.npy"), NoPlan())
+    if isinstance(answer, str):
+        with pytest.raises(ValueError, match=answer):
+            changes_since(tmp_path, make_config("tokens.npy", **groups))
+    else:
+        assert changes_since(tmp_path, make_config("tokens.npy", **groups)) == answer
+
+
+def test_a_directory_of_someone_else_is_refused(tmp_path):
+    assert changes_since(tmp_path / "new", make_config("tokens.npy")) == []
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match="must hold no other run"):
+        changes_since(tmp_path, make_config("tokens.npy"))
+
+
+def test_lines_of_steps_to_come_and_torn_lines_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert forget_after(path, 3) == 0
+    lines = [json.dumps({"step": step, "loss": step / 2}) for step in range(1, 6)]
+    path.write_text("\n".join(lines) + '\n{"step": 3, "lo')
+    assert forget_after(path, 3) == 3
+    assert path.read_text().splitlines() == lines[:3]
+    assert forget_after(path, 3) == 0
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "plan.json"
+    write_whole(path, "old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(OSError):
+        write_whole(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
-from sppo_jax.models.complete import default_tokenizer, expand_model
+from sppo_jax.models.complete import expand_model
 from sppo_jax.models.config import ModelConfig, RopeConfig
 from sppo_jax.settings import ConfigError, Group, build_group
 
@@ -363,10 +363,6 @@ class Config(Group):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-
-    @classmethod
-    def complete(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        return default_tokenizer(settings)
 
     def _check(self) -> None:
         self._check_simulated()

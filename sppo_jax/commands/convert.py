@@ -79,7 +79,7 @@ def _short_yaml(config: Config, target: Path) -> str:
     """Writes what a user changes first; the rest has defaults."""
     settings = {
         "model": _plain(dataclasses.asdict(config.model)),
-        "data": {"source": config.data.source, "tokenizer": config.data.tokenizer},
+        "data": {"source": config.data.source},
         "sequence": {"length": config.sequence.length},
         "train": {"steps": config.train.steps},
     }

@@ -23,21 +23,6 @@ def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return settings
 
 
-def default_tokenizer(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Take the tokenizer of a Hugging Face folder for text, where the config names none itself.
-
-    Args:
-        settings: of a whole config; `tokenizer: null` in `data` asks for bytes.
-    """
-    model, data = settings.get("model"), settings.get("data") or {}
-    if not isinstance(model, Mapping) or not isinstance(data, Mapping) or not isinstance(model.get("hf"), str):
-        return settings
-    tokenizer = Path(model["hf"]).expanduser().absolute() / "tokenizer.json"
-    if "tokenizer" in data or not tokenizer.is_file():
-        return settings
-    return {**settings, "data": {**data, "tokenizer": str(tokenizer)}}
-
-
 def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Mapping[str, Any]:
     """Fill from `preset` or `hf`, whichever is given, what the user did not set.
 

@@ -152,7 +152,7 @@ def read_parameter(
     """
     letters = ("l", *rule.letters) if rule.stacked else rule.letters
     spans = {letter: part.indices(sizes[letter])[:2] for letter, part in zip(letters, index, strict=True)}
-    out = np.empty([stop - start for start, stop in spans.values()], dtype)
+    out = _aligned([stop - start for start, stop in spans.values()], np.dtype(dtype))
     if not rule.stacked:
         out[...] = _read_tensor(rule, rule.theirs, read, spans, sizes)
         return out
@@ -160,6 +160,14 @@ def read_parameter(
     for row in range(out.shape[0]):
         out[row] = _read_tensor(rule, rule.theirs.format(first + row), read, spans, sizes)
     return out
+
+
+def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Make room that jax takes over on a CPU instead of copying it."""
+    num_bytes, line = math.prod(shape) * dtype.itemsize, 64
+    room = np.empty(num_bytes + line, np.uint8)
+    first = -room.ctypes.data % line
+    return room[first : first + num_bytes].view(dtype).reshape(shape)
 
 
 def _read_tensor(

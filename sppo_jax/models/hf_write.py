@@ -188,15 +188,16 @@ def _cast(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
 
 def _fetch(leaf: jax.Array, layer: int | None) -> np.ndarray:
     """Bring one layer of a parameter, or a whole one, to the host, piece by piece from the devices that hold it."""
-    row = None if layer is None else slice(layer, layer + 1)
-    out = np.empty(leaf.shape if row is None else leaf.shape[1:], leaf.dtype)
+    if layer is None and leaf.is_fully_replicated:
+        return np.asarray(leaf.addressable_shards[0].data)
+    out = np.empty(leaf.shape if layer is None else leaf.shape[1:], leaf.dtype)
     for shard in leaf.addressable_shards:
         if shard.replica_id:
             continue
-        if row is None:
+        if layer is None:
             out[shard.index] = np.asarray(shard.data)
             continue
         start, stop, _ = shard.index[0].indices(leaf.shape[0])
-        if start <= row.start < stop:
-            out[shard.index[1:]] = np.asarray(jax.lax.dynamic_index_in_dim(shard.data, row.start - start, 0, False))
+        if start <= layer < stop:
+            out[shard.index[1:]] = np.asarray(jax.lax.dynamic_index_in_dim(shard.data, layer - start, 0, False))
     return out

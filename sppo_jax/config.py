@@ -67,7 +67,9 @@ class DataConfig(Group):
         separator: token id that ends a document in a .npy or .bin file; None: the file is one document.
         pack: "whole": documents packed into sequences by best fit, cut only where they are longer than a sequence;
             "stream": end to end, cut wherever a sequence ends; "none": every document in sequences of its own.
-        validation_fraction: share of each source's documents held out, by a hash of their names.
+        validation_source: documents to validate on, given like `source`; None: some are held out of `source`.
+        validation_fraction: share of each source's documents held out, by a hash of their names, where no
+            validation_source is given.
         seed: which documents share a sequence, and the order of the sequences.
         cache: directory for what is tokenized once; None: the user's cache directory.
         recall: the task of `source: recall`.
@@ -82,6 +84,7 @@ class DataConfig(Group):
     token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
     separator: int | None = None
     pack: Literal["whole", "stream", "none"] = "whole"
+    validation_source: str | dict[str, float] | None = None
     validation_fraction: float = 0.05
     seed: int = 0
     cache: str | None = None
@@ -90,19 +93,34 @@ class DataConfig(Group):
     def _check(self) -> None:
         self._fraction("validation_fraction")
         self._at_least(0, "seed")
-        wrong = {name: weight for name, weight in self.sources.items() if not weight > 0}
-        if wrong or not self.sources:
-            got = ", ".join(f"{name}: {weight:g}" for name, weight in wrong.items()) or "no source"
-            raise ConfigError(f"data.source must give every source a weight above 0, got {got}; leave such sources out")
-        if isinstance(self.source, dict) and "recall" in self.source:
+        self._check_weights("source", self.sources)
+        if self.validation_source is not None:
+            self._check_weights("validation_source", self.validation_sources)
+
+    def _check_weights(self, name: str, sources: Mapping[str, float]) -> None:
+        wrong = {source: weight for source, weight in sources.items() if not weight > 0}
+        if wrong or not sources:
+            got = ", ".join(f"{source}: {weight:g}" for source, weight in wrong.items()) or "no source"
+            raise ConfigError(f"data.{name} must give every source a weight above 0, got {got}; leave such sources out")
+        if "recall" in sources and (isinstance(getattr(self, name), dict) or name != "source"):
             raise ConfigError(
-                "data.source recall cannot be mixed with others, got it in a mapping; write source: recall"
+                f"recall must be the only data.source (it draws its own validation), got it in data.{name}; "
+                f"write data.source: recall alone"
             )
 
     @property
     def sources(self) -> dict[str, float]:
         """Weights by source, in the order of their names."""
-        return dict(sorted(self.source.items())) if isinstance(self.source, dict) else {self.source: 1.0}
+        return _weights(self.source)
+
+    @property
+    def validation_sources(self) -> dict[str, float]:
+        """Weights by source of documents that are for validation alone."""
+        return _weights(self.validation_source or {})
+
+
+def _weights(source: str | dict[str, float]) -> dict[str, float]:
+    return dict(sorted(source.items())) if isinstance(source, dict) else {source: 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -480,4 +498,5 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
         inner = expand_model(settings).get(group)
         settings[group] = dict(inner) if isinstance(inner, Mapping) else {}
         settings = settings[group]
-    settings[key] = _parse_yaml(text, override)
+    # To YAML a word that begins with * stands for another; here it can only be a pattern of files.
+    settings[key] = text if text.startswith("*") else _parse_yaml(text, override)

@@ -45,6 +45,24 @@ def test_a_mixture_draws_by_weight_and_holds_out_of_every_source(tmp_path):
         assert drawn.count(ord("x")) == 30 and drawn.count(ord("y")) == 10
 
 
+def test_documents_to_validate_on_can_be_given(tmp_path):
+    for name, byte in (("train", "x"), ("small", "y"), ("large", "z")):
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{byte * 40}"}}\n' * 3)
+    paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "small", "large")}
+    data = open_data(make_config(paths["train"], validation_source=paths["small"]))
+    assert len(data.training) == 9 and len(data.validation) == 9
+    assert {chr(token) for row in range(9) for token in data.training[row]["tokens"][1:9]} == {"x"}
+    assert {chr(token) for row in range(9) for token in data.validation[row]["tokens"][1:9]} == {"y"}
+    weights = {paths["small"]: 1, paths["large"]: 3}
+    data = open_data(make_config(paths["train"], validation_source=weights))
+    drawn = [chr(data.validation[index]["tokens"][1]) for index in range(40)]
+    assert drawn.count("z") == 30 and drawn.count("y") == 10
+    with pytest.raises(ConfigError, match="data.validation_source must give every source a weight above 0"):
+        make_config(paths["train"], validation_source={paths["small"]: 0})
+    with pytest.raises(ConfigError, match="recall must be the only data.source .*got it in data.validation_source"):
+        make_config(paths["train"], validation_source="recall")
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -52,6 +70,10 @@ def test_a_mixture_draws_by_weight_and_holds_out_of_every_source(tmp_path):
         ({"a.txt": -1.5}, "weight above 0, got a.txt: -1.5"),
         ({}, "weight above 0, got no source"),
         ({"a.txt": "much"}, "data.source must be text, or a mapping of names, each to a number, got {'a.txt': 'much'}"),
+        (
+            {"recall": 1, "a.txt": 1},
+            "recall must be the only data.source (it draws its own validation), got it in data.so",
+        ),
         ({3: 1}, "data.source must be text, or a mapping of names"),
         (["a.txt"], "data.source must be text, or a mapping of names"),
     ],

@@ -73,6 +73,15 @@ def test_the_text_fits_and_is_printable(settings):
     assert "75.0%" in text and "until every source has been read whole" in text
 
 
+def test_documents_to_validate_on_stand_behind(settings, tmp_path):
+    settings["data"]["validation_source"] = str(tmp_path / "b.jsonl")
+    config = config_from_dict(settings)
+    found = summarize(config, open_data(config))
+    assert [source.held_out_documents for source in found.sources] == [0, 0, 3]
+    assert [source.documents for source in found.sources] == [30, 3, 0]
+    assert [line.split()[4] for line in data_text(found).splitlines()[6:9]] == ["-", "-", "903"]
+
+
 def test_the_command_prints_text_or_json_without_jax(settings, tmp_path, capsys):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings))

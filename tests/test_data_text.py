@@ -58,9 +58,9 @@ def test_wrong_files_are_refused_with_their_line(tmp_path):
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "cut.parquet").read_bytes()[:-30])
     cases = {
         "torn.jsonl": "torn.jsonl line 2 .Unterminated string",
-        "list.jsonl": "list.jsonl line 3 with a list; mend it",
+        "list.jsonl": "list.jsonl line 3 with one of type list; mend it",
         "key.jsonl": "got 'text' with .*key.jsonl line 1 having 'content', 'id'",
-        "number.jsonl": "must name text, got 'text' with a int in .*number.jsonl line 1",
+        "number.jsonl": "must name text, got 'text' of type int in .*number.jsonl line 1",
         "plain.jsonl.gz": "must be whole gzip, got .*plain.jsonl.gz",
         "torn.jsonl.gz": "must be whole gzip, got .*behind line",
         "latin.txt": "must be UTF-8, got .*latin.txt .*byte 0xe9",

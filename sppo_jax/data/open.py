@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,18 +23,18 @@ from sppo_jax.data.sources import load_corpus
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A source of documents.
+    """A source of documents, at least one of them to train on or held out.
 
     Args:
         name: as the config names it.
-        weight: share of the training sequences, in (0, 1].
-        training: its sequences to train on.
+        weight: share of the training sequences (of the validation sequences if it has no others), in (0, 1].
+        training: its sequences to train on; None where all are held out.
         validation: those held out; None where nothing is.
     """
 
     name: str
     weight: float
-    training: PackedRows
+    training: PackedRows | None
     validation: PackedRows | None
 
 
@@ -67,21 +67,25 @@ def open_data(config: Config) -> Data:
         return _open_recall(config)
     data, vocab_size = _with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
-    weights = data.sources
-    sources = []
-    for number, (name, weight) in enumerate(weights.items()):
-        corpus = load_corpus(data, name, encoder, vocab_size=vocab_size)
-        training, validation = split_corpus(corpus, data.validation_fraction)
-        pack = functools.partial(_pack, config, number)
-        share = weight / sum(weights.values())
-        held_out = pack(validation) if validation else None
-        sources.append(Source(name=name, weight=share, training=pack(training), validation=held_out))
+
+    def corpora(weights: Mapping[str, float]) -> Iterator[tuple[str, float, Corpus]]:
+        for name, weight in weights.items():
+            yield name, weight / sum(weights.values()), load_corpus(data, name, encoder, vocab_size=vocab_size)
+
+    sources: list[Source] = []
+    fraction = 0.0 if data.validation_sources else data.validation_fraction
+    for name, weight, corpus in corpora(data.sources):
+        training, held_out = (_pack(config, len(sources), part) for part in split_corpus(corpus, fraction))
+        sources.append(Source(name=name, weight=weight, training=training, validation=held_out))
+    for name, weight, corpus in corpora(data.validation_sources):
+        held_out = _pack(config, len(sources), corpus)
+        sources.append(Source(name=name, weight=weight, training=None, validation=held_out))
     # What tokens of a file mean is known only where the tokenizer is given, or some other source was text.
     readable = config.data.tokenizer is not None or encoder.cache_info().currsize
-    validations = [source.validation for source in sources if source.validation]
+    validation = [(source.validation, source.weight) for source in sources if source.validation]
     return Data(
-        training=_mix([source.training for source in sources], sources),
-        validation=_mix(validations, sources) if validations else None,
+        training=_mix([(source.training, source.weight) for source in sources if source.training]),
+        validation=_mix(validation) if validation else None,
         decode=encoder().decode if readable else _write_numbers,
         sources=tuple(sources),
         fingerprint=_fingerprint(config, sources),
@@ -110,14 +114,17 @@ def _with_tokenizer(config: Config) -> DataConfig:
     return dataclasses.replace(data, tokenizer=imported) if imported and data.tokenizer is None else data
 
 
-def _pack(config: Config, number: int, corpus: Corpus) -> PackedRows:
+def _pack(config: Config, number: int, corpus: Corpus | None) -> PackedRows | None:
     data = config.data
+    if corpus is None:
+        return None
     seed = data.seed << 16 | number
     return PackedRows(corpus, length=config.sequence.length, pack=data.pack, seed=seed)
 
 
-def _mix(rows: Sequence[PackedRows], sources: Sequence[Source]) -> Rows:
-    return rows[0] if len(rows) == 1 else Mixture(rows, [source.weight for source in sources])
+def _mix(sources: Sequence[tuple[PackedRows, float]]) -> Rows:
+    """Mix the sequences of some sources by their weights."""
+    return sources[0][0] if len(sources) == 1 else Mixture(*zip(*sources, strict=True))
 
 
 def _fingerprint(config: Config, sources: Sequence[Source]) -> str:

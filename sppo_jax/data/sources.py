@@ -205,6 +205,7 @@ def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
     smallest, largest = entry.facts["smallest"], entry.facts["largest"]
     if smallest < 0 or largest >= vocab_size:
         need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file anew"
+        need += ", or set data.token_dtype to its type" if path.suffix == ".bin" else ""
         raise ValueError(
             f"data.source must hold tokens in 0..{vocab_size - 1} (model.vocab_size = {vocab_size}), "
             f"got {smallest if smallest < 0 else largest} in {path}; {need}"

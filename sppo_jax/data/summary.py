@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.config import Config
+from sppo_jax.data.corpus import Corpus
 from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.open import Data, Source
 from sppo_jax.data.order import key_of, permuted
@@ -20,7 +21,7 @@ class SourceSummary:
 
     Args:
         name: as the config names it.
-        weight: share of the training sequences.
+        weight: share of the training sequences; 0: all of it is held out, and so for the figures of training.
         documents: to train on.
         tokens: of these.
         held_out_documents: for validation.
@@ -117,8 +118,10 @@ def summarize(config: Config, data: Data) -> Summary:
     drawn, epoch_drawn = (
         rows.num_drawn(count) if isinstance(rows, Mixture) else [count] for count in (run_sequences, len(rows))
     )
+    # Sources to validate on stand behind those to train on, and nothing is drawn from them.
+    drawn += [0] * (len(data.sources) - len(drawn))
     sources = tuple(_source(*each) for each in zip(data.sources, drawn, strict=True))
-    filled = sum(count * source.filled for count, source in zip(epoch_drawn, sources, strict=True)) / len(rows)
+    filled = sum(count * source.filled for count, source in zip(epoch_drawn, sources, strict=False)) / len(rows)
     sequence, pieces, num_pieces = _pieces(data)
     return Summary(
         length=config.sequence.length,
@@ -128,7 +131,7 @@ def summarize(config: Config, data: Data) -> Summary:
         sources=sources,
         epoch_sequences=len(rows),
         filled=filled,
-        histogram=_histogram(data.sources),
+        histogram=_histogram(data),
         documents=_documents(data, config.data.seed),
         sequence=sequence,
         pieces=pieces,
@@ -139,24 +142,27 @@ def summarize(config: Config, data: Data) -> Summary:
 
 def _source(source: Source, drawn: int) -> SourceSummary:
     rows, held_out = source.training, source.validation
-    corpus = rows.corpus
     return SourceSummary(
         name=source.name,
-        weight=source.weight,
-        documents=corpus.num_documents,
-        tokens=corpus.num_tokens,
+        weight=source.weight if rows else 0.0,
+        documents=rows.corpus.num_documents if rows else 0,
+        tokens=rows.corpus.num_tokens if rows else 0,
         held_out_documents=held_out.corpus.num_documents if held_out else 0,
         held_out_tokens=held_out.corpus.num_tokens if held_out else 0,
-        sequences=len(rows),
-        filled=corpus.num_tokens / (len(rows) * rows.length),
-        split=rows.layout.num_split,
-        run_epochs=drawn / len(rows),
+        sequences=len(rows) if rows else 0,
+        filled=rows.corpus.num_tokens / (len(rows) * rows.length) if rows else 0.0,
+        split=rows.layout.num_split if rows else 0,
+        run_epochs=drawn / len(rows) if rows else 0.0,
     )
 
 
-def _histogram(sources: tuple[Source, ...]) -> tuple[Bucket, ...]:
+def _training(data: Data) -> list[tuple[str, Corpus]]:
+    return [(source.name, source.training.corpus) for source in data.sources if source.training]
+
+
+def _histogram(data: Data) -> tuple[Bucket, ...]:
     """Count documents by powers of two, from the shortest that there is to the longest."""
-    sizes = np.concatenate([source.training.corpus.ends - source.training.corpus.starts for source in sources])
+    sizes = np.concatenate([corpus.ends - corpus.starts for _, corpus in _training(data)])
     bits = np.frexp(sizes.astype(np.float64))[1] - 1
     counts, tokens = np.bincount(bits), np.bincount(bits, weights=sizes)
     return tuple(
@@ -167,15 +173,15 @@ def _histogram(sources: tuple[Source, ...]) -> tuple[Bucket, ...]:
 
 def _documents(data: Data, seed: int) -> tuple[Sample, ...]:
     """Sample documents of all sources in turn."""
-    samples = []
-    for turn in range(_NUM_DOCUMENTS):
-        source = data.sources[turn % len(data.sources)]
-        corpus, number = source.training.corpus, turn // len(data.sources)
+    samples, sources = [], _training(data)
+    for turn in range(max(_NUM_DOCUMENTS, len(sources))):
+        number, at = divmod(turn, len(sources))
+        name, corpus = sources[at]
         if number < corpus.num_documents:
             document = permuted(number, corpus.num_documents, key_of(seed))
             start, end = int(corpus.starts[document]), int(corpus.ends[document])
             text = data.decode(corpus.read(start, min(end, start + _SAMPLE_TOKENS)).astype(np.int64))
-            samples.append(Sample(where=source.name, tokens=end - start, text=text))
+            samples.append(Sample(where=name, tokens=end - start, text=text))
     return tuple(samples)
 
 

@@ -89,14 +89,16 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
         raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} ({error}); mend it") from error
     if not isinstance(record, dict):
         got = type(record).__name__
-        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} with a {got}; mend it")
+        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} with one of type {got}; mend it")
     if text_key not in record:
         keys = ", ".join(map(repr, sorted(record))) or "none"
-        raise ValueError(f"data.text_key must be a key of every line, got {text_key!r} with {where} having {keys}")
+        raise ValueError(
+            f"data.text_key must be a key of every line, got {text_key!r} with {where} having {keys}; name one of these"
+        )
     text = record[text_key]
     if not isinstance(text, str):
         got = type(text).__name__
-        raise ValueError(f"data.text_key must name text, got {text_key!r} with a {got} in {where}; name another key")
+        raise ValueError(f"data.text_key must name text, got {text_key!r} of type {got} in {where}; name another key")
     # JSON can escape halves of surrogate pairs, which no UTF-8 can write.
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
@@ -123,7 +125,9 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
 def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
     if text_key not in schema.names:
         names = ", ".join(map(repr, schema.names))
-        raise ValueError(f"data.text_key must be a column, got {text_key!r} with {path} having {names}; name one")
+        raise ValueError(
+            f"data.text_key must be a column, got {text_key!r} with {path} having {names}; name one of these"
+        )
     kind = schema.field(text_key).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise ValueError(

@@ -32,7 +32,8 @@ def _headline(summary: Summary) -> str:
     documents = sum(source.documents for source in summary.sources)
     split = sum(source.split for source in summary.sources)
     epoch = f"{_epochs(summary.epoch_steps)} {_plural(summary.epoch_steps, 'step')}"
-    until = " (until every source has been read whole)" if len(summary.sources) > 1 else ""
+    several = sum(source.sequences > 0 for source in summary.sources) > 1
+    until = " (until every source has been read whole)" if several else ""
     return "\n".join(
         [
             f"{_count(tokens)} tokens to train on in {documents:,} {_plural(documents, 'document')}, as sequences of "
@@ -54,12 +55,15 @@ def _sources(summary: Summary) -> str:
 
 
 def _source_row(name: str, source: SourceSummary) -> list[str]:
+    held_out = _count(source.held_out_tokens) if source.held_out_tokens else "-"
+    if not source.sequences:
+        return [name, *["-"] * 3, held_out, *["-"] * 4]
     return [
         name,
         f"{source.weight:.1%}",
         f"{source.documents:,}",
         _count(source.tokens),
-        _count(source.held_out_tokens),
+        held_out,
         f"{source.sequences:,}",
         f"{source.filled:.1%}",
         f"{source.split:,}",

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 
 from sppo_jax import distributed
-from sppo_jax.commands import convert, data, fit, plan, profile, report, train
+from sppo_jax.commands import convert, data, eval, fit, plan, profile, profile_trace, report, train
 from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
 # A command is a module with `run(words) -> exit code`, where words are those behind its name.
@@ -16,9 +16,11 @@ COMMANDS = {
     "plan": plan.run,
     "fit": fit.run,
     "profile": profile.run,
+    "profile-trace": profile_trace.run,
     "data": data.run,
     "convert": convert.run,
     "report": report.run,
+    "eval": eval.run,
 }
 
 

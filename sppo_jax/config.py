@@ -450,17 +450,22 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     settings = _parse_yaml(text, str(path))
     if not isinstance(settings, dict):
         raise ConfigError(f"a config must hold groups of settings such as model and train, got {path} with none")
-    for override in overrides:
-        _apply_override(settings, override)
-    return config_from_dict(settings)
+    return config_from_dict(settings, overrides)
 
 
-def config_from_dict(settings: Mapping[str, Any]) -> Config:
+def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
     """Build a Config from nested mappings, as a YAML file gives them.
+
+    Args:
+        settings: groups of settings.
+        overrides: `group.key=value` strings, the value in YAML.
 
     Raises:
         ConfigError: a setting is unknown, missing or wrong.
     """
+    settings = dict(settings)
+    for override in overrides:
+        _apply_override(settings, override)
     config = build_group(Config, expand_model(settings), "")
     assert isinstance(config, Config)
     return config

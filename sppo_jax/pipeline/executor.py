@@ -27,6 +27,9 @@ from sppo_jax.pipeline.layout import SEQ, Physical
 from sppo_jax.pipeline.program import Program, StashClass, TickSpec
 from sppo_jax.planner.plan import Plan
 
+# Under these a profile shows the operations of a tick.
+TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
+
 
 class Sequences(NamedTuple):
     """A pipeline's sequences on one device: own tokens [M, S / R + room], every ring member's tags [M, ring, ...]."""
@@ -124,7 +127,11 @@ class Executor:
         return state
 
     def tick(self, spec: TickSpec, row: dict, state: State) -> State:
-        """Run one tick: start its host copies, then its units."""
+        """Run one tick: start its host copies, then its units. Profiles show operations under the tick's name."""
+        with jax.named_scope(TICK_NAMES[spec.kind]):
+            return self._tick(spec, row, state)
+
+    def _tick(self, spec: TickSpec, row: dict, state: State) -> State:
         if spec.kind == "H":
             return self._head_tick(spec, row, state)
         me = vocabulary.stage_index(self.num_stages)

@@ -1,0 +1,119 @@
+"""`sppo eval`: the validation loss of a checkpoint by position, and recall by distance, on the devices at hand."""
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sppo_jax.commands.command import DONE, Parser, simulate_devices
+from sppo_jax.planner.plan import Plan
+
+if TYPE_CHECKING:
+    from sppo_jax.train.evaluate import Validation
+
+# Characters of the longest bar.
+_BAR = 32
+
+
+def run(words: Sequence[str]) -> int:
+    """Evaluates a checkpoint, prints the result and leaves it in the run directory; returns the exit code."""
+    args = _parser().parse_intermixed_args(words)
+
+    from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
+
+    checkpoint = find_checkpoint(args.checkpoint)
+    saved = read_run(checkpoint)
+    _simulate(saved, args.overrides)
+
+    from sppo_jax.train.evaluate_saved import evaluate_saved, plan_for_devices
+
+    config, plan = plan_for_devices(saved, args.overrides)
+    begin_s = time.perf_counter()
+    found = evaluate_saved(checkpoint, config, plan)
+    entry = _entry(checkpoint, saved, args.overrides, plan, found)
+    written = _write(checkpoint, entry)
+    if args.json:
+        print(json.dumps(entry, indent=2))
+    else:
+        print(_text(entry, found, plan, time.perf_counter() - begin_s))
+        print(f"wrote {written}" if written else "")
+    return DONE
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="sppo eval", description="Validate a checkpoint: loss by position, recall by distance.")
+    parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", type=Path, help="a run's newest, or this one")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="settings that replace the run's")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+def _simulate(saved: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Simulates the devices that the settings ask for; jax is imported by now, but has not looked for devices yet."""
+    import jax
+
+    from sppo_jax.train.evaluate_saved import saved_config
+
+    num_devices = saved_config(saved, overrides).train.num_simulated_devices
+    if num_devices:
+        simulate_devices(num_devices)
+        jax.config.update("jax_platforms", "cpu")
+
+
+def _entry(
+    checkpoint: Path, saved: Mapping[str, Any], overrides: Sequence[str], plan: Plan, found: "Validation"
+) -> dict[str, Any]:
+    mesh = {"data": plan.mesh.data, "pipe": plan.mesh.pipe, "seq": plan.mesh.seq}
+    return {
+        "checkpoint": str(checkpoint),
+        "step": saved.get("step", int(checkpoint.name)),
+        "overrides": list(overrides),
+        "mesh": mesh,
+        "num_targets": found.num_targets,
+        **found.metrics(),
+    }
+
+
+def _write(checkpoint: Path, entry: Mapping[str, Any]) -> Path | None:
+    """Leaves the result in the run directory, and warns where that cannot be."""
+    directory = checkpoint.parent
+    run_dir = directory.parent if directory.name == "checkpoints" else directory
+    path = run_dir / f"eval-{entry['step']}.json"
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(json.dumps(entry, indent=2) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        warnings.warn(f"the result is not kept: {path} cannot be written ({error.strerror})", stacklevel=2)
+        return None
+    return path
+
+
+def _text(entry: Mapping[str, Any], found: "Validation", plan: Plan, seconds: float) -> str:
+    mesh = plan.mesh
+    lines = [
+        f"{entry['checkpoint']}: validation loss {found.loss:.4f} nats a token over {found.num_targets:,} tokens "
+        f"({seconds:.1f} s on data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq})",
+        "",
+        f"{'position':>19}  {'loss':>7}  {'tokens':>9}",
+    ]
+    most = max(bucket.loss for bucket in found.buckets)
+    for bucket in found.buckets:
+        span = f"{bucket.first}..{bucket.last}"
+        lines.append(f"{span:>19}  {bucket.loss:7.4f}  {bucket.num_targets:9,}  {_bar(bucket.loss / most)}")
+    if found.gain is not None:
+        word = "lower" if found.gain > 0 else "HIGHER"
+        lines.append(f"late positions are {abs(found.gain):.4f} nats {word} than the first sixteenth")
+    if found.recall:
+        lines += ["", f"{'recall at distance':>19}  {'found':>7}  {'answers':>9}"]
+    for recall in found.recall:
+        share = f"{recall.accuracy:.1%}"
+        lines.append(f"{recall.distance:>19}  {share:>7}  {recall.num_targets:9,}  {_bar(recall.accuracy)}")
+    return "\n".join(lines)
+
+
+def _bar(share: float) -> str:
+    return "#" * round(_BAR * max(0.0, share))

@@ -1,0 +1,68 @@
+"""`sppo profile-trace`: a few steps under the profiler, for Perfetto and xprof."""
+
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sppo_jax.commands.command import DONE, config_parser, load, read_plan
+from sppo_jax.planner.make import make_plan
+
+if TYPE_CHECKING:
+    from sppo_jax.train.trace import Trace
+
+_MOST_STEPS = 100
+
+
+def run(words: Sequence[str]) -> int:
+    """Traces some steps of a config's training, prints where the trace is; returns the exit code."""
+    parser = config_parser("profile-trace", "Train a few steps under the profiler; nothing is saved but the trace.")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write; traces/NAME-DATE-TIME by default")
+    parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps to trace; 3 by default")
+    parser.add_argument("--plan", type=Path, help="a plan.json to follow instead of planning")
+    args = parser.parse_intermixed_args(words)
+    if not 1 <= args.steps <= _MOST_STEPS:
+        raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; a few steps show it all")
+    config = load(args)
+    out = args.out or Path("traces") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plan = read_plan(args.plan, config) if args.plan else make_plan(config)
+    _make(out)
+
+    from sppo_jax.train.setup import prepare
+    from sppo_jax.train.trace import trace_steps
+
+    trace = trace_steps(prepare(config, plan), out, num_steps=args.steps)
+    print(_text(trace, out))
+    return DONE
+
+
+def _make(out: Path) -> None:
+    """Makes the directory, before anything is compiled.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--out must be a directory that can be made, got {out} ({error.strerror}); name another"
+        ) from None
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out must be a directory that can be written, got {out} (permission denied); name another")
+
+
+def _text(trace: "Trace", out: Path) -> str:
+    lines = [f"traced {trace.num_steps} steps in {out}"]
+    if trace.step_s:
+        lines[0] += f", {statistics.median(trace.step_s):.3f} s a step under the profiler"
+    size_mib = trace.perfetto.stat().st_size / 2**20
+    lines.append(
+        f"Perfetto: open {trace.perfetto} ({size_mib:.1f} MiB) at https://ui.perfetto.dev; it stays in the browser"
+    )
+    if trace.xplane:
+        lines.append(f"xprof:    pip install xprof && xprof --logdir {out}")
+    lines.append("Steps are named `train`; device operations stand under forward_tick, head_tick and backward_tick.")
+    return "\n".join(lines)

@@ -1,0 +1,149 @@
+"""Validation of a checkpoint on the devices at hand, whatever it was trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from sppo_jax.config import Config, ConfigError, config_from_dict
+from sppo_jax.data.loader import Loader
+from sppo_jax.data.open import open_data
+from sppo_jax.data.recall import with_distances
+from sppo_jax.models import build_model
+from sppo_jax.pipeline import api, layout
+from sppo_jax.planner.make import check_plan, make_plan
+from sppo_jax.planner.plan import MODEL_FIELDS, Plan
+from sppo_jax.train.checkpoint_read import load_params
+from sppo_jax.train.evaluate import Validation, evaluate
+from sppo_jax.train.placement import place_batch
+
+# Groups that say how devices share the work: left to the planner where the devices are others.
+_OF_DEVICES = ("mesh", "schedule", "stash", "hardware")
+# Settings with which the run's plan is of no use any more.
+_OF_PLANS = (*_OF_DEVICES, "sequence", "model", "planner", "train.devices")
+
+
+def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
+    """Returns the config of a checkpoint with overrides; where these ask for other devices, for any mesh.
+
+    A step takes as many sequences as in the run, so that the sequences that are held out are the same.
+
+    Args:
+        saved: from `read_run`.
+        overrides: `group.key=value` strings.
+
+    Raises:
+        ValueError: the checkpoint has no config, or a setting is wrong.
+    """
+    settings = _settings(saved)
+    config = config_from_dict(_for_any_mesh(settings) if _plans_anew(overrides) else settings, overrides)
+    before = config_from_dict(settings).model
+    for name in MODEL_FIELDS:
+        if getattr(config.model, name) != getattr(before, name):
+            raise ConfigError(
+                f"model.{name} must be that of the checkpoint, {getattr(before, name)}, got "
+                f"{getattr(config.model, name)}; leave it out"
+            )
+    return config
+
+
+def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Config, Plan]:
+    """Plans the evaluation: as in the run where the devices are as many and no such setting changes, else anew.
+
+    Args:
+        saved: from `read_run`.
+        overrides: `group.key=value` strings.
+
+    Raises:
+        ValueError: a setting is wrong, or the devices do not suit the model and the sequence.
+    """
+    config = saved_config(saved, overrides)
+    if _plans_anew(overrides):
+        return config, make_plan(config)
+    plan = _saved_plan(saved, config)
+    if plan is not None:
+        return config, plan
+    config = config_from_dict(_for_any_mesh(_settings(saved)), overrides)  # fewer or more devices than the run's
+    return config, make_plan(config)
+
+
+def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
+    """Measures the validation loss of a checkpoint, by position and, where the data ask for recall, by distance.
+
+    Args:
+        checkpoint: from `find_checkpoint`.
+        config: model, data, and `train.eval_sequences`.
+        plan: for the devices at hand.
+
+    Raises:
+        ValueError: nothing is held out, or the checkpoint is torn or of another model.
+    """
+    held_out = open_data(config).validation
+    if held_out is None:
+        raise ValueError(
+            f"an evaluation needs documents that are held out, got data.validation_fraction="
+            f"{config.data.validation_fraction} of data.source={config.data.source}; raise it or name other data"
+        )
+    mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
+    shapes = nnx.state(model, nnx.Param)
+    shardings = layout.param_shardings(plan, shapes, mesh)
+    placed = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
+    )
+    params = load_params(checkpoint, placed)
+    num_sequences = config.num_sequences
+    loader = Loader(with_distances(held_out), num_sequences=num_sequences, local_rows=range(num_sequences))
+    num_batches = max(1, -(-config.train.eval_sequences // num_sequences))
+    try:
+        found = evaluate(
+            api.evaluate(plan, model, mesh),
+            params,
+            islice(loader, num_batches),
+            lambda batch: place_batch(batch, mesh, num_sequences),
+        )
+    finally:
+        loader.close()
+    if found is None:
+        raise ValueError(
+            f"an evaluation needs targets, got none in {num_batches * num_sequences} sequences of "
+            f"data.source={config.data.source}; raise train.eval_sequences"
+        )
+    return found
+
+
+def _settings(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a checkpoint; its shape stands there, so the folder it was imported from may be gone."""
+    settings = saved.get("config")
+    if not isinstance(settings, Mapping):
+        raise ConfigError("a checkpoint must hold the config of its run, got one without; use one of sppo train")
+    model = settings.get("model")
+    return {**settings, "model": {**model, "hf": None}} if isinstance(model, Mapping) else dict(settings)
+
+
+def _plans_anew(overrides: Sequence[str]) -> bool:
+    names = [override.partition("=")[0].strip() for override in overrides]
+    return any(name == each or name.startswith(f"{each}.") for name in names for each in _OF_PLANS)
+
+
+def _for_any_mesh(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings that leave to the planner how devices share the work."""
+    config = config_from_dict(settings)
+    kept = {name: value for name, value in settings.items() if name not in _OF_DEVICES}
+    return {**kept, "sequence": {"length": config.sequence.length, "per_step": config.num_sequences}}
+
+
+def _saved_plan(saved: Mapping[str, Any], config: Config) -> Plan | None:
+    """Returns the run's own plan if it is one for the devices at hand."""
+    try:
+        plan = Plan.from_dict(dict(saved["plan"]))
+        check_plan(plan, config)
+    except (ValueError, KeyError, TypeError):
+        return None
+    num_devices = config.train.num_simulated_devices or len(jax.devices())
+    return plan if math.prod((plan.mesh.data, plan.mesh.pipe, plan.mesh.seq)) == num_devices else None

@@ -1,0 +1,45 @@
+"""A config small enough to compile in seconds, on the recall task, and a checkpoint of its first parameters."""
+
+import json
+from pathlib import Path
+
+import orbax.checkpoint as ocp
+import yaml
+from flax import nnx
+
+from sppo_jax.config import config_from_dict, to_yaml
+from sppo_jax.models import build_model
+from sppo_jax.planner.make import make_plan
+
+SETTINGS = {
+    "model": {"vocab_size": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 32, "init_scale": 0.3},
+    "data": {"source": "recall", "recall": {"pairs": 4, "distances": [8, 32]}},
+    "mesh": {"pipe": 2, "data": 1, "seq": 1},
+    "sequence": {"length": 128, "chunks": 2, "per_pipeline": 2},
+    "train": {"steps": 5, "devices": "cpu:2", "eval_sequences": 4},
+}
+
+
+def write_config(path: Path) -> Path:
+    """Writes the config and returns where."""
+    path.write_text(yaml.safe_dump(SETTINGS))
+    return path
+
+
+def write_checkpoint(run_dir: Path, step: int = 5) -> Path:
+    """Writes a run directory with a checkpoint; returns the checkpoint."""
+    config = config_from_dict(SETTINGS)
+    plan, params = make_plan(config), nnx.state(build_model(config), nnx.Param)
+    directory = run_dir / "checkpoints"
+    run = {
+        "step": step,
+        "config": yaml.safe_load(to_yaml(config)),
+        "plan": json.loads(plan.to_json()),
+        "data": {"sequence": 0},
+    }
+    items = ocp.args.Composite(
+        state=ocp.args.StandardSave({"params": nnx.to_pure_dict(params)}), run=ocp.args.JsonSave(run)
+    )
+    with ocp.CheckpointManager(directory.resolve()) as manager:
+        manager.save(step, args=items)
+    return directory / str(step)

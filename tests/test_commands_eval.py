@@ -1,0 +1,92 @@
+"""`sppo eval`: the same losses on any mesh, a table or JSON, and one line for wrong input."""
+
+import json
+import shutil
+
+import pytest
+from small_run import SETTINGS, write_checkpoint
+
+from sppo_jax.cli import main
+
+pytestmark = pytest.mark.xdist_group("commands_eval")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("eval") / "run")
+
+
+@pytest.fixture(scope="module")
+def as_in_the_run(checkpoint):
+    assert main(["eval", str(checkpoint.parent.parent)]) == 0
+    return json.loads((checkpoint.parent.parent / "eval-5.json").read_text())
+
+
+def test_it_has_loss_by_position_and_recall_by_distance(as_in_the_run):
+    assert as_in_the_run["mesh"] == {"data": 1, "pipe": 2, "seq": 1} and as_in_the_run["step"] == 5
+    buckets = as_in_the_run["validation_loss_by_position"]
+    assert buckets[-1]["last"] == 127 and sum(b["num_targets"] for b in buckets) == as_in_the_run["num_targets"] == 16
+    recall = as_in_the_run["recall_by_distance"]
+    assert [entry["distance"] for entry in recall] == [8, 32]
+    assert sum(entry["num_targets"] for entry in recall) == 16 and all(0 <= e["accuracy"] <= 1 for e in recall)
+
+
+def test_another_mesh_gives_the_same_losses(as_in_the_run, checkpoint, tmp_path, capsys):
+    copy = tmp_path / "run" / "checkpoints" / "5"
+    shutil.copytree(checkpoint, copy)
+    capsys.readouterr()
+    assert main(["eval", str(copy), "train.devices=cpu:1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "run" / "eval-5.json").read_text())
+    assert found["mesh"] == {"data": 1, "pipe": 1, "seq": 1}
+    assert found["validation_loss"] == pytest.approx(as_in_the_run["validation_loss"], rel=1e-5)
+    for key in ("validation_loss_by_position", "recall_by_distance"):
+        for mine, other in zip(found[key], as_in_the_run[key], strict=True):
+            assert mine == pytest.approx(other, rel=1e-5)
+
+
+def test_the_table_is_for_people(as_in_the_run, checkpoint, capsys, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("os.replace", refuse)
+    assert main(["eval", str(checkpoint)]) == 0
+    captured = capsys.readouterr()
+    assert f"validation loss {as_in_the_run['validation_loss']:.4f} nats a token" in captured.out
+    assert "recall at distance" in captured.out and "##" in captured.out and "wrote" not in captured.out
+    assert "the result is not kept" in captured.err and "Read-only" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gone"], "a checkpoint or a run directory with one was expected, got gone with none"),
+        (["run", "train.eval_sequence=4"], "train.eval_sequence is no setting; the nearest is train.eval_sequences"),
+        (["run", "model.hidden_size=32"], "model.hidden_size must be that of the checkpoint, 16, got 32"),
+        (["run", "novalue"], "an override must read group.key=value"),
+        (["run", "train.devices=gpu"], "train.devices must be auto or cpu:N"),
+        (["run", "data.source=gone.txt"], "gone.txt"),
+        (["bare"], "a checkpoint must hold the config of its run, got one without"),
+        (["torn"], "a checkpoint must say of which run it is"),
+        ([], "sppo eval: the following arguments are required: RUN_OR_CHECKPOINT"),
+    ],
+)
+def test_wrong_input_is_one_line(checkpoint, tmp_path, monkeypatch, capsys, words, said):
+    for name, text in (("run", None), ("bare", json.dumps({"plan": {}})), ("torn", '{"plan"')):
+        run_item = tmp_path / name / "checkpoints" / "5" / "run"
+        shutil.copytree(checkpoint / "run", run_item)
+        (run_item.parent / "state").mkdir()
+        if text is not None:
+            (run_item / "metadata").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_nothing_held_out_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SETTINGS, "data", {"source": "stdlib", "validation_fraction": 0.0})
+    monkeypatch.setitem(SETTINGS, "model", {**SETTINGS["model"], "vocab_size": 257})
+    checkpoint = write_checkpoint(tmp_path / "run")
+    assert main(["eval", str(checkpoint)]) == 2
+    assert "needs documents that are held out, got data.validation_fraction=0.0" in capsys.readouterr().err

@@ -1,13 +1,12 @@
 """A config small enough to compile in seconds, on the recall task, and a checkpoint of its first parameters."""
 
-import json
 from pathlib import Path
 
 import orbax.checkpoint as ocp
 import yaml
 from flax import nnx
 
-from sppo_jax.config import config_from_dict, to_yaml
+from sppo_jax.config import config_from_dict, to_dict
 from sppo_jax.models import build_model
 from sppo_jax.planner.make import make_plan
 
@@ -33,8 +32,8 @@ def write_checkpoint(run_dir: Path, step: int = 5) -> Path:
     directory = run_dir / "checkpoints"
     run = {
         "step": step,
-        "config": yaml.safe_load(to_yaml(config)),
-        "plan": json.loads(plan.to_json()),
+        "config": to_dict(config),
+        "plan": plan.to_dict(),
         "data": {"sequence": 0},
     }
     items = ocp.args.Composite(

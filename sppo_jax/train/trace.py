@@ -12,6 +12,7 @@ import jax
 
 from sppo_jax.train.placement import place_batch
 from sppo_jax.train.setup import Experiment
+from sppo_jax.train.signals import Signals
 from sppo_jax.train.state import init_state
 from sppo_jax.train.step import make_train_step
 
@@ -50,6 +51,7 @@ def trace_steps(experiment: Experiment, out: Path, *, num_steps: int) -> Trace:
         ValueError: the profiler left no trace.
     """
     state = init_state(experiment.config, experiment.optimizer, experiment.shardings)
+    signals = Signals(experiment.mesh)
     step = make_train_step(experiment.value_and_grad, experiment.optimizer, experiment.shardings)
 
     def run(number: int) -> None:
@@ -60,7 +62,7 @@ def trace_steps(experiment: Experiment, out: Path, *, num_steps: int) -> Trace:
             with jax.profiler.TraceAnnotation(PHASES[1]):
                 placed = place_batch(batch, experiment.mesh, experiment.config.num_sequences)
             with jax.profiler.TraceAnnotation(PHASES[2]):
-                state, outputs = step(state, placed)
+                state, outputs = step(state, placed, signals.array())
             with jax.profiler.TraceAnnotation(PHASES[3]):
                 jax.block_until_ready((state, outputs))
 

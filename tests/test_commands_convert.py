@@ -1,16 +1,22 @@
 """`sppo convert` there and back on small folders, and what it refuses: one line, nothing written."""
 
 import json
+import os
 import struct
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from flax import nnx
 from hf_folders import SMALL, write_folder, write_tokenizer
 from safetensors.numpy import load_file, save_file
 
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict, load_config
+from sppo_jax.data.open import open_data
+from sppo_jax.models import dense_loss, from_hf
 from sppo_jax.models.hf_folder import INDEX
 from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
 
@@ -204,3 +210,42 @@ def test_a_model_that_transformers_has_not_is_refused(converted, tmp_path, capsy
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(run["config"]))
     assert main(["convert", "to-hf", str(tmp_path), str(tmp_path / "new")]) == 2
     assert "does not hold this model whole" in capsys.readouterr().err
+
+
+def test_a_run_trains_on_from_the_weights_and_is_exported(tmp_path, monkeypatch):
+    """Without a learning rate what comes out is what went in, bit for bit, by way of mesh, step and checkpoint."""
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
+    assert jax.device_count() == 8  # started before the command would simulate fewer
+    tensors = write_folder(tmp_path / "hf")
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 20)
+    config = tmp_path / "config.yaml"
+    config.write_text(f"model: hf:{tmp_path / 'hf'}\nsequence: {{length: 64, chunks: 2}}\ntrain: {{steps: 1}}\n")
+    changes = [
+        f"data.source={tmp_path / 'text.txt'}",
+        "data.validation_fraction=0",
+        "mesh={data: 1, pipe: 2, seq: 2}",
+        "train.devices=cpu:4",
+        "optimizer.lr=0",
+        "model.rope={scaling: yarn, factor: 4}",
+        f"data.cache={tmp_path / 'cache'}",
+    ]
+    assert main(["train", str(config), *changes, "--run-dir", str(tmp_path / "run")]) == 0
+    assert main(["convert", "to-hf", str(tmp_path / "run"), str(tmp_path / "back")]) == 0
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert {name: x.tobytes() for name, x in tensors.items()} == {name: x.tobytes() for name, x in back.items()}
+    exported = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert exported["rope_parameters"] | {"rope_theta": 0} == {
+        "rope_theta": 0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512,
+        "beta_fast": 32.0, "beta_slow": 1.0,
+    }  # fmt: skip
+    assert exported["max_position_embeddings"] == 2048
+    loss = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+    batch = first_batch(load_config(tmp_path / "run" / "config.yaml"))
+    model = from_hf(tmp_path / "hf", rope={"scaling": "yarn", "factor": 4.0})
+    assert loss == pytest.approx(float(dense_loss(model, nnx.state(model, nnx.Param), batch)), rel=1e-5)
+
+
+def first_batch(config):
+    """Return the first sequence that a run of this config sees, its text by the folder's own tokenizer."""
+    row = open_data(config).training[0]
+    return {key: jnp.asarray(value)[None] for key, value in row.items()}

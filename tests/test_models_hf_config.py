@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict, load_config, to_yaml
 from sppo_jax.models import PRESETS, apply_preset
@@ -156,6 +158,24 @@ def test_folders_without_a_readable_config_are_refused(tmp_path):
             read_shape(tmp_path)
     with pytest.raises(ValueError, match="must be a local folder with config.json, got .*none .* hf download"):
         read_shape(tmp_path / "none")
+
+
+ANYTHING = st.sampled_from([None, 0, -1, 3, 2.5, 1e300, "4", "yarn", [], ["x"], {}, {"type": "yarn"}, True])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.sampled_from([*PUBLISHED["qwen2.5-0.5b"], "rope_scaling", "layer_types"]), value=ANYTHING, inner=ANYTHING
+)
+def test_anything_in_a_config_gives_a_model_or_one_line(tmp_path_factory, name, value, inner):
+    folder = tmp_path_factory.getbasetemp() / "any"
+    folder.mkdir(exist_ok=True)
+    base = PUBLISHED["qwen2.5-0.5b"] | {"rope_scaling": {"type": "yarn", "factor": inner, "beta_fast": inner}}
+    (folder / "config.json").write_text(json.dumps(base | {name: value}))
+    try:
+        config_from_dict({"model": f"hf:{folder}", "sequence": {"length": 64}, "train": {"steps": 1}})
+    except ConfigError as error:
+        assert "\n" not in str(error)
 
 
 @pytest.fixture

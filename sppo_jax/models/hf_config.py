@@ -101,7 +101,7 @@ def read_shape(folder: Path) -> dict[str, Any]:
         return shape_from_hf(read_config(folder))
     except KeyError as error:
         raise ValueError(f"{folder / CONFIG} must give {error.args[0]}, got none; download it again") from None
-    except TypeError as error:
+    except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{folder / CONFIG} must hold numbers where they belong ({error}); repair it") from None
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.data.loader import Loader
+from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.packing import PackedRows
 
 
@@ -22,13 +23,16 @@ def same(got, expected) -> bool:
     num_processes=st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=4),
     steps=st.lists(st.integers(0, 3), min_size=4, max_size=4),
     ahead=st.integers(0, 3),
+    mixed=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_processes_in_any_sessions_read_the_same_sequences(
-    sizes, length, pack, per_process, num_processes, steps, ahead
+    sizes, length, pack, per_process, num_processes, steps, ahead, mixed
 ):
     """Each session has processes and a batch size of its own, and goes on from the state that the last one left."""
     rows, read, state = PackedRows(make_corpus(sizes), length=length, pack=pack), [], {"sequence": 0}
+    if mixed:
+        rows = Mixture([rows, PackedRows(make_corpus(sizes, first=1000), length=length, seed=1)], [2, 1])
     for count, num_steps in zip(num_processes, steps, strict=False):
         num_sequences = count * per_process
         loaders = []

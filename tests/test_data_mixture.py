@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from data_cases import make_corpus, real_tokens
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.data.loader import Loader
@@ -25,6 +25,7 @@ class Numbers:
 
 
 @given(weights=st.lists(st.floats(0.01, 5), min_size=1, max_size=5), start=st.integers(0, 3 * BLOCK))
+@example(weights=[1, 2, 0.3], start=2 * BLOCK - 20)
 @settings(max_examples=60, deadline=None)
 def test_every_source_is_read_in_order_and_in_its_share(weights, start):
     mixture = Mixture([Numbers(7, source) for source in range(len(weights))], weights)
@@ -55,8 +56,7 @@ def test_an_epoch_ends_when_every_source_has_been_seen_whole(sizes, data):
 def test_each_source_keeps_its_own_epochs_over_stops(pack):
     sizes = {0: [5, 9, 3, 30, 8], 1000: [2, 2, 60], 2000: [17]}
     sources = [PackedRows(make_corpus(each, first=first), length=8, pack=pack) for first, each in sizes.items()]
-    mixture, weights, state, read = Mixture(sources, [3, 1, 0.5]), [3, 1, 0.5], {"sequence": 0}, []
-    assert len(mixture) == Mixture(sources, weights).__len__()
+    mixture, state, read = Mixture(sources, [3, 1, 0.5]), {"sequence": 0}, []
     while len(read) < 90:
         loader = Loader(mixture, num_sequences=3, local_rows=range(3))
         loader.state = state
@@ -70,7 +70,7 @@ def test_each_source_keeps_its_own_epochs_over_stops(pack):
         for epoch in range(len(mine) // len(source)):
             once = real_tokens(mine[epoch * len(source) : (epoch + 1) * len(source)])
             assert once == list(range(first, first + sum(sizes[first])))
-    assert len(read) // 3 and min(mixture.num_drawn(90)) >= 10
+    assert min(mixture.num_drawn(90)) >= 10
 
 
 def test_shares_are_met_by_largest_remainders():

@@ -5,8 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from data_cases import write_tokenizer
 
 from sppo_jax.config import DataConfig
+from sppo_jax.data import sources, text
 from sppo_jax.data.corpus import split_corpus
 from sppo_jax.data.encoding import START_TOKEN, open_encoder
 from sppo_jax.data.sources import load_corpus
@@ -82,12 +84,26 @@ def test_a_separator_at_the_end_opens_no_empty_document(tmp_path):
 
 
 def test_files_that_change_are_read_anew(tmp_path):
-    for text in ("one", "other"):
-        (tmp_path / "a.txt").write_text(text)
-        assert documents(load(tmp_path)) == [as_bytes(text)]
+    for words in ("one", "other"):
+        (tmp_path / "a.txt").write_text(words)
+        assert documents(load(tmp_path)) == [as_bytes(words)]
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": "x", "body": "y"}))
     assert documents(load(tmp_path))[1] == as_bytes("x")
-    assert documents(load(tmp_path / "b.jsonl", text_key="body"))[0] == as_bytes("y")
+    for key, words in (("text", "x"), ("body", "y")):
+        assert documents(load(tmp_path / "b.jsonl", text_key=key)) == [as_bytes(words)]
+    tokenizer = str(write_tokenizer(tmp_path / "tokenizer.json"))
+    for end, ids in (("auto", [0, 2]), ("</s>", [0, 2, 1])):
+        assert documents(load(tmp_path / "b.jsonl", tokenizer=tokenizer, end_token=end)) == [ids]
+
+
+def test_a_long_document_begins_and_ends_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "_PIECE_CHARS", 16)
+    monkeypatch.setattr(sources, "_BATCH_PIECES", 3)
+    lines = [json.dumps({"text": "the cat\n" * count}) for count in (1, 40, 2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    tokenizer = str(write_tokenizer(tmp_path / "tokenizer.json"))
+    corpus = load(tmp_path / "a.jsonl", tokenizer=tokenizer, end_token="</s>")
+    assert documents(corpus) == [[0, *[3, 4] * count, 1] for count in (1, 40, 2)]
 
 
 def test_wrong_sources_are_refused(tmp_path):

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# Train with N processes on this machine: what runs here runs on N hosts.
+#
+#   launch/local.sh N CONFIG.yaml [key=value ...] [--run-dir DIR]   sppo train, as N processes
+#   launch/local.sh N -- COMMAND ...                                any command that reads SPPO_* (launch/README.md)
+#
+#   launch/local.sh 2 configs/quickstart.yaml --run-dir runs/two    two processes share the simulated devices
+#
+# Needs    bash 4 and sppo on the path (SPPO=... names another).
+# Shares   GPUs evenly, in order; without GPUs the cores. PORT=... sets the port at which the processes meet.
+# Prints   every line behind its process's number, "[0] ..."; with DRY_RUN=1 only the commands.
+# Failure  the first process that fails has the others ended, and its exit code is this script's.
+# Stop     Ctrl-C or SIGTERM goes to all processes, which save; this script waits for them. A second one ends them at
+#          once. The same command (with the same --run-dir) resumes, with any N.
+set -u
+
+usage() { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+fail() { echo "$1" >&2; exit 2; }
+[[ ${1:-} =~ ^[1-9][0-9]*$ && $# -ge 2 ]] || usage
+num=$1
+shift
+if [[ $1 == -- ]]; then
+  shift
+  (($# > 0)) || usage
+  command=("$@")
+else
+  [[ -f $1 ]] || fail "a config must be a readable file, got $1: give its path right behind the number of processes"
+  command=("${SPPO:-sppo}" train "$@")
+fi
+type -P "${command[0]}" >/dev/null || fail "${command[0]} must be on the path, got none: install sppo_jax, or set SPPO"
+
+free_port() {
+  local port
+  for _ in {1..100}; do
+    port=$((20000 + RANDOM % 12000)) # below those that the system gives to outgoing connections
+    (: </dev/tcp/127.0.0.1/$port) 2>/dev/null || { echo $port; return; }
+  done
+  fail "a port from 20000 to 32000 must be free, got none: give one with PORT"
+}
+port=${PORT:-$(free_port)} || exit 2
+
+share() { # process $2's part of the comma-separated list $1
+  local IFS=, items per
+  read -r -a items <<<"$1"
+  per=$((${#items[@]} / num))
+  echo "${items[*]:$(($2 * per)):$per}"
+}
+gpus=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd, -)}
+
+cores() { # that this script may use, as a comma-separated list
+  local range list=()
+  for range in $(taskset -cp $$ 2>/dev/null | sed 's/.*: //; s/,/ /g'); do
+    read -r -a list <<<"${list[*]} $(seq -s ' ' "${range%-*}" "${range#*-}")"
+  done
+  local IFS=,
+  echo "${list[*]}"
+}
+cores=$(cores)
+
+prepare() { # sets `words`, all that process $1 is started with
+  words=(env "SPPO_COORDINATOR=127.0.0.1:$port" "SPPO_NUM_PROCESSES=$num" "SPPO_PROCESS_ID=$1" PYTHONUNBUFFERED=1)
+  local own
+  if own=$(share "$gpus" "$1") && [[ $own ]]; then
+    words+=("CUDA_VISIBLE_DEVICES=$own")
+  elif own=$(share "$cores" "$1") && [[ $own ]]; then
+    words+=(taskset --cpu-list "$own")
+  fi
+  # Own sessions: a terminal's Ctrl-C comes from here alone. Should this script be killed, they get a SIGTERM.
+  type -P setsid >/dev/null && words+=(setsid)
+  type -P setpriv >/dev/null && words+=(setpriv --pdeathsig TERM)
+  words+=("${command[@]}")
+}
+
+if [[ ${DRY_RUN:-} ]]; then
+  for ((k = 0; k < num; k++)); do
+    prepare $k
+    printf '%q ' "${words[@]}"
+    echo
+  done
+  exit 0
+fi
+
+pids=() readers=() stops=0
+signal_all() {
+  local pid
+  for pid in "${pids[@]}"; do
+    [[ $1 == KILL ]] && kill -KILL -- "-$pid" 2>/dev/null # with its children
+    kill -s "$1" "$pid" 2>/dev/null
+  done
+}
+stop() {
+  stops=$((stops + 1))
+  if ((stops == 1)); then
+    echo "local.sh: told all processes to save and end; once more ends them at once" >&2
+    signal_all TERM
+  else
+    signal_all KILL
+  fi
+}
+trap stop TERM INT USR1
+
+pipes=$(mktemp -d) || exit 2
+trap 'rm -rf "$pipes"' EXIT
+for ((k = 0; k < num; k++)); do
+  mkfifo "$pipes/$k" || exit 2
+  {
+    trap '' TERM INT USR1 # the last words count
+    while IFS= read -r line || [[ $line ]]; do
+      [[ $line == "[Gloo] Rank "* ]] || printf '[%d] %s\n' $k "$line"
+    done
+  } <"$pipes/$k" &
+  readers+=($!)
+  prepare $k
+  "${words[@]}" >"$pipes/$k" 2>&1 &
+  pids+=($!)
+done
+
+code=0 deadline='' left=("${!pids[@]}")
+while ((${#left[@]} > 0)); do
+  sleep 0.2
+  for k in "${left[@]}"; do
+    kill -0 "${pids[k]}" 2>/dev/null && continue
+    wait "${pids[k]}"
+    status=$?
+    unset "left[k]"
+    ((status == 0 || code != 0)) && continue
+    code=$status
+    if ((stops == 0)); then
+      echo "local.sh: process $k ended with exit code $status; ending the others" >&2
+      signal_all TERM
+      deadline=$((SECONDS + 10))
+    fi
+  done
+  [[ $deadline ]] && ((SECONDS > deadline)) && signal_all KILL
+done
+wait "${readers[@]}"
+exit $code

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sppo_jax.config import Config, ConfigError, load_config
-from sppo_jax.train.trackers import Trackers, open_trackers, scalars_of
+from sppo_jax.train.trackers import Trackers, check_trackers, open_trackers, scalars_of
 
 CONFIG = Path(__file__).parent.parent / "configs" / "quickstart.yaml"
 
@@ -104,9 +104,10 @@ def test_wandb_offline_keeps_its_id(tmp_path, monkeypatch):
 )
 def test_a_missing_package_is_one_line_that_says_what_to_install(tmp_path, monkeypatch, override, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=rf'{override} needs.*{package}.*pip install "sppo_jax\[track\]"') as error:
-        open_trackers(config(override), tmp_path, step=0)
-    assert "\n" not in str(error.value)
+    for call in (check_trackers, lambda config: open_trackers(config, tmp_path, step=0)):
+        with pytest.raises(ValueError, match=rf'{override} needs.*{package}.*pip install "sppo_jax\[track\]"') as error:
+            call(config(override))
+        assert "\n" not in str(error.value)
 
 
 def test_a_server_that_is_down_costs_the_tracker_and_not_the_run(tmp_path, monkeypatch):
@@ -123,12 +124,17 @@ def test_a_server_that_is_down_costs_the_tracker_and_not_the_run(tmp_path, monke
 def test_no_login_is_the_users_to_mend(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
 
-    def init(**_):
+    def refuse(**_):
         raise wandb.errors.UsageError("No API key configured.")
 
-    monkeypatch.setattr(wandb, "init", init)
-    with pytest.raises(ValueError, match="needs a login.*No API key.*WANDB_MODE=offline"):
-        open_trackers(config("metrics.wandb=p"), tmp_path, step=0)
+    monkeypatch.setattr(wandb, "init", refuse)
+    monkeypatch.setattr(wandb, "login", refuse)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for call in (check_trackers, lambda config: open_trackers(config, tmp_path, step=0)):
+        with pytest.raises(ValueError, match="needs a login.*No API key.*WANDB_MODE=offline"):
+            call(config("metrics.wandb=p"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_trackers(config("metrics.wandb=p", "metrics.tensorboard=true"))
 
 
 @pytest.mark.parametrize("name", ["''", "a/b", "'  '", "x?y"])

@@ -38,8 +38,10 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     from sppo_jax.train.loop import RunFailed, train
     from sppo_jax.train.run_dir import changes_since, claimed, write_run
     from sppo_jax.train.setup import prepare
+    from sppo_jax.train.trackers import check_trackers
 
     cluster = distributed.cluster(config)
+    distributed.together(lambda: check_trackers(config) if distributed.is_main() else None)
     changes = distributed.together(lambda: changes_since(run_dir, config))
     plan = distributed.together(lambda: read_plan(args.plan, config) if args.plan else make_plan(config, cluster))
     plan = Plan.from_json(distributed.share_text(plan.to_json()))

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import time
 import warnings
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -18,6 +19,9 @@ from sppo_jax.report.run_html import write_report
 from sppo_jax.train.progress import Progress
 from sppo_jax.train.run_dir import forget_after, write_whole
 from sppo_jax.train.trackers import open_trackers
+
+# A report is drawn anew while lines come in, after so many seconds, and never for more than this share of the time.
+_REPORT_EVERY_S, _REPORT_SHARE = 60.0, 0.002
 
 
 class Record:
@@ -34,6 +38,7 @@ class Record:
         self.run_dir = run_dir
         self._is_main = distributed.is_main()
         self._lost: list[tuple[Path, str]] = []
+        self._report_due_s = 0.0
         if self._is_main:
             if step < config.train.steps:
                 (run_dir / "finished").unlink(missing_ok=True)
@@ -48,12 +53,14 @@ class Record:
             self._append(self.run_dir / "metrics.jsonl", metrics)
             self._trackers.log(metrics)
             self._progress.log(metrics)
+            if time.monotonic() >= self._report_due_s:
+                self.report()
 
     def event(self, kind: str, step: int, text: str) -> None:
         """Write a line to events.jsonl and show it: start, resume, save, skip, spike, validation, stop, warning."""
         if self._is_main:
-            time = datetime.now().astimezone().isoformat(timespec="seconds")
-            self._append(self.run_dir / "events.jsonl", {"time": time, "step": step, "kind": kind, "text": text})
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            self._append(self.run_dir / "events.jsonl", {"time": now, "step": step, "kind": kind, "text": text})
             self._progress.say(text)
 
     def events(self, events: Iterable[tuple[str, str]], step: int) -> None:
@@ -75,10 +82,13 @@ class Record:
     def report(self) -> None:
         """Draw report.html anew; a picture that fails does not end a run."""
         if self._is_main:
+            begin_s = time.monotonic()
             try:
                 write_report(self.run_dir)
             except Exception as error:
                 warnings.warn(f"report.html was not written ({error})", stacklevel=2)
+            end_s = time.monotonic()
+            self._report_due_s = end_s + max(_REPORT_EVERY_S, (end_s - begin_s) / _REPORT_SHARE)
 
     def finish(self, text: str) -> None:
         """Mark the run as finished, for scripts that start it again until it is."""

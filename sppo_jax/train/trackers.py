@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -53,6 +54,24 @@ class Trackers:
                 _warn(f"{type(tracker).__name__} failed to {what} and is left out from now on", error)
 
 
+def check_trackers(config: Config) -> None:
+    """Check, before anything is compiled, that what `metrics` asks for is installed and has a login.
+
+    Raises:
+        ValueError: it is not, or has none.
+    """
+    if config.metrics.tensorboard:
+        _summary_writer()
+    if config.metrics.wandb and os.environ.get("WANDB_MODE", "online") == "online":
+        wandb = _wandb(config)
+        try:
+            wandb.login(verify=False)
+        except wandb.errors.UsageError as error:
+            raise _no_login(config, error) from None
+    elif config.metrics.wandb:
+        _wandb(config)
+
+
 def open_trackers(config: Config, run_dir: Path, *, step: int) -> Trackers:
     """Open what `metrics` asks for; a run that goes on continues its own curves.
 
@@ -100,12 +119,8 @@ class TensorBoard:
 
     def __init__(self, config: Config, run_dir: Path, step: int):
         """Open a new event file, which voids the steps after `step` in those before it."""
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise _missing("metrics.tensorboard=true", "tensorboardX", "metrics.tensorboard=false") from None
         # Files are named by the second, which two starts may share; a purge begins with the step it is given.
-        self._writer = SummaryWriter(
+        self._writer = _summary_writer()(
             str(run_dir / "tensorboard"), purge_step=step + 1 if step else None, filename_suffix=f".{step}"
         )
         if not step:
@@ -127,10 +142,7 @@ class Wandb:
 
     def __init__(self, config: Config, run_dir: Path, step: int):
         """Start the run, or go on with it."""
-        try:
-            import wandb
-        except ImportError:
-            raise _missing(f"metrics.wandb={config.metrics.wandb}", "wandb", "metrics.wandb=null") from None
+        wandb = _wandb(config)
         try:
             self._run = wandb.init(
                 project=config.metrics.wandb,
@@ -145,10 +157,7 @@ class Wandb:
                 ),
             )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-            raise ValueError(
-                f"metrics.wandb={config.metrics.wandb} needs a login at Weights & Biases, got none that works "
-                f"({_one_line(error)}); run `wandb login`, set WANDB_MODE=offline, or set metrics.wandb=null"
-            ) from None
+            raise _no_login(config, error) from None
         # Steps as a number of ours: wandb's own counter drops the steps that a resumed run does again.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
@@ -170,6 +179,29 @@ def _wandb_id(run_dir: Path) -> str:
         found = secrets.token_hex(4)
         path.write_text(found + "\n", encoding="utf-8")
     return found
+
+
+def _summary_writer() -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise _missing("metrics.tensorboard=true", "tensorboardX", "metrics.tensorboard=false") from None
+    return SummaryWriter
+
+
+def _wandb(config: Config) -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise _missing(f"metrics.wandb={config.metrics.wandb}", "wandb", "metrics.wandb=null") from None
+    return wandb
+
+
+def _no_login(config: Config, error: Exception) -> ValueError:
+    return ValueError(
+        f"metrics.wandb={config.metrics.wandb} needs a login at Weights & Biases, got none that works "
+        f"({_one_line(error)}); run `wandb login`, set WANDB_MODE=offline, or set metrics.wandb=null"
+    )
 
 
 def _missing(setting: str, package: str, without: str) -> ValueError:

@@ -96,6 +96,17 @@ def test_the_command_prints_text_or_json_without_jax(settings, tmp_path, capsys)
     assert "tokens to train on" in done.stdout
 
 
+def test_what_is_drawn_at_random_is_sampled(settings, tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    settings["data"] = {"source": "recall", "recall": {"pairs": 4, "distances": [20, 30]}}
+    path.write_text(yaml.safe_dump(settings))
+    assert main(["data", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "drawn at random" in text and "run read 160 of them" in text and " v" in text
+    assert main(["data", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"] == []
+
+
 def test_wrong_data_are_refused_in_one_line(settings, tmp_path, capsys):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings))

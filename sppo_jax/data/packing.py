@@ -13,7 +13,7 @@ import numpy as np
 
 from sppo_jax.data.best_fit import best_fit
 from sppo_jax.data.corpus import Corpus
-from sppo_jax.data.order import key_of, permuted
+from sppo_jax.data.order import key_of, mix_array, permuted
 from sppo_jax.data.rows import Batch
 
 Pack = Literal["whole", "stream", "none"]
@@ -52,7 +52,9 @@ def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
             all documents end to end, cut wherever a sequence ends; "none": every document in sequences of its own.
         seed: which documents come together.
     """
-    order = np.random.default_rng(seed).permutation(corpus.num_documents)
+    # Not numpy's generator: its numbers may change between versions, and with them the order of a run.
+    numbers = np.arange(corpus.num_documents, dtype=np.uint64) + np.uint64(key_of(seed))
+    order = np.argsort(mix_array(numbers), kind="stable")
     starts, ends = corpus.starts[order], corpus.ends[order]
     sizes = ends - starts
     # Tokens of all documents before, in this order: where a document stands in a stream.

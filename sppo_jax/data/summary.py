@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -138,6 +140,36 @@ def summarize(config: Config, data: Data) -> Summary:
         num_pieces=num_pieces,
         fingerprint=data.fingerprint,
     )
+
+
+def drawn(config: Config, data: Data) -> Summary:
+    """Sample sequences that are drawn at random, of which there is no end.
+
+    Args:
+        config: of the run.
+        data: from `open_data`, without sources.
+    """
+    sequence, pieces, num_pieces = _pieces(data)
+    return Summary(
+        length=config.sequence.length,
+        pack="none",
+        num_sequences=config.num_sequences,
+        run_steps=config.train.steps,
+        sources=(),
+        epoch_sequences=len(data.training),
+        filled=1.0,
+        histogram=(),
+        documents=(),
+        sequence=sequence,
+        pieces=pieces,
+        num_pieces=num_pieces,
+        fingerprint=data.fingerprint,
+    )
+
+
+def as_dict(summary: Summary) -> dict[str, Any]:
+    """Return all figures, for JSON."""
+    return dataclasses.asdict(summary) | {"epoch_steps": summary.epoch_steps, "run_epochs": summary.run_epochs}
 
 
 def _source(source: Source, drawn: int) -> SourceSummary:

@@ -16,6 +16,8 @@ def data_text(summary: Summary) -> str:
     Args:
         summary: from `summarize`.
     """
+    if not summary.sources:
+        return f"{_drawn(summary)}\n\n{_first_sequence(summary)}"
     return "\n\n".join(
         [
             _headline(summary),
@@ -24,6 +26,13 @@ def data_text(summary: Summary) -> str:
             f"How documents begin\n{_samples('source', summary.documents)}",
             _first_sequence(summary),
         ]
+    )
+
+
+def _drawn(summary: Summary) -> str:
+    return (
+        f"sequences of {summary.length:,} tokens drawn at random, no two alike; the {summary.run_steps:,} steps of the "
+        f"run read {summary.run_steps * summary.num_sequences:,} of them"
     )
 
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from sppo_jax.report.chart import LEFT, PALETTE, RIGHT, TOP, Axis, Panel, Series, chart_svg
+from sppo_jax.report.chart import LEFT, PALETTE, RIGHT, TOP, Axis, Look, Panel, Rule, Series, chart_svg, count_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -94,3 +94,31 @@ def test_a_line_has_all_points_and_its_colour():
 def test_bad_values_are_refused(series, axis, words):
     with pytest.raises(ValueError, match=words):
         draw(series, x=axis)
+
+
+def test_a_page_chooses_the_colours_and_gets_what_hovering_needs():
+    look = Look(paper="var(--card)", palette=("var(--a)",), hover=True)
+    line = Series(name="", x=(0, 10), y=(0, 5), hint="step <1>", strength=0.5, width=3)
+    area = Series(name="area", x=(0, 10), y=(3, 4), floor=(1, 2), line=False)
+    zero = Series(name="", x=(0, 10), y=(0, 0), dashed=True)
+    x = Axis(label="step", whole=True, low=0, high=10)
+    rules = [Rule(x=5, title="resumed")]
+    panel = Panel(title="", x=x, y=Axis(label="y", low=0, high=5), series=(line, area, zero), rules=rules)
+    root = ElementTree.fromstring(chart_svg([panel], width=400, height=300, look=look))
+    assert "white" not in ElementTree.tostring(root, "unicode")
+    (plot,) = [group for group in root.iter(f"{SVG}g") if group.get("class") == "plot"]
+    start, stop, low, high, kind = plot.get("data-x").split()
+    assert (int(start), int(stop), float(low), float(high), kind) == (LEFT, 400 - RIGHT, 0, 10, "plain")
+    named = [e.get("data-name") for e in root.iter(f"{SVG}polyline")]
+    assert named == ["step <1>", None]
+    (polygon,) = root.iter(f"{SVG}polygon")
+    assert len(polygon.get("points").split()) == 4
+    (rule,) = [e for e in root.iter(f"{SVG}line") if e.find(f"{SVG}title") is not None]
+    assert float(rule.get("x1")) == (LEFT + 400 - RIGHT) / 2 and rule.find(f"{SVG}title").text == "resumed"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (950, "950"), (9999, "9,999"), (12000, "12K"), (1.5e6, "1.5M"), (3e9, "3B")]
+)
+def test_counts_in_short(value, text):
+    assert count_text(value) == text

@@ -60,6 +60,7 @@ class Series:
         floor: lower edge of an area whose upper edge is y; empty for none.
         strength: opacity, 0..1.
         width: of the line, in pixels.
+        hint: what the line is called under the pointer; "": its name.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Series:
     floor: Sequence[float] = ()
     strength: float = 1.0
     width: float = 1.8
+    hint: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,7 +279,8 @@ def _series(series: Series, x: _Scale, y: _Scale, look: Look) -> list[str]:
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
         dash = " stroke-dasharray='5 4'" if series.dashed else ""
         faint = f" opacity='{series.strength:.2f}'" if series.strength < 1 else ""
-        name = f" data-name='{escape(series.name, quote=True)}'" if look.hover else ""
+        shown = look.hover and (series.name or not series.dashed)
+        name = f" data-name='{escape(series.hint or series.name, quote=True)}'" if shown else ""
         line = f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='{series.width}'"
         parts.append(f"{line}{dash}{faint}{name}/>")
     parts += [_mark(series.mark, a, b, color, look.paper) for a, b in points if series.mark]

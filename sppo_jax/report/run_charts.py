@@ -50,6 +50,7 @@ def position_panel(figures: RunFigures) -> Panel | None:
             name=_name(validation.step, index, len(picked)),
             x=[bucket.middle for bucket in validation.buckets],
             y=[bucket.loss for bucket in validation.buckets],
+            hint=f"step {validation.step:,}",
             strength=strength,
             width=2.4 if validation is shown[-1] else 1.4,
             mark="circle" if validation is shown[-1] else "",
@@ -81,6 +82,7 @@ def recall_panel(figures: RunFigures) -> Panel | None:
             name=_name(recall.step, index, len(picked)),
             x=recall.distances,
             y=recall.accuracies,
+            hint=f"step {recall.step:,}",
             color=PINK,
             strength=strength,
             width=2.4 if recall is picked[-1] else 1.4,
@@ -96,7 +98,16 @@ def recall_panel(figures: RunFigures) -> Panel | None:
 
 def speed_panel(figures: RunFigures) -> Panel | None:
     """Tokens a second by step."""
-    return _one(figures, "tokens_per_s", "tokens a second", whole=True)
+    points = series(figures.data.rows, "tokens_per_s")
+    # The first line waits for the compiler's work and the first batches.
+    points = points[1:] if len(points) > 3 else points
+    if not points:
+        return None
+    # A line that is read late makes the next one seem to have taken no time.
+    top = 1.3 * max((point.value for point in smooth(points)), default=math.inf)
+    lines = _raw_and_smoothed("tokens/s", [_capped(point, top) for point in points], BLUE)
+    y = Axis(label="tokens a second", whole=True, low=0)
+    return Panel(title="", x=STEP, y=y, series=lines, rules=_resumes(figures))
 
 
 def mfu_panel(figures: RunFigures) -> Panel | None:
@@ -179,16 +190,6 @@ def gradient_panel(figures: RunFigures) -> Panel | None:
         drawn.append(Series(name="clipped above", x=ends, y=(limit, limit), color=RED, dashed=True, width=1.2))
     wide = values[-1] > 30 * values[0]
     return Panel(title="", x=STEP, y=Axis(label="gradient norm", log=wide, low=None if wide else 0), series=drawn)
-
-
-def _one(figures: RunFigures, key: str, label: str, *, whole: bool) -> Panel | None:
-    points = series(figures.data.rows, key)
-    # The first line waits for the compiler's work and the first batches.
-    points = points[1:] if len(points) > 3 else points
-    if not points:
-        return None
-    lines = _raw_and_smoothed("tokens/s", points, BLUE)
-    return Panel(title="", x=STEP, y=Axis(label=label, whole=whole, low=0), series=lines, rules=_resumes(figures))
 
 
 def _raw_and_smoothed(name: str, points: list[Point], color: int) -> list[Series]:

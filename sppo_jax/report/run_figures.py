@@ -82,7 +82,7 @@ def series(rows: Iterable[Mapping[str, Any]], key: str, scale: float = 1.0) -> l
 
 
 def smooth(points: Sequence[Point], num_points: int = 160) -> list[Point]:
-    """Returns medians of windows of a fortieth of the steps; a spike does not move them.
+    """Returns medians of windows of a fortieth of the steps, at least nine points; a spike does not move them.
 
     Args:
         points: by rising step.
@@ -91,7 +91,7 @@ def smooth(points: Sequence[Point], num_points: int = 160) -> list[Point]:
     if len(points) < 24:
         return []
     steps, num_points = [point.step for point in points], min(num_points, len(points))
-    half = max((steps[-1] - steps[0]) / 80, 2 * (steps[-1] - steps[0]) / len(steps))
+    half = max(1 / 80, 4 / len(steps)) * (steps[-1] - steps[0])
     found = []
     for index in range(num_points):
         at = steps[0] + (steps[-1] - steps[0]) * index / (num_points - 1)

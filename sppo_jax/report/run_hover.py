@@ -12,7 +12,7 @@ SCRIPT = """
     : Math.abs(found) >= 1000 ? Math.round(found).toLocaleString('en') : found.toPrecision(4);
   for (const plot of document.querySelectorAll('.plot')) {
     const svg = plot.ownerSVGElement, x = plot.dataset.x, y = plot.dataset.y;
-    const lines = [...plot.querySelectorAll('polyline')].map(line => [line.dataset.name,
+    const lines = [...plot.querySelectorAll('polyline[data-name]')].map(line => [line.dataset.name,
       line.getAttribute('points').split(' ').map(pair => pair.split(',').map(Number))]);
     const label = [...plot.querySelectorAll('text')].map(text => text.textContent)
       .find(text => /step|position|distance/.test(text)) || '';
@@ -22,7 +22,8 @@ SCRIPT = """
         points.reduce((a, b) => Math.abs(b[0] - at.x) < Math.abs(a[0] - at.x) ? b : a)])
         .sort((a, b) => Math.abs(a[1][1] - at.y) - Math.abs(b[1][1] - at.y)).slice(0, 5);
       if (!found.length) return;
-      const where = words(Math.round(value(found[0][1][0], x)), x);
+      const near = found.reduce((a, b) => Math.abs(b[1][0] - at.x) < Math.abs(a[1][0] - at.x) ? b : a)[1][0];
+      const where = Math.round(value(near, x)).toLocaleString('en');
       tip.textContent = ''; tip.append(label.split(' ')[0] + ' ' + where);
       for (const [name, point] of found) {
         tip.append(document.createElement('br'), (name ? name + ': ' : '') + words(value(point[1], y), y));

@@ -230,3 +230,15 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_rest(tmp_path
     with pytest.raises(ValueError, match="must go where it can be written.*No space left"):
         write_report(run)
     assert (run / "report.html").read_text() == "old" and not list(run.glob(".report*"))
+
+
+def test_a_very_long_run_is_sampled_and_keeps_its_news(tmp_path):
+    rng = random.Random(5)
+    line = metrics(1, rng)
+    lines = [line | {"step": step, "spike": step == 7001} for step in range(1, 20_001)]
+    lines[12_345] |= {"validation_loss": 2.0}
+    data = read_run_dir(write_run(tmp_path / "run", lines, []))
+    steps = {row["step"] for row in data.rows}
+    assert len(steps) < 6100 and {1, 7001, 12_346, 20_000} <= steps and "one in 4 is shown" in data.notes[0]
+    run = figures_of_run(data)
+    assert run.trained_s == pytest.approx(20_000 * line["step_s"], rel=1e-3) and run.step == 20_000

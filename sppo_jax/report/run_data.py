@@ -15,6 +15,10 @@ from sppo_jax.planner.plan import Plan
 
 CONFIG, PLAN, METRICS, EVENTS, FINISHED = "config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "finished"
 
+# A report takes no longer for a run of a month: of more lines than these every nth is read, and those with news.
+_MOST_LINES = 6000
+_NEWS = ('"validation_loss"', '"spike": true')
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
@@ -25,7 +29,7 @@ class RunData:
         config: the settings; None where they cannot be read.
         config_text: config.yaml as it stands.
         plan: the plan; None where it cannot be read.
-        rows: lines of metrics.jsonl by rising step; what was done again after a resume is there once.
+        rows: lines of metrics.jsonl by rising step, of a long run a sample; what was done again is there once.
         events: lines of events.jsonl as they were written.
         notes: what could not be read, a sentence each.
         finished: whether the run says that it is done.
@@ -109,9 +113,7 @@ def _text(path: Path) -> str:
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     found, torn = [], 0
-    for line in _text(path).splitlines():
-        if not line.strip():
-            continue
+    for line in _sample([line for line in _text(path).split("\n") if line.strip()], path.name, notes):
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
@@ -123,6 +125,19 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     if torn:
         notes.append(f"{path.name} has {torn} {'line that is' if torn == 1 else 'lines that are'} torn; left out.")
     return found
+
+
+def _sample(lines: list[str], name: str, notes: list[str]) -> list[str]:
+    """Returns all lines, or of very many every nth, the last, and those with news."""
+    nth = -(-len(lines) // _MOST_LINES)
+    if nth < 2:
+        return lines
+    notes.append(f"{name} has {len(lines):,} lines: one in {nth} is shown, and each with a validation or a spike.")
+    return [
+        line
+        for index, line in enumerate(lines)
+        if index % nth == 0 or index >= len(lines) - 30 or any(news in line for news in _NEWS)
+    ]
 
 
 def _without_repeats(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

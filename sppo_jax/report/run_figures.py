@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sppo_jax.report.run_data import RunData, number
 
@@ -25,8 +25,7 @@ class Status:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """A value at a step."""
 
     step: int
@@ -201,7 +200,8 @@ class RunFigures:
 
     def recent(self, key: str) -> float | None:
         """Returns the median of a key over the last lines, the first line left out: it waits for the compiler."""
-        values = [point.value for point in series(self.data.rows[1:] or self.data.rows, key)[-_RECENT:]]
+        rows = (self.data.rows[1:] or self.data.rows)[-_RECENT:]
+        values = [point.value for point in series(rows, key)]
         return statistics.median(values) if values else None
 
     def of_kind(self, *kinds: str) -> list[Mapping[str, Any]]:

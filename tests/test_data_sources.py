@@ -62,6 +62,13 @@ def test_a_directory_holds_files_of_every_kind_in_the_order_of_their_names(tmp_p
     assert len(set(load(tmp_path, separator=0).hashes.tolist())) == 8
 
 
+@pytest.mark.parametrize("source", ["~/a.txt", "~", "~/*.txt", "~/*"])
+def test_a_home_directory_may_be_short(tmp_path, monkeypatch, source):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("x")
+    assert documents(load(source)) == [as_bytes("x")]
+
+
 def test_bytes_that_are_no_text_are_kept(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\x00\xc3")
     assert documents(load(tmp_path / "a.txt")) == [[START_TOKEN, 255, 0, 195]]

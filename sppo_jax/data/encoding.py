@@ -127,7 +127,7 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
             )
         encoder: Encoder = BytesEncoder()
     else:
-        path = Path(config.tokenizer)
+        path = Path(config.tokenizer).expanduser()
         path = path / "tokenizer.json" if path.is_dir() else path
         encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
     if encoder.num_ids > vocab_size:

@@ -55,7 +55,7 @@ class Mixture:
 
     def place(self, index: int) -> tuple[int, int]:
         """Return the source of a sequence, and the sequence's number in it."""
-        block, at = divmod(index, BLOCK)
+        block, at = divmod(int(index), BLOCK)
         source = int(self._owner[at])
         return source, block * int(self._counts[source]) + int(self._before[at])
 

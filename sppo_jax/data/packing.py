@@ -56,31 +56,43 @@ def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
     numbers = np.arange(corpus.num_documents, dtype=np.uint64) + np.uint64(key_of(seed))
     order = np.argsort(mix_array(numbers), kind="stable")
     starts, ends = corpus.starts[order], corpus.ends[order]
-    sizes = ends - starts
-    # Tokens of all documents before, in this order: where a document stands in a stream.
-    before = np.cumsum(sizes) - sizes
-    skipped = before % length if pack == "stream" else np.zeros_like(before)
-    num_pieces = -(-(skipped + sizes) // length)
-    document = np.repeat(np.arange(len(sizes)), num_pieces)
-    piece = np.arange(len(document)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    # Offsets of a piece in its document: its first token, and the one behind its last.
-    offsets = np.maximum(piece * length - skipped[document], 0)
-    stops = np.minimum((piece + 1) * length - skipped[document], sizes[document])
-    begins, piece_sizes = starts[document] + offsets, stops - offsets
+    document, offsets, sizes = _cut(ends - starts, length, stream=pack == "stream")
+    begins = starts[document] + offsets
     if pack == "stream":
-        firsts = np.append(np.flatnonzero((before[document] + offsets) % length == 0), len(document))
+        firsts = np.searchsorted(np.cumsum(sizes) - sizes, np.arange(0, int(sizes.sum()), length))
+        firsts = np.append(firsts, len(sizes))
     elif pack == "none":
-        firsts = np.arange(len(document) + 1)
+        firsts = np.arange(len(sizes) + 1)
     else:
-        items, firsts = best_fit(piece_sizes, length)
-        document, begins, piece_sizes = document[items], begins[items], piece_sizes[items]
+        items, firsts = best_fit(sizes, length)
+        document, begins, sizes = document[items], begins[items], sizes[items]
     return Layout(
         begins=begins,
-        sizes=piece_sizes.astype(np.int32),
-        goes_on=begins + piece_sizes < ends[document],
+        sizes=sizes.astype(np.int32),
+        goes_on=begins + sizes < ends[document],
         firsts=firsts,
-        num_split=int((num_pieces > 1).sum()),
+        num_split=int((np.bincount(document) > 1).sum()),
     )
+
+
+def _cut(sizes: np.ndarray, length: int, *, stream: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Cut documents into pieces that fit into sequences.
+
+    Args:
+        sizes: tokens of each document, int64 [num_documents].
+        length: tokens of a sequence.
+        stream: documents stand end to end; else each begins where a sequence does.
+
+    Returns:
+        Of each piece its document, its first token in it, and its number of tokens: int64 [num_pieces] each.
+    """
+    begun = (np.cumsum(sizes) - sizes) % length if stream else np.zeros_like(sizes)
+    num_pieces = -(-(begun + sizes) // length)
+    document = np.repeat(np.arange(len(sizes)), num_pieces)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    offsets = np.maximum(number * length - begun[document], 0)
+    stops = np.minimum((number + 1) * length - begun[document], sizes[document])
+    return document, offsets, stops - offsets
 
 
 class PackedRows:
@@ -104,7 +116,7 @@ class PackedRows:
 
     def __getitem__(self, index: int) -> Batch:
         """Return a sequence, see `Rows`."""
-        epoch, place = divmod(index, len(self))
+        epoch, place = divmod(int(index), len(self))
         return self.read(permuted(place, len(self), key_of(self._seed, epoch)))
 
     def read(self, row: int) -> Batch:

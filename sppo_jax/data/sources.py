@@ -73,18 +73,19 @@ def find_files(source: str) -> tuple[Path, list[File]]:
     Raises:
         ValueError: there is none, or one is of no known kind.
     """
+    place = os.path.expanduser(source)
     if source == LIBRARY:
         root = Path(sysconfig.get_path("stdlib"))
         paths = [path for path in root.rglob("*.py") if not _NOT_LIBRARY.intersection(path.relative_to(root).parts)]
-    elif os.path.isdir(source):
-        root = Path(source)
+    elif os.path.isdir(place):
+        root = Path(place)
         paths = [path for path in root.rglob("*") if _is_visible(path.relative_to(root)) and path.is_file()]
-    elif glob.has_magic(source) and not os.path.exists(source):
-        parts = Path(source).parts
+    elif glob.has_magic(place) and not os.path.exists(place):
+        parts = Path(place).parts
         root = Path(*parts[: next(at for at, part in enumerate(parts) if glob.has_magic(part))])
-        paths = [Path(path) for path in glob.glob(source, recursive=True) if os.path.isfile(path)]
+        paths = [Path(path) for path in glob.glob(place, recursive=True) if os.path.isfile(path)]
     else:
-        root, paths = Path(source).parent, [Path(source)]
+        root, paths = Path(place).parent, [Path(place)]
     if not paths:
         raise ValueError(f"data.source must name files that exist, got {source} with no {_kinds()}; give another")
     files = [_file(path, path.relative_to(root).as_posix()) for path in paths]
@@ -111,6 +112,10 @@ def _file(path: Path, name: str) -> File:
     return File(path=path, name=name, num_bytes=stat.st_size, changed_ns=stat.st_mtime_ns)
 
 
+def _cache(config: DataConfig) -> Path | None:
+    return Path(config.cache).expanduser() if config.cache else None
+
+
 def _text_corpus(config: DataConfig, root: Path, files: list[File], encoder: Encoder) -> Corpus:
     """Open the documents of text files, tokenized once."""
     strict = config.tokenizer is not None
@@ -125,7 +130,7 @@ def _text_corpus(config: DataConfig, root: Path, files: list[File], encoder: Enc
         "encoder": encoder.key,
     }
     dtype = np.dtype(np.uint16 if encoder.num_ids <= 1 << 16 else np.uint32)
-    entry = entry_of(Path(config.cache) if config.cache else None, key, fill, dtype=dtype)
+    entry = entry_of(_cache(config), key, fill, dtype=dtype)
     assert entry.tokens is not None
     return _corpus(entry.tokens, entry, [file.name for file in files], entry.facts["documents"])
 
@@ -201,7 +206,7 @@ def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
         _look_through(tokens, config.separator, writer)
 
     key = {"file": [str(path.resolve()), *file.key], "dtype": tokens.dtype.str, "separator": config.separator}
-    entry = entry_of(Path(config.cache) if config.cache else None, key, fill, dtype=None)
+    entry = entry_of(_cache(config), key, fill, dtype=None)
     smallest, largest = entry.facts["smallest"], entry.facts["largest"]
     if smallest < 0 or largest >= vocab_size:
         need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file anew"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 
 import jax
@@ -14,10 +15,11 @@ from hf_folders import SMALL, write_folder, write_tokenizer
 from safetensors.numpy import load_file, save_file
 
 from sppo_jax.cli import main
-from sppo_jax.config import config_from_dict, load_config
+from sppo_jax.config import ModelConfig, config_from_dict, load_config
 from sppo_jax.data.open import open_data
 from sppo_jax.models import dense_loss, from_hf
-from sppo_jax.models.hf_folder import INDEX
+from sppo_jax.models.hf_config import read_shape
+from sppo_jax.models.hf_folder import INDEX, TensorFolder
 from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
 
 
@@ -52,6 +54,16 @@ def test_the_folder_holds_a_checkpoint_a_config_and_the_tokenizer(converted):
     assert (config.model.hidden_size, config.model.rope.original_length) == (16, 512)
     assert load_config(out / "config.yaml").sequence.length == 512
     assert config_from_dict(read_run(find_checkpoint(out))["config"]).model == load_config(out / "config.yaml").model
+
+
+def test_the_length_of_the_run_is_what_the_model_is_for(converted, tmp_path):
+    place, _ = converted
+    shutil.copytree(place / "out" / "0", tmp_path / "7")
+    run = read_run(tmp_path / "7")
+    run["config"]["sequence"]["length"] = 3000
+    (tmp_path / "7" / "run" / "metadata").write_text(json.dumps(run))
+    assert main(["convert", "to-hf", str(tmp_path), str(tmp_path / "back")]) == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["max_position_embeddings"] == 3000
 
 
 def test_export_goes_on_where_the_origin_is_gone(converted, tmp_path, capsys):
@@ -154,6 +166,17 @@ BROKEN = {
     ),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "must be a tokenizer, got"),
 }
+
+
+def test_tensors_that_say_nothing_new_are_passed_over(tmp_path):
+    write_folder(tmp_path / "hf", tied_embeddings=True)
+    copies = {
+        "lm_head.weight": np.zeros((260, 16), np.float32),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2),
+    }
+    break_tensor(tmp_path / "hf", copies, lambda tensors, more: tensors.update(more))
+    model = ModelConfig(**read_shape(tmp_path / "hf"))
+    TensorFolder(tmp_path / "hf").check(model)
 
 
 @pytest.mark.parametrize("kind", BROKEN)

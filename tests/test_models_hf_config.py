@@ -79,6 +79,17 @@ def test_every_preset_survives_the_way_there_and_back(name):
         assert without_length(ModelConfig(**shape_from_hf(kept))) == without_length(model)
 
 
+def test_lengths_of_a_scaling_are_found_where_they_may_stand():
+    yarn = {"type": "yarn", "beta_slow": 2}
+    for changes, factor, original in (
+        (dict(rope_scaling={**yarn, "factor": 4.0, "original_max_position_embeddings": 1024}), 4.0, 1024),
+        (dict(rope_scaling={**yarn, "factor": 4.0}), 4.0, 8192),  # as transformers: the length of the model
+        (dict(rope_scaling={**yarn, "factor": None}, original_max_position_embeddings=2048), 4.0, 2048),
+    ):
+        rope = ModelConfig(**shape_from_hf({**SMALL, **changes})).rope
+        assert (rope.scaling, rope.factor, rope.original_length, rope.beta_slow) == ("yarn", factor, original, 2.0)
+
+
 def test_what_the_origin_says_beside_the_shape_is_kept():
     model = ModelConfig(**shape_from_hf(SMALL))
     content = shape_to_hf(model, like={**SMALL, "dtype": "bfloat16", "rope_theta": 7}, length=16384, dtype="float32")

@@ -1,5 +1,7 @@
 """What is tokenized once is kept whole, whoever else is at it, killed, or out of room."""
 
+import os
+import platform
 import threading
 import time
 
@@ -63,10 +65,13 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     entry_of(tmp_path, {}, fill_with([1, 2, 3], calls), dtype=DTYPE)
     (path,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    (tmp_path / f"{path.name}.new-left").mkdir()
+    own, other, old = (tmp_path / f"{path.name}.new-{node}-left" for node in (platform.node(), "other", "older"))
+    for left in (own, other, old):
+        left.mkdir()
+    os.utime(old, (0, 0))
     path.rename(tmp_path / "gone")
     entry_of(tmp_path, {}, fill_with([1, 2, 3], calls), dtype=DTYPE)
-    assert not (tmp_path / f"{path.name}.new-left").exists()
+    assert [left.exists() for left in (own, other, old)] == [False, True, False]
 
 
 @pytest.mark.parametrize("locks", [True, False])

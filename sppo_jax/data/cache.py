@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import tempfile
 import time
@@ -24,6 +25,7 @@ import numpy as np
 
 _VERSION = 1
 _WARN_AFTER_S = 5.0
+_LEFT_AFTER_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +97,8 @@ def entry_of(
     root = _writable(directory)
     try:
         with _lock(root / f"{name}.lock") as alone:
-            for left in root.glob(f"{name}.new-*") if alone else ():
-                shutil.rmtree(left, ignore_errors=True)
+            if alone:
+                _remove_left(root, name)
             return read_entry(root / name, dtype) or _make(root, name, fill, dtype)
     except OSError as error:
         raise ValueError(
@@ -125,7 +127,7 @@ def user_directory() -> Path:
 
 
 def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype | None) -> Entry:
-    new = Path(tempfile.mkdtemp(prefix=f"{name}.new-", dir=root))
+    new = Path(tempfile.mkdtemp(prefix=f"{name}.new-{platform.node()}-", dir=root))
     try:
         writer = Writer(new, dtype)
         try:
@@ -142,6 +144,15 @@ def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype
     if not found:
         raise OSError(f"{root / name} cannot be read back")
     return found
+
+
+def _remove_left(root: Path, name: str) -> None:
+    """Remove what killed processes of this machine left, and others long ago: locks may not reach other machines."""
+    for left in root.glob(f"{name}.new-*"):
+        with contextlib.suppress(FileNotFoundError):
+            own = left.name.startswith(f"{name}.new-{platform.node()}-")
+            if own or time.time() - left.stat().st_mtime > _LEFT_AFTER_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _move(new: Path, path: Path, dtype: np.dtype | None) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,6 +106,12 @@ def test_what_is_drawn_at_random_is_sampled(settings, tmp_path, capsys):
     assert "drawn at random" in text and "run read 160 of them" in text and " v" in text
     assert main(["data", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sources"] == []
+
+
+def test_the_quickstart_has_data(capsys):
+    assert main(["data", str(Path(__file__).parent.parent / "configs" / "quickstart.yaml")]) == 0
+    out = capsys.readouterr().out
+    assert "stdlib  100.0%" in out and "import" in out
 
 
 def test_wrong_data_are_refused_in_one_line(settings, tmp_path, capsys):

@@ -7,7 +7,7 @@
 #   launch/local.sh 2 configs/quickstart.yaml --run-dir runs/two    two processes share the simulated devices
 #
 # Needs    bash 4 and sppo on the path (SPPO=... names another).
-# Shares   GPUs evenly, in order; without GPUs the cores. PORT=... sets the port at which the processes meet.
+# Shares   GPUs evenly, in order, and cores, by XLA's number of threads. PORT=... sets the port where the processes meet.
 # Prints   every line behind its process's number, "[0] ..."; with DRY_RUN=1 only the commands.
 # Failure  the first process that fails has the others ended, and its exit code is this script's.
 # Stop     Ctrl-C or SIGTERM goes to all processes, which save; this script waits for them. A second one ends them at
@@ -47,24 +47,13 @@ share() { # process $2's part of the comma-separated list $1
 }
 gpus=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | paste -sd, -)}
 
-cores() { # that this script may use, as a comma-separated list
-  local range list=()
-  for range in $(taskset -cp $$ 2>/dev/null | sed 's/.*: //; s/,/ /g'); do
-    read -r -a list <<<"${list[*]} $(seq -s ' ' "${range%-*}" "${range#*-}")"
-  done
-  local IFS=,
-  echo "${list[*]}"
-}
-cores=$(cores)
+cores=$(nproc 2>/dev/null || echo 1)
 
 prepare() { # sets `words`, all that process $1 is started with
   words=(env "SPPO_COORDINATOR=127.0.0.1:$port" "SPPO_NUM_PROCESSES=$num" "SPPO_PROCESS_ID=$1" PYTHONUNBUFFERED=1)
-  local own
-  if own=$(share "$gpus" "$1") && [[ $own ]]; then
-    words+=("CUDA_VISIBLE_DEVICES=$own")
-  elif own=$(share "$cores" "$1") && [[ $own ]]; then
-    words+=(taskset --cpu-list "$own")
-  fi
+  local own threads=$((cores / num))
+  own=$(share "$gpus" "$1") && [[ $own ]] && words+=("CUDA_VISIBLE_DEVICES=$own")
+  words+=("NPROC=$((threads > 0 ? threads : 1))") # threads of XLA; pinning to cores made steps slower
   # Own sessions: a terminal's Ctrl-C comes from here alone. Should this script be killed, they get a SIGTERM.
   type -P setsid >/dev/null && words+=(setsid)
   type -P setpriv >/dev/null && words+=(setpriv --pdeathsig TERM)

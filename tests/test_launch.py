@@ -125,13 +125,8 @@ def test_devices_and_cores_are_shared_out(tmp_path):
     first, second = out.splitlines()
     assert "SPPO_COORDINATOR=127.0.0.1:12345 SPPO_NUM_PROCESSES=2 SPPO_PROCESS_ID=0" in first
     assert r"CUDA_VISIBLE_DEVICES=0\,1 " in first and r"CUDA_VISIBLE_DEVICES=4\,6 " in second
-    assert first.rstrip().endswith(r"echo a\ b") and "taskset" not in first
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= 2 and shutil.which("taskset"):
-        script = "import os; print(sorted(os.sched_getaffinity(0)))"
-        out, _ = local("2", "--", sys.executable, "-c", script).communicate(timeout=60)
-        half = len(cores) // 2
-        assert set(out.splitlines()) == {f"[0] {cores[:half]}", f"[1] {cores[half : 2 * half]}"}
+    assert first.rstrip().endswith(r"echo a\ b")
+    assert f"NPROC={max(1, len(os.sched_getaffinity(0)) // 2)} " in first
 
 
 @pytest.mark.parametrize(

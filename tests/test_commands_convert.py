@@ -61,9 +61,12 @@ def test_the_length_of_the_run_is_what_the_model_is_for(converted, tmp_path):
     shutil.copytree(place / "out" / "0", tmp_path / "7")
     run = read_run(tmp_path / "7")
     run["config"]["sequence"]["length"] = 3000
+    run["config"]["model"]["hf"] = None
+    run["config"]["data"]["tokenizer"] = str(place / "hf")
     (tmp_path / "7" / "run" / "metadata").write_text(json.dumps(run))
     assert main(["convert", "to-hf", str(tmp_path), str(tmp_path / "back")]) == 0
     assert json.loads((tmp_path / "back" / "config.json").read_text())["max_position_embeddings"] == 3000
+    assert (tmp_path / "back" / "tokenizer.json").is_file()  # of the data, where no origin is known
 
 
 def test_export_goes_on_where_the_origin_is_gone(converted, tmp_path, capsys):

@@ -14,7 +14,7 @@ import yaml
 from sppo_jax.commands.command import DONE, Parser
 from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.models.hf_config import CONFIG, read_config, shape_to_hf
-from sppo_jax.models.hf_tokenizer import TOKENIZER, check_tokenizer, copy_tokenizer
+from sppo_jax.models.hf_tokenizer import check_tokenizer, copy_tokenizer
 from sppo_jax.models.size import num_params
 
 _LENGTH = 4096
@@ -118,12 +118,16 @@ def _to_hf(args: Namespace) -> None:
     params = load_params(checkpoint, nnx.state(build_model(config, abstract=True), nnx.Param))
     length = config.sequence.length
     to_hf(params, args.target, config=config.model, like=like, dtype=args.dtype, length=length)
-    tokenizer = Path(config.data.tokenizer).parent if config.data.tokenizer else None
-    if like is None and tokenizer and (tokenizer / TOKENIZER).is_file():
-        copy_tokenizer(tokenizer, args.target)
+    if like is None and config.data.tokenizer:
+        copy_tokenizer(_folder_of(Path(config.data.tokenizer)), args.target)
     print(f"{num_params(config.model):,} parameters in {args.target} after {time.perf_counter() - start_s:.1f} s")
     if like is None:
         print("it came from no Hugging Face folder that is known: special tokens are not named; --like DIR takes them")
+
+
+def _folder_of(tokenizer: Path) -> Path:
+    """Returns the folder of a tokenizer that is given as a file or as its folder."""
+    return tokenizer if tokenizer.is_dir() else tokenizer.parent
 
 
 def _config_of(checkpoint: Path) -> Config:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from sppo_jax import distributed
 from sppo_jax.models.hf_read import load_hf_params
 from sppo_jax.train.checkpoint_read import checkpoint_steps
 from sppo_jax.train.restore import Restored, restore_newest
@@ -49,10 +50,10 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     restored = restore_newest(directory, shapes, notes.append)
     if restored:
         return _go_on(experiment, restored, directory, notes)
-    if config.model.hf:
-        params = load_hf_params(config.model.hf, shapes.params)
+    if (origin := config.model.hf) is not None:
+        params = distributed.together(lambda: load_hf_params(origin, shapes.params))
         state = state_from(params, experiment.optimizer, experiment.shardings)
-        text = f"starts in {run_dir} from the weights in {config.model.hf}"
+        text = f"starts in {run_dir} from the weights in {origin}"
     else:
         state = init_state(config, experiment.optimizer, experiment.shardings)
         text = f"starts in {run_dir}"

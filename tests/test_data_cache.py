@@ -116,6 +116,16 @@ def test_a_cache_that_cannot_be_written_is_refused_or_replaced(tmp_path, monkeyp
     assert len(calls) == 1
 
 
+def test_a_user_without_a_home_has_a_temporary_cache(tmp_path, monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(cache.Path, "home", nowhere)
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    assert tmp_path in cache.user_directory().parents
+
+
 def test_a_full_disk_leaves_nothing(tmp_path):
     def full(writer):
         writer.add_tokens(np.array([1]))

@@ -121,9 +121,16 @@ def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
 
 
 def user_directory() -> Path:
-    """Return the user's own directory for caches of tokens."""
+    """Return the user's own directory for caches of tokens; a temporary one where the user has no home."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / "tokens"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / "tokens"
+    except RuntimeError:
+        return _temporary()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / "tokens"
 
 
 def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype | None) -> Entry:
@@ -178,7 +185,7 @@ def _writable(directory: Path | None) -> Path:
         raise ValueError(
             f"data.cache must be a directory that can be written, got {directory} ({problem}); set another"
         )
-    other = Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / "tokens"
+    other = _temporary()
     if _cannot_write(other):
         raise ValueError(
             f"tokens need a directory to be kept in, got {user_directory()} ({problem}) and {other}; set data.cache"

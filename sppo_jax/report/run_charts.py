@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sppo_jax.report.chart import Axis, Panel, Rule, Series
@@ -154,17 +156,11 @@ def breakdown_panel(figures: RunFigures) -> Panel | None:
         upper = [low + high for low, high in zip(floor, parts[name], strict=True)]
         drawn.append(Series(name=name, x=steps, y=upper, floor=floor, color=color, line=False))
         floor = upper
-    top = sorted(floor)[int(len(floor) * 0.98)] * 1.25
+    # A save that holds a run up for long would flatten all else.
+    top = 4 * statistics.median(floor) or 1.0
     drawn = [
-        Series(
-            name=s.name,
-            x=s.x,
-            y=[min(v, top) for v in s.y],
-            floor=[min(v, top) for v in s.floor],
-            color=s.color,
-            line=False,
-        )
-        for s in drawn
+        replace(each, y=[min(value, top) for value in each.y], floor=[min(value, top) for value in each.floor])
+        for each in drawn
     ]
     return Panel(title="", x=STEP, y=Axis(label="seconds a step", low=0), series=drawn)
 

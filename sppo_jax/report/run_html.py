@@ -83,7 +83,7 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
     ("Model FLOPs used (MFU)", "Of the devices' peak; causal FLOPs, none twice.", run_charts.mfu_panel, ""),
     (
         "Seconds of a step",
-        "Mean of the steps since the line before, by what they go to; validations are apart.",
+        "By what they go to, validations apart; cut off at four times the median.",
         run_charts.breakdown_panel,
         "Two logged steps are needed.",
     ),

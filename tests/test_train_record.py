@@ -1,9 +1,12 @@
-"""The books of a run: its report is drawn with the first line, then now and then, and never stops the run."""
+"""The books of a run: whole lines, also where the disk is full for a while; a report that never stops the run."""
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import pytest
+from runs import lines_of
 
 from sppo_jax.config import load_config
 from sppo_jax.train import record as module
@@ -48,3 +51,53 @@ def test_a_slow_report_is_drawn_less_often_and_one_that_fails_is_a_warning(tmp_p
             record.metrics({"step": step, **LINE})
     record.close()
     assert drawn == [100, 1103]
+
+
+def test_lines_go_on_where_the_run_does(tmp_path):
+    record = Record(tmp_path, CONFIG, step=0)
+    for step in (1, 2, 3):
+        record.metrics({"step": step, **LINE})
+    record.event("save", 3, "step 3: saving")
+    record.finish("all done")
+    record.close()
+    (tmp_path / "events.jsonl").open("a").write('{"step": 3, "ki')
+    again = Record(tmp_path, CONFIG, step=2)
+    again.metrics({"step": 3, **LINE})
+    again.event("resume", 2, "goes on")
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3]
+    assert [line["kind"] for line in lines_of(tmp_path, "events")] == ["save", "resume"]
+    assert not (tmp_path / "finished").exists()
+
+
+def test_a_full_disk_loses_no_line(tmp_path, monkeypatch):
+    record = Record(tmp_path, CONFIG, step=0)
+    record.metrics({"step": 1, **LINE})
+
+    def full(path, line):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sppo_jax.train.record._append_line", full)
+        with pytest.warns(UserWarning, match="No space left on device.*trying again"):
+            record.metrics({"step": 2, **LINE})
+        record.metrics({"step": 3, **LINE})
+    record.metrics({"step": 4, **LINE})
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_half_a_line_is_taken_back(tmp_path):
+    """A file that may not grow beyond so many bytes, as on a full disk."""
+    path, before = tmp_path / "metrics.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    line = json.dumps({"step": 1, "text": "x" * 80}) + "\n"
+    try:
+        module._append_line(path, line)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(line) + 20, before[1]))
+        with pytest.raises(OSError):
+            module._append_line(path, line)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_text() == line
+    module._append_line(path, line)
+    assert path.read_text() == line * 2

@@ -80,22 +80,23 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 meter.write()
                 meter.expect(done, outputs)
 
-                to_validate, to_save = _due(config, done, wish)
-                if not (to_validate or to_save):
+                validates, saves = _due(config, done, wish)
+                if not (validates or saves):
                     continue
                 wish, validated = max(wish, meter.wait()), None
-                if to_validate:
+                if validates:
                     watchdog.beat(done, "evaluate")
                     validated = _validate(experiment, state)
                     validation = validated or validation
                 meter.write(validated.metrics() if validated else None)
                 if validated:
                     record.say(validated.describe())
-                if to_save or wish > GO:
+                if saves or wish > GO:
                     watchdog.beat(done, "save")
                     with meter.saving():
                         loss = validated.loss if validated else None
-                        problem = checkpoints.save(state, _to_save(experiment, done, meter), step=done, loss=loss)
+                        beside = to_save(experiment, done, meter.failure)
+                        problem = checkpoints.save(state, beside, step=done, loss=loss)
                     saved_s = time.monotonic()
                     record.saving(done, checkpoints.directory, problem)
                 record.report()
@@ -139,7 +140,7 @@ def _validate(experiment: Experiment, state: TrainState) -> Validation | None:
     return evaluate(experiment.token_scores, state.params, experiment.validation_batches(), place)
 
 
-def _to_save(experiment: Experiment, done: int, meter: Meter) -> dict[str, Any]:
+def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str, Any]:
     """Return what is saved beside the state, as JSON."""
     config = experiment.config
     return {
@@ -149,7 +150,7 @@ def _to_save(experiment: Experiment, done: int, meter: Meter) -> dict[str, Any]:
         "config": to_dict(config),
         "plan": experiment.plan.to_dict(),
         "version": sppo_jax.__version__,
-        "failure": meter.failure,
+        "failure": failure,
     }
 
 

@@ -97,7 +97,7 @@ class Meter:
             text = f"a loss of {loss} and a gradient norm of {outputs['grad_norm']}"
             in_row = outputs["num_skipped_in_row"]
             self._record.event("skip", step, f"step {step} skipped: {text} ({in_row} in a row, the limit is {limit})")
-            if in_row >= limit:
+            if in_row >= limit and not self.failure:  # one more step has begun by then
                 self.failure = (
                     f"loss and gradients must stay finite, got {text} at step {step}, the last of {in_row} such steps "
                     "in a row (train.max_nonfinite); lower optimizer.lr, raise optimizer.warmup_steps, or look at the "

@@ -1,0 +1,167 @@
+"""Runs that are stopped and go on: bit for bit on the same mesh, the same run on any other."""
+
+import os
+import shutil
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from runs import at_batch, lines_of, losses_of, make_config, run, write_documents
+
+from sppo_jax.planner.make import make_plan
+from sppo_jax.train.begin import begin, check_room
+from sppo_jax.train.checkpoint import Checkpoints
+from sppo_jax.train.checkpoint_read import checkpoint_steps, read_run
+from sppo_jax.train.loop import RunFailed, to_save
+from sppo_jax.train.setup import prepare
+
+pytestmark = pytest.mark.xdist_group("train_resume")
+
+EVERY_STEP = {"train": {"steps": 10, "log_every": 1, "eval_every": 5}}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_documents(tmp_path_factory.mktemp("data") / "tokens.npy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Programs that several runs share are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(source, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("run") / "undisturbed"
+    run(make_config(source, **EVERY_STEP), run_dir)
+    return losses_of(run_dir)
+
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(source, undisturbed, tmp_path):
+    config = make_config(source, **EVERY_STEP)
+    _, result = run(config, tmp_path, at_batch(4, terminate))
+    assert result.stopped_by == "SIGTERM" and result.step < 7
+    assert checkpoint_steps(tmp_path / "checkpoints") == [result.step] and not (tmp_path / "finished").exists()
+    assert list(losses_of(tmp_path)) == list(range(1, result.step + 1))
+
+    _, again = run(config, tmp_path)
+    assert again.step == 10 and again.stopped_by is None and (tmp_path / "finished").exists()
+    assert losses_of(tmp_path) == undisturbed
+    assert [line["kind"] for line in lines_of(tmp_path, "events")] == [
+        "start",
+        "save",
+        "stop",
+        "resume",
+        "save",
+        "stop",
+    ]
+    assert read_run(tmp_path / "checkpoints" / "10")["data"]["sequence"] == 20
+
+    # All is done: the same command changes nothing.
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
+    _, third = run(config, tmp_path)
+    assert third.step == 10 and (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_steps_behind_the_last_checkpoint_are_done_again(source, undisturbed, tmp_path):
+    """As after a kill: metrics of steps 5 to 7 are there, and a torn line; the newest checkpoint is of step 4."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill():
+        raise Killed
+
+    config = make_config(source, **EVERY_STEP, checkpoint={"every_steps": 4})
+    with pytest.raises(Killed):
+        run(config, tmp_path, at_batch(8, kill))
+    assert checkpoint_steps(tmp_path / "checkpoints")[0] == 4 and max(losses_of(tmp_path)) >= 6
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    run(config, tmp_path)
+    assert losses_of(tmp_path) == undisturbed
+    assert [line["step"] for line in lines_of(tmp_path)] == list(range(1, 11))
+
+
+OTHERS = [
+    {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "sequence": {"chunks": 8, "per_pipeline": 2}},
+    {"mesh": {"data": 2, "pipe": 1, "seq": 2}, "sequence": {"chunks": [32, 16, 16], "kind": "ring"}},
+]
+
+
+def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path):
+    wide = {**EVERY_STEP, "model": {"compute_dtype": "float64"}}
+    wide["train"] = {"steps": 6, "log_every": 1, "eval_every": 0, "eval_sequences": 0}
+    config = make_config(source, **wide)
+    run(make_config(source, **wide, checkpoint={"every_steps": 3, "keep_last": 9}), tmp_path / "one")
+    want = losses_of(tmp_path / "one")
+    for number, groups in enumerate(OTHERS):
+        other = make_config(source, **{**wide, **groups})
+        run_dir = shutil.copytree(tmp_path / "one", tmp_path / str(number))
+        shutil.rmtree(run_dir / "checkpoints" / "6")
+        run(other, run_dir)
+        got = losses_of(run_dir)
+        assert list(got) == list(want) and got != want
+        np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
+        resumed = next(line for line in lines_of(run_dir, "events") if line["kind"] == "resume")
+        assert resumed["step"] == 3 and "the plan's mesh, chunk_lengths" in resumed["text"]
+    assert config.mesh != other.mesh
+
+
+def test_a_run_stops_after_too_many_steps_that_are_not_finite(source, tmp_path):
+    groups = {**EVERY_STEP, "optimizer": {"lr": 1e30, "warmup_steps": 0, "clip_norm": 1e30}}
+    groups["train"] = {"steps": 30, "log_every": 1, "max_nonfinite": 3}
+    with pytest.raises(RunFailed, match=r"of 3 such steps in a row \(train.max_nonfinite\); lower .*saved"):
+        run(make_config(source, **groups), tmp_path)
+    lines = lines_of(tmp_path)
+    assert [line["grad_norm"] for line in lines[-3:]] == [None] * 3 and lines[-1]["skipped"] >= 3
+    events = [line["kind"] for line in lines_of(tmp_path, "events")]
+    assert events.count("skip") >= 3 and events[-1] == "stop"
+    newest = checkpoint_steps(tmp_path / "checkpoints")[0]
+    assert "must stay finite" in read_run(tmp_path / "checkpoints" / str(newest))["failure"]
+    assert newest < 10
+
+
+@pytest.fixture
+def saved(source, tmp_path):
+    """A run with a checkpoint of step 5, that had skipped steps, and never compiled one."""
+    path = tmp_path / "tokens.npy"
+    shutil.copy(source, path)
+    config = make_config(str(path))
+    experiment = prepare(config, make_plan(config))
+    state = begin(experiment, tmp_path).state
+    state = state._replace(num_skipped=jnp.int32(5), num_skipped_in_row=jnp.int32(3))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", config.checkpoint)
+    checkpoints.save(state, to_save(experiment, 5, None), step=5)
+    checkpoints.close()
+    return experiment, path
+
+
+def test_what_goes_on_forgets_the_steps_skipped_in_a_row(saved, tmp_path):
+    start = begin(saved[0], tmp_path)
+    assert (start.step, int(start.state.num_skipped), int(start.state.num_skipped_in_row)) == (5, 5, 0)
+
+
+def test_other_documents_under_the_same_name_are_refused(saved, tmp_path):
+    experiment, path = saved
+    np.save(path, np.load(path)[::-1])
+    changed = prepare(experiment.config, experiment.plan)
+    with pytest.raises(ValueError, match="must be those that the run was begun with"):
+        begin(changed, tmp_path)
+
+
+def test_no_room_for_a_checkpoint_is_refused(saved, tmp_path, monkeypatch):
+    check_room(saved[0], tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(ValueError, match="must have room for a checkpoint and the next, .* set checkpoint.dir"):
+        check_room(saved[0], tmp_path)

@@ -1,0 +1,67 @@
+"""One step by itself: what is not finite is left out, counted, and told."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sppo_jax.train.signals import GO, SAVE, STOP, Signals
+from sppo_jax.train.state import first_state, state_from, state_shardings
+from sppo_jax.train.step import make_train_step
+
+MESH = Mesh(np.array(jax.devices()[:2]), ("data",))
+OPTIMIZER = optax.adam(0.1)
+
+
+def value_and_grad(params, batch):
+    """The gradient is the batch's, the loss its mean: both as finite as it is."""
+    return jnp.mean(batch["x"]), jax.tree.map(lambda leaf: leaf * 0 + batch["x"], params)
+
+
+@pytest.fixture
+def step_and_state():
+    params = nnx.State({"w": nnx.Param(jnp.ones(3))})
+    everywhere = jax.tree.map(lambda _: NamedSharding(MESH, PartitionSpec()), params)
+    shardings = state_shardings(OPTIMIZER, params, everywhere, MESH)
+    state = state_from(jax.device_put(params, everywhere), OPTIMIZER, shardings)
+    return make_train_step(value_and_grad, OPTIMIZER, shardings), state
+
+
+def batch(*values):
+    return {"x": jnp.array(values, jnp.float32)}
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_a_step_that_is_not_finite_changes_nothing_but_counts(step_and_state, bad):
+    step, state = step_and_state
+    signals = Signals(MESH)
+    state, _ = step(state, batch(1, 2, 3), signals.array())
+    before = jax.tree.map(np.array, state)
+    state, metrics = step(state, batch(1, bad, 3), signals.array())
+    jax.tree.map(np.testing.assert_array_equal, state.params, before.params)
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, before.opt_state)
+    assert (int(state.step), int(state.num_skipped), int(state.num_skipped_in_row)) == (2, 1, 1)
+    assert not np.isfinite(metrics["loss"]) and int(metrics["num_skipped"]) == 1
+    state, _ = step(state, batch(bad, bad, bad), signals.array())
+    assert int(state.num_skipped_in_row) == 2
+    state, _ = step(state, batch(3, 2, 1), signals.array())
+    assert (int(state.step), int(state.num_skipped), int(state.num_skipped_in_row)) == (4, 2, 0)
+    assert not np.array_equal(state.params["w"].get_value(), before.params["w"].get_value())
+
+
+def test_every_process_sees_the_largest_wish(step_and_state):
+    step, state = step_and_state
+    spread = NamedSharding(MESH, PartitionSpec("data"))
+    for wishes in ([GO, GO], [GO, SAVE], [STOP, SAVE], [GO, STOP]):
+        signals = jax.device_put(jnp.array(wishes, jnp.int32), spread)
+        state, metrics = step(state, batch(1, 2, 3), signals)
+        assert int(metrics["signal"]) == max(wishes)
+
+
+def test_the_first_state_counts_from_nothing():
+    params = nnx.State({"w": nnx.Param(jnp.ones(3))})
+    state = first_state(params, OPTIMIZER.init(params))
+    assert [int(each) for each in state[:3]] == [0, 0, 0]

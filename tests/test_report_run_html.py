@@ -193,7 +193,7 @@ def test_smoothing_ignores_a_spike_and_thinning_keeps_it():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.5, "0.5 s"),
+        (0.0125, "12 ms"),
         (48.2, "48.2 s"),
         (600, "10 min"),
         (3599, "1 h 0 min"),

@@ -12,7 +12,7 @@ from sppo_jax.report.chart import Axis, Panel, Rule, Series
 from sppo_jax.report.run_data import number
 from sppo_jax.report.run_figures import Point, RunFigures, series, smooth, thin
 
-STEP = Axis(label="step", whole=True)
+STEP = Axis(label="step", whole=True, low=0)
 BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = range(7)
 GIB = 2**-30
 # Most lines of one chart that differ only by their validation.
@@ -25,7 +25,7 @@ def loss_panel(figures: RunFigures) -> Panel | None:
     if not points:
         return None
     smoothed = smooth(points)
-    top = _top(smoothed, [v.loss for v in held_out]) if smoothed else math.inf
+    top = _top(points, [v.loss for v in held_out]) if smoothed else math.inf
     raw = _line("loss", _below(thin(points), top), strength=0.45 if smoothed else 1.0, width=1.2)
     drawn = [raw, _line("smoothed", _below(smoothed, top))] if smoothed else [raw]
     if held_out:
@@ -220,11 +220,11 @@ def _resumes(figures: RunFigures) -> list[Rule]:
     return [Rule(x=step, title=f"resumed from step {step:,.0f}") for step in figures.resumes if step <= last]
 
 
-def _top(smoothed: Sequence[Point], held_out: Sequence[float]) -> float:
+def _top(points: Sequence[Point], held_out: Sequence[float]) -> float:
     """Returns where a loss is cut off: the first steps, and a spike of many times the range, would flatten all else."""
-    settled = smoothed[0].step + (smoothed[-1].step - smoothed[0].step) / 12
-    values = [point.value for point in smoothed if point.step >= settled] + list(held_out)
-    high, low = max(values), min(values)
+    settled = points[0].step + (points[-1].step - points[0].step) / 12
+    values = sorted(point.value for point in points if point.step >= settled)
+    high, low = max([values[int(0.98 * len(values))], *held_out]), values[0]
     return high + 0.35 * (high - low) if high > low else 2 * high + 1
 
 

@@ -264,7 +264,9 @@ def status_of(data: RunData) -> Status:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as people say it: 48 s, 12 min, 3 h 20 min, 5 d 4 h."""
+    """Returns a time as people say it: 20 ms, 48 s, 12 min, 3 h 20 min, 5 d 4 h."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)

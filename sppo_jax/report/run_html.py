@@ -57,7 +57,7 @@ details { margin: 10px 0; } summary { cursor: pointer; } pre { overflow-x: auto;
 _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] = (
     (
         "Loss",
-        "Each logged step, medians over a fortieth of the run, and validations. Dotted: the run was resumed.",
+        "Logged steps, running medians, validations. Dotted: the run was resumed.",
         run_charts.loss_panel,
         "No step is logged yet.",
     ),

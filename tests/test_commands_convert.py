@@ -22,6 +22,8 @@ from sppo_jax.models.hf_config import read_shape
 from sppo_jax.models.hf_folder import INDEX, TensorFolder
 from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
 
+pytestmark = pytest.mark.xdist_group("commands_convert")
+
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):

@@ -1,6 +1,7 @@
 """Imported and exported models against transformers: logits, every gradient, and every bit of the weights."""
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from exactness import dense_step, quick_jit, relative_errors, small_plan
+from exactness import TINY, dense_step, quick_jit, relative_errors, small_plan
 from flax import nnx
 from hf_models import MODELS, float64_transformers, make_model
 from safetensors.numpy import load_file
@@ -27,6 +28,8 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 logging.getLogger("torch").setLevel(logging.ERROR)
 
+# One worker makes the models that all of these look at.
+pytestmark = pytest.mark.xdist_group("models_hf")
 LENGTH = 48  # beyond the 16 tokens that the scaled ones were "trained" on
 
 
@@ -163,6 +166,29 @@ def test_settings_of_the_import_stretch_the_rotation(sharded):
     model = from_hf(sharded, rope={"factor": 8.0, "beta_fast": 16.0}, kernel="blockwise")
     rope = model.config.rope
     assert (rope.scaling, rope.factor, rope.beta_fast, rope.original_length) == ("yarn", 8.0, 16.0, 16)
+
+
+def test_what_does_not_fit_the_weights_is_refused_before_any_is_read(sharded, monkeypatch):
+    shapes = nnx.state(nnx.eval_shape(lambda: Decoder(ModelConfig(**{**TINY, "qkv_bias": True}), rngs=nnx.Rngs(0))))
+    with pytest.raises(
+        ValueError, match=r"embedding must be \(61, 32\), got \(53, 24\); take the shape from that folder"
+    ):
+        load_hf_params(sharded, shapes)
+    with pytest.raises(ValueError, match="64-bit mode, which is off"):
+        from_hf(sharded, dtype="float64")
+    with pytest.raises(ValueError, match="model.hidden_size must be 32, as in the weights of"):
+        from_hf(sharded, hidden_size=64)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ValueError, match=r'run pip install "sppo_jax\[hf\]"'):
+        from_hf(sharded)
+
+
+def test_a_window_in_use_is_told_of(tmp_path):
+    make_model("mistral", sliding_window=16).save_pretrained(tmp_path / "window")
+    with pytest.warns(UserWarning, match="attention spans 16 tokens, here it spans the whole sequence"):
+        model = from_hf(tmp_path / "window")
+    to_hf(model, tmp_path / "out")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out").sliding_window == 16
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def from_hf(
         ValueError: the folder is no such model, is incomplete, or cannot be represented.
     """
     config = _model_config({**settings, "hf": str(path), "compute_dtype": dtype})
+    if config.compute_dtype == "float64" and not jax.config.jax_enable_x64:
+        raise ValueError("dtype float64 needs jax's 64-bit mode, which is off; set JAX_ENABLE_X64=1 or use float32")
     if config.sliding_window:
         warnings.warn(
             f"this model's attention spans {config.sliding_window} tokens, here it spans the whole sequence: they "

@@ -105,6 +105,13 @@ def test_late_minus_early_weighs_the_first_sixteenth_by_targets():
     assert Validation(step=1, loss=3.0, buckets=buckets[2:]).late_minus_early == pytest.approx(-6.0)
 
 
+def test_the_first_steps_do_not_flatten_the_rest(figures):
+    run = figures["healthy"]
+    raw, smoothed, validation = run_charts.loss_panel(run).series
+    assert run.loss[0].value > 11 and max(*raw.y, *smoothed.y) < 6 and raw.x[0] > 1
+    assert list(validation.y) == [v.loss for v in run.validations]
+
+
 def test_troubles_are_marked_and_listed(figures):
     run = figures["troubled"]
     loss = run_charts.loss_panel(run)
@@ -114,7 +121,12 @@ def test_troubles_are_marked_and_listed(figures):
     assert list(named["spike"].x) == [610, 611, 612] and max(named["spike"].y) < 10
     assert [row[0] for row in skip_rows(run)] == ["900", "303", "302", "301", "300"]
     kinds = [row[2] for row in event_rows(run)]
-    assert kinds[0] == "corrupt" and kinds[-1] == "start" and kinds.count("skip") == 2 and "validation" not in kinds
+    assert kinds[0] == "corrupt" and kinds[-1] == "start" and kinds.count("skip") == 2
+    assert [row[::2] for row in event_rows(figures["healthy"])] == [
+        ("2,000", "stop"),
+        ("250-2,000", "save"),
+        ("0", "start"),
+    ]
     assert "5 skipped steps" in summary(run) and "3 resumes" in summary(run) and summary(run).count("\n") == 4
 
 

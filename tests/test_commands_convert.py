@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from sppo_jax.cli import main
 from sppo_jax.config import ModelConfig, config_from_dict, load_config
 from sppo_jax.data.open import open_data
-from sppo_jax.models import dense_loss, from_hf
+from sppo_jax.models import dense_loss, from_hf, num_params, to_hf
 from sppo_jax.models.hf_config import read_shape
 from sppo_jax.models.hf_folder import INDEX, TensorFolder
 from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
@@ -277,3 +278,21 @@ def first_batch(config):
     """Return the first sequence that a run of this config sees, its text by the folder's own tokenizer."""
     row = open_data(config).training[0]
     return {key: jnp.asarray(value)[None] for key, value in row.items()}
+
+
+def test_host_memory_holds_the_model_once(tmp_path):
+    """By numpy's and Python's own count: import beside nothing but a tensor, export beside the largest tensor."""
+    shape = dict(vocab_size=4000, hidden_size=128, num_layers=16, mlp_size=512, qkv_bias=False)
+    largest = max(x.nbytes for x in write_folder(tmp_path / "hf", **shape).values())
+    total = num_params(ModelConfig(**{**SMALL, **shape})) * 4
+    to_hf(from_hf(tmp_path / "hf"), tmp_path / "first")  # what is loaded and compiled once is not the model's
+    tracemalloc.start()
+    try:
+        model = from_hf(tmp_path / "hf")
+        assert total < tracemalloc.get_traced_memory()[1] < total + 2 * largest
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        to_hf(model, tmp_path / "out", dtype="bfloat16")
+        assert tracemalloc.get_traced_memory()[1] - before < 1.5 * largest
+    finally:
+        tracemalloc.stop()

@@ -118,12 +118,11 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
 
 
 def _settings(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a checkpoint; its shape stands there, so the folder it was imported from may be gone."""
+    """Returns the settings of a checkpoint."""
     settings = saved.get("config")
     if not isinstance(settings, Mapping):
         raise ConfigError("a checkpoint must hold the config of its run, got one without; use one of sppo train")
-    model = settings.get("model")
-    return {**settings, "model": {**model, "hf": None}} if isinstance(model, Mapping) else dict(settings)
+    return dict(settings)
 
 
 def _plans_anew(overrides: Sequence[str]) -> bool:

@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import tracemalloc
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -220,6 +221,16 @@ def test_wrong_words_and_places_are_refused(converted, tmp_path, capsys):
         error = capsys.readouterr().err
         assert expected in error and error.count("\n") == 1, error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(converted, tmp_path, monkeypatch, capsys):
+    place, _ = converted
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
+    assert main(["convert", "from-hf", str(place / "hf"), str(tmp_path / "deep" / "out")]) == 2
+    assert main(["convert", "to-hf", str(place / "out"), str(tmp_path / "deep" / "out"), "--dtype", "bfloat16"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2 and all("of disk, got 9.77 KiB free" in error for error in errors), errors
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_transformers_has_not_is_refused(converted, tmp_path, capsys):

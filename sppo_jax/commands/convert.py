@@ -53,7 +53,7 @@ def _from_hf(args: Namespace) -> None:
     from sppo_jax.train.checkpoint_write import save_params
 
     start_s = time.perf_counter()
-    with new_folder(args.target) as folder:
+    with new_folder(args.target, 4 * num_params(config.model)) as folder:
         shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
         params = load_hf_params(args.source, shapes)
         save_params(folder, params, config)
@@ -105,7 +105,7 @@ def _to_hf(args: Namespace) -> None:
     config = _config_of(checkpoint)
     like = args.like or _origin(config, checkpoint)
     # Refused before anything large is read.
-    check_new(args.target)
+    check_new(args.target, 0)
     shape_to_hf(config.model, like=read_config(like) if like else {}, length=0, dtype=args.dtype)
     if like:
         check_tokenizer(like, config.model.vocab_size)

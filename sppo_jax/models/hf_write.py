@@ -23,6 +23,8 @@ from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS
 from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor
 from sppo_jax.models.hf_tokenizer import copy_tokenizer
+from sppo_jax.models.size import num_params
+from sppo_jax.units import format_bytes
 
 SHARD_BYTES = 5_000_000_000
 
@@ -64,31 +66,46 @@ def to_hf(
     if name not in DTYPES.values():
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES.values())}, got {dtype!r}; choose one")
     content = shape_to_hf(config, like=origin, length=length, dtype=name)
-    with new_folder(Path(path)) as folder:
+    with new_folder(Path(path), num_params(config) * np.dtype(_numpy_dtype(name)).itemsize) as folder:
         _write_tensors(folder, leaves, config, np.dtype(_numpy_dtype(name)), shard_bytes)
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if like is not None:
             copy_tokenizer(Path(like), folder)
 
 
-def check_new(path: Path) -> None:
-    """Check that a folder can be written without touching what is there.
+def check_new(path: Path, num_bytes: int) -> None:
+    """Check that a folder can be written without touching what is there, and that the disk has room for it.
+
+    Args:
+        path: the folder.
+        num_bytes: what will be written, about.
 
     Raises:
-        ValueError: there is something of that name.
+        ValueError: there is something of that name, or too little room.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ValueError(f"the folder to write must be new or empty, got {path}, which is not; choose another")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    free = shutil.disk_usage(above).free
+    if free < num_bytes:
+        raise ValueError(
+            f"{path} needs {format_bytes(num_bytes)} of disk, got {format_bytes(free)} free; "
+            "make room, or choose another"
+        )
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, num_bytes: int) -> Iterator[Path]:
     """Give a folder to fill; it takes its name when it is done, and is removed if that fails.
+
+    Args:
+        path: the folder.
+        num_bytes: what will be written, about.
 
     Raises:
         ValueError: there is something of that name, or it cannot be written.
     """
-    check_new(path)
+    check_new(path, num_bytes)
     partial = path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                         problem = checkpoints.save(state, beside, step=done, loss=loss)
                     saved_s = time.monotonic()
                     record.saving(done, checkpoints.directory, problem)
-                record.report()
+                record.report_soon()
 
         stopped_by = (signals.stop_reason or "another process") if done < config.train.steps else None
         _end(record, checkpoints, done, meter.failure, stopped_by)

@@ -38,7 +38,7 @@ class Record:
         self.run_dir = run_dir
         self._is_main = distributed.is_main()
         self._lost: list[tuple[Path, str]] = []
-        self._report_due_s = 0.0
+        self._report_due_s = self._report_affordable_s = 0.0
         if self._is_main:
             if step < config.train.steps:
                 (run_dir / "finished").unlink(missing_ok=True)
@@ -79,6 +79,10 @@ class Record:
         if self._is_main:
             self._progress.say(text)
 
+    def report_soon(self) -> None:
+        """Draw report.html with the next line, when the devices are busy, unless that would be too often."""
+        self._report_due_s = min(self._report_due_s, self._report_affordable_s)
+
     def report(self) -> None:
         """Draw report.html anew; a picture that fails does not end a run."""
         if self._is_main:
@@ -88,7 +92,8 @@ class Record:
             except Exception as error:
                 warnings.warn(f"report.html was not written ({error})", stacklevel=2)
             end_s = time.monotonic()
-            self._report_due_s = end_s + max(_REPORT_EVERY_S, (end_s - begin_s) / _REPORT_SHARE)
+            self._report_affordable_s = end_s + (end_s - begin_s) / _REPORT_SHARE
+            self._report_due_s = max(end_s + _REPORT_EVERY_S, self._report_affordable_s)
 
     def finish(self, text: str) -> None:
         """Mark the run as finished, for scripts that start it again until it is."""

@@ -22,6 +22,7 @@ import jax
 from sppo_jax import compat, distributed
 
 _FOLDER = "sppo/beat"
+_STUCK = "no progress"
 _SILENT_PERIODS = 4  # posts missed before a process counts as silent
 _GRACE_S = 5.0  # for processes that fail together to end by themselves
 
@@ -144,11 +145,11 @@ class Watchdog:
         patience_s = _SILENT_PERIODS * self._period_s if self._broken else self._heartbeat_s
         dead = [process for process, seconds in silent_s.items() if seconds >= patience_s]
         if dead:
-            why = "and broke off" if self._broken else f"longer than SPPO_HEARTBEAT_S = {patience_s:g}"
+            why = "and an exchange broke off" if self._broken else f"longer than SPPO_HEARTBEAT_S = {patience_s:g}"
             return f"{self._gone(dead, beats)}, {why}; {again}"
         if not self._stall_s or self._idle_s < self._stall_s:
             return None
-        head = f"no progress for train.stall_s = {self._stall_s:g} s"
+        head = f"{_STUCK} for train.stall_s = {self._stall_s:g} s"
         if self._board is None:
             return f"{head}, got stuck at {self._beat}; see the stacks, then give the same command again or raise it"
         silent = [process for process, s in silent_s.items() if s >= _SILENT_PERIODS * self._period_s]
@@ -175,9 +176,10 @@ class Watchdog:
         return f"process {process} on {host}"
 
     def _end(self, line: str) -> None:
-        """Print the line and what every thread does, and end the process."""
+        """Print the line, what every thread does where the run is stuck, and end the process."""
         print(line, file=sys.stderr, flush=True)
-        faulthandler.dump_traceback(sys.stderr)
+        if line.startswith(_STUCK):
+            faulthandler.dump_traceback(sys.stderr)
         if self._board and self._me == 0:  # keeps the board: the others read it before
             time.sleep(_GRACE_S + 2 * self._period_s)
         sys.stdout.flush()

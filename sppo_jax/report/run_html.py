@@ -141,7 +141,7 @@ def run_html(figures: RunFigures) -> str:
         *(_figure(*chart[:2], chart[2](figures), chart[3]) for chart in _CHARTS),
         "</div>",
         *_seconds(figures),
-        *_section("Predicted and measured", predicted_rows(figures), ("", "predicted", "measured")),
+        *_predicted(figures),
         *_section("Skipped steps", skip_rows(figures), ("step", "time", "why"), text=(1, 2)),
         *_section("Events", event_rows(figures), ("step", "time", "event", ""), text=(1, 2, 3)),
         *_plan(figures),
@@ -179,6 +179,16 @@ def _seconds(figures: RunFigures) -> list[str]:
         table(("part", "time", "share", ""), rows, text=(0,), raw=(3,)),
         f"<p class='note'>{note}</p>",
     ]
+
+
+def _predicted(figures: RunFigures) -> list[str]:
+    rows, config = predicted_rows(figures), figures.data.config
+    parts = _section("Predicted and measured", rows, ("", "predicted", "measured"))
+    if rows and config and config.train.num_simulated_devices:
+        parts.append(
+            "<p class='note'>Simulated devices share the cores of one machine; the prediction takes no account.</p>"
+        )
+    return parts
 
 
 def _section(

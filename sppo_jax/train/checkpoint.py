@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from sppo_jax.train.checkpoint_read import RUN, STATE
 from sppo_jax.train.fingerprint import fingerprints
 from sppo_jax.train.state import TrainState
 
-_VALIDATION_LOSS = "validation_loss"
+_VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
 
 
 class Checkpoints:
@@ -34,8 +36,9 @@ class Checkpoints:
         self._saving: int | None = None
 
     def _open(self) -> ocp.CheckpointManager:
-        # Orbax reports each save in a line of warning for every item; what matters of it is said by the run itself.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # Orbax logs each item of each save, and a failed one with many tracebacks; the run itself says what matters.
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_what_to_keep(self._config),
             best_fn=_loss_of,  # without it the loss is not written down
@@ -94,9 +97,20 @@ class Checkpoints:
 
     def _start_over(self, step: int | None, error: Exception) -> str:
         """Open anew behind a failed save; a manager that failed once fails for ever."""
-        text = " ".join(str(error).split())[:300]
+        text = " ".join(str(error).split())
+        text = _DISK_FULL if _DISK_FULL in text else text[:200]
         self._manager = self._open()
+        _collect_quietly()
         return f"the checkpoint of step {step} was not saved ({text}); the run goes on and tries again"
+
+
+def _collect_quietly() -> None:
+    """Collect the coroutines that a failed save left behind, each of which would print a traceback of its own."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
 
 
 def to_tree(state: TrainState) -> dict[str, Any]:

@@ -31,19 +31,22 @@ Place = Literal["auto", "keep", "host", "recompute"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecallConfig(Group):
-    """The recall task (`data.source: recall`): keys with a value each, asked for later; chance is 1 / pairs.
+    """The recall task (`data.source: recall`): keys with a value each, asked for later; chance is 1 / values.
 
     Args:
-        pairs: keys, and values, of every sequence.
+        pairs: keys of a sequence, each asked for once.
+        values: what may stand behind a key, and everywhere else.
         distances: how many tokens before a question its answer stands, each as often as every other.
     """
 
     group: ClassVar[str] = "data.recall"
-    pairs: int = 16
+    pairs: int = 8
+    values: int = 16
     distances: tuple[int, ...] = (129, 193, 257, 321, 385)
 
     def _check(self) -> None:
-        self._at_least(2, "pairs")
+        self._at_least(1, "pairs")
+        self._at_least(2, "values")
         if len(set(self.distances)) != len(self.distances) or min(self.distances, default=0) < 1:
             raise ConfigError(
                 f"data.recall.distances must be different numbers of at least 1, got {list(self.distances)}; "

@@ -1,16 +1,16 @@
 """A task that only a long context solves: facts early in a sequence, asked for a chosen distance later.
 
-A sequence is filler in which every one of `pairs` keys is followed once by a value, all values in a random order, and
-in which each key stands once more, alone: there the target is its value. Nothing else has a target.
+A sequence is random values in which each of `pairs` keys stands twice. The token behind its first place is its answer;
+at its second place the target is that answer. Nothing else has a target.
 
-    . k2 v0 . . k0 v1 . k1 v2 . . . . . k0 . . . . k2 . . k1 . .
-                                         ^v1        ^v0   ^v2
+    v2 k1 v0 v3 k0 v0 v1 v3 . . . v2 k0 v1 v1 v0 k1 v2 . . .
+                                     ^v0         ^v0
 
-Every value is the answer just once, so knowing which values a sequence holds says nothing about any answer: without its
-fact an answer is guessed with a chance of 1 / pairs. Facts lie in the first `length - longest distance` tokens, each
-distance is as frequent as every other, and where a fact lies says nothing about its distance.
+All values are drawn alone, from all alike. So nothing but the token behind the key tells an answer, and without it one
+is guessed with a chance of 1 / values. Facts lie in the first `length - longest distance` tokens, each distance is as
+frequent as every other, and where a fact lies says nothing about its distance.
 
-Vocabulary: keys 0..pairs-1, values pairs..2 pairs-1, all tokens above are filler.
+Vocabulary: keys 0..pairs-1, then values pairs..pairs+values-1; larger tokens do not occur.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class RecallRows:
                 f"sequence.length must be at least {least} for {config.pairs} pairs up to {longest} tokens back, "
                 f"got {length}; raise it, or lower data.recall.distances or data.recall.pairs"
             )
-        if vocab_size <= 2 * config.pairs:
+        if vocab_size < config.pairs + config.values:
             raise ValueError(
-                f"model.vocab_size must be at least {2 * config.pairs + 1} for {config.pairs} keys, as many values and "
-                f"filler, got {vocab_size}; raise it or lower data.recall.pairs"
+                f"model.vocab_size must be at least {config.pairs + config.values} for {config.pairs} keys and "
+                f"{config.values} values, got {vocab_size}; raise it or lower data.recall.pairs or data.recall.values"
             )
 
     @property
     def chance(self) -> float:
         """The accuracy of a guess."""
-        return 1 / self.config.pairs
+        return 1 / self.config.values
 
     def __len__(self) -> int:
         return _ROWS_PER_EPOCH
@@ -71,12 +71,11 @@ class RecallRows:
             int32 [length] each of tokens, targets (-1 but where a key is asked for), positions and document_ids (0).
         """
         rng, fact_P, question_P, _ = self._places(index)
-        pairs = self.config.pairs
-        keys_P, values_P = (rng.permutation(pairs).astype(np.int32) for _ in range(2))
-        tokens = rng.integers(2 * pairs, self.vocab_size, self.length, dtype=np.int32)
+        pairs, values = self.config.pairs, self.config.values
+        tokens = rng.integers(pairs, pairs + values, self.length, dtype=np.int32)
         targets = np.full(self.length, -1, np.int32)
-        tokens[fact_P], tokens[fact_P + 1], tokens[question_P] = keys_P, pairs + values_P, keys_P
-        targets[question_P] = pairs + values_P
+        tokens[fact_P] = tokens[question_P] = rng.permutation(pairs)
+        targets[question_P] = tokens[fact_P + 1]
         return {
             "tokens": tokens,
             "targets": targets,
@@ -85,16 +84,16 @@ class RecallRows:
         }
 
     def distances(self, index: int) -> np.ndarray:
-        """Return how many tokens before each question of sequence `index` its value stands: int32, 0 elsewhere."""
+        """Return how many tokens before each question of sequence `index` its answer stands: int32, 0 elsewhere."""
         _, _, question_P, distance_P = self._places(index)
         found = np.zeros(self.length, np.int32)
         found[question_P] = distance_P
         return found
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Write keys as k0, k1, ..., values as v0, v1, ..., filler as a dot."""
+        """Write keys as k0, k1, ..., values as v0, v1, ..."""
         pairs = self.config.pairs
-        return " ".join(f"k{t}" if t < pairs else f"v{t - pairs}" if t < 2 * pairs else "." for t in tokens.tolist())
+        return " ".join(f"k{t}" if t < pairs else f"v{t - pairs}" for t in tokens.tolist())
 
     def _places(self, index: int) -> tuple[np.random.Generator, np.ndarray, np.ndarray, np.ndarray]:
         """Draw where the facts and questions of a sequence stand, and the distance of each."""

@@ -17,7 +17,6 @@ STEPS, LENGTH, VOCAB = 10, 64, 32
 
 def main() -> list[float]:
     """Teach a small decoder to count; returns the losses."""
-    jax.config.update("jax_num_cpu_devices", 4)
     shape = ModelConfig(vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=2, mlp_size=64, init_scale=0.1)
     chunks = SequenceConfig(length=LENGTH, chunks=4, per_pipeline=2)
     plan = sppo_jax.make_plan(
@@ -40,4 +39,5 @@ def main() -> list[float]:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 4)
     main()

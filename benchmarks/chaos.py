@@ -119,8 +119,14 @@ class Life:
 
 def live(life: Life, kind: str, draw: random.Random) -> None:
     """Let it live until its moment has come, or until it ends by itself."""
+    if kind == "start" and draw.random() < 0.5:
+        time.sleep(draw.uniform(0.0, 4.0))  # imports, planning, the data
+        return
     if kind == "start":
-        time.sleep(draw.uniform(0.0, 6.0))
+        for _ in life.lines():
+            if life.resumed is not None:
+                break
+        time.sleep(draw.uniform(0.0, 2.0))  # the state is loaded; compiling, the first step
         return
     wanted, seen = draw.randrange(1, STEPS_A_LIFE), 0
     for line in life.lines():

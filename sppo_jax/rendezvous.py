@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 _BIND_S = 5.0  # a run that has just ended may hold the port for a moment
 _RETRY_S = 0.2
@@ -110,7 +110,7 @@ def _receive(server: socket.socket, place: Place, facts: Mapping[str, str], time
                     waiting[connection] = b""
                     selector.register(connection, selectors.EVENT_READ)
                     continue
-                connection = key.fileobj
+                connection = cast(socket.socket, key.fileobj)
                 hello = _read_hello(connection, waiting)
                 if hello is None:
                     continue

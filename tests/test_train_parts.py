@@ -13,7 +13,7 @@ from sppo_jax.config import MetricsConfig, ModelConfig, OptimizerConfig
 from sppo_jax.models import num_params
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.train.evaluate import evaluate, position_edges
-from sppo_jax.train.metrics import MetricsWriter, causal_flops_per_token, peak_flops_per_s, peak_memory
+from sppo_jax.train.metrics import causal_flops_per_token, peak_flops_per_s, peak_memory
 from sppo_jax.train.optimizer import is_matrix, make_optimizer, make_schedule
 from sppo_jax.train.progress import Progress
 
@@ -141,15 +141,6 @@ def test_peak_memory_is_known_for_the_host():
     memory = peak_memory()
     assert 10 * 2**20 < memory["host_peak_bytes"] < 2**42
     assert memory["hbm_peak_bytes"] is None or memory["hbm_peak_bytes"] > 0
-
-
-def test_metrics_are_a_json_object_a_line(tmp_path):
-    writer = MetricsWriter(tmp_path / "metrics.jsonl")
-    writer.write(STEP)
-    writer.write({**STEP, "step": 6})
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [5, 6]
-    assert json.loads(lines[0]) == STEP
 
 
 def test_progress_is_plain_lines_off_a_terminal(capsys):

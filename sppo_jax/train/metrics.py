@@ -1,30 +1,15 @@
-"""Numbers of a step: throughput, use of the hardware, peak memory; and the file they go to."""
+"""Numbers of a step: throughput, use of the hardware, peak memory."""
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import jax
 
 from sppo_jax.config import MetricsConfig, ModelConfig
 from sppo_jax.hardware import find_device
 from sppo_jax.models import num_params
-
-
-class MetricsWriter:
-    """Appends one JSON object a line to a file, which is complete after every line."""
-
-    def __init__(self, path: Path):
-        self._path = path
-
-    def write(self, metrics: Mapping[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics, allow_nan=False) + "\n")
 
 
 def causal_flops_per_token(model: ModelConfig, sequence_length: int) -> float:

@@ -2,9 +2,9 @@
 
     python benchmarks/loop.py      # about 10 minutes on 2 quiet cores; writes results/loop.json
 
-The bare side calls the compiled step on one batch that lies on the devices, again and again, and waits once, at the
-end. The other side is the whole loop: documents read, packed and placed, every loss fetched and written down, and the
-state saved in the background. Both use the same program; rounds of the two take turns.
+The bare side calls the compiled step on one batch that lies on the devices, again and again. The other side is the
+whole loop: documents read, packed and placed, every loss fetched and written down, and the state saved in the
+background. Both use the same program; rounds of the two take turns.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def bare_seconds(config: Config, plan, run_dir: Path) -> float:
     step = step.lower(state, batch_shapes(config, experiment.mesh), signals).compile()
     for _ in range(WARM_UP):
         state, outputs = step(state, batch, signals)
-    jax.block_until_ready(outputs)
+        jax.block_until_ready(outputs)
     begin_s, num_steps = time.perf_counter(), config.train.steps - WARM_UP
     for _ in range(num_steps):
         state, outputs = step(state, batch, signals)
-    jax.block_until_ready(outputs)
+        jax.block_until_ready(outputs)  # simulated devices take one step at a time, in the loop too
     return (time.perf_counter() - begin_s) / num_steps
 
 

@@ -60,6 +60,15 @@ def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | N
     return options | ({"xla_gpu_memory_limit_slop_factor": 2000} if uses_host else {})
 
 
+def one_at_a_time(platform: str) -> bool:
+    """Return whether a step must end before the next is dispatched.
+
+    Simulated devices share a pool of threads: with several steps in flight those of a later one can hold the threads
+    for which an earlier one waits, for ever (seen with 8 devices on 2 cores, jaxlib 0.10.2).
+    """
+    return platform == "cpu"
+
+
 def cudnn_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool, scale: float):
     """Bind cuDNN's attention; returns out_NTH in the dtype of q and lse_NT in float32."""
     operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)

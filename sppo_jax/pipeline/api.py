@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from sppo_jax.attention import sequence
 from sppo_jax.attention.tags import Tags
 from sppo_jax.attention.validate import KEYS, validate_batch
-from sppo_jax.compat import check_offload, compiler_options, scatters_sums
+from sppo_jax.compat import check_offload, compiler_options, one_at_a_time, scatters_sums
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout
 from sppo_jax.pipeline.block import Block, Weights
@@ -231,7 +231,8 @@ def _checked(step: Step) -> Callable:
         batch = {key: batch[key] for key in KEYS}
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, batch))):
             return step(params, batch)  # compiler options belong to the outermost jit
-        return compiled(params, batch)
+        outputs = compiled(params, batch)
+        return jax.block_until_ready(outputs) if one_at_a_time(step.platform) else outputs
 
     f.compiler_options = step.compiler_options  # for a jit around f
     return f

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import sppo_jax
 from sppo_jax.attention.validate import KEYS
+from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
 from sppo_jax.train.begin import Start
 from sppo_jax.train.checkpoint import Checkpoints
@@ -65,6 +66,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
         checkpoints = Checkpoints(start.directory, config.checkpoint)
         meter, state, validation, wish = Meter(experiment, record, first=start.step), start.state, None, GO
         done, saved_s = start.step, time.monotonic()
+        alone = one_at_a_time(mesh.devices.flat[0].platform)
 
         with Watchdog(config.train.stall_s) as watchdog:
             while done < config.train.steps and wish < STOP:
@@ -76,6 +78,8 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 watchdog.beat(done, "step")
                 overdue = 0 < config.checkpoint.every_s <= time.monotonic() - saved_s
                 state, outputs = step(state, batch, signals.array(save=overdue))
+                if alone:
+                    jax.block_until_ready(outputs)
                 wish = meter.wait()  # for the step before, while this one runs
                 meter.write()
                 meter.expect(done, outputs)

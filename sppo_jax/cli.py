@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from sppo_jax import distributed
+from sppo_jax import __version__, distributed
 from sppo_jax.commands import convert, data, eval, fit, plan, profile, profile_trace, report, train
 from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
@@ -53,6 +53,7 @@ def _run(words: list[str]) -> int:
     """Run the command that the first word names; return its exit code."""
     try:
         parser = Parser(prog="sppo", description="Train decoder LLMs on sequences that do not fit on one device.")
+        parser.add_argument("--version", action="version", version=f"sppo_jax {__version__}")
         parser.add_argument("command", choices=COMMANDS, help="see sppo COMMAND --help")
         command = parser.parse_args(words[:1]).command
         with warnings.catch_warnings():
@@ -61,6 +62,10 @@ def _run(words: list[str]) -> int:
     except ValueError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return WRONG_INPUT
+    except MemoryError as error:
+        text = " ".join(str(error).split()) or "out of memory"
+        print(f"the memory of this machine must hold the run, got: {text}; make it smaller", file=sys.stderr)
+        return FAILED
     except BrokenPipeError:
         # The reader of our output, head for one, has seen enough; let the interpreter's last flush succeed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 Place = Literal["auto", "keep", "host", "recompute"]
+# Steps, seeds and positions are int32 on the devices.
+_INT32 = 2**31 - 1
+_MOST_SIMULATED = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,7 @@ class SequenceConfig(Group):
 
     def _check(self) -> None:
         self._at_least(1, "length", "per_pipeline")
+        self._at_most(_INT32, "length", "per_pipeline", "per_step")
         self._at_least(0, "ulysses", "per_step")
         if self.per_step % self.per_pipeline:
             raise ConfigError(
@@ -85,7 +89,8 @@ class SequenceConfig(Group):
             )
         lengths = self.chunks if isinstance(self.chunks, tuple) else ()
         if self.chunks == () or (isinstance(self.chunks, int) and self.chunks < 1) or any(c < 1 for c in lengths):
-            raise ConfigError(f"sequence.chunks must be auto, a count or lengths of at least 1, got {self.chunks}")
+            got = list(self.chunks) if isinstance(self.chunks, tuple) else self.chunks
+            raise ConfigError(f"sequence.chunks must be auto, a count or lengths of at least 1, got {got}; change it")
         if lengths and sum(lengths) != self.length:
             raise ConfigError(
                 f"sequence.chunks must add up to sequence.length = {self.length}, got {sum(lengths)}; change a chunk"
@@ -151,6 +156,8 @@ class OptimizerConfig(Group):
 
     def _check(self) -> None:
         self._at_least(0, "lr", "warmup_steps", "min_lr_ratio", "weight_decay", "eps")
+        # Steps are taken in float32.
+        self._at_most(1e30, "lr", "min_lr_ratio", "weight_decay", "eps", "clip_norm")
         self._fraction("b1", "b2")
         if self.clip_norm <= 0:
             raise ConfigError(f"optimizer.clip_norm must be above 0, got {self.clip_norm}; a large one never clips")
@@ -181,8 +188,16 @@ class TrainConfig(Group):
     def _check(self) -> None:
         self._at_least(1, "steps", "log_every", "max_nonfinite")
         self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
+        self._at_most(_INT32, "steps", "seed", "eval_sequences")
+        if 0 < self.stall_s < 1:
+            raise ConfigError(f"train.stall_s must be 0 or at least 1, got {self.stall_s}; no step is that quick")
         if self.devices != "auto" and not self.num_simulated_devices:
             raise ConfigError(f"train.devices must be auto or cpu:N, got {self.devices}; write e.g. cpu:8")
+        if self.num_simulated_devices > _MOST_SIMULATED:
+            raise ConfigError(
+                f"train.devices must be at most cpu:{_MOST_SIMULATED}, got {self.devices}; plan for more with "
+                "hardware.cluster"
+            )
 
     @property
     def num_simulated_devices(self) -> int:
@@ -398,19 +413,39 @@ def _plain(value: Any) -> Any:
 
 def _parse_yaml(text: str, source: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"settings must be YAML, got {source} ({error})") from error
+        why = str(error).replace('in "<unicode string>", ', "at ")
+        raise ConfigError(f"settings must be YAML, got {source} ({why}); mend it") from error
+    except RecursionError:
+        raise ConfigError(f"settings must be YAML of a few levels, got {source} with too many; mend it") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML takes the last without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"a key must be given once, got {key.value} again on line {line}; make them one")
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return node
 
 
 def _apply_override(settings: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     *groups, key = name.strip().split(".")
-    if not equals or not key:
+    if not equals or not all((*groups, key)):
         raise ConfigError(f"an override must read group.key=value, got {override!r}; e.g. train.steps=10")
     for group in groups:
         inner = expand_model(settings).get(group)
         settings[group] = dict(inner) if isinstance(inner, Mapping) else {}
         settings = settings[group]
-    # To YAML a word that begins with * stands for another; here it can only be a pattern of files.
-    settings[key] = text if text.startswith("*") else _parse_yaml(text, override)
+    # To YAML a word that begins with * stands for another, and one that ends with a colon is a key of nothing.
+    settings[key] = text if text.startswith(("*", "hf:")) else _parse_yaml(text, override)

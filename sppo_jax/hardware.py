@@ -13,6 +13,7 @@ Sources:
   Seq1F1B's table. Those of all other devices are assumptions.
 """
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from pathlib import Path
 from sppo_jax.profile.store import read_profile
 
 _GiB = 2**30
+# Above any machine; a planner that tries every divisor of more would not come back.
+_MOST_DEVICES = 2**20
 # What collectives reach of NVLink's rate: nccl-tests' bus bandwidth on a DGX A100 is about 230 of 300 GB/s.
 _COLLECTIVE_SHARE = 0.77
 
@@ -212,14 +215,13 @@ def parse_cluster(text: str) -> Cluster:
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise ValueError(f"{rule}, every size at least 1; got {text!r}")
     dims = tuple(map(int, sizes))
+    if math.prod(dims) > _MOST_DEVICES:
+        raise ValueError(f"a cluster must have at most {_MOST_DEVICES:,} devices, got {text!r}; make it smaller")
     if device.platform != "tpu":
         if len(dims) != 2:
             raise ValueError(f"{rule}; got {text!r}, with {len(dims)} sizes: give hosts and devices")
         return Cluster(device=device, num_hosts=dims[0], devices_per_host=dims[1], host_bytes=device.host_bytes)
-    chips = 1
-    for dim in dims:
-        chips *= dim
-    return replace(make_cluster(device, chips), topology=dims)
+    return replace(make_cluster(device, math.prod(dims)), topology=dims)
 
 
 # Words of an accelerator's own name, most telling first.

@@ -46,6 +46,12 @@ class Group:
             if not isinstance(value, str) and value < minimum:
                 raise ConfigError(f"{self._name(name)} must be at least {minimum}, got {value}; raise it")
 
+    def _at_most(self, maximum: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, str) and value > maximum:
+                raise ConfigError(f"{self._name(name)} must be at most {maximum}, got {value}; lower it")
+
     def _fraction(self, *names: str) -> None:
         for name in names:
             if not 0 <= getattr(self, name) < 1:
@@ -99,6 +105,8 @@ def _convert(value: Any, annotation: Any, name: str) -> Any:
     if isinstance(value, str):
         choices = [choice for option in options for choice in _choices(option)]
         near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(value, choices, n=1))
+    if str in options and isinstance(value, int | float):
+        near = "; put quotes around it"
     raise ConfigError(f"{name} must be {expected}, got {value!r}{near}")
 
 
@@ -114,6 +122,8 @@ def _convert_one(value: Any, option: Any) -> Any:
     if option is types.NoneType or option is bool or option is str:
         if type(value) is not option:
             raise TypeError
+        if isinstance(value, str) and (not value.strip() or "\0" in value):
+            raise ValueError
         return value
     if typing.get_origin(option) is Literal:
         if value not in typing.get_args(option):

@@ -114,8 +114,8 @@ def test_a_plan_changed_by_hand_is_exit_code_2(config, tmp_path, capsys):
             {"model": {**values["model"], "num_layers": 8}},
             "--plan plan.json: the plan must agree with model.num_layers",
         ),
-        ({"kv_slots": 7}, "kv_slots must be what the schedule needs, 1, got 7"),
-        ({"chunk_lengths": [32]}, "chunk lengths must sum to the sequence length 64"),
+        ({"--plan plan.json: kv_slots": 7}, "kv_slots must be what the schedule needs, 1, got 7"),
+        ({"--plan plan.json: chunk_lengths": [32]}, "chunk lengths must sum to the sequence length 64"),
     ):
         (tmp_path / "plan.json").write_text(json.dumps({**values, **changes}))
         assert main(["train", config, "--plan", "plan.json"]) == 2
@@ -165,7 +165,7 @@ WRONG = {
     "no data": (["train", "tiny.yaml", "data.source=none.txt"], "data.source must be readable, got none.txt"),
     "small vocabulary": (["train", "tiny.yaml", "model.vocab_size=9"], "data.source must hold tokens in 0..8"),
     "no plan": (["train", "tiny.yaml", "--plan", "none.json"], "--plan must be a readable plan.json, got none.json"),
-    "no JSON": (["train", "tiny.yaml", "--plan", "tiny.yaml"], "a plan is JSON text"),
+    "no JSON": (["train", "tiny.yaml", "--plan", "tiny.yaml"], "--plan tiny.yaml: a plan is JSON text"),
     "run directory is a file": (["train", "tiny.yaml", "--run-dir", "tiny.yaml"], "the run directory must be a"),
 }
 

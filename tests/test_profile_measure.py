@@ -93,7 +93,7 @@ def test_the_command_stores_what_it_prints(found, tmp_path, monkeypatch, capsys)
     [
         (["--devices", "gpu:2"], "--devices must be auto or cpu:N with N at least 1, got 'gpu:2'"),
         (["--devices", "cpu:0"], "got 'cpu:0'"),
-        (["--out", "nowhere/at/all.json"], "--out must be in a directory that exists"),
+        (["--out", "nowhere/at/all.json"], "--out must name a file that can be written"),
         (["--config", "nothing.yaml"], "nothing.yaml"),
         (["extra"], "unrecognized arguments: extra"),
     ],

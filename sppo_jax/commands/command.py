@@ -20,11 +20,41 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
+def some_path(text: str) -> Path:
+    """Reads the word of an option that is a path; an empty one would be the working directory."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"a path must be given, got {text!r}")
+    return Path(text)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Checks, before anything is computed or written, that a file can be written.
+
+    Args:
+        path: the file.
+        option: that names it, for errors.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    reason = ""
+    if path.is_dir():
+        reason = "it is a directory"
+    elif not path.parent.is_dir():
+        reason = f"there is no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        reason = "permission denied"
+    if reason:
+        raise ValueError(f"{option} must name a file that can be written, got {path} ({reason}); name another")
+
+
 def config_parser(command: str, description: str) -> Parser:
     """Returns a parser of a command that takes a config and overrides; read it with `parse_intermixed_args`."""
     parser = Parser(prog=f"sppo {command}", description=description)
     parser.add_argument("config", metavar="CONFIG.yaml")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="settings that replace the file's")
+    parser.add_argument(
+        "overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the file's"
+    )
     return parser
 
 
@@ -63,10 +93,11 @@ def read_plan(path: Path, config: Config) -> Plan:
         ValueError: it cannot be read, or does not match the config; says in what.
     """
     try:
-        plan = Plan.from_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--plan must be a readable plan.json, got {path} ({error}); give another") from error
     try:
+        plan = Plan.from_json(text)
         check_plan(plan, config)
     except ValueError as error:
         raise ValueError(f"--plan {path}: {error}") from None

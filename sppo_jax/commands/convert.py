@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from sppo_jax.commands.command import DONE, Parser
+from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.models.hf_config import CONFIG, read_config, shape_to_hf
 from sppo_jax.models.hf_tokenizer import check_tokenizer, copy_tokenizer
@@ -25,12 +25,16 @@ def run(words: Sequence[str]) -> int:
     parser = Parser(prog="sppo convert", description="Convert models from and to Hugging Face folders (safetensors).")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="from-hf|to-hf", parser_class=Parser)
     into = kinds.add_parser("from-hf", help="Llama, Qwen2, Qwen3 or Mistral to a checkpoint and a config")
-    into.add_argument("source", metavar="DIR", type=Path, help="folder with config.json and safetensors")
-    into.add_argument("target", metavar="OUT", type=Path, help="folder to write, new or empty")
+    into.add_argument("source", metavar="DIR", type=some_path, help="folder with config.json and safetensors")
+    into.add_argument("target", metavar="OUT", type=some_path, help="folder to write, new or empty")
     out = kinds.add_parser("to-hf", help="a run's or a checkpoint's model to a folder that transformers loads")
-    out.add_argument("source", metavar="RUN_OR_CHECKPOINT", type=Path, help="the newest checkpoint of a run is taken")
-    out.add_argument("target", metavar="DIR", type=Path, help="folder to write, new or empty")
-    out.add_argument("--like", metavar="DIR", type=Path, help="where special tokens and tokenizer come from; model.hf")
+    out.add_argument(
+        "source", metavar="RUN_OR_CHECKPOINT", type=some_path, help="the newest checkpoint of a run is taken"
+    )
+    out.add_argument("target", metavar="DIR", type=some_path, help="folder to write, new or empty")
+    out.add_argument(
+        "--like", metavar="DIR", type=some_path, help="where special tokens and tokenizer come from; model.hf"
+    )
     out.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of tensors")
     args = parser.parse_args(words)
     # Host memory holds more than a device's; jax is not imported so far.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sppo_jax.commands.command import DONE, Parser, simulate_devices
+from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
 from sppo_jax.planner.plan import Plan
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def run(words: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="sppo eval", description="Validate a checkpoint: loss by position, recall by distance.")
-    parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", type=Path, help="a run's newest, or this one")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="settings that replace the run's")
+    parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", type=some_path, help="a run's newest, or this one")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the run's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 

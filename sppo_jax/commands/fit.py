@@ -5,9 +5,8 @@ import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
-from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, config_parser, load, read_plan
+from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config, load_config
 from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan, prepare_environment
 from sppo_jax.fit.nearest import Change, nearest_change
@@ -41,7 +40,7 @@ def run(words: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = config_parser("fit", "Compile the train step for a cluster that need not be there, and compare bytes.")
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices, e.g. a100-80g:16x8")
-    parser.add_argument("--plan", type=Path, help="a plan.json to compile instead of planning")
+    parser.add_argument("--plan", type=some_path, help="a plan.json to compile instead of planning")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
 

@@ -1,13 +1,20 @@
 """`sppo plan`: what the planner decides for a config, and why; no accelerator is touched, jax is not imported."""
 
 import json
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
-from sppo_jax.commands.command import DOES_NOT_FIT, DONE, WRONG_INPUT, Parser, config_parser, load
+from sppo_jax.commands.command import (
+    DOES_NOT_FIT,
+    DONE,
+    WRONG_INPUT,
+    Parser,
+    check_writable,
+    config_parser,
+    load,
+    some_path,
+)
 from sppo_jax.config import Config
 from sppo_jax.planner.bounds import Bound, max_length, min_devices
 from sppo_jax.planner.make import costs_of, resolve_cluster
@@ -24,7 +31,7 @@ def run(words: Sequence[str]) -> int:
     args = _parser().parse_intermixed_args(words)
     config = load(args)
     if args.html:
-        _check_writable(args.html)
+        check_writable(args.html, "--html")
     found = search(config)
     figures = figures_of(found, model=config.model, costs=costs_of(found.plan, config))
     bounds: dict[str, Bound] = {}
@@ -42,27 +49,10 @@ def _parser() -> Parser:
     parser = config_parser("plan", "Choose mesh, chunks, schedule and stash before anything is compiled, and say why.")
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
     parser.add_argument("--json", action="store_true", help="print plan.json and the report as JSON instead of text")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures of the step as well")
+    parser.add_argument("--html", type=some_path, metavar="FILE", help="write a page with pictures of the step as well")
     parser.add_argument("--max-length", action="store_true", help="find the longest sequence that fits the devices")
     parser.add_argument("--min-devices", action="store_true", help="find the smallest cluster that fits the sequence")
     return parser
-
-
-def _check_writable(path: Path) -> None:
-    """Checks, before anything is searched or written, that a page can be written.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    reason = ""
-    if path.is_dir():
-        reason = "it is a directory"
-    elif not path.parent.is_dir():
-        reason = f"there is no directory {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        reason = "permission denied"
-    if reason:
-        raise ValueError(f"--html must name a file that can be written, got {path} ({reason}); name another")
 
 
 def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str, Bound]) -> str:

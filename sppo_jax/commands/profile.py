@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sppo_jax.commands.command import DONE, Parser, simulate_devices
+from sppo_jax.commands.command import DONE, Parser, check_writable, simulate_devices, some_path
 from sppo_jax.config import load_config
 from sppo_jax.profile.store import Profile, write_profile
 
@@ -12,14 +12,15 @@ from sppo_jax.profile.store import Profile, write_profile
 def run(words: Sequence[str]) -> int:
     """Measures, stores the figures as JSON and prints them; returns the exit code."""
     parser = Parser(prog="sppo profile", description="Measure the devices present: what hardware.measured reads.")
-    parser.add_argument("--out", type=Path, default=Path("profile.json"), help="the JSON file; profile.json by default")
+    parser.add_argument(
+        "--out", type=some_path, default=Path("profile.json"), help="the JSON file; profile.json by default"
+    )
     parser.add_argument("--devices", default="auto", help="auto, or cpu:N for N devices simulated on the CPU")
-    parser.add_argument("--config", type=Path, help="take the shape of the layers from this config's model")
+    parser.add_argument("--config", type=some_path, help="take the shape of the layers from this config's model")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes, shorter runs")
     args = parser.parse_args(words)
     num_simulated = _read_devices(args.devices)
-    if not args.out.parent.is_dir():
-        raise ValueError(f"--out must be in a directory that exists, got {args.out}: make {args.out.parent}")
+    check_writable(args.out, "--out")
     model = load_config(args.config).model if args.config else None
     if num_simulated:
         simulate_devices(num_simulated)

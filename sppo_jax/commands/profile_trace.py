@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sppo_jax.commands.command import DONE, config_parser, load, read_plan
+from sppo_jax.commands.command import DONE, config_parser, load, read_plan, some_path
 from sppo_jax.planner.make import make_plan
 
 if TYPE_CHECKING:
@@ -19,21 +19,22 @@ _MOST_STEPS = 100
 def run(words: Sequence[str]) -> int:
     """Traces some steps of a config's training, prints where the trace is; returns the exit code."""
     parser = config_parser("profile-trace", "Train a few steps under the profiler; nothing is saved but the trace.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write; traces/NAME-DATE-TIME by default")
+    parser.add_argument("--out", type=some_path, metavar="DIR", help="where to write; traces/NAME-DATE-TIME by default")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps to trace; 3 by default")
-    parser.add_argument("--plan", type=Path, help="a plan.json to follow instead of planning")
+    parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
     if not 1 <= args.steps <= _MOST_STEPS:
         raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; a few steps show it all")
     config = load(args)
     out = args.out or Path("traces") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = read_plan(args.plan, config) if args.plan else make_plan(config)
-    _make(out)
 
     from sppo_jax.train.setup import prepare
     from sppo_jax.train.trace import trace_steps
 
-    trace = trace_steps(prepare(config, plan), out, num_steps=args.steps)
+    experiment = prepare(config, plan)
+    _make(out)
+    trace = trace_steps(experiment, out, num_steps=args.steps)
     print(_text(trace, out))
     return DONE
 

@@ -1,9 +1,8 @@
 """`sppo report`: a run as one page, and five lines; jax is not imported."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from sppo_jax.commands.command import DONE, Parser
+from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.report.run_data import read_run_dir
 from sppo_jax.report.run_figures import figures_of_run
 from sppo_jax.report.run_html import FILE, run_html, write_page
@@ -13,8 +12,8 @@ from sppo_jax.report.run_words import summary
 def run(words: Sequence[str]) -> int:
     """Writes a run's report, prints where it is and how the run stands; returns the exit code."""
     parser = Parser(prog="sppo report", description="Draw a run as one page, whether it is finished or not.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="what sppo train --run-dir was given")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=f"the page; RUN_DIR/{FILE} by default")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=some_path, help="what sppo train --run-dir was given")
+    parser.add_argument("--out", metavar="FILE", type=some_path, help=f"the page; RUN_DIR/{FILE} by default")
     args = parser.parse_args(words)
     figures = figures_of_run(read_run_dir(args.run_dir))
     path = write_page(args.out or args.run_dir / FILE, run_html(figures))

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sppo_jax import distributed
-from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_plan
+from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.plan import Plan
@@ -18,8 +18,10 @@ from sppo_jax.schedule.timeline import text_timeline
 def run(words: Sequence[str]) -> int:
     """Trains as a config says; returns the exit code."""
     parser = config_parser("train", "Train as a config says; the same command goes on with a run that was stopped.")
-    parser.add_argument("--run-dir", type=Path, help="where to write, or the run to go on with; runs/NAME-DATE-TIME")
-    parser.add_argument("--plan", type=Path, help="a plan.json to follow instead of planning")
+    parser.add_argument(
+        "--run-dir", type=some_path, help="where to write, or the run to go on with; runs/NAME-DATE-TIME"
+    )
+    parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
     config = load(args, together=True)
     distributed.start(config)
@@ -47,6 +49,9 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     plan = Plan.from_json(distributed.share_text(plan.to_json()))
     experiment = distributed.together(lambda: prepare(config, plan))
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)
+    if config.checkpoint.dir is not None and Path(config.checkpoint.dir).resolve() != run_dir.resolve():
+        place = Path(config.checkpoint.dir), "the directory of checkpoints", "checkpoint.dir"
+        distributed.together(lambda: stack.enter_context(claimed(*place)) if distributed.is_main() else None)
     distributed.together(lambda: check_room(experiment, run_dir))
     distributed.say(f"{plan.describe()}\n\n{text_timeline(plan.table())}\n")
     for change in changes:

@@ -75,7 +75,8 @@ class DataConfig(Group):
 
     def _check(self) -> None:
         self._fraction("validation_fraction")
-        self._at_least(0, "seed")
+        self._at_least(0, "seed", *(["separator"] if self.separator is not None else []))
+        self._at_most(2**31 - 1, "seed")
         self._check_weights("source", self.sources)
         if self.validation_source is not None:
             self._check_weights("validation_source", self.validation_sources)

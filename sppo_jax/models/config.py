@@ -72,6 +72,9 @@ class ModelConfig(Group):
     def _check(self) -> None:
         self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size")
         self._at_least(0, "num_kv_heads", "head_dim", "norm_eps", "init_scale", "sliding_window")
+        # Beyond any model: products of these stay whole numbers of jax.
+        self._at_most(10**7, "vocab_size", "hidden_size", "num_heads", "head_dim", "mlp_size")
+        self._at_most(10**4, "num_layers")
         if self.dropout != 0:
             raise ConfigError(f"model.dropout must be 0 (there is no dropout), got {self.dropout}; remove it")
         if not self.num_kv_heads:

@@ -176,7 +176,7 @@ def _recomputed(places: Places) -> tuple[bool, ...]:
 
 def room_bytes(cluster: Cluster) -> int:
     """Returns the device memory that a plan may take."""
-    return int(cluster.device.hbm_bytes * (1 - RESERVE))
+    return max(1, int(cluster.device.hbm_bytes * (1 - RESERVE)))
 
 
 def _stash(places: Places, kv_grad_dtype: str) -> StashPlan:

@@ -184,9 +184,9 @@ class Plan:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"a plan is JSON text, got something else: {error}") from None
+            raise ValueError(f"a plan is JSON text, got something else: {error}; plan anew") from None
         if not isinstance(values, dict):
-            raise ValueError(f"a plan is a JSON object, got {type(values).__name__}")
+            raise ValueError(f"a plan is a JSON object, got {type(values).__name__}; plan anew")
         return cls.from_dict(values)
 
     def describe(self) -> str:

@@ -95,7 +95,8 @@ def check_room(experiment: Experiment, run_dir: Path) -> None:
     needed_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     if not checkpoint_steps(directory):
         needed_bytes *= 2
-    free_bytes = shutil.disk_usage(directory if directory.is_dir() else run_dir).free
+    there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    free_bytes = shutil.disk_usage(there).free
     if free_bytes < needed_bytes:
         raise ValueError(
             f"the disk must have room for a checkpoint and the next, {needed_bytes / 2**30:.2f} GiB, got "

@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +20,28 @@ _FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scal
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """Hold a run directory, made if it is not there, for as long as the run lasts.
+def claimed(path: Path, what: str = "the run directory", setting: str = "--run-dir") -> Iterator[None]:
+    """Hold a run's directory, made if it is not there, for as long as the run lasts.
 
     The lock dies with the process, however that ends.
+
+    Args:
+        path: the directory.
+        what: it is, for errors.
+        setting: that names it, for errors.
 
     Raises:
         ValueError: it cannot be written, or another run holds it.
     """
     if path.exists() and not path.is_dir():
-        raise ValueError(f"the run directory must be a directory, got the file {path}; choose another --run-dir")
+        raise ValueError(f"{what} must be a directory, got the file {path}; choose another {setting}")
+    made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
         _probe(path)
         lock = (path / "lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise ValueError(
-            f"the run directory must be writable, got {path} ({error.strerror}); choose another"
-        ) from error
+        raise ValueError(f"{what} must be writable, got {path} ({error.strerror}); choose another {setting}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,13 +49,19 @@ def claimed(path: Path) -> Iterator[None]:
             lock.seek(0)
             holder = lock.read().strip() or "another process"
             raise ValueError(
-                f"a run directory must have one run at a time, got {path} held by {holder}; stop it, or choose another"
+                f"{what} must have one run at a time, got {path} held by {holder}; stop it, or choose another {setting}"
             ) from None
         lock.seek(0)
         lock.truncate()
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if made and os.listdir(path) == ["lock"]:  # refused before there was a run
+                    (path / "lock").unlink()
+                    path.rmdir()
 
 
 def _probe(path: Path) -> None:
@@ -72,8 +82,14 @@ def changes_since(path: Path, config: Config) -> list[str]:
     Raises:
         ValueError: it is another run: another model, other data, or none of ours.
     """
-    if not (path / "config.yaml").exists():
-        if (path / "metrics.jsonl").exists():
+    try:
+        is_run, has_metrics = (path / "config.yaml").exists(), (path / "metrics.jsonl").exists()
+    except OSError as error:
+        raise ValueError(
+            f"the run directory must be one that can be read, got {path} ({error.strerror}); choose another --run-dir"
+        ) from None
+    if not is_run:
+        if has_metrics:
             raise ValueError(
                 f"the run directory must hold no other run, got {path} with metrics.jsonl and no config.yaml; "
                 "choose another"

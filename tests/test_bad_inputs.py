@@ -1,0 +1,341 @@
+"""Bad configs, data, command lines and environments: exit code 2, one line of what to change, nothing written."""
+
+import functools
+import os
+import sys
+
+import jax
+import pytest
+from bad_inputs import Reached, array, both, check_refused, folder, link, parquet, run, text, torn_gzip, write_place
+from data_cases import write_tokenizer
+
+from sppo_jax.compat import check_offload
+
+TRAIN = "train c.yaml --run-dir new"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory with a config and documents; nothing may be trained in it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("JAX_PLATFORMS", "XLA_FLAGS"):
+        monkeypatch.setenv(name, os.environ[name])
+
+    jax.devices()  # the rows ask for other numbers of devices: too late
+
+    def reached(*_):
+        raise Reached
+
+    monkeypatch.setattr("sppo_jax.train.loop.train", reached)
+    write_place(tmp_path)
+    return tmp_path
+
+
+SETTINGS = [
+    ("model.hiden_size=3", "model.hiden_size is no setting; the nearest is model.hidden_size"),
+    ("trian.steps=3", "trian is no setting; the nearest is train"),
+    ("a.b.c.d=1", "a is no setting"),
+    ("train..steps=3", "an override must read group.key=value, got 'train..steps=3'"),
+    (".steps=3", "an override must read group.key=value"),
+    ("=3", "an override must read group.key=value"),
+    ("train.steps", "an override must read group.key=value, got 'train.steps'; e.g. train.steps=10"),
+    ("train.steps=nan", "train.steps must be a whole number, got 'nan'"),
+    ("train.steps=.inf", "train.steps must be a whole number, got inf"),
+    ("train.steps=", "train.steps must be a whole number, got None"),
+    ("train.steps=-5", "train.steps must be at least 1, got -5; raise it"),
+    ("train.steps=1e30", "train.steps must be at most 2147483647"),
+    ("train.steps.x=3", "train.steps must be a whole number, got {'x': 3}"),
+    ("train.steps=[1,2]", "train.steps must be a whole number, got [1, 2]"),
+    ("train.steps=[", "settings must be YAML, got train.steps=["),
+    ("train.steps=!!python/object:os.system", "settings must be YAML"),
+    ("train.seed=99999999999999999999", "train.seed must be at most 2147483647"),
+    ("data.seed=-1", "data.seed must be at least 0"),
+    ("train.max_nonfinite=0", "train.max_nonfinite must be at least 1"),
+    ("train.log_every=0", "train.log_every must be at least 1"),
+    ("train.stall_s=0.01", "train.stall_s must be 0 or at least 1"),
+    ("optimizer.lr=-1", "optimizer.lr must be at least 0"),
+    ("optimizer.lr=1e308", "optimizer.lr must be at most 1e+30"),
+    ("optimizer.b1=1", "optimizer.b1 must be in [0, 1)"),
+    ("optimizer.clip_norm=0", "optimizer.clip_norm must be above 0"),
+    ("optimizer.warmup_steps=3", "optimizer.warmup_steps must be at most train.steps = 2, got 3; lower it"),
+    ("sequence.length=0", "sequence.length must be at least 1"),
+    ("sequence.length=1e12", "sequence.length must be at most 2147483647"),
+    ("sequence.chunks=1000", "chunks of at least 1 tokens, got sequence.chunks=1000"),
+    ("sequence.chunks=[]", "sequence.chunks must be auto, a count or lengths of at least 1, got []; change it"),
+    ("sequence.chunks=[32,31]", "sequence.chunks must add up to sequence.length = 64, got 63; change a chunk"),
+    ("sequence.per_step=3 sequence.per_pipeline=2", "sequence.per_step must be a multiple of"),
+    ("sequence.ulysses=3", "got sequence.ulysses=3: leave it 0"),
+    ("mesh=3", "mesh must be a group of settings, got 3"),
+    ("mesh.pipe=2", "train.devices must be a multiple of mesh.pipe = 2, got cpu:1; write cpu:2 or change the mesh"),
+    ("mesh.pipe=16 train.devices=auto", "use at most 2 stages"),
+    ("mesh.pipe=2 mesh.seq=8 train.devices=cpu:16", "must not exceed the devices, got 8"),
+    ("train.devices=cpu:0", "train.devices must be auto or cpu:N, got cpu:0"),
+    ("train.devices=gpu", "train.devices must be auto or cpu:N, got gpu"),
+    ("train.devices=4", "train.devices must be text, got 4; put quotes around it"),
+    ("train.devices=cpu:1000000", "train.devices must be at most cpu:1024"),
+    ("checkpoint.keep_last=0", "checkpoint.keep_last must be at least 1"),
+    ("checkpoint.every_s=-1", "checkpoint.every_s must be at least 0"),
+    ('checkpoint.dir=""', "checkpoint.dir must be text, or null, got ''"),
+    ("checkpoint.dir=tokens.npy", "the directory of checkpoints must be a directory, got the file tokens.npy"),
+    ("checkpoint.dir=/proc/x", "the directory of checkpoints must be writable, got /proc/x"),
+    ("metrics.peak_flops=0", "metrics.peak_flops must be at least 1"),
+    ("metrics.wandb=a/b", "metrics.wandb must be a project's name"),
+    ("metrics.tensorboard=perhaps", "metrics.tensorboard must be true | false, got 'perhaps'"),
+    ("hardware.cluster=nope:1x1", "the devices are cpu, a100-40g"),
+    ("hardware.cluster=h100:0x8", "every size at least 1; got 'h100:0x8'"),
+    ("hardware.cluster=h100:100000000x8", "a cluster must have at most 1,048,576 devices"),
+    ("hardware.measured=absent.json", "a file of measured figures must be what sppo profile wrote"),
+    ("hardware.measured=c.yaml", "which is no JSON"),
+    ("stash.alpha=2", "stash.alpha must be auto or in [0, 1]"),
+    ("stash.alpha=[0.5]", "give 2 values, one number, or auto"),
+    ("schedule.name=table", "schedule.table (a CSV file) goes with schedule.name=table"),
+    ("schedule.name=table schedule.table=absent.csv", "schedule.table must be a readable CSV file"),
+    ("schedule.name=table schedule.table=c.yaml", "mend c.yaml"),
+    ("model=hf:", "model.hf must be the folder of a Hugging Face model, got ''; give its path"),
+    ("model=hf:absent", "a Hugging Face model must be a local folder with config.json"),
+    ("model.hf=absent model.preset=llama3-8b", "model must have a preset or hf, got both"),
+    ("model.preset=llama3-8bb", "did you mean 'llama3-8b'?"),
+    ("model.vocab_size=10", "raise model.vocab_size to at least 23"),
+    ("model.num_layers=1000000", "model.num_layers must be at most 10000"),
+    ("model.head_dim=7", "model.head_dim must be even"),
+    ("model.kernel=cudnn", "use model.kernel=blockwise"),
+    ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1 or use float32"),
+    ("model.sliding_window=3", "set it to 0 to train with that"),
+    ("model.rope.scaling=yarn", "set it, e.g. to 8192"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), SETTINGS)
+def test_settings(place, capfd, overrides, expected):
+    check_refused(f"{TRAIN} {overrides}", expected, place, capfd)
+
+
+CONFIGS = {
+    "empty": (b"", "a config must hold groups of settings such as model and train, got x.yaml with none"),
+    "a list": (b"- a\n- b\n", "a config must hold groups of settings"),
+    "binary": (bytes(range(256)), "a config must be a readable YAML file, got x.yaml"),
+    "UTF-16": ("model: 1".encode("utf-16"), "a config must be a readable YAML file"),
+    "a tab": (b"model:\n\thidden_size: 3\n", "settings must be YAML, got x.yaml"),
+    "a group twice": (b"train: {steps: 5}\nmodel: {}\ntrain: {steps: 6}\n", "got train again on line 3; make them one"),
+    "a key twice": (b"train:\n  steps: 5\n  steps: 6\n", "x.yaml: a key must be given once, got steps again on line 3"),
+    "two documents": (b"a: 1\n---\nb: 2\n", "settings must be YAML"),
+    "an alias of nothing": (b"model: *shape\n", "settings must be YAML"),
+    "a key that is a list": (b"? [a, b]\n: 3\n", "settings must be YAML"),
+    "a key that is a number": (b"1: 2\n", "1 is no setting"),
+    "very deep": (b"[" * 5000, "settings must be YAML of a few levels"),
+    "code": (b"!!python/object/apply:os.system ['echo hi']", "settings must be YAML"),
+    "a list for a group": (
+        b"model: {preset: gpt-7b}\ntrain: {steps: 1}\nsequence: [1]\n",
+        "sequence must be a group of settings",
+    ),
+    "no model": (b"train: {steps: 3}\n", "model must be given, got none; add it to the config"),
+    "a NUL in a path": (
+        b'model: {preset: gpt-7b}\nsequence: {length: 4}\ntrain: {steps: 1}\ndata: {source: "a\\0b"}\n',
+        "data.source must be text",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "expected"), CONFIGS.values(), ids=CONFIGS)
+def test_config_files(place, capfd, content, expected):
+    text("x.yaml", content)()
+    check_refused("train x.yaml --run-dir new", expected, place, capfd)
+
+
+COMMANDS = {
+    "no command": ("", "sppo: the following arguments are required: command", None),
+    "no such command": ("trian c.yaml", "invalid choice: 'trian' (choose from 'train', 'plan'", None),
+    "no config": ("train", "sppo train: the following arguments are required: CONFIG.yaml; see", None),
+    "no such config": ("train absent.yaml", "a config must be a readable YAML file, got absent.yaml", None),
+    "a directory for a config": ("train .", "a config must be a readable YAML file, got .", None),
+    "a link to itself": ("train x.yaml", "Too many levels of symbolic links", link("x.yaml", "x.yaml")),
+    "a dangling link": ("train x.yaml", "No such file or directory", link("nowhere", "x.yaml")),
+    "no such option": ("train c.yaml --resume", "unrecognized arguments: --resume; see sppo train --help", None),
+    "an option without its word": ("train c.yaml --run-dir", "argument --run-dir: expected one argument", None),
+    "an empty run dir": (["train", "c.yaml", "--run-dir", ""], "a path must be given, got ''", None),
+    "a run dir too long": (f"train c.yaml --run-dir {'a' * 300}", "File name too long", None),
+    "no such plan": (f"{TRAIN} --plan absent.json", "--plan must be a readable plan.json, got absent.json", None),
+    "a plan that is none": (f"{TRAIN} --plan c.yaml", "--plan c.yaml: a plan is JSON text", None),
+    "a plan of no keys": (f"{TRAIN} --plan p.json", "--plan p.json: ", text("p.json", "{}")),
+    "a page in no directory": ("plan c.yaml --html a/b.html", "there is no directory a", None),
+    "a page that is a directory": ("plan c.yaml --html .", "it is a directory", None),
+    "a plan for no cluster": ("plan c.yaml --cluster h100", "a cluster must read NAME:HOSTSxDEVICES", None),
+    "a plan without memory": ("plan c.yaml hardware.hbm_bytes=0", "hardware.hbm_bytes must be at least 1", None),
+    "a fit for a mesh too large": (
+        "fit c.yaml --cluster h100:1x1 mesh.pipe=2 train.devices=auto",
+        "the mesh must have at most the 1 devices of h100:1x1",
+        None,
+    ),
+    "a fit of a plan that is none": ("fit c.yaml --plan absent.json", "--plan must be a readable plan.json", None),
+    "no devices to profile": ("profile --devices cpu:0", "--devices must be auto or cpu:N with N at least 1", None),
+    "a profile in no directory": (
+        "profile --out a/b.json",
+        "--out must name a file that can be written, got a/b.json (there is no directory a)",
+        None,
+    ),
+    "a profile that is a directory": (
+        "profile --out .",
+        "--out must name a file that can be written, got . (it is a directory)",
+        None,
+    ),
+    "a profile of no config": ("profile --config absent.yaml", "a config must be a readable YAML file", None),
+    "no steps to trace": ("profile-trace c.yaml --steps 0", "--steps must be in 1..100, got 0", None),
+    "half a step to trace": ("profile-trace c.yaml --steps 1.5", "argument --steps: invalid int value", None),
+    "a trace in a file": ("profile-trace c.yaml --out c.yaml", "--out must be a directory that can be made", None),
+    "a trace of no data": ("profile-trace c.yaml --out t data.source=absent.txt", "data.source must be readable", None),
+    "a report of nothing": ("report absent", "a run directory was expected, got absent (nothing there)", None),
+    "a report of a file": ("report c.yaml", "a run directory was expected, got c.yaml (a file)", None),
+    "a report of no run": ("report .", "a run directory holds config.yaml", None),
+    "an evaluation of nothing": ("eval absent", "a checkpoint or a run directory with one was expected", None),
+    "an evaluation of a file": ("eval c.yaml", "a checkpoint or a run directory with one was expected", None),
+    "an evaluation of no run": ("eval .", "a checkpoint or a run directory with one was expected", None),
+    "no way to convert": ("convert", "sppo convert: the following arguments are required: from-hf|to-hf", None),
+    "an unknown way to convert": ("convert to-gguf a b", "invalid choice: 'to-gguf'", None),
+}
+
+
+@pytest.mark.parametrize(("words", "expected", "prepare"), COMMANDS.values(), ids=COMMANDS)
+def test_command_lines(place, capfd, words, expected, prepare):
+    if prepare:
+        prepare()
+    check_refused(words, expected, place, capfd)
+
+
+DATA = [
+    ("absent.txt", "data.source must be readable, got absent.txt", None),
+    ("empty", "data.source must name files that exist", folder("empty")),
+    ("*.parquet", "data.source must name files that exist", None),
+    ("a.csv", "data.source must be stdlib or .txt", text("a.csv", "a,b\n")),
+    ("loop.txt", "Too many levels of symbolic links", link("loop.txt", "loop.txt")),
+    ("no.txt", "must hold tokens, got none in", text("no.txt", "")),
+    ("no.jsonl", "must hold tokens, got none in", text("no.jsonl", "")),
+    ("no.bin", "must hold tokens, got none in", text("no.bin", "")),
+    ("odd.bin", "must hold whole uint16 tokens, got 3 bytes", text("odd.bin", b"abc")),
+    ("float.npy", "1-D integer array, got float64 [4]", array("float.npy", [1.0, 2, 3, 4])),
+    ("flat.npy", "1-D integer array", array("flat.npy", [[1, 2], [3, 4]])),
+    ("torn.npy", "must be a readable .npy", text("torn.npy", b"\x93NUMPY\x01\x00v")),
+    ("pickled.npy", "must be a readable .npy", array("pickled.npy", [{}, "a"], dtype=object)),
+    ("big.npy", "raise model.vocab_size to at least 1001", array("big.npy", [1, 1000])),
+    ("neg.npy", "got -2", array("neg.npy", [1, -2])),
+    ("one.npy", "at least two tokens to hold some out", array("one.npy", [1])),
+    ("torn.jsonl", "got torn.jsonl line 2", text("torn.jsonl", '{"text": "a"}\n{"text')),
+    ("list.jsonl", "line 1 with one of type list", text("list.jsonl", "[1]\n")),
+    ("key.jsonl", "data.text_key must be a key of every line", text("key.jsonl", '{"body": "a"}\n')),
+    ("num.jsonl", "must name text", text("num.jsonl", '{"text": 3}\n')),
+    ("torn.jsonl.gz", "must be whole gzip", torn_gzip("torn.jsonl.gz")),
+    ("torn.parquet", "must be whole", text("torn.parquet", "PAR1ab")),
+    ("col.parquet", "must be a column", parquet("col.parquet", body=["a"])),
+    ("int.parquet", "of type int64", parquet("int.parquet", text=[1])),
+    ("{}", "weight above 0, got no source", None),
+    ("{ok.txt: 0}", "weight above 0", None),
+    ("{ok.txt: -1}", "weight above 0", None),
+    ("{ok.txt: 1, recall: 1}", "recall must be the only data.source", None),
+    ("3", "data.source must be text", None),
+    ("recall", "sequence.length must be", None),
+    ("ok.txt data.tokenizer=absent.json", "absent.json", None),
+    ("ok.txt data.tokenizer=empty", "data.tokenizer", folder("empty")),
+    ("ok.txt data.tokenizer=bad.json", "bad.json", text("bad.json", "{}")),
+    ("ok.txt model.vocab_size=3 data.tokenizer=t.json", "t.json", lambda: write_tokenizer("t.json")),
+    ("ok.txt data.tokenizer=t.json data.end_token=nope", "nope", lambda: write_tokenizer("t.json")),
+    (
+        "latin.txt data.tokenizer=t.json",
+        "must be UTF-8",
+        both(text("latin.txt", b"\xff\xfe\xe4 a"), lambda: write_tokenizer("t.json")),
+    ),
+    ("ok.txt model.vocab_size=256", "at least 257", None),
+    ("ok.txt data.cache=ok.txt", "must be a directory that can be written", None),
+    ("ok.txt data.cache=/proc/x", "must be a directory that can be written", None),
+    ("ok.txt data.pack=hole", "did you mean whole?", None),
+    ("ok.txt data.validation_fraction=1", "data.validation_fraction must be in [0, 1)", None),
+    ("ok.txt data.validation_source=absent.txt", "absent.txt", None),
+    ("tokens.npy data.separator=-7", "data.separator must be at least 0", None),
+]
+
+
+@pytest.mark.parametrize(("source", "expected", "prepare"), DATA, ids=[source for source, _, _ in DATA])
+def test_data(place, capfd, source, expected, prepare):
+    text("ok.txt", "the cat " * 40)()
+    if prepare:
+        prepare()
+    source, *others = [source] if source.startswith("{") else source.split()
+    check_refused(["data", "c.yaml", f"data.source={source}", *others], expected, place, capfd)
+
+
+ENVIRONMENTS = [
+    ({"SPPO_COORDINATOR": "a:1"}, "go together"),
+    ({"SPPO_NUM_PROCESSES": "2"}, "set all three"),
+    ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "two", "SPPO_PROCESS_ID": "0"}, "must be a whole number"),
+    ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "2"}, "number the processes from 0"),
+    ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "-1"}, "must be a whole number"),
+    ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "0", "SPPO_PROCESS_ID": "0"}, "SPPO_"),
+    ({"SPPO_COORDINATOR": "a", "SPPO_NUM_PROCESSES": "1", "SPPO_PROCESS_ID": "1"}, "number the processes from 0"),
+    ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1"}, "must divide by the number"),
+    ({"SPPO_COORDINATOR": "a", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1"}, "HOST:PORT"),
+    ({"SPPO_COORDINATOR": "a:b", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1"}, "HOST:PORT"),
+    (
+        {"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1", "SPPO_TIMEOUT_S": "soon"},
+        "SPPO_TIMEOUT_S must be seconds",
+    ),
+    (
+        {"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1", "SPPO_HEARTBEAT_S": "0"},
+        "SPPO_HEARTBEAT_S must be seconds",
+    ),
+]
+
+
+@pytest.mark.parametrize(("environ", "expected"), ENVIRONMENTS)
+def test_environments(place, capfd, monkeypatch, environ, expected):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    devices = "cpu:1" if "divide" in expected else "cpu:2"
+    check_refused(f"{TRAIN} train.devices={devices}", expected, place, capfd)
+
+
+PACKAGES = [
+    ("tensorboardX", f"{TRAIN} metrics.tensorboard=true", 'pip install "sppo_jax[track]"'),
+    ("wandb", f"{TRAIN} metrics.wandb=mine", 'pip install "sppo_jax[track]"'),
+    ("tokenizers", f"{TRAIN} data.source=ok.txt data.tokenizer=t.json", 'pip install "sppo_jax[data]"'),
+    ("pyarrow", f"{TRAIN} data.source=a.parquet", 'pip install "sppo_jax[data]"'),
+    ("safetensors", "convert from-hf hf out", 'pip install "sppo_jax[hf]"'),
+]
+
+
+@pytest.mark.parametrize(("package", "words", "expected"), PACKAGES, ids=[package for package, _, _ in PACKAGES])
+def test_packages_that_are_not_installed(place, capfd, monkeypatch, package, words, expected):
+    text("ok.txt", "the cat")()
+    text("t.json", "{}")()
+    parquet("a.parquet", text=["a"])()
+    from hf_folders import write_folder
+
+    write_folder(place / "hf")
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    if package == "pyarrow":
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    check_refused(words, expected, place, capfd)
+
+
+def test_a_jaxlib_that_loses_gradients(place, capfd, monkeypatch):
+    """Host offload on a GPU is refused before anything is written."""
+    old = functools.partial(check_offload, "gpu", version=(0, 11, 0))
+    monkeypatch.setattr("sppo_jax.pipeline.api.check_offload", lambda _, uses_host: old(uses_host))
+    words = f"{TRAIN} stash.inputs=host stash.attention=host"
+    check_refused(words, "offload on a GPU needs jaxlib >= 0.11.1", place, capfd)
+
+
+def test_a_disk_without_room(place, capfd, monkeypatch):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("sppo_jax.train.begin.shutil.disk_usage", lambda path: usage)
+    check_refused(TRAIN, "the disk must have room for a checkpoint and the next", place, capfd)
+
+
+def test_a_machine_without_memory(place, capfd, monkeypatch):
+    """It is no wrong input, but one line all the same."""
+
+    def too_much(*_):
+        raise MemoryError("Unable to allocate 3.64 TiB")
+
+    monkeypatch.setattr("sppo_jax.train.setup.open_data", too_much)
+    code, _, _, lines = run(TRAIN, capfd)
+    assert code == 1 and len(lines) == 1 and "3.64 TiB; make it smaller" in lines[0]

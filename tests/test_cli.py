@@ -114,8 +114,8 @@ def test_a_plan_changed_by_hand_is_exit_code_2(config, tmp_path, capsys):
             {"model": {**values["model"], "num_layers": 8}},
             "--plan plan.json: the plan must agree with model.num_layers",
         ),
-        ({"--plan plan.json: kv_slots": 7}, "kv_slots must be what the schedule needs, 1, got 7"),
-        ({"--plan plan.json: chunk_lengths": [32]}, "chunk lengths must sum to the sequence length 64"),
+        ({"kv_slots": 7}, "--plan plan.json: kv_slots must be what the schedule needs, 1, got 7"),
+        ({"chunk_lengths": [32]}, "--plan plan.json: chunk lengths must sum to the sequence length 64"),
     ):
         (tmp_path / "plan.json").write_text(json.dumps({**values, **changes}))
         assert main(["train", config, "--plan", "plan.json"]) == 2

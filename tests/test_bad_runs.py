@@ -1,0 +1,116 @@
+"""Bad run directories, checkpoints and Hugging Face folders: refused in one line, or survived with a warning."""
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import pytest
+from bad_inputs import both, check_refused, cut, edit_json, run, text, write_place
+from hf_folders import write_folder
+
+GO_ON = "train c.yaml --run-dir run"
+METADATA = "run/checkpoints/{}/run/metadata"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A directory with a config, documents, a run of two steps with a checkpoint of each, and a model's folder."""
+    from sppo_jax.cli import main
+
+    place = tmp_path_factory.mktemp("trained")
+    jax.devices()  # before the commands ask for fewer
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        for name in ("JAX_PLATFORMS", "XLA_FLAGS"):
+            patch.setenv(name, os.environ[name])
+        write_place(place)
+        write_folder(place / "hf")
+        assert main(["train", "c.yaml", "--run-dir", "run", "checkpoint.every_steps=1"]) == 0
+    return place
+
+
+@pytest.fixture
+def place(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("JAX_PLATFORMS", "XLA_FLAGS"):
+        monkeypatch.setenv(name, os.environ[name])
+    return tmp_path
+
+
+def tear(step):
+    """Return what empties the arrays' files of a checkpoint."""
+
+    def write():
+        for path in Path(f"run/checkpoints/{step}/state").rglob("*"):
+            if path.is_file():
+                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    return write
+
+
+def unlink(name):
+    return lambda: Path(name).unlink()
+
+
+REFUSED = {
+    "a run dir that is a file": ("train c.yaml --run-dir c.yaml", "got the file c.yaml; choose another", None),
+    "a run dir under a file": ("train c.yaml --run-dir c.yaml/x", "must be writable, got c.yaml/x", None),
+    "a run dir that cannot be made": ("train c.yaml --run-dir /proc/x", "must be writable, got /proc/x", None),
+    "another model": (f"{GO_ON} model.mlp_size=64", "model.mlp_size must stay as run was begun, 32, got 64", None),
+    "another length": (f"{GO_ON} sequence.length=32", "sequence.length must stay as run was begun", None),
+    "other data": (f"{GO_ON} data.seed=1", "data.seed must stay as run was begun", None),
+    "a torn config.yaml": (GO_ON, "config.yaml", text("run/config.yaml", "model: {")),
+    "a run of another kind": (GO_ON, "metrics.jsonl and no config.yaml", unlink("run/config.yaml")),
+    "every checkpoint torn": (GO_ON, "must be whole, got none of 2", both(tear(1), tear(2))),
+    "an evaluation of no config": ("eval run", "must hold the config", edit_json(METADATA.format(2), config=None)),
+    "an evaluation of torn JSON": ("eval run", "must say of which run", cut(METADATA.format(2), 30)),
+    "an evaluation of a torn state": ("eval run", "does not hold this model whole", tear(2)),
+    "an evaluation of another model": ("eval run model.mlp_size=64", "model.mlp_size must be that of", None),
+    "a report in no directory": ("report run --out a/b.html", "a report must go where it can be written", None),
+    "no config.json": ("convert from-hf hf out", "with config.json", unlink("hf/config.json")),
+    "a torn config.json": ("convert from-hf hf out", "must be JSON", text("hf/config.json", "{")),
+    "another architecture": ("convert from-hf hf out", "got 'gemma'", edit_json("hf/config.json", model_type="gemma")),
+    "a missing size": ("convert from-hf hf out", "must give", edit_json("hf/config.json", hidden_size=None)),
+    "a size of another type": ("convert from-hf hf out", "hidden_size", edit_json("hf/config.json", hidden_size="x")),
+    "truncated weights": ("convert from-hf hf out", "must be whole safetensors", cut("hf/model.safetensors", 50)),
+    "no weights": ("convert from-hf hf out", "must have model.safetensors", unlink("hf/model.safetensors")),
+    "a torn tokenizer": ("convert from-hf hf out", "must be a tokenizer", text("hf/tokenizer.json", "{}")),
+    "from nothing": ("convert from-hf absent out", "must be a local folder", None),
+    "a folder that is not empty": ("convert from-hf hf run", "must be new or empty, got run", None),
+    "an export of nothing": ("convert to-hf absent out", "a checkpoint or a run directory", None),
+    "an export into a folder": ("convert to-hf run hf", "must be new or empty, got hf", None),
+    "an export of torn arrays": ("convert to-hf run out", "does not hold this model whole", tear(2)),
+    "an export like nothing": ("convert to-hf run out --like absent", "must be a local folder", None),
+}
+
+
+@pytest.mark.parametrize(("words", "expected", "prepare"), REFUSED.values(), ids=REFUSED)
+def test_refused(place, capfd, words, expected, prepare):
+    if prepare:
+        prepare()
+    check_refused(words, expected, place, capfd)
+
+
+def test_a_run_that_another_holds(place, capfd):
+    with Path("run/lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        check_refused(GO_ON, "must have one run at a time", place, capfd)
+
+
+# What is begun is done, so that a run that goes on has nothing to compile.
+SURVIVED = {
+    "torn metrics": (GO_ON, "all 2 steps were done", cut("run/metrics.jsonl", 9)),
+    "no plan": (GO_ON, "all 2 steps were done", unlink("run/plan.json")),
+    "a report of torn metrics": ("report run", "report.html", cut("run/metrics.jsonl", 9)),
+    "a report of no plan": ("report run", "report.html", text("run/plan.json", "{")),
+}
+
+
+@pytest.mark.parametrize(("words", "expected", "prepare"), SURVIVED.values(), ids=SURVIVED)
+def test_survived(place, capfd, words, expected, prepare):
+    prepare()
+    code, out, _, lines = run(words, capfd)
+    assert code == 0 and expected in out and not lines

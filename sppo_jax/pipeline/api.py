@@ -119,6 +119,7 @@ class Step:
         """Run the step on logical parameters; pure and traceable."""
         plan = self.plan
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
+        params = layout.gather_tables(params, plan, self.mesh)
         physical = _cast(layout.to_physical(params, self.block, plan), jnp.dtype(self.model.dtype))
         specs = layout.physical_specs(physical)
         striped = [layout.stripe(batch[key], plan) for key in ("tokens", "targets", "positions")]

@@ -85,6 +85,18 @@ def to_physical(params: nnx.State, block: Block, plan: Plan) -> Physical:
     )
 
 
+def gather_tables(params: nnx.State, plan: Plan, mesh: Mesh) -> nnx.State:
+    """Gather a vocabulary whole that the stages do not divide; the compiler would, but warns every user of it."""
+
+    def gather(path, leaf):
+        vocab_dim = {"embedding": 0, "head": 1}.get(path[0].key)
+        if vocab_dim is None or leaf.shape[vocab_dim] % plan.mesh.pipe == 0:
+            return leaf
+        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, P()))
+
+    return jax.tree_util.tree_map_with_path(gather, params)
+
+
 def to_logical(grads: Physical, params: nnx.State) -> nnx.State:
     """Arrange physical gradients in the tree, shapes and dtypes of `params`."""
     parts = {

@@ -38,6 +38,14 @@ if fate != "end":
 """
 
 
+@pytest.fixture(autouse=True)
+def heeded_interrupts():
+    """Tests in the background ignore Ctrl-C, and so would what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def local(*words, **environ):
     """Start local.sh with a child's fate, or with words of one's own."""
     return subprocess.Popen(

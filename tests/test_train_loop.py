@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from runs import lines_of, make_config, run, write_documents
+from tiny_runs import lines_of, make_config, run, write_documents
 
 from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.models import build_model, dense_value_and_grad

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from runs import lines_of
+from tiny_runs import lines_of
 
 from sppo_jax.config import load_config
 from sppo_jax.train import record as module

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from runs import at_batch, lines_of, losses_of, make_config, run, write_documents
+from tiny_runs import at_batch, lines_of, losses_of, make_config, run, write_documents
 
 from sppo_jax.planner.make import make_plan
 from sppo_jax.train.begin import begin, check_room

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import make_config
+from tiny_runs import make_config
 
 from sppo_jax.train.run_dir import changes_since, claimed, forget_after, write_run, write_whole
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from tiny_runs import make_config
 
-from sppo_jax.train.run_dir import changes_since, claimed, forget_after, write_run, write_whole
+from sppo_jax.train.run_dir import changes_since, claimed, forget_after, write_run
 
 ENV = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
 
@@ -95,12 +95,3 @@ def test_lines_of_steps_to_come_and_torn_lines_are_dropped(tmp_path):
     assert forget_after(path, 3) == 3
     assert path.read_text().splitlines() == lines[:3]
     assert forget_after(path, 3) == 0
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "plan.json"
-    write_whole(path, "old")
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
-    with pytest.raises(OSError):
-        write_whole(path, "new")
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

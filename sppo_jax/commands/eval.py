@@ -1,7 +1,6 @@
 """`sppo eval`: the validation loss of a checkpoint by position, and recall by distance, on the devices at hand."""
 
 import json
-import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
+from sppo_jax.files import write_whole
 from sppo_jax.planner.plan import Plan
 
 if TYPE_CHECKING:
@@ -82,10 +82,8 @@ def _write(checkpoint: Path, entry: Mapping[str, Any]) -> Path | None:
     directory = checkpoint.parent
     run_dir = directory.parent if directory.name == "checkpoints" else directory
     path = run_dir / f"eval-{entry['step']}.json"
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(json.dumps(entry, indent=2) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        write_whole(path, json.dumps(entry, indent=2) + "\n")
     except OSError as error:
         warnings.warn(f"the result is not kept: {path} cannot be written ({error.strerror})", stacklevel=2)
         return None
@@ -104,9 +102,9 @@ def _text(entry: Mapping[str, Any], found: "Validation", plan: Plan, seconds: fl
     for bucket in found.buckets:
         span = f"{bucket.first}..{bucket.last}"
         lines.append(f"{span:>19}  {bucket.loss:7.4f}  {bucket.num_targets:9,}  {_bar(bucket.loss / most)}")
-    if found.gain is not None:
-        word = "lower" if found.gain > 0 else "HIGHER"
-        lines.append(f"late positions are {abs(found.gain):.4f} nats {word} than the first sixteenth")
+    if (gap := found.late_minus_early) is not None:
+        word = "lower" if gap < 0 else "HIGHER"
+        lines.append(f"late positions are {abs(gap):.4f} nats {word} than the first sixteenth")
     if found.recall:
         lines += ["", f"{'recall at distance':>19}  {'found':>7}  {'answers':>9}"]
     for recall in found.recall:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 
+from sppo_jax.files import write_whole
 from sppo_jax.planner.make import costs_of
 from sppo_jax.report import run_charts
 from sppo_jax.report.chart import Panel, chart_svg
@@ -114,13 +113,9 @@ def write_page(path: Path, text: str) -> Path:
     Raises:
         ValueError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
+        write_whole(path, text)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise ValueError(
             f"a report must go where it can be written, got {path} ({error.strerror}); use --out"
         ) from None

@@ -15,9 +15,10 @@ from typing import Any
 
 from sppo_jax import distributed
 from sppo_jax.config import Config
+from sppo_jax.files import write_whole
 from sppo_jax.report.run_html import write_report
 from sppo_jax.train.progress import Progress
-from sppo_jax.train.run_dir import forget_after, write_whole
+from sppo_jax.train.run_dir import forget_after
 from sppo_jax.train.trackers import open_trackers
 
 # A report is drawn anew while lines come in, after so many seconds, and never for more than this share of the time.

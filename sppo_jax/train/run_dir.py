@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config, load_config, to_yaml
+from sppo_jax.files import write_whole
 from sppo_jax.planner.plan import Plan
 
 # What the weights, or the documents behind them, would not survive; everything else may change when a run goes on.
@@ -128,19 +129,6 @@ def write_run(path: Path, config: Config, plan: Plan) -> None:
         raise ValueError(
             f"the run directory must be writable, got {path} ({error.strerror}); choose another"
         ) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file by another text; who looks, or dies, in between finds the old one."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def forget_after(path: Path, step: float) -> int:

@@ -9,6 +9,7 @@ from flax import nnx
 from sppo_jax.config import config_from_dict, to_dict
 from sppo_jax.models import build_model
 from sppo_jax.planner.make import make_plan
+from sppo_jax.train.fingerprint import fingerprints
 
 SETTINGS = {
     "model": {"vocab_size": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 32, "init_scale": 0.3},
@@ -29,16 +30,15 @@ def write_checkpoint(run_dir: Path, step: int = 5) -> Path:
     """Writes a run directory with a checkpoint; returns the checkpoint."""
     config = config_from_dict(SETTINGS)
     plan, params = make_plan(config), nnx.state(build_model(config), nnx.Param)
-    directory = run_dir / "checkpoints"
+    directory, tree = run_dir / "checkpoints", {"params": nnx.to_pure_dict(params)}
     run = {
         "step": step,
         "config": to_dict(config),
         "plan": plan.to_dict(),
         "data": {"sequence": 0},
+        "fingerprints": fingerprints(tree),
     }
-    items = ocp.args.Composite(
-        state=ocp.args.StandardSave({"params": nnx.to_pure_dict(params)}), run=ocp.args.JsonSave(run)
-    )
+    items = ocp.args.Composite(state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave(run))
     with ocp.CheckpointManager(directory.resolve()) as manager:
         manager.save(step, args=items)
     return directory / str(step)

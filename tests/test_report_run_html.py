@@ -9,9 +9,10 @@ import pytest
 from run_cases import CASES, LENGTH, healthy, metrics, torn, troubled, two_steps, write_run
 from test_report_plan_html import VOID, _Nesting
 
+from sppo_jax.positions import Bucket
 from sppo_jax.report import run_charts
 from sppo_jax.report.run_data import read_run_dir
-from sppo_jax.report.run_figures import Bucket, Point, Validation, duration, figures_of_run, series, smooth, thin
+from sppo_jax.report.run_figures import Point, Validation, duration, figures_of_run, series, smooth, thin
 from sppo_jax.report.run_html import run_html, write_report
 from sppo_jax.report.run_words import event_rows, skip_rows, summary
 

@@ -203,3 +203,14 @@ def test_the_tree_has_names_alone():
     tree = to_tree(make_state())
     assert set(tree) == {"step", "num_skipped", "num_skipped_in_row", "params", "opt_state"}
     assert set(tree["params"]["layers"]) == {"up", "scale"} and isinstance(tree["params"], dict)
+
+
+def test_parameters_alone_are_checked_too(copied):
+    """Every file is whole, a number is not what was saved."""
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), make_params())
+    path = copied / "5" / "run" / "metadata"
+    run = json.loads(path.read_text())
+    run["fingerprints"]["params/layers/up"] ^= 1
+    path.write_text(json.dumps(run))
+    with pytest.raises(ValueError, match="does not hold this model whole .*params/layers/up for one"):
+        load_params(copied / "5", shapes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from sppo_jax.positions import Bucket, late_minus_early
 from sppo_jax.report.run_data import RunData, number
 
 # A run that wrote nothing for this many times its usual interval, and at least so many seconds, has gone silent.
@@ -33,21 +34,6 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """Mean loss of the targets at positions first..last of their document."""
-
-    first: int
-    last: int
-    num_targets: int
-    loss: float
-
-    @property
-    def middle(self) -> float:
-        """A position that stands for all of them on a logarithmic axis."""
-        return (max(self.first, self.last / 2, 0.5) * (self.last + 1)) ** 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
 class Validation:
     """One validation: loss, and loss by position."""
 
@@ -58,12 +44,7 @@ class Validation:
     @property
     def late_minus_early(self) -> float | None:
         """The last bucket's loss minus that of the first sixteenth of the positions; below 0 the context helps."""
-        if len(self.buckets) < 2:
-            return None
-        last = self.buckets[-1]
-        early = [bucket for bucket in self.buckets[:-1] if 16 * (bucket.last + 1) <= last.last + 1] or self.buckets[:1]
-        total = sum(bucket.num_targets for bucket in early)
-        return last.loss - sum(bucket.loss * bucket.num_targets for bucket in early) / total if total else None
+        return late_minus_early(self.buckets)
 
 
 @dataclass(frozen=True, kw_only=True)

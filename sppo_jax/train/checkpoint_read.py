@@ -7,12 +7,15 @@ mesh) and `run` (JSON: config, plan, position in the data, fingerprints of the a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from flax import nnx
+
+from sppo_jax.train.fingerprint import fingerprints
 
 STATE, RUN = "state", "run"
 
@@ -71,18 +74,50 @@ def load_params(checkpoint: Path, shapes: nnx.State) -> nnx.State:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None) or one)
 
     abstract = {"params": jax.tree.map(wanted, nnx.to_pure_dict(shapes))}
-    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            saved = checkpointer.restore(
-                (checkpoint / STATE).resolve(),
-                args=ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args, partial_restore=True),
-            )
+        saved = read_arrays(checkpoint, abstract)
     except Exception as error:  # orbax and tensorstore raise many kinds for a torn file
         raise ValueError(f"{checkpoint} does not hold this model whole ({first_line(error)}); use another") from None
+    if problem := changed_arrays(saved, read_run(checkpoint)):
+        raise ValueError(f"{checkpoint} does not hold this model whole ({problem}); use another")
     params = jax.tree.map(lambda leaf: leaf, shapes)
     nnx.replace_by_pure_dict(params, saved["params"])
     return params
+
+
+def read_arrays(checkpoint: Path, wanted: Any) -> Any:
+    """Read arrays of a checkpoint, each straight onto its devices.
+
+    Args:
+        checkpoint: its directory.
+        wanted: shapes, dtypes and shardings, in the whole tree that was saved or a part of it.
+
+    Raises:
+        Exception: of many kinds, where a file is torn or of another shape.
+    """
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(shapes, jax.tree.map(lambda x: x.sharding, wanted))
+    args = ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args, partial_restore=True)
+    # The handler itself, not a Checkpointer: a process that fails must not leave the others waiting at a barrier.
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        return handler.restore((checkpoint / STATE).resolve(), args=args)
+    finally:
+        handler.close()
+
+
+def changed_arrays(tree: Any, run: Mapping[str, Any]) -> str:
+    """Return which arrays are not those that were saved, in words; "" if all are.
+
+    Args:
+        tree: the arrays, all that were saved or a part of them.
+        run: what was saved beside them, with their fingerprints.
+    """
+    if "fingerprints" not in run:
+        return "it does not say its arrays' fingerprints"
+    got, saved = fingerprints(tree), run["fingerprints"]
+    changed = [name for name, value in got.items() if saved.get(name) != value]
+    return f"{len(changed)} of {len(got)} arrays are not what was saved, {changed[0]} for one" if changed else ""
 
 
 def _is_checkpoint(path: Path) -> bool:

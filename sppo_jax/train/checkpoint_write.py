@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from pathlib import Path
 
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from sppo_jax.config import Config
+from sppo_jax.config import Config, to_dict
 from sppo_jax.train.checkpoint_read import RUN, STATE
+from sppo_jax.train.fingerprint import fingerprints
 
 
 def save_params(directory: Path, params: nnx.State, config: Config) -> Path:
@@ -25,12 +25,9 @@ def save_params(directory: Path, params: nnx.State, config: Config) -> Path:
         The checkpoint's path.
     """
     logging.getLogger("absl").setLevel(logging.ERROR)
-    items = ocp.args.Composite(
-        **{
-            STATE: ocp.args.StandardSave({"params": nnx.to_pure_dict(params)}),
-            RUN: ocp.args.JsonSave({"config": dataclasses.asdict(config), "step": 0}),
-        }
-    )
+    tree = {"params": nnx.to_pure_dict(params)}
+    run = {"config": to_dict(config), "step": 0, "fingerprints": fingerprints(tree)}
+    items = ocp.args.Composite(**{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave(run)})
     with ocp.CheckpointManager(directory.resolve()) as manager:
         manager.save(0, args=items)
     return directory / "0"

@@ -5,28 +5,24 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from sppo_jax.attention.validate import KEYS
-from sppo_jax.data.rows import Batch
+from sppo_jax.data.loader import Loader
+from sppo_jax.data.recall import with_distances
+from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.pipeline.api import TokenScores
-from sppo_jax.train.placement import gather
+from sppo_jax.positions import Bucket, late_minus_early
+from sppo_jax.train.placement import gather, local_rows, place_batch
 
 Scores = Callable[[nnx.State, Mapping[str, jax.Array]], TokenScores]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bucket:
-    """Mean loss of the targets whose token stands at positions first..last of its document."""
-
-    first: int
-    last: int
-    num_targets: int
-    loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,24 +48,15 @@ class Validation:
     seconds: float = 0.0
 
     @property
-    def gain(self) -> float | None:
-        """Loss at early positions, the first sixteenth, minus that in the last bucket: what the context is good for."""
-        if len(self.buckets) < 2:
-            return None
-        late, length = self.buckets[-1], self.buckets[-1].last + 1
-        early = [bucket for bucket in self.buckets[:-1] if 16 * (bucket.last + 1) <= length] or self.buckets[:1]
-        total = sum(bucket.num_targets for bucket in early)
-        return sum(bucket.loss * bucket.num_targets for bucket in early) / total - late.loss
+    def late_minus_early(self) -> float | None:
+        """Loss in the last bucket minus that at early positions; below 0 the context is good for something."""
+        return late_minus_early(self.buckets)
 
     def metrics(self) -> dict:
         """Return what metrics.jsonl says of a validation."""
-        by_position = [
-            {"first": bucket.first, "last": bucket.last, "num_targets": bucket.num_targets, "loss": bucket.loss}
-            for bucket in self.buckets
-        ]
         found: dict = {
             "validation_loss": self.loss,
-            "validation_loss_by_position": by_position,
+            "validation_loss_by_position": [dataclasses.asdict(bucket) for bucket in self.buckets],
             "validation_s": self.seconds,
         }
         if self.recall:
@@ -82,11 +69,9 @@ class Validation:
         for bucket in self.buckets:
             span = f"{bucket.first}..{bucket.last}"
             lines.append(f"  {span:>16}  {bucket.loss:.4f}  ({bucket.num_targets} tokens)")
-        if self.gain is not None:
-            late, word = self.buckets[-1], "lower" if self.gain > 0 else "HIGHER"
-            lines.append(
-                f"  late positions ({late.first}..{late.last}) are {abs(self.gain):.4f} nats {word} than early ones"
-            )
+        if (gap := self.late_minus_early) is not None:
+            late, word = self.buckets[-1], "lower" if gap < 0 else "HIGHER"
+            lines.append(f"  late positions ({late.first}..{late.last}) are {abs(gap):.4f} nats {word} than early ones")
         if self.recall:
             lines.append("recall by distance:")
         lines += [f"  {r.distance:>16}  {r.accuracy:.1%}  ({r.num_targets} answers)" for r in self.recall]
@@ -100,6 +85,31 @@ def position_edges(sequence_length: int) -> list[int]:
     """
     shares = [2**power for power in range(12) if power <= 4 or sequence_length >> power >= 32]
     return sorted({0, *(sequence_length // share for share in shares)})
+
+
+def validate(
+    token_scores: Scores, params: nnx.State, rows: Rows, mesh: Mesh, *, num_sequences: int, num_wanted: int
+) -> Validation | None:
+    """Measure the loss of the first held-out sequences, the same at every call; every process reads whole batches.
+
+    Args:
+        token_scores: `f(params, batch)`, from `pipeline.api.evaluate`.
+        params: the parameters.
+        rows: what is held out.
+        mesh: the plan's.
+        num_sequences: of a batch.
+        num_wanted: sequences, rounded up to whole batches.
+
+    Returns:
+        The losses; None if no token has a target.
+    """
+    own = local_rows(mesh, num_sequences)
+
+    def place(batch: Batch) -> dict[str, jax.Array]:
+        return place_batch({key: value[own] for key, value in batch.items()}, mesh, num_sequences)
+
+    with closing(Loader(with_distances(rows), num_sequences=num_sequences, local_rows=range(num_sequences))) as loader:
+        return evaluate(token_scores, params, islice(loader, -(-num_wanted // num_sequences)), place)
 
 
 def evaluate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,13 @@ import jax
 from flax import nnx
 
 from sppo_jax.config import Config, ConfigError, config_from_dict
-from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
-from sppo_jax.data.recall import with_distances
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout
 from sppo_jax.planner.make import check_plan, make_plan
 from sppo_jax.planner.plan import MODEL_FIELDS, Plan
 from sppo_jax.train.checkpoint_read import load_params
-from sppo_jax.train.evaluate import Validation, evaluate
-from sppo_jax.train.placement import place_batch
+from sppo_jax.train.evaluate import Validation, validate
 
 # Groups that say how devices share the work: left to the planner where the devices are others.
 _OF_DEVICES = ("mesh", "schedule", "stash", "hardware")
@@ -97,21 +93,12 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
     )
     params = load_params(checkpoint, placed)
-    num_sequences = config.num_sequences
-    loader = Loader(with_distances(held_out), num_sequences=num_sequences, local_rows=range(num_sequences))
-    num_batches = max(1, -(-config.train.eval_sequences // num_sequences))
-    try:
-        found = evaluate(
-            api.evaluate(plan, model, mesh),
-            params,
-            islice(loader, num_batches),
-            lambda batch: place_batch(batch, mesh, num_sequences),
-        )
-    finally:
-        loader.close()
+    num_wanted = max(1, config.train.eval_sequences)
+    scores = api.evaluate(plan, model, mesh)
+    found = validate(scores, params, held_out, mesh, num_sequences=config.num_sequences, num_wanted=num_wanted)
     if found is None:
         raise ValueError(
-            f"an evaluation needs targets, got none in {num_batches * num_sequences} sequences of "
+            f"an evaluation needs targets, got none in the first {num_wanted} sequences of "
             f"data.source={config.data.source}; raise train.eval_sequences"
         )
     return found

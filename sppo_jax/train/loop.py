@@ -18,9 +18,9 @@ from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
 from sppo_jax.train.begin import Start
 from sppo_jax.train.checkpoint import Checkpoints
-from sppo_jax.train.evaluate import Validation, evaluate
+from sppo_jax.train.evaluate import Validation, validate
 from sppo_jax.train.meter import Meter
-from sppo_jax.train.placement import local_rows, place_batch
+from sppo_jax.train.placement import place_batch
 from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.signals import GO, STOP, Signals
@@ -135,13 +135,17 @@ def _due(config: Config, done: int, wish: int) -> tuple[bool, bool]:
 
 
 def _validate(experiment: Experiment, state: TrainState) -> Validation | None:
-    num_sequences = experiment.config.num_sequences
-    rows = local_rows(experiment.mesh, num_sequences)
-
-    def place(batch: dict[str, Any]) -> dict[str, jax.Array]:
-        return place_batch({key: value[rows] for key, value in batch.items()}, experiment.mesh, num_sequences)
-
-    return evaluate(experiment.token_scores, state.params, experiment.validation_batches(), place)
+    config = experiment.config
+    if experiment.validation is None:
+        return None
+    return validate(
+        experiment.token_scores,
+        state.params,
+        experiment.validation,
+        experiment.mesh,
+        num_sequences=config.num_sequences,
+        num_wanted=config.train.eval_sequences,
+    )
 
 
 def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str, Any]:

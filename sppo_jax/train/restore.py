@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import orbax.checkpoint as ocp
-
 from sppo_jax import distributed
 from sppo_jax.train.checkpoint import from_tree, to_tree
-from sppo_jax.train.checkpoint_read import STATE, checkpoint_steps, first_line, read_run
-from sppo_jax.train.fingerprint import fingerprints
+from sppo_jax.train.checkpoint_read import changed_arrays, checkpoint_steps, first_line, read_arrays, read_run
 from sppo_jax.train.state import TrainState
 
 
@@ -71,10 +67,8 @@ def _try(path: Path, shapes: TrainState) -> tuple[Restored | None, str]:
     except ValueError as problem:
         return None, str(problem)
     assert restored is not None
-    got, saved = fingerprints(to_tree(restored.state)), restored.run["fingerprints"]
-    changed = [name for name, value in got.items() if saved.get(name) != value]
-    if changed:
-        return None, f"{len(changed)} of {len(got)} arrays are not what was saved ({changed[0]} for one)"
+    if problem := changed_arrays(to_tree(restored.state), restored.run):
+        return None, problem
     return restored, ""
 
 
@@ -83,17 +77,7 @@ def _load(path: Path, shapes: TrainState) -> Restored:
     missing = {"config", "plan", "data", "fingerprints"} - set(run)
     if missing:
         raise ValueError(f"it does not say its {', '.join(sorted(missing))}")
-    wanted = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), to_tree(shapes))
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, to_tree(shapes))
-    restore_args = ocp.checkpoint_utils.construct_restore_args(wanted, shardings)
-    args = ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args)
-    # The handler itself, not a Checkpointer: a process that fails must not leave the others waiting at a barrier.
-    handler = ocp.PyTreeCheckpointHandler()
-    try:
-        tree = handler.restore((path / STATE).resolve(), args=args)
-    finally:
-        handler.close()
-    return Restored(state=from_tree(tree, shapes), run=run)
+    return Restored(state=from_tree(read_arrays(path, to_tree(shapes)), shapes), run=run)
 
 
 def _set_aside(path: Path) -> Path:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 
 import optax
 from flax import nnx
@@ -13,8 +12,7 @@ from jax.sharding import Mesh
 from sppo_jax.config import Config
 from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
-from sppo_jax.data.recall import with_distances
-from sppo_jax.data.rows import Batch, Rows
+from sppo_jax.data.rows import Rows
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout
 from sppo_jax.planner.plan import Plan
@@ -54,14 +52,6 @@ class Experiment:
     schedule: Callable[[int], float]
     optimizer: optax.GradientTransformation
     shardings: TrainState
-
-    def validation_batches(self) -> Iterator[Batch]:
-        """Give the same held-out batches at every call, whole in every process, at least `train.eval_sequences`."""
-        if self.validation is None:
-            return iter(())
-        num_sequences = self.config.num_sequences
-        loader = Loader(with_distances(self.validation), num_sequences=num_sequences, local_rows=range(num_sequences))
-        return islice(loader, -(-self.config.train.eval_sequences // num_sequences))
 
 
 def prepare(config: Config, plan: Plan) -> Experiment:

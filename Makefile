@@ -12,7 +12,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -q
 
 clean:
 	rm -rf $(VENV) build *.egg-info

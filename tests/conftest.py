@@ -2,18 +2,12 @@
 
 import os
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-# A loaded machine may run eight simulated devices one after another: the default limit on a collective is too short.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_cpu_collective_call_terminate_timeout_seconds=600",
-    ]
-).strip()
-os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+import pytest
 
-import pytest  # noqa: E402
+from sppo_jax.commands.command import simulate_devices
+
+simulate_devices(8)
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -56,3 +56,21 @@ def test_copies_change_the_type_and_keep_the_numbers():
     assert "<host>" in str(jax.eval_shape(to_host, x)) or "host" in str(jax.make_jaxpr(to_host)(x))
     assert "<host>" in str(jax.make_jaxpr(to_host)(x).out_avals[0])
     assert "<host>" not in str(jax.make_jaxpr(lambda x: to_device(to_host(x)))(x).out_avals[0])
+
+
+def test_the_devices_of_these_tests_take_many_programs_at_once():
+    """With a thread a device, as simulated devices have by themselves, this stands still for ever."""
+
+    def around(x_D):
+        for _ in range(8):
+            x_D = jax.lax.ppermute(x_D, "ring", [(i, (i + 1) % 8) for i in range(8)]) + jax.lax.psum(x_D, "ring")
+        return x_D / 9.0**8
+
+    mesh = jax.make_mesh((8,), ("ring",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("ring")
+    step, x_D = jax.jit(jax.shard_map(around, mesh=mesh, in_specs=spec, out_specs=spec)), jnp.ones(8)
+    largest = []
+    for _ in range(400):
+        x_D = step(x_D)
+        largest.append(jnp.max(x_D))
+    np.testing.assert_allclose([float(x) for x in largest], 1.0, rtol=1e-4)

@@ -74,15 +74,9 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     return config
 
 
-# XLA runs two programs of a device at a time, one thread each, and has one thread a device where cores are few: two
-# programs that each hold some of them wait for each other for ever. Two a device do; the rest is for copies.
-THREADS_A_DEVICE = 8
-
-
 def simulate_devices(num_devices: int) -> None:
     """Makes jax, not imported so far, see so many devices on the CPU."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.setdefault("PJRT_NPROC", str(THREADS_A_DEVICE * num_devices))
     # With fewer cores than devices a collective waits for devices that have not had their turn: allow them time.
     flags = {
         "--xla_force_host_platform_device_count": num_devices,

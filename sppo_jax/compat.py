@@ -70,6 +70,11 @@ def one_at_a_time(platform: str) -> bool:
     return platform == "cpu"
 
 
+def keeps_order(platform: str) -> bool:
+    """Return whether the collectives of a program run in one order on all devices; see `collectives.py`."""
+    return platform != "cpu"
+
+
 def cudnn_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool, scale: float):
     """Bind cuDNN's attention; returns out_NTH in the dtype of q and lse_NT in float32."""
     operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)

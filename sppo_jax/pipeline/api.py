@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 from sppo_jax.attention import sequence
 from sppo_jax.attention.tags import Tags
 from sppo_jax.attention.validate import KEYS, validate_batch
-from sppo_jax.compat import check_offload, compiler_options, one_at_a_time, scatters_sums
+from sppo_jax.collectives import in_order
+from sppo_jax.compat import check_offload, compiler_options, keeps_order, one_at_a_time, scatters_sums
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout
 from sppo_jax.pipeline.block import Block, Weights
@@ -128,7 +129,7 @@ class Step:
         if self.train:
             out_specs = (P(), layout.gradient_specs(self.gradient_dims))
         step = jax.shard_map(
-            self._on_device,
+            self._on_device if keeps_order(self.platform) else in_order(self._on_device),
             mesh=self.mesh,
             in_specs=(specs, [layout.STRIPED] * 3, Tags(layout.WHOLE, layout.WHOLE)),
             out_specs=out_specs,

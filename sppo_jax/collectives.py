@@ -1,0 +1,187 @@
+"""One order of a program's collectives on every device, where the runtime keeps none.
+
+XLA:CPU runs on a pool of threads whatever has its inputs. The collectives of one computation it starts in one order,
+but a loop counts as started before the collectives inside it are: one that comes after the loop, and needs nothing of
+it, may overtake them, on some devices and not on others. Devices then wait for each other for ever, or exchange with
+the wrong collective, since all of `shard_map`'s have one channel (seen with jaxlib 0.10.2, with twice as many threads
+as devices). GPUs and TPUs keep the order of the compiler's schedule.
+
+So here every collective is made to need something of the last loop before it, and every loop something of all
+collectives before it. Most do anyway; the others get an input that waits.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
+
+COLLECTIVES = frozenset(("psum", "pmax", "pmin", "ppermute", "all_to_all", "all_gather", "reduce_scatter"))
+
+
+def in_order(f: Callable) -> Callable:
+    """Return `f` with its collectives in one order: for the body of a `shard_map` on CPUs.
+
+    Args:
+        f: of trees of arrays, to a tree of arrays; collectives may be in scans, not in branches.
+
+    Returns:
+        A function of the same results. Collectives that the compiler adds for its inputs come before its own, those
+        that it adds for its outputs after them.
+
+    Raises:
+        NotImplementedError: the function: there are collectives in something else than scans.
+    """
+
+    def ordered(*args):
+        leaves, tree = jax.tree.flatten(args)
+        closed, shape = jax.make_jaxpr(lambda *xs: f(*jax.tree.unflatten(tree, xs)), return_shape=True)(*leaves)
+        run = _Run([leaves])
+        run.evaluate(closed, leaves)
+        return jax.tree.unflatten(jax.tree.structure(shape), [run.after_loops(x) for x in closed.jaxpr.outvars])
+
+    return ordered
+
+
+class _Run:
+    """An evaluation of a jaxpr in which every collective gets its place.
+
+    Collectives, and scans that hold some, are events. Event number i is bit i of a set; `needs` has for each variable
+    the set of events whose results it is made of.
+
+    Args:
+        events: for each event before all others, values that are there once it is over.
+    """
+
+    def __init__(self, events: Sequence[Sequence[jax.Array]] = ()):
+        self.events = list(events)
+        self.last_loop = 0  # a set of at most one event; all older ones are before it
+        self.values: dict = {}
+        self.needs: dict = {}
+
+    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array]) -> None:
+        """Evaluate all equations."""
+        self._set((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *inputs), 0)
+        self._evaluate(closed.jaxpr)
+
+    def _evaluate(self, jaxpr: Jaxpr) -> None:
+        for eqn in jaxpr.eqns:
+            if not _communicates(eqn):
+                self._compute(eqn)
+            elif eqn.primitive.name == "scan" and eqn.params["length"] == 1:
+                self._once(eqn)
+            elif eqn.primitive.name == "scan":
+                self._scan(eqn)
+            else:
+                self._collective(eqn)
+
+    def after_loops(self, x) -> jax.Array:
+        """Return a variable's value, which waits for the last loop."""
+        return self._waiting(x, self.last_loop)
+
+    def value(self, x) -> jax.Array:
+        """Return a variable's value."""
+        return x.val if isinstance(x, Literal) else self.values[x]
+
+    def _set(self, variables: Sequence, values: Sequence[jax.Array], needs: int) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            self.values[variable], self.needs[variable] = value, needs
+
+    def _needed(self, variables: Sequence) -> int:
+        return reduce(or_, (0 if isinstance(x, Literal) else self.needs[x] for x in variables), 0)
+
+    def _waiting(self, x, events: int) -> jax.Array:
+        missing = events & ~self._needed([x])
+        witnesses = [y for i, values in enumerate(self.events) if missing >> i & 1 for y in values]
+        return _wait(self.value(x), witnesses) if witnesses else self.value(x)
+
+    def _compute(self, eqn: JaxprEqn) -> None:
+        self._set(eqn.outvars, _bind(eqn, [self.value(x) for x in eqn.invars]), self._needed(eqn.invars))
+        if eqn.primitive.name == "optimization_barrier":  # the compiler drops it, and what it ties together
+            for result, x in zip(eqn.outvars, eqn.invars, strict=True):
+                self.needs[result] = self._needed([x])
+
+    def _collective(self, eqn: JaxprEqn) -> None:
+        if eqn.primitive.name not in COLLECTIVES:
+            raise NotImplementedError(f"collectives in {eqn.primitive.name} have no order on CPUs; move them out of it")
+        results = _bind(eqn, [self.after_loops(x) for x in eqn.invars])
+        self._happened(eqn, results, results, self.last_loop)
+
+    def _scan(self, eqn: JaxprEqn) -> None:
+        before = (1 << len(self.events)) - 1
+        missing = before & ~max(self.last_loop - 1, 0) & ~self._needed(eqn.invars)
+        inputs = [self.value(x) for x in eqn.invars]
+        if missing:
+            # One input that waits is enough: the least, and one that does more than count.
+            least = min((i for i, x in enumerate(inputs) if jnp.ndim(x)), key=lambda i: inputs[i].size)
+            inputs[least] = self._waiting(eqn.invars[least], missing)
+        results = _bind(_with_order_inside(eqn), inputs)
+        self._happened(eqn, results, _changed(eqn, results), before)
+        self.last_loop = 1 << (len(self.events) - 1)
+
+    def _once(self, eqn: JaxprEqn) -> None:
+        """Evaluate a scan's only step in its place, as the compiler does: then its events are events out here."""
+        body, stacked = eqn.params["jaxpr"], eqn.params["num_consts"] + eqn.params["num_carry"]
+        self._set(body.jaxpr.constvars, body.consts, 0)
+        for i, (inner, outer) in enumerate(zip(body.jaxpr.invars, eqn.invars, strict=True)):
+            value = self.value(outer)
+            self._set([inner], [value if i < stacked else value[0]], self._needed([outer]))
+        self._evaluate(body.jaxpr)
+        for i, (inner, outer) in enumerate(zip(body.jaxpr.outvars, eqn.outvars, strict=True)):
+            value = self.value(inner)
+            self._set([outer], [value if i < eqn.params["num_carry"] else value[None]], self._needed([inner]))
+
+    def _happened(self, eqn: JaxprEqn, results: Sequence, witnesses: Sequence, before: int) -> None:
+        self.events.append(tuple(witnesses))
+        happened = 1 << (len(self.events) - 1)
+        self._set(eqn.outvars, results, self._needed(eqn.invars) | before | happened)
+
+
+def _communicates(eqn: JaxprEqn) -> bool:
+    inner = [e for jaxpr in jaxprs_in_params(eqn.params) for e in jaxpr.eqns]
+    return eqn.primitive.name in COLLECTIVES or any(_communicates(e) for e in inner)
+
+
+def _bind(eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """Apply one equation, under its own name in profiles."""
+    given = {x: value for x, value in zip(eqn.invars, inputs, strict=True) if not isinstance(x, Literal)}
+    alone = Jaxpr((), list(given), eqn.outvars, [eqn], eqn.effects)
+    return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
+
+
+def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
+    """Return a scan with its body in order; bodies without loops that communicate are."""
+    body = eqn.params["jaxpr"]
+    if not any(_communicates(inner) and inner.primitive.name not in COLLECTIVES for inner in body.eqns):
+        return eqn
+
+    def ordered(*inputs):
+        run = _Run()
+        run.evaluate(body, inputs)
+        return [run.value(x) for x in body.jaxpr.outvars]
+
+    return eqn.replace(params={**eqn.params, "jaxpr": jax.make_jaxpr(ordered)(*body.in_avals)})
+
+
+def _changed(eqn: JaxprEqn, results: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the least result of a scan that exists only once it is over, and that is used anyway."""
+    body, first = eqn.params["jaxpr"].jaxpr, eqn.params["num_consts"]
+    kept = {i for i in range(eqn.params["num_carry"]) if body.outvars[i] is body.invars[first + i]}
+    wanted = [
+        x
+        for i, x in enumerate(results)
+        if i not in kept and not isinstance(eqn.outvars[i], DropVar) and jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    return [min(wanted, key=lambda x: x.size)] if wanted else list(results)
+
+
+def _wait(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+    """Return `x`, known only once the others are: a choice by what no number is, which compilers do not see through."""
+    never = jnp.zeros((), bool)
+    for other in others:
+        first = other.ravel()[0].astype(jnp.float32) if other.ndim else other.astype(jnp.float32)
+        never |= (first != first) & (first == first)
+    return lax.select(jnp.broadcast_to(never, x.shape), jnp.zeros_like(x), x)

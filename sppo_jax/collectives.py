@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
-COLLECTIVES = frozenset(("psum", "pmax", "pmin", "ppermute", "all_to_all", "all_gather", "reduce_scatter"))
+from sppo_jax.compat import scan_counts
 
 
 def in_order(f: Callable) -> Callable:
@@ -70,13 +70,13 @@ class _Run:
     def _evaluate(self, jaxpr: Jaxpr) -> None:
         for eqn in jaxpr.eqns:
             if not _communicates(eqn):
-                self._compute(eqn)
+                self._compute(jaxpr, eqn)
             elif eqn.primitive.name == "scan" and eqn.params["length"] == 1:
                 self._once(eqn)
             elif eqn.primitive.name == "scan":
-                self._scan(eqn)
+                self._scan(jaxpr, eqn)
             else:
-                self._collective(eqn)
+                self._collective(jaxpr, eqn)
 
     def after_loops(self, x) -> jax.Array:
         """Return a variable's value, which waits for the last loop."""
@@ -98,19 +98,19 @@ class _Run:
         witnesses = [y for i, values in enumerate(self.events) if missing >> i & 1 for y in values]
         return _wait(self.value(x), witnesses) if witnesses else self.value(x)
 
-    def _compute(self, eqn: JaxprEqn) -> None:
-        self._set(eqn.outvars, _bind(eqn, [self.value(x) for x in eqn.invars]), self._needed(eqn.invars))
+    def _compute(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
+        self._set(eqn.outvars, _bind(jaxpr, eqn, [self.value(x) for x in eqn.invars]), self._needed(eqn.invars))
         if eqn.primitive.name == "optimization_barrier":  # the compiler drops it, and what it ties together
             for result, x in zip(eqn.outvars, eqn.invars, strict=True):
                 self.needs[result] = self._needed([x])
 
-    def _collective(self, eqn: JaxprEqn) -> None:
-        if eqn.primitive.name not in COLLECTIVES:
+    def _collective(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
+        if not _is_collective(eqn):
             raise NotImplementedError(f"collectives in {eqn.primitive.name} have no order on CPUs; move them out of it")
-        results = _bind(eqn, [self.after_loops(x) for x in eqn.invars])
+        results = _bind(jaxpr, eqn, [self.after_loops(x) for x in eqn.invars])
         self._happened(eqn, results, results, self.last_loop)
 
-    def _scan(self, eqn: JaxprEqn) -> None:
+    def _scan(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         before = (1 << len(self.events)) - 1
         missing = before & ~max(self.last_loop - 1, 0) & ~self._needed(eqn.invars)
         inputs = [self.value(x) for x in eqn.invars]
@@ -118,21 +118,22 @@ class _Run:
             # One input that waits is enough: the least, and one that does more than count.
             least = min((i for i, x in enumerate(inputs) if jnp.ndim(x)), key=lambda i: inputs[i].size)
             inputs[least] = self._waiting(eqn.invars[least], missing)
-        results = _bind(_with_order_inside(eqn), inputs)
+        results = _bind(jaxpr, _with_order_inside(eqn), inputs)
         self._happened(eqn, results, _changed(eqn, results), before)
         self.last_loop = 1 << (len(self.events) - 1)
 
     def _once(self, eqn: JaxprEqn) -> None:
         """Evaluate a scan's only step in its place, as the compiler does: then its events are events out here."""
-        body, stacked = eqn.params["jaxpr"], eqn.params["num_consts"] + eqn.params["num_carry"]
+        body = eqn.params["jaxpr"]
+        num_constants, num_carried = scan_counts(eqn.params)
         self._set(body.jaxpr.constvars, body.consts, 0)
         for i, (inner, outer) in enumerate(zip(body.jaxpr.invars, eqn.invars, strict=True)):
             value = self.value(outer)
-            self._set([inner], [value if i < stacked else value[0]], self._needed([outer]))
+            self._set([inner], [value if i < num_constants + num_carried else value[0]], self._needed([outer]))
         self._evaluate(body.jaxpr)
         for i, (inner, outer) in enumerate(zip(body.jaxpr.outvars, eqn.outvars, strict=True)):
             value = self.value(inner)
-            self._set([outer], [value if i < eqn.params["num_carry"] else value[None]], self._needed([inner]))
+            self._set([outer], [value if i < num_carried else value[None]], self._needed([inner]))
 
     def _happened(self, eqn: JaxprEqn, results: Sequence, witnesses: Sequence, before: int) -> None:
         self.events.append(tuple(witnesses))
@@ -140,22 +141,28 @@ class _Run:
         self._set(eqn.outvars, results, self._needed(eqn.invars) | before | happened)
 
 
+def _is_collective(eqn: JaxprEqn) -> bool:
+    axes = eqn.params.get("axes") or eqn.params.get("axis_name") or ()
+    named = any(isinstance(axis, str) for axis in (axes if isinstance(axes, tuple) else (axes,)))
+    return named and eqn.primitive.name != "axis_index"
+
+
 def _communicates(eqn: JaxprEqn) -> bool:
     inner = [e for jaxpr in jaxprs_in_params(eqn.params) for e in jaxpr.eqns]
-    return eqn.primitive.name in COLLECTIVES or any(_communicates(e) for e in inner)
+    return _is_collective(eqn) or any(_communicates(e) for e in inner)
 
 
-def _bind(eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """Apply one equation, under its own name in profiles."""
+def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """Apply one equation of a jaxpr, under its own name in profiles."""
     given = {x: value for x, value in zip(eqn.invars, inputs, strict=True) if not isinstance(x, Literal)}
-    alone = Jaxpr((), list(given), eqn.outvars, [eqn], eqn.effects)
+    alone = jaxpr.replace(constvars=[], invars=list(given), outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects)
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
 def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
     """Return a scan with its body in order; bodies without loops that communicate are."""
     body = eqn.params["jaxpr"]
-    if not any(_communicates(inner) and inner.primitive.name not in COLLECTIVES for inner in body.eqns):
+    if not any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns):
         return eqn
 
     def ordered(*inputs):
@@ -168,8 +175,9 @@ def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
 
 def _changed(eqn: JaxprEqn, results: Sequence[jax.Array]) -> list[jax.Array]:
     """Return the least result of a scan that exists only once it is over, and that is used anyway."""
-    body, first = eqn.params["jaxpr"].jaxpr, eqn.params["num_consts"]
-    kept = {i for i in range(eqn.params["num_carry"]) if body.outvars[i] is body.invars[first + i]}
+    body = eqn.params["jaxpr"].jaxpr
+    num_constants, num_carried = scan_counts(eqn.params)
+    kept = {i for i in range(num_carried) if body.outvars[i] is body.invars[num_constants + i]}
     wanted = [
         x
         for i, x in enumerate(results)

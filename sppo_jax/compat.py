@@ -75,6 +75,14 @@ def keeps_order(platform: str) -> bool:
     return platform != "cpu"
 
 
+def scan_counts(params: dict) -> tuple[int, int]:
+    """Return how many inputs of a scan's equation are constants, and how many are carried; what is left is cut up."""
+    if "ft_in" in params:  # since 0.12
+        constants, carried, _ = params["ft_in"].unpack()
+        return len(constants), len(carried)
+    return params["num_consts"], params["num_carry"]
+
+
 def cudnn_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool, scale: float):
     """Bind cuDNN's attention; returns out_NTH in the dtype of q and lse_NT in float32."""
     operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)

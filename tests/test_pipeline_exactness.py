@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from exactness import assert_exact, dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
 from flax import nnx
+from hlo_order import overtaking
 
 from sppo_jax.attention import blockwise, flash
 from sppo_jax.pipeline.api import Step, value_and_grad
@@ -50,15 +51,16 @@ def compare(case, seed, count):
     shared = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention)
     whole = plan.stash.rest == "host" and max(group_gaps(plan.table())) >= MIN_HOST_GAP
     assert Step(plan, model, None, train=True).uses_host == (shared or whole)
-    dense, step = dense_step(model), quick_jit(value_and_grad(plan, model))
-    tolerance = case.tolerance or TOLERANCE[case.dtype]
-    for batch in batches(np.random.default_rng(seed), plan, model.config.vocab_size, count):
-        want = dense(nnx.state(model, nnx.Param), batch)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(blockwise, "BLOCK_Q", case.blocks[0])
-            patch.setattr(blockwise, "BLOCK_K", case.blocks[1])
-            patch.setattr(flash, "MAX_TILE", case.blocks[1])
-            assert_exact(plan, model, batch, tolerance=tolerance, step=step, dense=lambda *_, want=want: want)
+    drawn = list(batches(np.random.default_rng(seed), plan, model.config.vocab_size, count))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "BLOCK_Q", case.blocks[0])
+        patch.setattr(blockwise, "BLOCK_K", case.blocks[1])
+        patch.setattr(flash, "MAX_TILE", case.blocks[1])
+        step = quick_jit(value_and_grad(plan, model)).lower(nnx.state(model, nnx.Param), drawn[0]).compile()
+    assert overtaking(step.as_text()) == []
+    dense, tolerance = dense_step(model), case.tolerance or TOLERANCE[case.dtype]
+    for batch in drawn:
+        assert_exact(plan, model, batch, tolerance=tolerance, step=step, dense=dense)
 
 
 def own_table():

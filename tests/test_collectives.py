@@ -1,0 +1,129 @@
+"""The order of a program's collectives, read from what the compiler made of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hlo_order import overtaking
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from sppo_jax.collectives import in_order
+
+RING = [(i, (i + 1) % 8) for i in range(8)]
+
+
+def shift(x):
+    return lax.ppermute(x, "ring", RING)
+
+
+def around(x, times=3):
+    """Send an array on, so many times, in a loop."""
+    return lax.scan(lambda x, _: (jnp.sin(shift(x)), None), x, None, length=times)[0]
+
+
+def loop_then_collective(x, y):
+    return around(x), lax.all_to_all(y, "ring", 0, 0)
+
+
+def collective_then_loop(x, y):
+    moved = lax.all_to_all(y, "ring", 0, 0)
+    return around(x), moved
+
+
+def two_loops(x, y):
+    return around(x), around(y, 5)
+
+
+def behind_a_barrier(x, y):
+    """The compiler drops the barrier, so that it orders nothing."""
+    x, y = lax.optimization_barrier((around(x), y))
+    return x, around(y)
+
+
+def inside_a_loop(x, y):
+    def step(carry, _):
+        x, y = carry
+        return (around(x), lax.all_to_all(y, "ring", 0, 0)), y.sum()
+
+    (x, y), sums = lax.scan(step, (x, y), None, length=2)
+    return x, y + sums[0]
+
+
+def in_loops_of_one_step(x, y):
+    """The compiler takes such a loop apart: what is in it comes to stand beside the rest."""
+
+    def step(carry, row):
+        x, y = carry
+        return (around(x), around(y) + row), y
+
+    (x, y), (seen,) = lax.scan(step, (x, y), jnp.arange(1.0))
+    return x, y + seen
+
+
+def of_numbers(x, y):
+    """Whole numbers make no witness that is no number."""
+    counts = lax.scan(lambda n, _: (shift(n) + 1, None), jnp.arange(8), None, length=3)[0]
+    return x + counts.sum().astype(x.dtype), lax.psum(y, "ring")
+
+
+PROGRAMS = (
+    loop_then_collective,
+    collective_then_loop,
+    two_loops,
+    behind_a_barrier,
+    inside_a_loop,
+    in_loops_of_one_step,
+    of_numbers,
+)
+
+
+def compiled(body):
+    mesh, spec = jax.make_mesh((8,), ("ring",), axis_types=(jax.sharding.AxisType.Auto,)), P("ring")
+    step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    return step.lower(*inputs()).compile()
+
+
+def inputs():
+    return [jnp.asarray(np.random.default_rng(i).normal(size=(64, 16)), jnp.float32) for i in range(2)]
+
+
+def on_one_device(body):
+    split = [x.reshape(8, 8, 16) for x in inputs()]
+    return [x.reshape(64, 16) for x in jax.vmap(body, axis_name="ring")(*split)]
+
+
+@pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
+def test_nothing_overtakes_a_loop_and_the_results_are_the_same(body):
+    program = compiled(in_order(body))
+    assert overtaking(program.as_text()) == []
+    for got, want in zip(program(*inputs()), on_one_device(body), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_without_an_order_they_may_overtake():
+    unordered = {body.__name__ for body in PROGRAMS if overtaking(compiled(body).as_text())}
+    assert unordered >= {"two_loops", "behind_a_barrier", "in_loops_of_one_step"}
+
+
+@pytest.mark.parametrize("inside", ["a branch", "a loop of unknown length"])
+def test_collectives_elsewhere_are_refused(inside):
+    def body(x, y):
+        if inside == "a branch":
+            return lax.cond(x[0, 0] > 0, shift, jnp.sin, x), y
+        return lax.while_loop(lambda x: x[0, 0] < 1, shift, x), y
+
+    with pytest.raises(NotImplementedError, match="have no order on CPUs; move them out of it"):
+        compiled(in_order(body))
+
+
+def test_a_program_that_is_in_order_stays_as_it_is():
+    """What needs the loop anyway is not made to wait again."""
+
+    def body(x, y):
+        return lax.psum(around(x), "ring"), y
+
+    selects = [
+        str(jax.make_jaxpr(f, axis_env=[("ring", 8)])(*inputs())).count("select_n") for f in (body, in_order(body))
+    ]
+    assert selects[1] - selects[0] == 2  # the loop waits for what the compiler does to the inputs, and y for the loop

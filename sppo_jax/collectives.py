@@ -115,8 +115,10 @@ class _Run:
         missing = before & ~max(self.last_loop - 1, 0) & ~self._needed(eqn.invars)
         inputs = [self.value(x) for x in eqn.invars]
         if missing:
-            # One input that waits is enough: the least, and one that does more than count.
-            least = min((i for i, x in enumerate(inputs) if jnp.ndim(x)), key=lambda i: inputs[i].size)
+            # One input that waits is enough: the least, and no whole numbers, which may be constants worth folding.
+            arrays = [i for i, x in enumerate(inputs) if jnp.ndim(x)]
+            wanted = [i for i in arrays if jnp.issubdtype(inputs[i].dtype, jnp.inexact)] or arrays
+            least = min(wanted, key=lambda i: inputs[i].size)
             inputs[least] = self._waiting(eqn.invars[least], missing)
         results = _bind(jaxpr, _with_order_inside(eqn), inputs)
         self._happened(eqn, results, _changed(eqn, results), before)
@@ -187,9 +189,13 @@ def _changed(eqn: JaxprEqn, results: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _wait(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
-    """Return `x`, known only once the others are: a choice by what no number is, which compilers do not see through."""
+    """Return `x`, known only once the others are.
+
+    The choice is by what no number is, which compilers do not see through. It is a branch, which they fuse with
+    nothing: the arithmetic around it, down to its rounding, stays what it would be without.
+    """
     never = jnp.zeros((), bool)
     for other in others:
-        first = other.ravel()[0].astype(jnp.float32) if other.ndim else other.astype(jnp.float32)
+        first = lax.convert_element_type(other[(0,) * other.ndim], jnp.float32)
         never |= (first != first) & (first == first)
-    return lax.select(jnp.broadcast_to(never, x.shape), jnp.zeros_like(x), x)
+    return lax.cond(never, jnp.zeros_like, lambda x: x, x)

@@ -128,8 +128,9 @@ class Step:
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), layout.gradient_specs(self.gradient_dims))
+        as_written = self.mesh.size == 1 or keeps_order(self.platform)
         step = jax.shard_map(
-            self._on_device if keeps_order(self.platform) else in_order(self._on_device),
+            self._on_device if as_written else in_order(self._on_device),
             mesh=self.mesh,
             in_specs=(specs, [layout.STRIPED] * 3, Tags(layout.WHOLE, layout.WHOLE)),
             out_specs=out_specs,

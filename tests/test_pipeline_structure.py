@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxprs import is_host, walk
 
 from sppo_jax.attention.validate import KEYS
+from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import Step, value_and_grad
 from sppo_jax.pipeline.fold import num_segments, unfold
 
@@ -36,9 +37,11 @@ def arguments(plan, model):
 
 
 def trace(num_layers=4, **changes):
-    """Return the plan, its program and all equations of its step."""
+    """Return the plan, its program and all equations of its step, as written: CPUs add an order of collectives."""
     plan, model = small_plan(**changes), small_model(dtype="float32", num_layers=num_layers)
-    jaxpr = jax.make_jaxpr(value_and_grad(plan, model))(*arguments(plan, model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "keeps_order", lambda platform: True)
+        jaxpr = jax.make_jaxpr(value_and_grad(plan, model))(*arguments(plan, model))
     return plan, Step(plan, model, None, train=True).program, list(walk(jaxpr.jaxpr))
 
 

@@ -1,24 +1,25 @@
 """One order of a program's collectives on every device, where the runtime keeps none.
 
-XLA:CPU runs on a pool of threads whatever has its inputs, collectives too: one that needs nothing of another may
-overtake it, on some devices and not on others. Devices then wait for each other for ever, or exchange with the wrong
-collective, since all of `shard_map`'s have one channel. The runtime means to start a computation's collectives in one
-order, but takes a loop for started before the collectives inside it are (seen with jaxlib 0.10.2 and more threads than
-devices), and lets even neighbours change places (seen with jaxlib 0.12.0.1). GPUs and TPUs keep the order of the
-compiler's schedule.
+XLA:CPU runs on a pool of threads whatever has its inputs. The collectives of one computation it starts in one order,
+but a loop counts as started before the collectives inside it are: one that comes after the loop, and needs nothing of
+it, may overtake them, on some devices and not on others. Devices then wait for each other for ever, or exchange with
+the wrong collective, since all of `shard_map`'s have one channel (seen with jaxlib 0.10.2, with twice as many threads
+as devices); since jaxlib 0.12 even neighbours change places. GPUs and TPUs keep the order of the compiler's schedule.
 
-So here every collective, and every loop that holds some, is made to need something of the one before it. Most do
-anyway; the others get an input that waits.
+So here every collective is made to need something of the last loop before it (with newer runtimes of its neighbour
+too), and every loop something of all collectives before it. Most do anyway; the others get an input that waits.
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
-from sppo_jax.compat import scan_counts
+from sppo_jax.compat import neighbours_keep_order, scan_counts
 
 
 def in_order(f: Callable) -> Callable:
@@ -38,9 +39,9 @@ def in_order(f: Callable) -> Callable:
     def ordered(*args):
         leaves, tree = jax.tree.flatten(args)
         closed, shape = jax.make_jaxpr(lambda *xs: f(*jax.tree.unflatten(tree, xs)), return_shape=True)(*leaves)
-        run = _Run(leaves)
+        run = _Run([leaves])
         run.evaluate(closed, leaves)
-        return jax.tree.unflatten(jax.tree.structure(shape), [run.waiting(x) for x in closed.jaxpr.outvars])
+        return jax.tree.unflatten(jax.tree.structure(shape), [run.after_loops(x) for x in closed.jaxpr.outvars])
 
     return ordered
 
@@ -48,16 +49,16 @@ def in_order(f: Callable) -> Callable:
 class _Run:
     """An evaluation of a jaxpr in which every collective gets its place.
 
-    Collectives, and scans that hold some, are events. Since each needs the one before it, all that `needs` has to say
-    of a variable is the number of the last event that its value is made of.
+    Collectives, and scans that hold some, are events. Event number i is bit i of a set; `needs` has for each variable
+    the set of events whose results it is made of.
 
     Args:
-        arrived: values that are there once event 1, which is before all others, is over; none for no such event.
+        events: for each event before all others, values that are there once it is over.
     """
 
-    def __init__(self, arrived: Sequence[jax.Array] = ()):
-        self.witnesses = list(arrived)  # of the last event: values that are there once it is over
-        self.last = 1 if self.witnesses else 0
+    def __init__(self, events: Sequence[Sequence[jax.Array]] = ()):
+        self.events = list(events)
+        self.last_loop = 0  # a set of at most one event; all older ones are before it
         self.values: dict = {}
         self.needs: dict = {}
 
@@ -77,9 +78,10 @@ class _Run:
             else:
                 self._collective(jaxpr, eqn)
 
-    def waiting(self, x) -> jax.Array:
-        """Return a variable's value, which waits for the last event."""
-        return self.value(x) if self._needed([x]) == self.last else _wait(self.value(x), self.witnesses)
+    def after_loops(self, x) -> jax.Array:
+        """Return a variable's value, which waits for the last loop, and for a neighbour where needed."""
+        neighbour = 0 if neighbours_keep_order() else (1 << len(self.events)) >> 1
+        return self._waiting(x, self.last_loop | neighbour)
 
     def value(self, x) -> jax.Array:
         """Return a variable's value."""
@@ -90,7 +92,12 @@ class _Run:
             self.values[variable], self.needs[variable] = value, needs
 
     def _needed(self, variables: Sequence) -> int:
-        return max((0 if isinstance(x, Literal) else self.needs[x] for x in variables), default=0)
+        return reduce(or_, (0 if isinstance(x, Literal) else self.needs[x] for x in variables), 0)
+
+    def _waiting(self, x, events: int) -> jax.Array:
+        missing = events & ~self._needed([x])
+        witnesses = [y for i, values in enumerate(self.events) if missing >> i & 1 for y in values]
+        return _wait(self.value(x), witnesses) if witnesses else self.value(x)
 
     def _compute(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         self._set(eqn.outvars, _bind(jaxpr, eqn, [self.value(x) for x in eqn.invars]), self._needed(eqn.invars))
@@ -101,19 +108,22 @@ class _Run:
     def _collective(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         if not _is_collective(eqn):
             raise NotImplementedError(f"collectives in {eqn.primitive.name} have no order on CPUs; move them out of it")
-        results = _bind(jaxpr, eqn, [self.waiting(x) for x in eqn.invars])
-        self._happened(eqn, results, results)
+        results = _bind(jaxpr, eqn, [self.after_loops(x) for x in eqn.invars])
+        self._happened(eqn, results, results, self.last_loop)
 
     def _scan(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
+        before = (1 << len(self.events)) - 1
+        missing = before & ~max(self.last_loop - 1, 0) & ~self._needed(eqn.invars)
         inputs = [self.value(x) for x in eqn.invars]
-        if self._needed(eqn.invars) < self.last:
+        if missing:
             # One input that waits is enough: the least, and no whole numbers, which may be constants worth folding.
             arrays = [i for i, x in enumerate(inputs) if jnp.ndim(x)]
             wanted = [i for i in arrays if jnp.issubdtype(inputs[i].dtype, jnp.inexact)] or arrays
             least = min(wanted, key=lambda i: inputs[i].size)
-            inputs[least] = self.waiting(eqn.invars[least])
+            inputs[least] = self._waiting(eqn.invars[least], missing)
         results = _bind(jaxpr, _with_order_inside(eqn), inputs)
-        self._happened(eqn, results, _changed(eqn, results))
+        self._happened(eqn, results, _changed(eqn, results), before)
+        self.last_loop = 1 << (len(self.events) - 1)
 
     def _once(self, eqn: JaxprEqn) -> None:
         """Evaluate a scan's only step in its place, as the compiler does: then its events are events out here."""
@@ -128,10 +138,10 @@ class _Run:
             value = self.value(inner)
             self._set([outer], [value if i < num_carried else value[None]], self._needed([inner]))
 
-    def _happened(self, eqn: JaxprEqn, results: Sequence, witnesses: Sequence) -> None:
-        self.last += 1
-        self.witnesses = list(witnesses)
-        self._set(eqn.outvars, results, self.last)
+    def _happened(self, eqn: JaxprEqn, results: Sequence, witnesses: Sequence, before: int) -> None:
+        self.events.append(tuple(witnesses))
+        happened = 1 << (len(self.events) - 1)
+        self._set(eqn.outvars, results, self._needed(eqn.invars) | before | happened)
 
 
 def _is_collective(eqn: JaxprEqn) -> bool:
@@ -153,8 +163,10 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
 
 
 def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
-    """Return a scan with its body in order."""
+    """Return a scan with its body in order; bodies without loops that communicate are."""
     body = eqn.params["jaxpr"]
+    if not any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns):
+        return eqn
 
     def ordered(*inputs):
         run = _Run()

@@ -75,6 +75,11 @@ def keeps_order(platform: str) -> bool:
     return platform != "cpu"
 
 
+def neighbours_keep_order() -> bool:
+    """Return whether XLA:CPU starts the collectives of one computation, loops apart, in the order of the program."""
+    return jax.__version_info__ < (0, 11)
+
+
 def scan_counts(params: dict) -> tuple[int, int]:
     """Return how many inputs of a scan's equation are constants, and how many are carried; what is left is cut up."""
     if "ft_in" in params:  # since 0.12

@@ -163,9 +163,10 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
 
 
 def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
-    """Return a scan with its body in order; bodies without loops that communicate are."""
+    """Return a scan with its body in order; where neighbours keep theirs, bodies without loops that communicate are."""
     body = eqn.params["jaxpr"]
-    if not any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns):
+    holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
+    if neighbours_keep_order() and not holds_loops:
         return eqn
 
     def ordered(*inputs):

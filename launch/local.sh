@@ -88,6 +88,15 @@ stop() {
 }
 trap stop TERM INT USR1
 
+# Gloo greets on standard output, from several threads at once: its lines are dropped, also where they tore each other.
+gloo='^(\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : |[0-9]+)*$'
+owed=0 # line ends that are still to come of greetings that began
+greeting() { # is $1 all of gloo's?
+  local rest=${1//"[Gloo] Rank "/}
+  owed=$((owed + (${#1} - ${#rest}) / 12))
+  ((owed > 0)) && [[ $1 =~ $gloo ]] && owed=$((owed - 1))
+}
+
 pipes=$(mktemp -d) || exit 2
 trap 'rm -rf "$pipes"' EXIT
 for ((k = 0; k < num; k++)); do
@@ -95,7 +104,7 @@ for ((k = 0; k < num; k++)); do
   {
     trap '' TERM INT USR1 # the last words count
     while IFS= read -r line || [[ $line ]]; do
-      [[ $line == "[Gloo] Rank "* ]] || printf '[%d] %s\n' $k "$line"
+      greeting "$line" || printf '[%d] %s\n' $k "$line"
     done
   } <"$pipes/$k" &
   readers+=($!)

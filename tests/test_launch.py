@@ -20,7 +20,7 @@ CHILD = """
 import os, signal, sys, time
 me, fate = os.environ["SPPO_PROCESS_ID"], sys.argv[1]
 print("started", me, os.environ["SPPO_NUM_PROCESSES"], flush=True)
-print("[Gloo] Rank 0 is connected to 1 peer ranks.")
+print("[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1")
 if fate == "save":
     def save(*_):
         time.sleep(0.5)
@@ -85,6 +85,28 @@ def test_every_line_names_its_process():
     assert sorted(out.splitlines()) == sorted(
         line for k in range(3) for line in (f"[{k}] started {k} 3", f"[{k}] ready")
     )
+
+
+SPOKEN = "[Gloo] Rank 1 is connected to 15 peer ranks. Expected number of connected peer ranks is : 15\n"
+TORN = [
+    SPOKEN + SPOKEN,
+    "[Gloo] Rank " + SPOKEN + SPOKEN.removeprefix("[Gloo] Rank "),
+    SPOKEN[:-1] + SPOKEN + "\n",
+    SPOKEN[:-3] + SPOKEN + "15\n",
+    "[Gloo] Rank [Gloo] Rank 11 is connected to  is connected to 15" + 2 * SPOKEN.partition("15")[2],
+]
+
+
+@pytest.mark.parametrize("greeting", TORN)
+def test_greetings_are_dropped_also_when_torn_and_nothing_else_is(greeting):
+    out, _ = local("1", "--", "printf", "%s\n7\n\n7 peers\n", greeting).communicate(timeout=60)
+    assert out.splitlines() == ["[0] ", "[0] 7", "[0] ", "[0] 7 peers"]
+
+
+def test_a_line_that_a_greeting_tore_is_kept():
+    words = "[Gloo] Rank step 1/4\n" + SPOKEN.removeprefix("[Gloo] Rank ")
+    out, _ = local("1", "--", "printf", "%s", words + "step 2/4\n").communicate(timeout=60)
+    assert out.splitlines() == ["[0] [Gloo] Rank step 1/4", "[0] step 2/4"]
 
 
 def test_one_failure_ends_the_others_with_its_code():

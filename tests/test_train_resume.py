@@ -109,9 +109,11 @@ def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path):
         other = make_config(source, **{**wide, **groups})
         run_dir = shutil.copytree(tmp_path / "one", tmp_path / str(number))
         shutil.rmtree(run_dir / "checkpoints" / "6")
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run_dir / "metrics.jsonl").write_text("".join(lines[:3]))  # what follows comes from this run
         run(other, run_dir)
         got = losses_of(run_dir)
-        assert list(got) == list(want) and got != want
+        assert list(got) == list(want)
         np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
         resumed = next(line for line in lines_of(run_dir, "events") if line["kind"] == "resume")
         assert resumed["step"] == 3 and "the plan's mesh, chunk_lengths" in resumed["text"]

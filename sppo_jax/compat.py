@@ -65,7 +65,7 @@ def one_at_a_time(platform: str) -> bool:
 
     Simulated devices share a pool of threads: with several steps in flight those of a later one can hold the threads
     for which an earlier one waits, for ever (seen with 8 devices on 2 cores, jaxlib 0.10.2). PJRT_NPROC, twice the
-    number of devices or more, is another way out; there it made steps 25% longer.
+    number of devices or more, is another way out.
     """
     return platform == "cpu"
 

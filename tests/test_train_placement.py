@@ -38,7 +38,9 @@ def run_together(folder, num_processes, names):
     ]
     for process, (status, out, errors) in enumerate(finish(processes, 300)):
         assert status == 0, errors
-        assert GLOO.sub("", out).split() == (["done"] if process == 0 else []), out
+        own = ["done"] if process == 0 else []
+        assert GLOO.sub("", out).split() == own, out
+        assert out.count("\n") == out.count("[Gloo] Rank ") + len(own), out
     for name in names:
         with np.load(folder / f"{name}.npz") as saved:
             got = list(saved.values())

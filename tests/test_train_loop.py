@@ -1,6 +1,7 @@
 """A whole run on simulated devices: files, learning, determinism, checkpoint."""
 
 import math
+import time
 from itertools import islice
 
 import jax
@@ -97,6 +98,15 @@ def test_the_run_says_how_it_went(finished):
     _, run_dir, _ = finished
     assert [line["kind"] for line in lines_of(run_dir, "events")] == ["start", "save", "stop"]
     assert (run_dir / "finished").read_text().startswith("12 steps")
+
+
+def test_each_step_is_charged_its_own_time(source, tmp_path, monkeypatch):
+    """Also the last one and those before a save, which nothing follows that would wait for them."""
+    ready = jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda x: (time.sleep(0.05), ready(x))[1])
+    groups = {"train": {"steps": 5, "log_every": 1, "eval_sequences": 0}, "checkpoint": {"every_steps": 2}}
+    run(make_config(source, **groups), tmp_path)
+    assert [line["step"] for line in lines_of(tmp_path) if line["step_s"] >= 0.05] == [1, 2, 3, 4, 5]
 
 
 def test_state_is_made_where_it_belongs(finished):

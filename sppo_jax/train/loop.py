@@ -78,9 +78,9 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 watchdog.beat(done, "step")
                 overdue = 0 < config.checkpoint.every_s <= time.monotonic() - saved_s
                 state, outputs = step(state, batch, signals.array(save=overdue))
+                wish = meter.wait()  # for the step before, while this one runs
                 if alone:
                     jax.block_until_ready(outputs)
-                wish = meter.wait()  # for the step before, while this one runs
                 meter.write()
                 meter.expect(done, outputs)
 

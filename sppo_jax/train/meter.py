@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
 
 from sppo_jax.train.metrics import causal_flops_per_token, peak_flops_per_s, peak_memory
 from sppo_jax.train.record import Record
@@ -33,6 +34,9 @@ class Meter:
         self._done: tuple[int, dict[str, Any], float] | None = None
         self._logged, self._num_skipped, self._is_spike = first, 0, False
         self._spent_s = {"data_s": 0.0, "save_s": 0.0}
+        # All at once: what is computed between steps waits for the one that runs.
+        with jax.numpy_dtype_promotion("standard"):
+            self._learning_rates = np.asarray(experiment.schedule(np.arange(experiment.config.train.steps)))
         self._since_s = time.perf_counter()
         self.failure: str | None = None
 
@@ -120,7 +124,7 @@ class Meter:
             "step": step,
             "loss": _finite(outputs["loss"]),
             "grad_norm": _finite(outputs["grad_norm"]),
-            "learning_rate": float(experiment.schedule(max(step - 1 - self._num_skipped, 0))),
+            "learning_rate": float(self._learning_rates[max(step - 1 - self._num_skipped, 0)]),
             "tokens_per_s": tokens_per_s,
             "step_s": step_s,
             **{name: spent_s / num_steps for name, spent_s in self._spent_s.items()},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import optax
@@ -49,7 +48,7 @@ class Experiment:
     validation: Rows | None
     value_and_grad: ValueAndGrad
     token_scores: Scores
-    schedule: Callable[[int], float]
+    schedule: optax.Schedule
     optimizer: optax.GradientTransformation
     shardings: TrainState
 

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from blocks import write_block
+from gpu_parts.machine import cpu_name
 
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster, measured
@@ -364,7 +365,7 @@ def measure(args: argparse.Namespace) -> dict:
     rows = rows_of(found, times)
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "hardware": f"{_cpu_name()}, {os.cpu_count()} cores",
+        "hardware": f"{cpu_name()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "jax": jax.__version__,
         "rounds": args.rounds,
@@ -375,11 +376,6 @@ def measure(args: argparse.Namespace) -> dict:
         "verdict": judge(rows),
         "rows": rows,
     }
-
-
-def _cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.machine())
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -23,6 +23,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gpu_parts.machine import cpu_name
+
 MODELS = {
     # Attention takes most of the time, as in long sequences of a large model.
     "small": {
@@ -304,7 +306,7 @@ def write(args: argparse.Namespace, rows: list[dict]) -> Path:
 
     kind = args.compile or "cpu"
     name = f"{'memory' if args.compile else 'time'}_{kind}_{args.model}_{args.devices}dev"
-    hardware = f"compiled for {kind}, not run" if args.compile else f"{_cpu_name()}, {os.cpu_count()} cores"
+    hardware = f"compiled for {kind}, not run" if args.compile else f"{cpu_name()}, {os.cpu_count()} cores"
     report = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": hardware,
@@ -323,14 +325,6 @@ def write(args: argparse.Namespace, rows: list[dict]) -> Path:
     path = args.out / f"{name}.md"
     path.write_text("\n".join([head + f", chunks of {args.chunk} tokens.", "", *table, ""]), encoding="utf-8")
     return path
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((x.partition(":")[2].strip() for x in lines if x.startswith("model name")), platform.machine())
 
 
 def main(arguments: list[str] | None = None) -> int:

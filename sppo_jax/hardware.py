@@ -18,7 +18,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sppo_jax.profile.store import read_profile
+from sppo_jax.profile.store import Profile, read_profile
 
 _GiB = 2**30
 # Above any machine; a planner that tries every divisor of more would not come back.
@@ -291,6 +291,11 @@ def measured(device: Device, path: Path) -> Device:
             f"hardware.measured must be of the device that is planned for, {device.name}, got {path}, measured on "
             f"{profile.device}: measure there, or leave it out"
         )
+    return with_profile(device, profile)
+
+
+def with_profile(device: Device, profile: Profile) -> Device:
+    """Returns a device with measured figures in the place of the datasheet's; its capacities stay."""
     return replace(
         device,
         matmul_flops_s=profile.matmul_flops_s,

@@ -1,12 +1,13 @@
-"""The very train step of a plan, lowered for devices that need not exist."""
+"""The very train step of a plan, for devices that need not exist."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -19,11 +20,34 @@ from sppo_jax.planner.plan import Plan
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
 from sppo_jax.train.signals import signal_sharding
 from sppo_jax.train.state import TrainState, first_state, state_shardings
-from sppo_jax.train.step import make_train_step
+from sppo_jax.train.step import TrainStep, make_train_step
 
 
-def lower_train_step(config: Config, plan: Plan, devices: Sequence, platform: str) -> jax.stages.Lowered:
-    """Lower gradients and optimizer, as `sppo train` runs them, for the plan's mesh.
+@dataclass(frozen=True, kw_only=True)
+class TrainProgram:
+    """The train step of a plan, and the shapes of what it takes.
+
+    Args:
+        step: jitted, `step(state, batch, signals) -> (state, metrics)`.
+        optimizer: whose state is part of the state.
+        state: shapes, dtypes and shardings of the state.
+        batch: of the batch.
+        signals: of what each process wants done.
+    """
+
+    step: TrainStep
+    optimizer: optax.GradientTransformation
+    state: TrainState
+    batch: dict[str, jax.ShapeDtypeStruct]
+    signals: jax.ShapeDtypeStruct
+
+    def lower(self) -> jax.stages.Lowered:
+        """Lower the step for its devices."""
+        return self.step.lower(self.state, self.batch, self.signals)
+
+
+def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) -> TrainProgram:
+    """Build gradients and optimizer, as `sppo train` runs them, for the plan's mesh.
 
     Args:
         config: the model and the optimizer.
@@ -48,10 +72,13 @@ def lower_train_step(config: Config, plan: Plan, devices: Sequence, platform: st
     def shapes() -> TrainState:
         return first_state(_zeros_of(model), optimizer.init(_zeros_of(model)))
 
-    state = jax.tree.map(_with_sharding, jax.eval_shape(shapes), shardings)
-    batch = _batch_shapes(plan, mesh)
-    signals = jax.ShapeDtypeStruct((mesh.size,), np.dtype("int32"), sharding=signal_sharding(mesh))
-    return make_train_step(step, optimizer, shardings).lower(state, batch, signals)
+    return TrainProgram(
+        step=make_train_step(step, optimizer, shardings),
+        optimizer=optimizer,
+        state=jax.tree.map(_with_sharding, jax.eval_shape(shapes), shardings),
+        batch=_batch_shapes(plan, mesh),
+        signals=jax.ShapeDtypeStruct((mesh.size,), np.dtype("int32"), sharding=signal_sharding(mesh)),
+    )
 
 
 def _zeros_of(model: nnx.Module) -> nnx.State:

@@ -6,6 +6,7 @@ Letters: T tokens of a chunk, D hidden size, N query heads, K key/value heads, H
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
 
 Say = Callable[[str], None]
+# What makes the first state of a loop, and what makes the next state of one.
+Work = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +153,8 @@ def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
     )
 
 
-def _normal(seed: int, shape: tuple[int, ...], dtype, scale: float = 1.0) -> jax.Array:
+def normal(seed: int, shape: tuple[int, ...], dtype, scale: float = 1.0) -> jax.Array:
+    """Returns normal values of a seed, drawn in float32."""
     return (scale * jax.random.normal(jax.random.key(seed), shape, jnp.float32)).astype(dtype)
 
 
@@ -160,16 +164,21 @@ def _matmuls(timer: Timer, model: ModelConfig, sizes: Sizes, dtype, say: Say) ->
     shapes = [(sizes.tokens, hidden, model.mlp_size), (sizes.tokens, hidden, width), (sizes.square,) * 3]
     figures = []
     for rows, inner, columns in dict.fromkeys(shapes):
-
-        def make(rows=rows, inner=inner, columns=columns):
-            there = _normal(1, (inner, columns), dtype, inner**-0.5)
-            return _normal(0, (rows, inner), dtype), there, _normal(2, (columns, inner), dtype, columns**-0.5)
-
-        seconds = timer.seconds(make, lambda state: (state[0] @ state[1] @ state[2], *state[1:]))
+        seconds = timer.seconds(*matmul_work(rows, inner, columns, dtype))
         flops_s = 4.0 * rows * inner * columns / seconds
         figures.append(MatmulFigure(rows=rows, inner=inner, columns=columns, flops_s=flops_s))
         say(f"matmul {rows} x {inner} x {columns}: {flops_s / 1e12:.4g} TFLOP/s")
     return tuple(figures)
+
+
+def matmul_work(rows: int, inner: int, columns: int, dtype) -> Work:
+    """Returns what `Timer.seconds` takes to time a product of [rows, inner] and [inner, columns], and one back."""
+
+    def make():
+        there = normal(1, (inner, columns), dtype, inner**-0.5)
+        return normal(0, (rows, inner), dtype), there, normal(2, (columns, inner), dtype, columns**-0.5)
+
+    return make, lambda state: (state[0] @ state[1] @ state[2], *state[1:])
 
 
 def _layers(timer: Timer, model: ModelConfig, layer: DecoderLayer, sizes: Sizes, say: Say) -> tuple[float, float]:
@@ -199,7 +208,7 @@ def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens
     groups = model.num_heads // model.num_kv_heads
 
     def make():
-        return _normal(0, (tokens, model.hidden_size), layer.dtype), Weights(matrices, block.others)
+        return normal(0, (tokens, model.hidden_size), layer.dtype), Weights(matrices, block.others)
 
     def forward(state):
         x, weights = state
@@ -207,7 +216,7 @@ def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens
         return block.after(weights, x, q + jnp.repeat(k + v, groups, axis=1)), weights
 
     def make_backward():
-        return *make(), _normal(1, (tokens, model.hidden_size), layer.dtype), params
+        return *make(), normal(1, (tokens, model.hidden_size), layer.dtype), params
 
     def backward(state):
         x, weights, dy, sums = state
@@ -227,7 +236,8 @@ def _attention(
     figures = []
     for prefix in sizes.prefixes:
         for chunk in sizes.chunks:
-            forward_s, backward_s = _attention_seconds(timer, model, kernel, chunk, prefix, dtype)
+            forward, backward = attention_work(model, kernel, chunk, prefix, dtype)
+            forward_s, backward_s = timer.seconds(*forward), timer.seconds(*backward)
             flops = layer_costs(model).pair_flops * chunk_pairs(prefix, chunk)
             flops_s = flops * (1 + ATTENTION_BACKWARD) / (forward_s + backward_s)
             figures.append(
@@ -246,10 +256,16 @@ def _attention(
     return tuple(figures)
 
 
-def _attention_seconds(
-    timer: Timer, model: ModelConfig, kernel: str, chunk: int, prefix: int, dtype
-) -> tuple[float, float]:
-    """Attends with the executor's own functions, as the last chunk of a sequence on a `seq` axis of one."""
+def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dtype) -> tuple[Work, Work]:
+    """Returns what `Timer.seconds` takes to time attention forward and backward, by the executor's own functions.
+
+    Args:
+        model: gives heads and head size.
+        kernel: "cudnn" or "blockwise".
+        chunk: queries: the last chunk of a sequence, on a `seq` axis of one.
+        prefix: tokens before the chunk.
+        dtype: of queries, keys and values.
+    """
     total, split = prefix + chunk, Split(1, 1, "q", kernel)
     shape = (1, 1, 1, model.num_kv_heads, total + chunk, model.head_dim)
     queries = (chunk, model.num_heads, model.head_dim)
@@ -261,7 +277,7 @@ def _attention_seconds(
         return Chunk((0, 0), jnp.int32(prefix), jnp.int32(chunk), tags)
 
     def make():
-        return _normal(0, queries, dtype), Cache(_normal(1, shape, dtype), _normal(2, shape, dtype)), where()
+        return normal(0, queries, dtype), Cache(normal(1, shape, dtype), normal(2, shape, dtype)), where()
 
     def forward(state):
         q, cache, at = state
@@ -272,14 +288,14 @@ def _attention_seconds(
         q, cache, at = make()
         out, lse = sequence.forward(q, cache, at, 0, split)
         sums = Cache(*(jnp.zeros(shape, accumulator(dtype)) for _ in range(2)))
-        return q, cache, at, out, lse, _normal(3, queries, dtype), sums
+        return q, cache, at, out, lse, normal(3, queries, dtype), sums
 
     def backward(state):
         q, cache, at, out, lse, dout, sums = state
         dq, sums = sequence.backward(q, out, lse, dout, cache, sums, at, 0, split)
         return q, cache, at, out, lse, dout + dq, sums
 
-    return timer.seconds(make, forward), timer.seconds(make_backward, backward)
+    return (make, forward), (make_backward, backward)
 
 
 def _stream(timer: Timer, sizes: Sizes, say: Say) -> float:
@@ -287,7 +303,7 @@ def _stream(timer: Timer, sizes: Sizes, say: Say) -> float:
     count = sizes.stream_bytes // 4
 
     def make():
-        return jnp.zeros((count,), jnp.float32), _normal(0, (count,), jnp.float32)
+        return jnp.zeros((count,), jnp.float32), normal(0, (count,), jnp.float32)
 
     bytes_s = 3 * 4 * count / timer.seconds(make, lambda state: (state[0] + state[1], state[1]))
     say(f"device memory: {bytes_s / 1e9:.4g} GB/s")
@@ -301,7 +317,7 @@ def _link(timer: Timer, elements: int, dtype, say: Say) -> float | None:
         say("link: there is one device, so none is measured")
         return None
     perm = [(i, (i + 1) % num_devices) for i in range(num_devices)]
-    seconds = timer.seconds(lambda: _normal(0, (elements,), dtype), lambda x: lax.ppermute(x, AXIS, perm))
+    seconds = timer.seconds(lambda: normal(0, (elements,), dtype), lambda x: lax.ppermute(x, AXIS, perm))
     bytes_s = elements * jnp.dtype(dtype).itemsize / seconds
     say(f"link to the next device: {bytes_s / 1e9:.4g} GB/s")
     return bytes_s

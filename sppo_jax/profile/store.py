@@ -142,12 +142,17 @@ def read_profile(path: Path) -> Profile:
     except json.JSONDecodeError as error:
         raise ValueError(f"{rule}, got {path}, which is no JSON ({error}): {mend}") from None
     try:
-        return _profile(values)
+        return profile_from_dict(values)
     except ValueError as error:
         raise ValueError(f"{rule}, got {path}: {error}; {mend}") from None
 
 
-def _profile(values: Any) -> Profile:
+def profile_from_dict(values: Any) -> Profile:
+    """Returns the figures that `dataclasses.asdict` made a dict of.
+
+    Raises:
+        ValueError: figures are missing, unknown, or no positive numbers.
+    """
     if not isinstance(values, dict):
         raise ValueError(f"it holds {type(values).__name__}, not an object")
     if values.get("schema_version") != SCHEMA_VERSION:

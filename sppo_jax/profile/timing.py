@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "device"
@@ -43,20 +43,24 @@ class Timer:
             make: makes the state of one device, a tree of arrays; collectives over AXIS are allowed.
             turn: makes the next state; it is compiled once, in a loop.
         """
-        start = self._everywhere(lambda: _row(make()), in_specs=())()
-
-        def run(count, state):
-            state = jax.tree.map(lambda x: x[0], state)
-            return _row(lax.fori_loop(0, count[0], lambda _, s: turn(s), state))
-
-        step = self._everywhere(run, in_specs=(P(), P(AXIS)))
-        one = jnp.ones((1,), jnp.int32)
+        begin, step = self._begin(make), self._turns(turn)
+        start, one = begin(), jnp.ones((1,), jnp.int32)
         _seconds_of(step, one, start)  # compiles
         more = min(_MOST_TURNS, max(_LEAST_TURNS, round(self.run_s / _agreed(_seconds_of(step, one, start)))))
         runs = [(_seconds_of(step, one, start), _seconds_of(step, one + more, start)) for _ in range(self.runs)]
         short_s, long_s = (_agreed(statistics.median(times)) for times in zip(*runs, strict=True))
         # What is left out so is the start of a run, and the copy of its state.
         return (long_s - short_s) / more if long_s > short_s else long_s / (1 + more)
+
+    def program(self, make: Callable[[], Any], turn: Callable[[Any], Any]) -> tuple[Callable, tuple[Any, ...]]:
+        """Returns what `seconds` runs, jitted, and the shapes of its arguments; the devices need not exist."""
+
+        def place(shape: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(self.mesh, spec))
+
+        count = place(jax.ShapeDtypeStruct((1,), jnp.int32), P())
+        state = jax.tree.map(lambda x: place(x, P(AXIS)), jax.eval_shape(self._begin(make)))
+        return self._turns(turn), (count, state)
 
     def call_seconds(self, call: Callable[[], Any]) -> float:
         """Returns the seconds of a call that makes arrays, from its start until they are there."""
@@ -68,6 +72,16 @@ class Timer:
             return time.perf_counter() - begin
 
         return _agreed(statistics.median(once() for _ in range(self.runs)))
+
+    def _begin(self, make: Callable[[], Any]) -> Callable:
+        return self._everywhere(lambda: _row(make()), in_specs=())
+
+    def _turns(self, turn: Callable[[Any], Any]) -> Callable:
+        def run(count, state):
+            state = jax.tree.map(lambda x: x[0], state)
+            return _row(lax.fori_loop(0, count[0], lambda _, s: turn(s), state))
+
+        return self._everywhere(run, in_specs=(P(), P(AXIS)))
 
     def _everywhere(self, f: Callable, *, in_specs) -> Callable:
         return jax.jit(jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=P(AXIS), check_vma=False))

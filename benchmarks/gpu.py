@@ -1,0 +1,173 @@
+"""Everything that is claimed of a GPU, measured by one command.
+
+    python benchmarks/gpu.py                        all parts, about 50 minutes on one H200
+    python benchmarks/gpu.py --parts health,exact --budget-s 500 --resume      some parts; join several short calls
+    python benchmarks/gpu.py --tiny                 every part on the CPU, in seconds, to see that the parts work
+    python benchmarks/gpu.py --compile h200         compile every program for a GPU that is not here; nothing runs
+    options: --out benchmarks/results  --case PART/NAME (repeat)  --list
+
+Parts: health (ceilings of the machine), exact (kernels and a pipeline step against float32), attention (FLOP/s by
+queries and prefix), step (whole train steps), peer (the same in PyTorch and plain JAX), overlap (a profiler's trace).
+Each case is a process of its own; its results are added to one JSON when it ends. Needs one idle NVIDIA GPU of 16 GiB
+or more, and 24 GiB of host memory; cases that need more, or a package that is missing, are skipped with the reason.
+Exit code 1: a comparison of part exact failed; 2: nothing can run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package is not installed
+
+from gpu_parts.case import Case, Outcome  # noqa: E402
+from gpu_parts.child import PARTS  # noqa: E402
+from gpu_parts.machine import Machine, absent_machine, cpu_machine, gpu_machine  # noqa: E402
+from gpu_parts.report import failed_comparisons, write_reports  # noqa: E402
+from gpu_parts.results import Results  # noqa: E402
+from gpu_parts.runner import run_case, skipped, why_not  # noqa: E402
+
+OUT = Path(__file__).resolve().parent / "results"
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line.
+
+    Raises:
+        ValueError: a word is wrong.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, separated by commas; all by default")
+    parser.add_argument("--case", action="append", default=[], metavar="PART/NAME", help="run this case alone")
+    parser.add_argument(
+        "--budget-s", type=float, default=float("inf"), metavar="N", help="begin no case that ends later"
+    )
+    parser.add_argument("--resume", action="store_true", help="keep earlier results, and run what is left")
+    parser.add_argument("--tiny", action="store_true", help="tiny cases on the CPU")
+    parser.add_argument("--compile", metavar="DEVICE", help="compile for a device (h200, h100), do not run")
+    parser.add_argument("--list", action="store_true", help="print the cases, run nothing")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where results go")
+    args = parser.parse_args(words)
+    args.parts = args.parts.split(",")
+    for part in args.parts:
+        if part not in PARTS:
+            raise ValueError(f"--parts takes {', '.join(PARTS)}, got {part!r}; correct the name")
+    if args.budget_s <= 0:
+        raise ValueError(f"--budget-s must be more than 0, got {args.budget_s:g}; give the seconds that are left")
+    if args.tiny and args.compile:
+        raise ValueError("--tiny runs on the CPU and --compile compiles for a GPU, got both; leave one out")
+    return args
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the cases that were asked for; return the exit code."""
+    try:
+        return _run(parse(words))
+    except ValueError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        return 2
+
+
+def _run(args: argparse.Namespace) -> int:
+    cases = select(args)
+    if args.list:
+        print("\n".join(f"{case.key:48} about {case.expected_s:.0f} s" for case in cases))
+        return 0
+    machine, mode = _machine(args), "compile" if args.compile else "run"
+    refusals = {case.key: _why_not(case, machine, mode) for case in cases}
+    if all(refusals.values()):
+        raise ValueError(f"at least one case must be able to run, got {cases[0].key}, which {refusals[cases[0].key]}")
+    path = args.out / f"{_name(args, machine)}.json"
+    results = Results.resume(path, machine) if args.resume else Results.begin(path, machine)
+    left = run_cases(cases, machine, mode, results, refusals, budget_s=args.budget_s)
+    print(write_reports(results))
+    if left:
+        print(f"not run for lack of time: {', '.join(left)}; run the same command with --resume")
+    return 1 if failed_comparisons(results) else 0
+
+
+def _machine(args: argparse.Namespace) -> Machine:
+    if args.compile:
+        return absent_machine(args.compile)
+    return cpu_machine() if args.tiny else gpu_machine(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _name(args: argparse.Namespace, machine: Machine) -> str:
+    if args.compile:
+        return f"gpu_{machine.device}_compiled_jax-{version('jax')}"
+    return "gpu_tiny" if args.tiny else f"gpu_{machine.device}"
+
+
+def select(args: argparse.Namespace) -> list[Case]:
+    """List the cases of the parts that were asked for, or those that were named.
+
+    Raises:
+        ValueError: no case has a name that was given.
+    """
+    cases = [case for part in args.parts for case in import_module(f"gpu_parts.{part}").cases(tiny=args.tiny)]
+    known = {case.key: case for case in cases}
+    for key in args.case:
+        if key not in known:
+            near = get_close_matches(key, known, n=1, cutoff=0)[0]
+            raise ValueError(f"--case takes a name that --list prints, got {key!r}; the nearest is {near!r}")
+    return [known[key] for key in args.case] or cases
+
+
+def _why_not(case: Case, machine: Machine, mode: str) -> str:
+    if mode == "compile":
+        return f"runs {case.packages[0]}, which jax does not compile" if case.packages else ""
+    return why_not(case, machine)
+
+
+def run_cases(
+    cases: list[Case],
+    machine: Machine,
+    mode: str,
+    results: Results,
+    refusals: dict[str, str],
+    *,
+    budget_s: float = float("inf"),
+    run: Callable[..., Outcome] = run_case,
+) -> list[str]:
+    """Run cases one after the other, and add each outcome to the results.
+
+    Args:
+        cases: in this order; those with an outcome already are left alone.
+        machine, mode: as `runner.run_case` takes them.
+        results: takes the outcomes.
+        refusals: why a case cannot run, by its key; "" where it can.
+        budget_s: seconds from now on; a case that is expected to end later is not begun.
+        run: runs one case.
+
+    Returns:
+        The cases that were left for lack of time.
+    """
+    end_s, left = time.monotonic() + budget_s, []
+    for number, case in enumerate(cases, start=1):
+        if case.key in results.outcomes:
+            continue
+        remaining_s = end_s - time.monotonic()
+        if refusals[case.key]:
+            outcome = skipped(case, refusals[case.key])
+        elif case.expected_s > remaining_s:
+            left.append(case.key)
+            continue
+        else:
+            outcome = run(case, machine, mode, limit_s=remaining_s)
+        results.add(outcome)
+        text = (
+            f"{outcome.status}: {outcome.reason}" if outcome.reason else f"{outcome.status} in {outcome.wall_s:.0f} s"
+        )
+        print(f"[{number}/{len(cases)}] {case.key} {text}", flush=True)
+    return left
+
+
+if __name__ == "__main__":
+    sys.exit(main())

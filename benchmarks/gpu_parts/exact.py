@@ -1,0 +1,210 @@
+"""Part `exact`: each attention kernel against float32, and a pipeline step with its stash on the host against kept.
+
+A kernel's error may be at most twice that of plain attention in bfloat16, all products rounded: out, LSE, dQ, dK, dV.
+The inputs are the same bfloat16 values everywhere.
+
+Letters: T queries of a chunk, S keys (prefix, chunk, and room), N query heads, K key/value heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gpu_parts import exact_step
+from gpu_parts.case import Case, Emit
+from gpu_parts.program import Program, Target, target_here
+from sppo_jax.attention import sequence
+from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.attention.tags import Tags, visible
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+KERNELS = ("cudnn", "blockwise")
+MOST_TIMES_DENSE = 2.0
+# What rounding alone can make of figures whose dense error happens to be zero.
+_ROUNDING = {"lse": 2e-5}
+_LOWEST_EXP = -88.7  # exp of less is no normal float32
+
+# Prefix and chunk in tokens, then what is special.
+PATTERNS = {
+    "one document": (4096, 1024, {}),
+    "packed documents": (4096, 1024, {"documents": (1500, 1, 2000, 700, 1, 64, 512)}),
+    "ragged lengths": (3000, 1000, {}),
+    "length % 128 = 64": (4160, 1088, {}),
+    "LSE below -88.7": (4096, 1024, {"shift": 5.0}),
+    "no prefix": (0, 1024, {}),
+}
+TINY_PATTERNS = {
+    "packed documents": (32, 24, {"documents": (20, 1, 27), "shift": 0.0}),
+    "LSE below -88.7": (32, 24, {"shift": 5.0}),
+}
+
+
+def cases(*, tiny: bool) -> list[Case]:
+    """List the cases."""
+    if tiny:
+        settings = {"heads": [[2, 1, 64]], "patterns": list(TINY_PATTERNS), "tiny": True}
+        kernels = [Case(part="exact", name="heads of 64", settings=settings, expected_s=10, limit_s=120)]
+    else:
+        sizes = {64: [[8, 8, 64], [8, 1, 64]], 80: [[4, 4, 80]], 96: [[8, 4, 96]], 128: [[16, 16, 128], [16, 4, 128]]}
+        kernels = [
+            Case(
+                part="exact",
+                name=f"heads of {size}",
+                settings={"heads": heads, "patterns": list(PATTERNS), "tiny": False},
+                expected_s=30,
+                limit_s=240,
+                hbm_gib=16,
+            )
+            for size, heads in sizes.items()
+        ]
+    return [*kernels, *exact_step.cases(tiny=tiny)]
+
+
+def programs(settings: dict, target: Target) -> Iterator[Program]:
+    """List the programs of a case."""
+    if "model" in settings:
+        yield from exact_step.programs(settings, target)
+        return
+    for heads, pattern, shape in _shapes(settings):
+        arguments = tuple(target.shape(*dims, dtype=dtype) for dims, dtype in _argument_shapes(heads, shape))
+        for kernel in KERNELS:
+            yield Program(_name(kernel, heads, pattern), _by_kernel(target, kernel, shape), arguments)
+
+
+def run(settings: dict, device: str, emit: Emit) -> None:
+    """Compare; a row for each kernel, head layout and pattern."""
+    target = target_here(device)
+    if "model" in settings:
+        exact_step.run(settings, target, emit)
+        return
+    for heads, pattern, shape in _shapes(settings):
+        arrays = _arrays(heads, shape)
+        start = shape[0]
+        right = _dense(jnp.float32, start)(*arrays)
+        plain = _dense(jnp.bfloat16, start)(*arrays)
+        bounds = {name: _error(name, plain[name], right) for name in NAMES}
+        for kernel in KERNELS:
+            got = _by_kernel(target, kernel, shape)(*arrays)
+            errors = {name: _error(name, got[name], right) for name in NAMES}
+            emit(_row(_name(kernel, heads, pattern), errors, bounds, _untouched(got, right)))
+
+
+def _shapes(settings: dict) -> Iterator[tuple[list[int], str, tuple]]:
+    patterns = TINY_PATTERNS if settings["tiny"] else PATTERNS
+    for heads in settings["heads"]:
+        for pattern in settings["patterns"]:
+            yield heads, pattern, patterns[pattern]
+
+
+def _name(kernel: str, heads: list[int], pattern: str) -> str:
+    return f"{kernel}, {heads[0]}/{heads[1]} heads of {heads[2]}, {pattern}"
+
+
+def _argument_shapes(heads: list[int], shape: tuple) -> list[tuple[tuple[int, ...], jnp.dtype]]:
+    """Shapes of q, k, v, dout, and the documents of all tokens."""
+    prefix, chunk, _ = shape
+    num_heads, num_kv_heads, head_dim = heads
+    q, k = (chunk, num_heads, head_dim), (prefix + chunk, num_kv_heads, head_dim)
+    return [(dims, jnp.bfloat16) for dims in (q, k, k, q)] + [((prefix + chunk,), jnp.int32)]
+
+
+def _arrays(heads: list[int], shape: tuple) -> list[jax.Array]:
+    """Draw the arguments; padding ends the chunk where documents do not fill it."""
+    prefix, chunk, special = shape
+    rng = np.random.default_rng(0)
+    *floats, _ = _argument_shapes(heads, shape)
+    q, k, v, dout = (rng.normal(size=dims).astype(np.float32) for dims, _ in floats)
+    shift = special.get("shift", 0.0)
+    q, k = q - shift, k + shift  # every score becomes about -shift^2 sqrt(H)
+    documents = np.full(prefix + chunk, -1, np.int32)
+    lengths = special.get("documents", (prefix + chunk,))
+    begins = np.cumsum((0, *lengths))
+    for number, (begin, end) in enumerate(zip(begins, begins[1:], strict=False)):
+        documents[begin:end] = number
+    return [*(jnp.asarray(x, jnp.bfloat16) for x in (q, k, v, dout)), jnp.asarray(documents)]
+
+
+def _positions(documents_S: jax.Array) -> jax.Array:
+    """Return positions that increase within each document."""
+    return jnp.arange(documents_S.shape[0], dtype=jnp.int32)
+
+
+def _by_kernel(target: Target, kernel: str, shape: tuple):
+    """Return the executor's own attention, forward and backward, jitted."""
+    prefix, chunk, _ = shape
+    split = Split(1, 1, "q", kernel)
+
+    def attend(q_TNH, k_SKH, v_SKH, dout_TNH, documents_S):
+        keys = sequence.member_tags(_positions(documents_S), documents_S, split, chunk)
+        tags = sequence.chunk_tags(keys, jnp.int32(prefix), jnp.int32(chunk), chunk, split, bound=None)
+        at = Chunk((0, 0), jnp.int32(prefix), jnp.int32(chunk), tags)
+
+        def buffer(x_SKH):
+            return jnp.pad(x_SKH.swapaxes(0, 1), ((0, 0), (0, chunk), (0, 0)))[None, None, None]
+
+        cache = Cache(buffer(k_SKH), buffer(v_SKH))
+        out, lse = sequence.forward(q_TNH, cache, at, 0, split)
+        sums = Cache(*(jnp.zeros(x.shape, jnp.float32) for x in cache))
+        dq, sums = sequence.backward(q_TNH, out, lse, dout_TNH, cache, sums, at, 0, split)
+        dk, dv = (x[0, 0, 0, :, : prefix + chunk].swapaxes(0, 1) for x in sums)
+        return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+
+    return target.jit(attend)
+
+
+def _dense(dtype, start: int):
+    """Return plain attention by einsum and autodiff, every product in `dtype`."""
+
+    def attend(q_TNH, k_SKH, v_SKH, dout_TNH, documents_S):
+        positions_S = _positions(documents_S)
+        mask_TS = visible(Tags(positions_S[start:], documents_S[start:]), Tags(positions_S, documents_S))
+        groups = q_TNH.shape[1] // k_SKH.shape[1]
+
+        def forward(q_TNH, k_SKH, v_SKH):
+            k, v = (jnp.repeat(x, groups, axis=1) for x in (k_SKH, v_SKH))
+            scores = jnp.einsum("tnh,snh->nts", q_TNH, k) * jnp.asarray(q_TNH.shape[-1] ** -0.5, dtype)
+            scores = jnp.where(mask_TS, scores.astype(jnp.float32), -jnp.inf)
+            lse_NT = jax.nn.logsumexp(scores, axis=-1)
+            shares = jnp.where(mask_TS, jnp.exp(scores - jnp.where(jnp.isinf(lse_NT), 0, lse_NT)[..., None]), 0)
+            return jnp.einsum("nts,snh->tnh", shares.astype(dtype), v), lse_NT.T
+
+        cast = [x.astype(dtype) for x in (q_TNH, k_SKH, v_SKH)]
+        out, pull, lse = jax.vjp(forward, *cast, has_aux=True)
+        dq, dk, dv = pull(dout_TNH.astype(dtype))
+        return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+
+    def precise(*arrays):
+        with jax.default_matmul_precision("highest" if dtype == jnp.float32 else "default"):
+            return attend(*arrays)
+
+    return jax.jit(precise)
+
+
+def _error(name: str, got: jax.Array, right: dict[str, jax.Array]) -> float:
+    """Return |got - right| / |right|; for an LSE the largest difference, over queries that see something."""
+    want = np.asarray(right[name], np.float64)
+    got = np.asarray(got.astype(jnp.float32), np.float64)
+    if name != "lse":
+        return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+    sees = np.isfinite(want)
+    return float(np.abs(got[sees] - want[sees]).max())
+
+
+def _untouched(got: dict[str, jax.Array], right: dict[str, jax.Array]) -> bool:
+    """Return whether queries that see nothing have an output and a dQ of zero and an LSE of -inf."""
+    nothing = np.isneginf(np.asarray(right["lse"]))
+    zeros = [np.asarray(got[name].astype(jnp.float32))[nothing] for name in ("out", "dq")]
+    return all((x == 0).all() for x in zeros) and bool(np.isneginf(np.asarray(got["lse"])[nothing]).all())
+
+
+def _row(name: str, errors: dict, bounds: dict, untouched: bool) -> dict:
+    """Judge a comparison; an error that is no number fails."""
+    times = {key: errors[key] / max(bounds[key], _ROUNDING.get(key, 1e-7)) for key in NAMES}
+    worst = max(times, key=lambda key: times[key] if times[key] == times[key] else np.inf)
+    ok = all(value <= MOST_TIMES_DENSE for value in times.values()) and untouched
+    row = {"what": name, "ok": bool(ok), "errors": errors, "dense_errors": bounds, "worst": worst}
+    return row | {"times_dense": times[worst], "untouched": untouched}

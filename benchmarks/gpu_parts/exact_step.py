@@ -1,0 +1,158 @@
+"""The step of part `exact`: a small pipeline, its stash on the host against kept, and both against the dense model.
+
+On one device the executor's ticks, stash and host copies all run, without exchanges. Flags make kernels deterministic,
+or two runs of one program would differ already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from gpu_parts.case import Case, Emit
+from gpu_parts.program import Program, Target
+from sppo_jax.config import Config, config_from_dict
+from sppo_jax.models.build import build_model
+from sppo_jax.models.dense import dense_value_and_grad
+from sppo_jax.pipeline import api, layout
+from sppo_jax.planner.make import make_plan
+
+# The stash on the host, at another share for some diagonals, and recomputed; each against kept.
+PLACES = {
+    "kept": {"inputs": "keep", "attention": "keep", "rest": "recompute", "alpha": 0.0},
+    "host": {"inputs": "host", "attention": "host", "rest": "recompute", "alpha": 1.0},
+    "half on the host": {"inputs": "host", "attention": "host", "rest": "recompute", "alpha": 0.5},
+}
+_MOST_TIMES_DENSE = 2.0
+# Kernels that add in a fixed order, the same ones in both programs, and no value kept wider than its dtype.
+_FLAGS = " ".join(
+    (
+        "--xla_gpu_exclude_nondeterministic_ops=true",
+        "--xla_gpu_enable_triton_gemm=false",
+        "--xla_gpu_autotune_level=0",
+        "--xla_allow_excess_precision=false",
+    )
+)
+
+
+def cases(*, tiny: bool) -> list[Case]:
+    """List the cases."""
+    model = {
+        "vocab_size": 1000,
+        "hidden_size": 512,
+        "num_layers": 4,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+        "head_dim": 64,
+        "mlp_size": 1024,
+        "compute_dtype": "bfloat16",
+    }
+    settings = {"model": model, "length": 8192, "chunks": 8, "places": list(PLACES)}
+    if tiny:
+        small = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16}
+        small |= {"num_layers": 2, "mlp_size": 48, "compute_dtype": "float32"}
+        settings = {"model": model | small, "length": 64, "chunks": 4, "places": ["kept", "host"]}
+    return [Case(part="exact", name="step", settings=settings, expected_s=40, limit_s=300, hbm_gib=16, flags=_FLAGS)]
+
+
+def programs(settings: dict, target: Target) -> Iterator[Program]:
+    """List the programs of the case."""
+    for name in settings["places"]:
+        f, params = _pipeline(settings, target, name)
+        batch = {key: target.shape(*x.shape, dtype=jnp.int32) for key, x in _batch(settings).items()}
+        shapes = jax.tree.map(lambda x: target.shape(*x.shape, dtype=x.dtype), params)
+        yield Program(name, jax.jit(f, compiler_options=f.compiler_options), (shapes, batch))
+
+
+def run(settings: dict, target: Target, emit: Emit) -> None:
+    """Compare loss and every gradient."""
+    model = build_model(_config(settings, target, "kept"))
+    params = nnx.state(model, nnx.Param)
+    batch = {key: jnp.asarray(value) for key, value in _batch(settings).items()}
+    step = _pipeline(settings, target, "kept")[0]
+    kept = jax.device_get(step(params, batch))
+    emit(_bitwise("kept, twice", kept, jax.device_get(step(params, batch))))
+    for name in settings["places"][1:]:
+        other = jax.device_get(_pipeline(settings, target, name)[0](params, batch))
+        emit(_bitwise(f"{name} against kept", kept, other))
+    right, rounded = (_run_dense(settings, target, dtype, params, batch) for dtype in ("float32", "bfloat16"))
+    errors, bounds = _errors(kept, right), _errors(rounded, right)
+    times = {name: errors[name] / max(bounds[name], 1e-6) for name in errors}
+    worst = max(times, key=lambda name: times[name])
+    ok = all(value <= _MOST_TIMES_DENSE for value in times.values())
+    emit({"what": "kept against dense float32", "ok": ok, "worst": worst, "times_dense": times[worst]})
+
+
+def _config(settings: dict, target: Target, name: str) -> Config:
+    return config_from_dict(
+        {
+            "model": settings["model"],
+            "sequence": {"length": settings["length"], "chunks": settings["chunks"], "per_pipeline": 2},
+            "stash": PLACES[name],
+            "hardware": {"cluster": target.cluster.name},
+            "train": {"steps": 1},
+        }
+    )
+
+
+def _pipeline(settings: dict, target: Target, name: str):
+    config = _config(settings, target, name)
+    plan = make_plan(config, target.cluster)
+    model = build_model(config, abstract=True)
+    mesh = layout.make_mesh(plan, target.devices)
+    return api.value_and_grad(plan, model, mesh), nnx.state(model, nnx.Param)
+
+
+def _run_dense(settings: dict, target: Target, dtype: str, params: nnx.State, batch: dict):
+    config = _config(settings | {"model": settings["model"] | {"compute_dtype": dtype}}, target, "kept")
+    step = dense_value_and_grad(build_model(config, abstract=True))
+
+    def precise(params, batch):
+        with jax.default_matmul_precision("highest" if dtype == "float32" else "default"):
+            return step(params, batch)
+
+    return jax.device_get(jax.jit(precise)(params, batch))
+
+
+def _batch(settings: dict) -> dict[str, np.ndarray]:
+    """Draw two sequences of several documents, with padding at the end of the second."""
+    length, rng = settings["length"], np.random.default_rng(1)
+    tokens = rng.integers(0, settings["model"]["vocab_size"], (2, length), dtype=np.int32)
+    cuts = np.sort(rng.choice(np.arange(1, length), (2, 5)), axis=1)
+    documents = np.stack([np.searchsorted(row, np.arange(length), side="right") for row in cuts]).astype(np.int32)
+    documents[1, -length // 10 :] = -1
+    begins = np.concatenate([np.ones((2, 1), bool), documents[:, 1:] != documents[:, :-1]], axis=1)
+    places = np.arange(length, dtype=np.int32)[None]
+    positions = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    targets = np.roll(tokens, -1, axis=1)
+    last = np.concatenate([begins[:, 1:], np.ones((2, 1), bool)], axis=1)
+    targets[last | (documents < 0)] = -1
+    return {"tokens": tokens, "targets": targets, "positions": positions.astype(np.int32), "document_ids": documents}
+
+
+def _named(result) -> dict[str, np.ndarray]:
+    loss, grads = result
+    leaves = jax.tree_util.tree_leaves_with_path(grads)
+    return {"loss": np.asarray(loss)} | {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def _bitwise(what: str, a, b) -> dict:
+    """Return a row: whether loss and every gradient agree bit for bit, and the distance of those that do not."""
+    errors, a, b = _errors(b, a), _named(a), _named(b)
+    differing = {name: errors[name] for name, x in a.items() if x.tobytes() != b[name].tobytes()}
+    return {"what": what, "ok": not differing, "bitwise": True, "differing": differing}
+
+
+def _errors(got, right) -> dict[str, float]:
+    """Return |got - right| / |right| of the loss and of every gradient."""
+    got, right = _named(got), _named(right)
+
+    def error(name: str) -> float:
+        want = right[name].astype(np.float64)
+        return float(np.linalg.norm(got[name].astype(np.float64) - want) / max(np.linalg.norm(want), 1e-30))
+
+    return {name: error(name) for name in right}

@@ -1,0 +1,107 @@
+"""What the parts share: the device that programs are made for, and a program with the shapes of its arguments."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from sppo_jax.compat import compiler_options
+from sppo_jax.hardware import DEVICES, Cluster, Device, make_cluster
+
+TIMED_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Target:
+    """One device, which may be absent.
+
+    Args:
+        device: the planner's figures of the device.
+        devices: one jax device, or one that programs can only be compiled for.
+    """
+
+    device: Device
+    devices: tuple[Any, ...]
+
+    @property
+    def platform(self) -> str:
+        """The compiler's name of the device: "cpu" or "gpu"."""
+        return self.device.platform
+
+    @property
+    def cluster(self) -> Cluster:
+        """The device as a cluster of one."""
+        return make_cluster(self.device)
+
+    def shape(self, *dims: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+        """Describe an array on the device."""
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=SingleDeviceSharding(self.devices[0]))
+
+    def jit(self, f: Callable, *, uses_host: bool = False, **options: Any) -> Callable:
+        """Jit a function with the compiler options of a training step."""
+        return jax.jit(f, compiler_options=compiler_options(self.platform, uses_host), **options)
+
+
+def target_here(name: str) -> Target:
+    """Return the first device of this process.
+
+    Args:
+        name: of the device, in `sppo_jax.hardware.DEVICES`.
+    """
+    return Target(DEVICES[name], tuple(jax.devices()[:1]))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A jitted function with the shapes of its arguments.
+
+    Args:
+        name: in results.
+        function: jitted.
+        arguments: shapes, dtypes and shardings.
+    """
+
+    name: str
+    function: Callable
+    arguments: tuple[Any, ...]
+
+    def lower(self) -> jax.stages.Lowered:
+        """Lower the function for its device."""
+        return self.function.lower(*self.arguments)
+
+
+def random_arrays(shapes: Sequence[jax.ShapeDtypeStruct], *, seed: int = 0) -> list[jax.Array]:
+    """Draw normal values of some shapes, on their devices."""
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+
+    def draw(key: jax.Array, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        make = jax.jit(
+            lambda key: jax.random.normal(key, shape.shape, jnp.float32).astype(shape.dtype),
+            out_shardings=shape.sharding,
+        )
+        return make(key)
+
+    return [draw(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def timed(call: Callable[[], Any], *, runs: int = TIMED_RUNS) -> list[float]:
+    """Return the seconds of each of some calls, after one that is not timed."""
+    jax.block_until_ready(call())
+    seconds = []
+    for _ in range(runs):
+        begin_s = time.perf_counter()
+        jax.block_until_ready(call())
+        seconds.append(time.perf_counter() - begin_s)
+    return seconds
+
+
+def median(seconds: Sequence[float]) -> float:
+    """Return the median of some seconds."""
+    return statistics.median(seconds)

@@ -1,0 +1,207 @@
+"""Part `step`: whole train steps, as `sppo train` runs them: kept, as planned, and all on the host.
+
+Beside each: the compiler's bytes of the very program that ran, and the planner's seconds and bytes of its Plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from cases import random_batch
+
+from gpu_parts.case import Case, Emit
+from gpu_parts.program import Program, Target, median, target_here, timed
+from sppo_jax import environment
+from sppo_jax.config import Config, config_from_dict, to_dict
+from sppo_jax.fit.figures import Figures
+from sppo_jax.fit.lowering import TrainProgram, train_program
+from sppo_jax.hardware import DEVICES, Cluster, make_cluster
+from sppo_jax.planner.make import make_plan
+from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.search import search
+from sppo_jax.train.metrics import causal_flops_per_token, peak_memory
+from sppo_jax.train.state import TrainState, init_state
+
+_K, _GIB = 1024, 2**30
+STASHES = {
+    "kept": {"inputs": "keep", "attention": "keep"},
+    "planned": {},
+    "all on the host": {"inputs": "host", "attention": "host", "alpha": 1.0},
+}
+ONE_BILLION, EIGHT_BILLION = {"preset": "llama3.2-1b"}, {"preset": "llama3-8b"}
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+    "head_dim": 16,
+    "mlp_size": 48,
+}
+# A step at 512K then takes under 15 s; a stage needs two layers to hide its copies.
+FEW_LAYERS = 2
+# Host memory that activations may take on the machines this is meant for, which have 128 GiB.
+_HOST_GIB = 100
+
+
+def cases(*, tiny: bool) -> list[Case]:
+    """List the cases."""
+    if tiny:
+        settings = {"model": TINY, "length": 256, "chunks": 4, "stash": "all on the host", "host_gib": 1}
+        return [_case("tiny, all on the host", settings, 10), _case("tiny, longest", settings | {"longest": [512]}, 10)]
+    found = []
+    for name, model, length, expected_s in (
+        ("1B at 32K", ONE_BILLION, 32, 35),
+        ("1B at 128K", ONE_BILLION, 128, 70),
+        (f"1B's widths, {FEW_LAYERS} layers, at 512K", ONE_BILLION | {"num_layers": FEW_LAYERS}, 512, 90),
+    ):
+        for stash in STASHES:
+            settings = {"model": model, "length": length * _K, "stash": stash, "host_gib": _HOST_GIB}
+            found.append(_case(f"{name}, {stash}", settings, expected_s))
+    wide = {"model": EIGHT_BILLION, "most_layers": True, "length": 128 * _K, "stash": "planned", "host_gib": _HOST_GIB}
+    few = {"model": ONE_BILLION | {"num_layers": FEW_LAYERS}, "stash": "planned", "host_gib": _HOST_GIB}
+    lengths = [2**n for n in range(20, 26)]
+    return [
+        *found,
+        _case("8B's widths at 128K, planned", wide, 150),
+        _case("longest", few | {"longest": lengths, "length": lengths[0]}, 40),
+    ]
+
+
+def _case(name: str, settings: dict, expected_s: float) -> Case:
+    needs = {"hbm_gib": 70.0, "host_gib": 110.0} if expected_s > 10 else {}
+    return Case(part="step", name=name, settings=settings, expected_s=expected_s, limit_s=3 * expected_s + 60, **needs)
+
+
+def programs(settings: dict, target: Target) -> Iterator[Program]:
+    """List the programs of a case."""
+    for length in settings.get("longest", [settings["length"]]):
+        config = config_of(settings | {"length": length}, target.cluster)
+        program = train_program(config, make_plan(config, target.cluster), target.devices, target.platform)
+        yield Program(f"{settings['stash']}, {length} tokens", program.step, _arguments(program))
+
+
+def run(settings: dict, device: str, emit: Emit) -> None:
+    """Measure the steps of a case, or find the longest sequence whose step the compiler can place."""
+    if "longest" in settings:
+        _search_longest(settings, device, emit)
+        return
+    ready = prepare(settings, device)
+    seconds = timed(ready.once)
+    config, plan = ready.config, ready.plan
+    tokens = plan.sequence_length
+    flops = causal_flops_per_token(config.model, tokens) * tokens
+    figures = Figures.of(ready.compiled)
+    emit(
+        {
+            "what": f"{config.model.num_layers} layers, {settings['stash']}",
+            "length": tokens,
+            "num_layers": config.model.num_layers,
+            "num_chunks": len(plan.chunk_lengths),
+            "stash": settings["stash"],
+            "alpha": [round(float(alpha), 3) for alpha in plan.stash.alpha],
+            "step_s": seconds,
+            "tokens_per_s": tokens / median(seconds),
+            "mfu": flops / median(seconds) / DEVICES[device].matmul_flops_s,
+            "loss": ready.loss,
+            **peak_memory(),
+            "compiler": figures.to_dict(),
+            "predicted": {
+                "step_s": plan.predicted.step_s,
+                "hbm_bytes": max(plan.predicted.hbm_bytes),
+                "host_bytes": max(plan.predicted.host_bytes),
+            },
+            "config": to_dict(config),
+            "plan": plan.to_dict(),
+        }
+    )
+
+
+@dataclass
+class Ready:
+    """A compiled train step with its arguments on the device; each call trains one step.
+
+    Args:
+        config, plan: what was compiled.
+        compiled: the step.
+        state: of training, replaced by each call.
+        batch, signals: the same for each call.
+        loss: nats a target, before each call's update.
+    """
+
+    config: Config
+    plan: Plan
+    compiled: jax.stages.Compiled
+    state: TrainState
+    batch: dict[str, jax.Array]
+    signals: jax.Array
+    loss: list[float]
+
+    def once(self) -> jax.Array:
+        """Train one step; return its loss, whose value is there once the step is done."""
+        self.state, metrics = self.compiled(self.state, self.batch, self.signals)
+        self.loss.append(float(metrics["loss"]))
+        return metrics["loss"]
+
+
+def prepare(settings: dict, device: str) -> Ready:
+    """Plan, set the environment as `sppo train` does, compile, and create the first state."""
+    cluster = make_cluster(DEVICES[device])
+    config = config_of(settings, cluster)
+    plan = make_plan(config, cluster)
+    environment.set_memory_limits(plan)
+    target = target_here(device)
+    program = train_program(config, plan, target.devices, target.platform)
+    compiled = program.lower().compile()
+    shardings = jax.tree.map(lambda x: x.sharding, program.state)
+    batch = random_batch(1, plan.sequence_length, config.model.vocab_size)
+    return Ready(
+        config=config,
+        plan=plan,
+        compiled=compiled,
+        state=init_state(config, program.optimizer, shardings),
+        batch={key: jax.device_put(value, program.batch[key].sharding) for key, value in batch.items()},
+        signals=jax.device_put(np.zeros(program.signals.shape, np.int32), program.signals.sharding),
+        loss=[],
+    )
+
+
+def config_of(settings: dict, cluster: Cluster) -> Config:
+    """Write the config of a case, with as many layers as fit if it asks for those."""
+    model = dict(settings["model"]) | {"compute_dtype": "float32" if cluster.device.platform == "cpu" else "bfloat16"}
+    values: dict[str, Any] = {
+        "model": model,
+        "sequence": {"length": settings["length"], "chunks": settings.get("chunks", "auto")},
+        "mesh": {"data": 1, "pipe": 1, "seq": 1},
+        "stash": STASHES[settings["stash"]],
+        "hardware": {"cluster": cluster.name, "host_bytes": settings["host_gib"] * _GIB},
+        "train": {"steps": 100},
+    }
+    config = config_from_dict(values)
+    if not settings.get("most_layers"):
+        return config
+    for num_layers in range(config.model.num_layers, FEW_LAYERS, -1):
+        config = config_from_dict(values | {"model": model | {"num_layers": num_layers}})
+        if search(config, cluster).fits:
+            return config
+    raise ValueError(f"{settings['model']} must fit with {FEW_LAYERS + 1} layers, got no plan that fits; shorten it")
+
+
+def _arguments(program: TrainProgram) -> tuple:
+    return program.state, program.batch, program.signals
+
+
+def _search_longest(settings: dict, device: str, emit: Emit) -> None:
+    """Compile for longer and longer sequences until the device or the host is full; nothing is run."""
+    target = target_here(device)
+    capacity = {"hbm_bytes": target.device.hbm_bytes, "host_bytes": settings["host_gib"] * _GIB}
+    for program, length in zip(programs(settings, target), settings["longest"], strict=True):
+        figures = Figures.of(program.lower().compile()).to_dict()
+        fits = all(figures[name] <= limit for name, limit in capacity.items())
+        emit({"what": "longest, compiled", "length": length, "fits": fits, "compiler": figures})
+        if not fits:
+            return

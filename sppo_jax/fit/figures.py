@@ -1,0 +1,51 @@
+"""What the compiler says of a compiled program: bytes, calls of fused kernels, and host copies behind compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sppo_jax.fit.copies import HostCopies, host_copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The compiler's figures of one device.
+
+    Args:
+        hbm_bytes: arguments + outputs + temporaries - aliases in device memory.
+        host_bytes: the same in host memory.
+        copies: bytes moved between device and host in one run of the program.
+        flash_calls: calls of a fused attention kernel in the program's text.
+    """
+
+    hbm_bytes: int
+    host_bytes: int
+    copies: HostCopies
+    flash_calls: int
+
+    @classmethod
+    def of(cls, compiled: Any) -> Figures:
+        """Read the figures of what `jax.stages.Lowered.compile` returned."""
+        sizes, text = compiled.memory_analysis(), compiled.as_text()
+        return cls(
+            hbm_bytes=_total(sizes, ""),
+            host_bytes=_total(sizes, "host_"),
+            copies=host_copies(text),
+            flash_calls=text.count('custom_call_target="__cudnn$fmha'),
+        )
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the figures as JSON values."""
+        return {
+            "hbm_bytes": self.hbm_bytes,
+            "host_bytes": self.host_bytes,
+            "copied_bytes": self.copies.overlapped_bytes + self.copies.exposed_bytes,
+            "exposed_bytes": self.copies.exposed_bytes,
+            "flash_calls": self.flash_calls,
+        }
+
+
+def _total(sizes: Any, prefix: str) -> int:
+    parts = {name: getattr(sizes, f"{prefix}{name}_size_in_bytes") for name in ("argument", "output", "temp")}
+    return sum(parts.values()) - getattr(sizes, f"{prefix}alias_size_in_bytes")

@@ -116,9 +116,10 @@ def test_the_stash_is_typed_as_host_memory_where_something_is_sent_there_and_now
     slots = program.classes[stash] + 1
     scans = carried_host(found)
     assert len(scans) >= 2  # forward and backward segments
-    shapes = {var.aval.shape[:3] for item in scans for var in item.eqn.invars if is_host(var)}
-    # Slots, layers, and 16-bit units of half of a device's 8 tokens: hidden size, heads of 6 and their LSE, float32.
-    assert shapes == {(slots, 2, 4 * (24 + 4 * 6 + 4) * 2)}
+    shapes = {var.aval.shape for item in scans for var in item.eqn.invars if is_host(var)}
+    # Slots, layers, lines, and 16-bit units of a line: of half of a device's 8 tokens go the layer's input (24), the
+    # output of 4 heads of 6 and their LSE, all float32. The LSE, 32 units, is the line.
+    assert shapes == {(slots, 2, 13, 32)} and 13 * 32 == 4 * (24 + 4 * 6 + 4) * 2
     # What a scan writes it carries, so it comes out as it went in: on the host.
     come_out = [[var.aval.shape for var in item.eqn.outvars if is_host(var)] for item in scans]
     go_in = [[var.aval.shape for var in item.eqn.invars if is_host(var)] for item in scans]

@@ -43,11 +43,9 @@ class Entry:
         return math.prod(self.host_shape) * max(1, jnp.dtype(self.dtype).itemsize // 2)
 
     def pack(self, value: jax.Array) -> jax.Array:
-        """Return the host part of a value as a row of units, bit by bit."""
+        """Return the host part of a value as units, bit by bit."""
         value = value[: self.host_rows]
-        if jnp.dtype(self.dtype).itemsize == 1:
-            return value.astype(UNIT).reshape(-1)
-        return lax.bitcast_convert_type(value, UNIT).reshape(-1)
+        return value.astype(UNIT) if jnp.dtype(self.dtype).itemsize == 1 else lax.bitcast_convert_type(value, UNIT)
 
     def unpack(self, units: jax.Array) -> jax.Array:
         """Return what was packed."""
@@ -67,8 +65,14 @@ class StashLayout:
     num_slots: int
 
     @property
-    def host_units(self) -> int:
-        return sum(entry.host_units for entry in self.entries.values())
+    def host_shape(self) -> tuple[int, int]:
+        """Lines and units of a line in one layer's host part; every entry fills whole lines.
+
+        One line of all units would not do: there are more than an int32 offset can count where chunks are long.
+        """
+        units = [entry.host_units for entry in self.entries.values() if entry.host_rows]
+        line = math.gcd(*units)
+        return (sum(units) // line, line) if line else (0, 0)
 
     def kept_buffers(self) -> Arrays:
         """Buffers [slots + 1, layers, ...] in device memory; the last slot is trash."""
@@ -77,39 +81,42 @@ class StashLayout:
         return {name: jnp.zeros(shape, self.entries[name].dtype) for name, shape in shapes.items()}
 
     def host_buffer(self) -> jax.Array:
-        """Buffer [slots + 1, layers, units] in pinned host memory; the last slot is trash."""
-        return to_host(jnp.zeros((self.num_slots + 1, self.num_layers, self.host_units), UNIT))
+        """Buffer [slots + 1, layers, lines, units] in pinned host memory; the last slot is trash."""
+        return to_host(jnp.zeros((self.num_slots + 1, self.num_layers, *self.host_shape), UNIT))
 
     def host_part(self) -> jax.Array:
-        """What one tick sends to, or fetches from, the host: [layers, units] in device memory."""
-        return jnp.zeros((self.num_layers, self.host_units), UNIT)
+        """What one tick sends to, or fetches from, the host: [layers, lines, units] in device memory."""
+        return jnp.zeros((self.num_layers, *self.host_shape), UNIT)
 
-    def _offsets(self) -> dict[str, int]:
-        offsets, place = {}, 0
+    def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
+        """First line, and shape in lines, of each entry that has a host part."""
+        (_, line), places, first = self.host_shape, {}, 0
         for name, entry in self.entries.items():
-            offsets[name] = place
-            place += entry.host_units
-        return offsets
+            if entry.host_rows:
+                shape = (entry.host_units // line, line)
+                places[name], first = (first, shape), first + shape[0]
+        return places
 
     def put(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, jax.Array]:
         """Stash one layer's values: kept rows into their slot, host rows into the tick's part."""
-        kept, offsets = dict(kept), self._offsets()
+        kept, lines = dict(kept), self._lines()
         for name, entry in self.entries.items():
             value = values[name].reshape(entry.shape)
             if name in kept:
                 kept[name] = buffers.write(kept[name], (slot, layer), value[entry.host_rows :])
-            if entry.host_rows:
-                host_part = buffers.write(host_part, (layer, offsets[name]), entry.pack(value))
+            if name in lines:
+                first, shape = lines[name]
+                host_part = buffers.write(host_part, (layer, first), entry.pack(value).reshape(shape))
         return kept, host_part
 
     def get(self, kept: Arrays, host_part, slot, layer) -> Arrays:
         """Read one layer's values back."""
-        values, offsets = {}, self._offsets()
+        values, lines = {}, self._lines()
         for name, entry in self.entries.items():
             parts = []
-            if entry.host_rows:
-                units = buffers.read(host_part, (layer, offsets[name]), (entry.host_units,))
-                parts.append(entry.unpack(units))
+            if name in lines:
+                first, shape = lines[name]
+                parts.append(entry.unpack(buffers.read(host_part, (layer, first), shape)))
             if name in kept:
                 parts.append(buffers.read(kept[name], (slot, layer), entry.kept_shape))
             values[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)

@@ -1,0 +1,41 @@
+"""How a layer's stash is packed for the host."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sppo_jax.pipeline.program import StashClass
+from sppo_jax.pipeline.stash import StashLayout, chunk_entries
+
+
+def layout(stash: StashClass, tokens: int, **shapes) -> StashLayout:
+    named = {name: jax.ShapeDtypeStruct((tokens, *dims), dtype) for name, (dims, dtype) in shapes.items()}
+    return StashLayout(chunk_entries(stash, named), num_layers=2, num_slots=3)
+
+
+@pytest.mark.parametrize("host_rows", [(5, 5), (7, 5), (0, 7), (7, 0)])
+def test_what_is_stashed_comes_back_bit_for_bit(host_rows):
+    shapes = {"x": ((6,), jnp.bfloat16), "out": ((2, 3), jnp.bfloat16), "lse": ((2,), jnp.float32)}
+    stash = layout(StashClass(7, host_inputs=host_rows[0], host_attention=host_rows[1]), 7, **shapes)
+    rng = np.random.default_rng(0)
+    values = {name: jnp.asarray(rng.normal(size=(7, *dims)), dtype) for name, (dims, dtype) in shapes.items()}
+    kept, part = stash.put(stash.kept_buffers(), stash.host_part(), 2, 1, values)
+    back = stash.get(kept, part, 2, 1)
+    for name, value in values.items():
+        np.testing.assert_array_equal(np.asarray(back[name], np.float32), np.asarray(value, np.float32))
+    assert part.size == 2 * sum(entry.host_units for entry in stash.entries.values())  # nothing is padded
+
+
+def test_a_part_of_more_units_than_an_int32_counts_has_offsets():
+    """256K tokens of Llama-3.2-1B with all of a layer on the host: 2.2e9 units a layer."""
+    tokens, stash = 2**18, StashClass(2**18, host_inputs=2**18, host_attention=2**18, host_rest=True)
+    shapes = {"x": ((2048,), jnp.bfloat16), "rest0": ((6144,), jnp.bfloat16), "lse": ((32,), jnp.float32)}
+    packed = layout(stash, tokens, **shapes)
+    assert sum(entry.host_units for entry in packed.entries.values()) > 2**31 > max(packed.host_shape)
+    values = {name: jax.ShapeDtypeStruct((tokens, *dims), dtype) for name, (dims, dtype) in shapes.items()}
+
+    def there_and_back(values):
+        return packed.get(*packed.put(packed.kept_buffers(), packed.host_part(), 0, 1, values), 0, 1)
+
+    assert jax.eval_shape(there_and_back, values) == values

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -86,7 +87,9 @@ def _run(args: argparse.Namespace) -> int:
         raise ValueError(f"at least one case must be able to run, got {cases[0].key}, which {refusals[cases[0].key]}")
     path = args.out / f"{_name(args, machine)}.json"
     results = Results.resume(path, machine) if args.resume else Results.begin(path, machine)
-    left = run_cases(cases, machine, mode, results, refusals, budget_s=args.budget_s)
+    with tempfile.TemporaryDirectory(prefix="gpu-programs-") as folder:
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", folder)  # parts step and overlap share programs
+        left = run_cases(cases, machine, mode, results, refusals, budget_s=args.budget_s)
     print(write_reports(results))
     if left:
         print(f"not run for lack of time: {', '.join(left)}; run the same command with --resume")

@@ -23,14 +23,19 @@ from sppo_jax.planner.plan import Plan
 RESULT = Path(__file__).parent / "results" / "order.json"
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run it and write the result; returns 1 if the losses differ."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def read_words(words: Sequence[str] | None, description: str, out: Path) -> argparse.Namespace:
+    """Read the options of a benchmark that lets two forms of the compiled step take turns."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    args = parser.parse_args(words)
+    parser.add_argument("--out", type=Path, default=out)
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run it and write the result; returns 1 if the losses differ."""
+    args = read_words(words, __doc__, RESULT)
     losses = set()
 
     def ordered(config: Config, plan: Plan, run_dir: Path) -> float:

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from sppo_jax.environment import avoid_wrong_sums
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -20,3 +22,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+avoid_wrong_sums()

@@ -4,17 +4,25 @@ import inspect
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 
+from sppo_jax.environment import jaxlib_version
 from sppo_jax.rendezvous import Place
 
 # openxla/xla#46231: jaxlib 0.11.0 reads reversed host slices wrongly on GPUs; fixed in 0.11.1, older ones are unproven.
 MIN_JAXLIB_FOR_GPU_OFFLOAD = (0, 11, 1)
 
 
-def jaxlib_version() -> tuple[int, ...]:
-    """Return jaxlib's version as a tuple of ints, without any suffix."""
-    return tuple(int(part) for part in jaxlib.__version__.split(".")[:3] if part.isdigit())
+def running_platform() -> str | None:
+    """Return the platform of the default backend ("cpu", "gpu", "tpu"); None where none has started."""
+    from jax._src import xla_bridge
+
+    return jax.default_backend() if xla_bridge.backends_are_initialized() else None
+
+
+def device_pool_bytes() -> int | None:
+    """Return the bytes that XLA may take of a device's memory; None where its allocator has no limit."""
+    stats = jax.local_devices()[0].memory_stats()
+    return stats.get("bytes_limit") if stats else None
 
 
 def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None = None) -> None:
@@ -33,7 +41,8 @@ def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None
         got = ".".join(map(str, version))
         raise ValueError(
             f"offload on a GPU needs jaxlib >= 0.11.1 (0.11.0 returns wrong gradients, openxla/xla#46231), got {got}; "
-            "install Python >= 3.12 with a newer jax, or set stash.inputs=keep stash.attention=keep"
+            "install a newer jax (it needs Python >= 3.12), or set stash.inputs=keep stash.attention=keep "
+            "stash.rest=recompute"
         )
 
 
@@ -58,6 +67,21 @@ def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | N
         return None
     options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
     return options | ({"xla_gpu_memory_limit_slop_factor": 2000} if uses_host else {})
+
+
+def deviceless_flags(version: tuple[int, ...] | None = None) -> dict[str, int | str]:
+    """Return the XLA flags with which programs compile for a GPU that is not there.
+
+    Args:
+        version: jaxlib version that compiles; the installed one by default.
+    """
+    version = jaxlib_version() if version is None else version
+    flags: dict[str, int | str] = {"--xla_gpu_autotune_level": 0}  # there is no GPU to try kernels on
+    # Without a GPU jaxlib 0.11.1 and 0.11.2 refuse some matrix products with the operations fused into them
+    # ("No supported config found"). They accept those that the newer pass fuses, which 0.12 has on by itself.
+    if (0, 11, 1) <= version < (0, 12):
+        flags["--xla_gpu_experimental_gemm_fusion_v2"] = "true"
+    return flags
 
 
 def one_at_a_time(platform: str) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sppo_jax import __version__
 from sppo_jax.config import Config
+from sppo_jax.environment import set_memory_limits
 from sppo_jax.hardware import Cluster, find_device
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
 
@@ -306,6 +307,7 @@ def cluster(config: Config) -> Cluster | None:
 
     import jax
 
+    set_memory_limits(None)
     texts = [json.loads(text) for text in exchange(json.dumps([socket.gethostname(), jax.local_device_count()]))]
     per_host: dict[str, int] = {}
     for host, count in texts:

@@ -259,3 +259,16 @@ def test_aims_are_judged_by_what_was_measured(tmp_path):
     assert found["causal MFU"] == ("51.0% to 51.0%", "yes")
     assert found["all on the host costs less than 3% of kept"] == ("2.0% to 2.0%", "yes")
     assert found["tokens/s"] == ("2.00 to 2.00", "yes")
+
+
+def test_what_was_compiled_is_summed_up(tmp_path):
+    machine = {"device": "h200", "description": "h200, compiled for and not run", "hbm_bytes": 139 * GIB}
+    results = Results.begin(tmp_path / "r.json", H200)
+    results.machine = {**results.machine, **machine}
+    sizes = {"copied_bytes": 0, "exposed_bytes": 0, "compile_s": 1.0}
+    for key, hbm_gib, calls in (("step/a", 70, 4), ("step/b", 20, 0), ("peer/jax, longest", 200, 3)):
+        row = {"program": "p", "hbm_bytes": hbm_gib * GIB, "host_bytes": GIB, "flash_calls": calls, **sizes}
+        results.add(Outcome(key=key, status="done", rows=[row]))
+    text = report.tables(results)
+    assert "2 programs compiled for h200, none run; 1 call fused" in text
+    assert "largest take 70 GiB of 139 GiB HBM and 1 GiB of" in text and "| peer/jax, longest: p | 200 GiB |" in text

@@ -32,8 +32,12 @@ sys.exit(status)
 
 @pytest.mark.parametrize(
     "name, sides, num_ordered",
-    [("loop", ["bare_s", "loop_s"], 2), ("order", ["ordered_s", "as_written_s"], 1)],
-    ids=["loop", "order"],
+    [
+        ("loop", ["bare_s", "loop_s"], 2),
+        ("order", ["ordered_s", "as_written_s"], 1),
+        ("ynn", ["without_s", "with_s"], 2),
+    ],
+    ids=["loop", "order", "ynn"],
 )
 def test_two_sides_take_turns_and_are_written_down(name, sides, num_ordered, tmp_path):
     settings = SETTINGS | {"data": SETTINGS["data"] | {"source": write_documents(tmp_path / "tokens.npy")}}

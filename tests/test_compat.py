@@ -9,6 +9,7 @@ from sppo_jax.compat import (
     MIN_JAXLIB_FOR_GPU_OFFLOAD,
     check_offload,
     compiler_options,
+    deviceless_flags,
     jaxlib_version,
     to_device,
     to_host,
@@ -74,3 +75,13 @@ def test_the_devices_of_these_tests_take_many_programs_at_once():
         x_D = step(x_D)
         largest.append(jnp.max(x_D))
     np.testing.assert_allclose([float(x) for x in largest], 1.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize("version", [(0, 10, 2), (0, 11, 0), (0, 12, 0), (1, 0, 0)])
+def test_most_versions_compile_without_a_gpu_as_with_one(version):
+    assert deviceless_flags(version) == {"--xla_gpu_autotune_level": 0}
+
+
+@pytest.mark.parametrize("version", [(0, 11, 1), (0, 11, 2)])
+def test_two_versions_fuse_products_as_a_newer_one_does_without_a_gpu(version):
+    assert deviceless_flags(version) == {"--xla_gpu_autotune_level": 0, "--xla_gpu_experimental_gemm_fusion_v2": "true"}

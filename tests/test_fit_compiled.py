@@ -1,10 +1,12 @@
 """What fit makes of the compiler's figures, and the changes it proposes."""
 
+import os
+
 import pytest
 
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict, load_config, to_yaml
-from sppo_jax.fit.compiled import Fit, Sizes
+from sppo_jax.fit.compiled import Fit, Sizes, prepare_environment
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.nearest import nearest_change
 from sppo_jax.hardware import parse_cluster
@@ -20,6 +22,7 @@ def fit(hbm=70, host=10, exposed=0) -> Fit:
         copies=HostCopies(overlapped_bytes=(100 - exposed) * GIB, exposed_bytes=exposed * GIB, loops_unknown=0),
         flash_calls=4,
         compile_s=12.34,
+        jax_version="0.12.0",
     )
 
 
@@ -31,6 +34,7 @@ def test_the_compiler_decides_what_fits():
     assert values["host_copies"] == {"overlapped_bytes": 100 * GIB, "exposed_bytes": 0}
     assert {"predicted", "capacity", "compile_s"} <= set(values)
     text = fit(exposed=2).describe()
+    assert text.endswith("12 s by jax 0.12.0") and values["jax"] == "0.12.0"
     assert "70 GiB" in text and "100 GiB a step, 2.0% of it with no compute beside it" in text and "88.6%" in text
 
 
@@ -87,3 +91,39 @@ def test_exposed_copies_are_said_aloud(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr("sppo_jax.commands.fit.prepare_environment", lambda: None)
         assert main(["fit", str(path)]) == 0
         assert capsys.readouterr().err.count("should have no compute beside them, got 2.0%") == lines
+
+
+@pytest.fixture
+def own_environment(monkeypatch):
+    """Give a test an environment that it may change."""
+    for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_enable_cublaslt=false")
+
+
+def test_a_flag_of_the_user_stays(own_environment, monkeypatch):
+    monkeypatch.setattr("sppo_jax.compat.jaxlib_version", lambda: (0, 11, 2))
+    prepare_environment()
+    own = "--xla_gpu_autotune_level=4 --xla_gpu_enable_cublaslt=false"
+    assert os.environ["XLA_FLAGS"] == f"{own} --xla_gpu_experimental_gemm_fusion_v2=true"
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_gpu_experimental_gemm_fusion_v2=false"
+    prepare_environment()
+    assert os.environ["XLA_FLAGS"] == "--xla_gpu_experimental_gemm_fusion_v2=false --xla_gpu_autotune_level=0"
+
+
+@pytest.mark.parametrize(
+    ("place", "version", "refused"), [("host", 10, True), ("host", 12, False), ("keep", 10, False)]
+)
+def test_fit_refuses_a_jax_that_a_run_refuses(own_environment, tmp_path, capsys, monkeypatch, place, version, refused):
+    def reached(*_):
+        raise ValueError("the compiler was reached")
+
+    monkeypatch.setattr("sppo_jax.compat.jaxlib_version", lambda: (0, version, 2))
+    monkeypatch.setattr("sppo_jax.fit.targets.compile_only_devices", reached)
+    path = tmp_path / "c.yaml"
+    path.write_text(to_yaml(config_from_dict(config(stash__inputs=place, stash__attention=place))))
+    assert main(["fit", str(path), "--cluster", "h100:4x8"]) == 2
+    line = capsys.readouterr().err
+    assert ("offload on a GPU needs jaxlib >= 0.11.1" in line) == refused
+    assert ("the compiler was reached" in line) != refused

@@ -8,7 +8,8 @@ Letters: T queries of a chunk, S keys (prefix, chunk, and room), N query heads, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
     for heads, pattern, shape in _shapes(settings):
         arguments = tuple(target.shape(*dims, dtype=dtype) for dims, dtype in _argument_shapes(heads, shape))
         for kernel in KERNELS:
-            yield Program(_name(kernel, heads, pattern), _by_kernel(target, kernel, shape), arguments)
+            yield Program(_name(kernel, heads, pattern), _by_kernel(target, kernel, *shape[:2]), arguments)
 
 
 def run(settings: dict, device: str, emit: Emit) -> None:
@@ -88,7 +89,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
         plain = _dense(jnp.bfloat16, start)(*arrays)
         bounds = {name: _error(name, plain[name], right) for name in NAMES}
         for kernel in KERNELS:
-            got = _by_kernel(target, kernel, shape)(*arrays)
+            got = _by_kernel(target, kernel, *shape[:2])(*arrays)
             errors = {name: _error(name, got[name], right) for name in NAMES}
             emit(_row(_name(kernel, heads, pattern), errors, bounds, _untouched(got, right)))
 
@@ -133,9 +134,9 @@ def _positions(documents_S: jax.Array) -> jax.Array:
     return jnp.arange(documents_S.shape[0], dtype=jnp.int32)
 
 
-def _by_kernel(target: Target, kernel: str, shape: tuple):
+@functools.lru_cache  # patterns of one shape share a program
+def _by_kernel(target: Target, kernel: str, prefix: int, chunk: int) -> Callable:
     """Return the executor's own attention, forward and backward, jitted."""
-    prefix, chunk, _ = shape
     split = Split(1, 1, "q", kernel)
 
     def attend(q_TNH, k_SKH, v_SKH, dout_TNH, documents_S):
@@ -156,7 +157,8 @@ def _by_kernel(target: Target, kernel: str, shape: tuple):
     return target.jit(attend)
 
 
-def _dense(dtype, start: int):
+@functools.lru_cache
+def _dense(dtype, start: int) -> Callable:
     """Return plain attention by einsum and autodiff, every product in `dtype`."""
 
     def attend(q_TNH, k_SKH, v_SKH, dout_TNH, documents_S):

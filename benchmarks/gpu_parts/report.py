@@ -42,7 +42,7 @@ def tables(results: Results) -> str:
     machine, versions = results.machine, results.versions
     driver = f", driver {machine['driver']}" if machine["driver"] else ""
     head = f"{results.date}, {machine['description']}{driver}; " + ", ".join(f"{k} {v}" for k, v in versions.items())
-    parts = [f"{head}.\n"]
+    parts = [f"{head}.\n", *_largest(results)]
     for title, make in (
         ("Aims", aim_rows),
         ("Compiled, not run", _compiled),
@@ -83,6 +83,20 @@ def _seconds(values: Sequence[float]) -> str:
 
 def _optional(value: Any, show: Callable[[Any], str]) -> str:
     return "" if value is None else show(value)
+
+
+def _largest(results: Results) -> list[str]:
+    """Say what the largest compiled programs take; searches for the longest sequence overflow on purpose."""
+    compiled = [row for o in results.outcomes.values() for row in o.rows if "program" in row and "longest" not in o.key]
+    if not compiled:
+        return []
+    hbm, host = (max(row[name] for row in compiled) for name in ("hbm_bytes", "host_bytes"))
+    fused = sum(row["flash_calls"] > 0 for row in compiled)
+    return [
+        f"{len(compiled)} programs compiled for {results.machine['device']}, none run; {fused} call fused attention "
+        f"kernels. The largest take {_size(hbm)} of {_size(results.machine['hbm_bytes'])} HBM and {_size(host)} of "
+        f"host memory. Exposed are bytes of host copies with no matrix product beside them.\n"
+    ]
 
 
 def _compiled(results: Results) -> list[Row]:

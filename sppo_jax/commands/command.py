@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from sppo_jax.config import Config, load_config
 from sppo_jax.distributed import local_devices
+from sppo_jax.environment import add_xla_flag
 from sppo_jax.planner.make import check_plan
 from sppo_jax.planner.plan import Plan
 
@@ -77,13 +78,9 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
 def simulate_devices(num_devices: int) -> None:
     """Makes jax, not imported so far, see so many devices on the CPU."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    add_xla_flag("--xla_force_host_platform_device_count", num_devices, replace=True)
     # With fewer cores than devices a collective waits for devices that have not had their turn: allow them time.
-    flags = {
-        "--xla_force_host_platform_device_count": num_devices,
-        "--xla_cpu_collective_call_terminate_timeout_seconds": 600,
-    }
-    kept = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag.partition("=")[0] not in flags]
-    os.environ["XLA_FLAGS"] = " ".join([*kept, *(f"{name}={value}" for name, value in flags.items())])
+    add_xla_flag("--xla_cpu_collective_call_terminate_timeout_seconds", 600)
 
 
 def read_plan(path: Path, config: Config) -> Plan:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
+from sppo_jax.environment import set_memory_fraction
 from sppo_jax.files import write_whole
 from sppo_jax.planner.plan import Plan
 
@@ -27,6 +28,7 @@ def run(words: Sequence[str]) -> int:
     checkpoint = find_checkpoint(args.checkpoint)
     saved = read_run(checkpoint)
     _simulate(saved, args.overrides)
+    set_memory_fraction()
 
     from sppo_jax.train.evaluate_saved import evaluate_saved, plan_for_devices
 

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sppo_jax.config import Config
-from sppo_jax.fit.copies import HostCopies, host_copies
+from sppo_jax.environment import add_xla_flag
+from sppo_jax.fit.copies import HostCopies
+from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import Cluster
 from sppo_jax.planner.plan import Plan
 from sppo_jax.units import format_bytes
@@ -36,6 +38,7 @@ class Fit:
         copies: bytes moved between device and host in a step.
         flash_calls: calls of a fused attention kernel in the program's text.
         compile_s: seconds the compiler took.
+        jax_version: whose compiler it was; another one may take other bytes.
     """
 
     compiler: Sizes
@@ -44,6 +47,7 @@ class Fit:
     copies: HostCopies
     flash_calls: int
     compile_s: float
+    jax_version: str
 
     @property
     def fits(self) -> bool:
@@ -71,6 +75,7 @@ class Fit:
             },
             "flash_calls": self.flash_calls,
             "compile_s": round(self.compile_s, 1),
+            "jax": self.jax_version,
         }
 
     def describe(self) -> str:
@@ -85,16 +90,17 @@ class Fit:
         lines.append(f"{'host copies':22}  {copies if moved else 'none'}")
         kernels = f"{self.flash_calls} calls of a fused kernel in the program" if self.flash_calls else "blockwise"
         lines.append(f"{'attention':22}  {kernels}")
-        return "\n".join([*lines, f"{'compiled in':22}  {self.compile_s:.0f} s"])
+        return "\n".join([*lines, f"{'compiled in':22}  {self.compile_s:.0f} s by jax {self.jax_version}"])
 
 
 def prepare_environment() -> None:
-    """Set what must be set before jax is imported: no accelerator is looked for, and none is needed."""
+    """Set what must be set before jax looks for devices: no accelerator is looked for, and none is needed."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    flag = "--xla_gpu_autotune_level=0"  # there is no GPU to try kernels on
-    if flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    from sppo_jax.compat import deviceless_flags  # imports jax, which reads JAX_PLATFORMS
+
+    for name, value in deviceless_flags().items():
+        add_xla_flag(name, value)
 
 
 def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
@@ -108,29 +114,26 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
         cluster: devices to compile for; at least as many as the plan's mesh has.
 
     Raises:
-        ValueError: plan and cluster do not fit together, or the compiler is not installed.
+        ValueError: plan and cluster do not fit together, the compiler is not installed, or no run may use it.
     """
-    from sppo_jax.fit.lowering import lower_train_step
+    import jax
+
+    from sppo_jax.compat import check_offload
+    from sppo_jax.fit.lowering import train_program
     from sppo_jax.fit.targets import compile_only_devices
 
-    lowered = lower_train_step(config, plan, compile_only_devices(cluster), cluster.device.platform)
+    check_offload(cluster.device.platform, max(plan.predicted.host_bytes) > 0)
+    lowered = train_program(config, plan, compile_only_devices(cluster), cluster.device.platform).lower()
     start = time.perf_counter()
     compiled = lowered.compile()
     compile_s = time.perf_counter() - start
-    sizes, text = compiled.memory_analysis(), compiled.as_text()
+    figures = Figures.of(compiled)
     return Fit(
-        compiler=_compiled_sizes(sizes),
+        compiler=Sizes(hbm_bytes=figures.hbm_bytes, host_bytes=figures.host_bytes),
         predicted=Sizes(hbm_bytes=max(plan.predicted.hbm_bytes), host_bytes=max(plan.predicted.host_bytes)),
         capacity=Sizes(hbm_bytes=cluster.device.hbm_bytes, host_bytes=cluster.device_host_bytes),
-        copies=host_copies(text),
-        flash_calls=text.count('custom_call_target="__cudnn$fmha'),
+        copies=figures.copies,
+        flash_calls=figures.flash_calls,
         compile_s=compile_s,
+        jax_version=jax.__version__,
     )
-
-
-def _compiled_sizes(sizes: Any) -> Sizes:
-    def total(prefix: str) -> int:
-        parts = {name: getattr(sizes, f"{prefix}{name}_size_in_bytes") for name in ("argument", "output", "temp")}
-        return sum(parts.values()) - getattr(sizes, f"{prefix}alias_size_in_bytes")
-
-    return Sizes(hbm_bytes=total(""), host_bytes=total("host_"))

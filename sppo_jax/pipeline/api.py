@@ -19,6 +19,7 @@ from sppo_jax.attention.tags import Tags
 from sppo_jax.attention.validate import KEYS, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import check_offload, compiler_options, keeps_order, one_at_a_time, scatters_sums
+from sppo_jax.environment import check_memory_limits
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout
 from sppo_jax.pipeline.block import Block, Weights
@@ -209,6 +210,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
     """
     step = Step(plan, model, mesh, train=True)
     check_offload(step.platform, step.uses_host)
+    check_memory_limits(plan)
     if plan.kernel == "cudnn" and step.platform not in ("gpu", "cuda"):
         warnings.warn(
             f"the plan's kernel is cudnn, got {step.platform} devices: a plain kernel stands in for it, correct but "

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sppo_jax.environment import set_memory_limits
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.planner.plan import Plan
 
@@ -41,7 +42,9 @@ def make_mesh(plan: Plan, devices=None) -> Mesh:
     Raises:
         ValueError: there are fewer devices than the mesh needs.
     """
-    devices = jax.devices() if devices is None else devices
+    if devices is None:
+        set_memory_limits(plan)
+        devices = jax.devices()
     shape = (plan.mesh.data, plan.mesh.pipe, plan.mesh.seq)
     needed = int(np.prod(shape))
     if len(devices) < needed:

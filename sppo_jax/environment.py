@@ -1,0 +1,175 @@
+"""What XLA reads from the environment before its backend starts: compiler flags and limits of memory.
+
+Whatever the user has set stays. This module neither imports jax nor starts its backend.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from sppo_jax.units import format_bytes
+
+if TYPE_CHECKING:
+    from sppo_jax.planner.plan import Plan
+
+YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+FRACTION, OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+# A plan fills up to 94% of a device; XLA's own default is 0.75.
+DEVICE_SHARE = 0.95
+
+# The versions of jaxlib that were seen to add wrongly. XLA ends a process that sets a flag which XLA does not know, so
+# a newer jaxlib gets the flag once it was seen to know it.
+_FIRST_WRONG, _LAST_WRONG = (0, 10, 2), (0, 12, 0)
+_DEFAULT_HOST_GB = 64
+_GPU = ("gpu", "cuda", "rocm")
+_GiB = 2**30
+
+
+def add_xla_flag(name: str, value: object, *, replace: bool = False) -> None:
+    """Adds a flag to XLA_FLAGS; a flag that is there already keeps its value.
+
+    Args:
+        name: with its two dashes.
+        value: behind the equals sign.
+        replace: whether the flag gets this value even where it is there already.
+    """
+    words = os.environ.get("XLA_FLAGS", "").split()
+    others = [word for word in words if word.partition("=")[0] != name]
+    if len(others) == len(words) or replace:
+        os.environ["XLA_FLAGS"] = " ".join([*others, f"{name}={value}"])
+
+
+def jaxlib_version() -> tuple[int, ...]:
+    """Returns jaxlib's version as ints, without any suffix; () where jaxlib is not installed."""
+    try:
+        text = version("jaxlib")
+    except PackageNotFoundError:
+        return ()
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
+
+def avoid_wrong_sums() -> None:
+    """Turns off the fusions with which jaxlib 0.10.2 to 0.12.0 adds wrongly on CPUs; warns where it is too late.
+
+    XLA:CPU hands products with the sums behind them to the library YNNPACK. Sums of a batched product with a broadcast
+    operand come out wrong in all of these versions, those of many products of a matrix and a vector up to 0.10.2
+    (jax-ml/jax#39103). Up to 0.11.0 some sums crash or hang (jax-ml/jax#39257, jax-ml/jax#40412).
+    """
+    if not _FIRST_WRONG <= jaxlib_version() <= _LAST_WRONG:
+        return
+    platform = _running_platform()
+    if platform is None:
+        add_xla_flag(YNN_FLAG, "")
+    elif platform == "cpu" and YNN_FLAG not in os.environ.get("XLA_FLAGS", ""):
+        warnings.warn(
+            f"jaxlib 0.10.2 to 0.12.0 returns WRONG SUMS of some products on CPUs, got jaxlib {version('jaxlib')} with "
+            "its CPU backend already running: import sppo_jax before jax's first computation, or set "
+            f"XLA_FLAGS={YNN_FLAG}= (with no value)",
+            stacklevel=3,  # the line that imports sppo_jax
+        )
+
+
+def set_memory_limits(plan: Plan | None) -> None:
+    """Allows XLA the device and host memory of a plan; call it before jax looks for devices.
+
+    Nothing is set where a backend runs already, nor where JAX_PLATFORMS leaves out GPUs.
+
+    Args:
+        plan: None where the devices must be known before a plan can be made; then the whole host may be pinned.
+    """
+    if not _gpus_may_start():
+        return
+    set_memory_fraction()
+    limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
+    if limit_gb > _DEFAULT_HOST_GB and not os.environ.get(HOST_LIMIT):
+        os.environ[HOST_LIMIT] = str(limit_gb)
+
+
+def set_memory_fraction() -> None:
+    """Allows XLA the share of a GPU's memory that plans count on; call it before jax looks for devices."""
+    # The share limits the pool without preallocation too. jax refuses both names at once.
+    if _gpus_may_start() and not (os.environ.get(FRACTION) or os.environ.get(OLD_FRACTION)):
+        os.environ[FRACTION] = str(DEVICE_SHARE)
+
+
+def check_memory_limits(plan: Plan) -> None:
+    """Warns where the GPU backend that runs may take less memory than a plan needs.
+
+    Args:
+        plan: the plan to be run.
+    """
+    if _running_platform() not in _GPU:
+        return
+    from sppo_jax import compat
+
+    pool_bytes, needed_bytes = compat.device_pool_bytes(), max(plan.predicted.hbm_bytes)
+    if pool_bytes is not None and pool_bytes < needed_bytes:
+        _warn_late(
+            f"the plan needs {format_bytes(needed_bytes)} of a GPU, XLA takes at most {format_bytes(pool_bytes)}",
+            f"{FRACTION}={DEVICE_SHARE}",
+        )
+    limit_gb, needed_gb = _given_host_gb(), host_limit_gb(plan)
+    if limit_gb < needed_gb:
+        _warn_late(
+            f"the plan may need {needed_gb} GB of pinned host memory, XLA pins at most {limit_gb} GB",
+            f"{HOST_LIMIT}={needed_gb}",
+        )
+
+
+def host_limit_gb(plan: Plan) -> int:
+    """Returns the GiB of host memory that XLA must be allowed to pin in this process, at least XLA's default of 64.
+
+    XLA's pool grows by regions that are powers of two in size and never join. While a save is being written its copy
+    of the state, a part of the plan's device memory, is pinned too, and may lie where the stash lay: the stash then
+    needs a second region. The pool takes only what is asked for. XLA has a pool a device with this limit each; the sum
+    over devices is enough for a common pool as well.
+    """
+    host_bytes = max(plan.predicted.host_bytes)
+    if not host_bytes:
+        return _DEFAULT_HOST_GB
+    from sppo_jax.distributed import num_processes
+
+    num_devices = math.ceil(plan.mesh.data * plan.mesh.pipe * plan.mesh.seq / num_processes())
+    needed_bytes = num_devices * (2 * host_bytes + max(plan.predicted.hbm_bytes))
+    return max(_DEFAULT_HOST_GB, min(math.ceil(needed_bytes / _GiB), machine_gb()))
+
+
+def machine_gb() -> int:
+    """Returns the GiB of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _GiB
+
+
+def _given_host_gb() -> int:
+    text = os.environ.get(HOST_LIMIT) or str(_DEFAULT_HOST_GB)
+    if not text.strip().isdecimal():
+        raise ValueError(f"{HOST_LIMIT} must be a whole number of GB, got {text!r}; change it or leave it out")
+    return int(text)
+
+
+def _gpus_may_start() -> bool:
+    """Returns whether no backend runs so far, and JAX_PLATFORMS does not leave out GPUs."""
+    names = os.environ.get("JAX_PLATFORMS", "").lower().split(",")
+    return _running_platform() is None and (names == [""] or any(name.strip() in _GPU for name in names))
+
+
+def _running_platform() -> str | None:
+    """Returns the platform of jax's default backend; None where no backend has started."""
+    if "jax" not in sys.modules:
+        return None
+    from sppo_jax import compat
+
+    return compat.running_platform()
+
+
+def _warn_late(problem: str, setting: str) -> None:
+    warnings.warn(
+        f"{problem}: set {setting} in the environment before jax starts",
+        stacklevel=4,  # the line that calls value_and_grad
+    )

@@ -1,0 +1,302 @@
+"""What is set in the environment before jax's backend starts, and what is told where it is too late."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from distributed_cases import REPO, environment
+from exactness import small_plan
+from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
+
+from sppo_jax import compat, distributed, value_and_grad
+from sppo_jax import environment as env
+from sppo_jax.config import config_from_dict
+from sppo_jax.models import build_model
+from sppo_jax.planner.memory import _RESERVE
+from sppo_jax.planner.plan import MeshShape, Predicted
+
+GiB = 2**30
+SETTINGS = {
+    "model": {"vocab_size": 24, "hidden_size": 16, "num_layers": 4, "num_heads": 2, "mlp_size": 32},
+    "data": {"source": "tokens.npy"},
+    "sequence": {"length": 64},
+    "train": {"steps": 1},
+}
+VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", env.HOST_LIMIT, env.FRACTION, env.OLD_FRACTION)
+# Sums that jaxlib gets wrong on CPUs: the last of many products of a matrix and a vector (0.10.2), and the sums of a
+# batched product with a broadcast operand (all versions so far).
+SUMS = """
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_enable_x64", True)
+def last(dtype, rows):
+    x = jnp.zeros((rows, 3), dtype).at[:, 0].set(jnp.arange(rows, dtype=dtype))
+    matrix = jnp.eye(3, dtype=dtype)
+    return float(jax.jit(jax.vmap(lambda row: jnp.sum((matrix @ row) ** 2)))(x)[-1])
+def broadcast(dtype):
+    x = np.random.default_rng(0).normal(size=(5, 60, 60)).astype(dtype)
+    sums = jax.jit(lambda x: jnp.sum((x @ jnp.full(x.shape, 0.5, dtype)) * x, axis=-1))(x)
+    return np.allclose(sums, ((x @ np.full(x.shape, 0.5, dtype)) * x).sum(-1), rtol=1e-3, atol=1e-2)
+print(last(jnp.float64, 16_385) == 16_384.0**2, last(jnp.float32, 32_769) == 32_768.0**2)
+print(broadcast(np.float64), broadcast(np.float32))
+"""
+RIGHT = "True True\nTrue True\n"
+
+
+def run(code, **environ):
+    """Run code in a process of its own, without what this one has set for XLA; return its output and errors."""
+    own = environment(**environ)
+    done = subprocess.run([sys.executable, "-c", code], env=own, cwd=REPO, capture_output=True, text=True, timeout=300)
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def unset(monkeypatch):
+    """Nothing is set, the machine has 2000 GB, and no backend has started, it seems."""
+    jax.devices()  # as many as the other tests need, before the variables go
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(env, "_running_platform", lambda: None)
+    monkeypatch.setattr(env, "machine_gb", lambda: 2000)
+
+
+def a_plan(*, host_gb, hbm_gb=70, mesh=(2, 2, 2)):
+    data, pipe, seq = mesh
+    predicted = Predicted(
+        step_s=1.0,
+        bubble_fraction=0.0,
+        hbm_bytes=(hbm_gb * GiB,) * pipe,
+        host_bytes=(*(0,) * (pipe - 1), host_gb * GiB),
+    )
+    plan = small_plan((16,) * 4, mesh=mesh)
+    assert plan.mesh == MeshShape(data=data, pipe=pipe, seq=seq)
+    return replace(plan, predicted=predicted)
+
+
+def given():
+    return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+
+
+def test_sums_are_right_where_sppo_jax_is_imported_first():
+    out, errors = run("import sppo_jax" + SUMS, JAX_PLATFORMS="cpu")
+    assert out == RIGHT, errors
+    out, errors = run("import jax, sppo_jax" + SUMS, JAX_PLATFORMS="cpu")  # no backend has started yet
+    assert out == RIGHT and "WRONG SUMS" not in errors, errors
+
+
+def test_a_backend_that_has_started_is_told_of_wrong_sums():
+    code = "import jax; jax.devices()\nimport sppo_jax\nimport sppo_jax.compat"
+    errors = run(code, JAX_PLATFORMS="cpu")[1]
+    concerned = (0, 10, 2) <= env.jaxlib_version() <= (0, 12, 0)
+    assert errors.count("WRONG SUMS") == concerned, errors
+    if concerned:
+        assert "<string>:2: UserWarning: jaxlib 0.10.2 to 0.12.0" in errors  # the line of the import
+        assert "import sppo_jax before" in errors and f"XLA_FLAGS={env.YNN_FLAG}= " in errors
+    assert "WRONG SUMS" not in run(code, JAX_PLATFORMS="cpu", XLA_FLAGS=f"{env.YNN_FLAG}=")[1]
+
+
+@pytest.mark.parametrize(
+    "version, set_",
+    [((), False), ((0, 10, 1), False), ((0, 10, 2), True), ((0, 12, 0), True), ((0, 12, 1), False)],
+)
+def test_the_fusions_are_off_for_the_versions_concerned(version, set_, unset, monkeypatch):
+    monkeypatch.setattr(env, "jaxlib_version", lambda: version)
+    env.avoid_wrong_sums()
+    assert os.environ["XLA_FLAGS"] == (f"{env.YNN_FLAG}=" if set_ else "")
+
+
+@pytest.mark.parametrize("platform, told", [("cpu", True), ("gpu", False), ("tpu", False)])
+def test_wrong_sums_are_told_of_where_cpus_compute(platform, told, unset, monkeypatch):
+    monkeypatch.setattr(env, "jaxlib_version", lambda: (0, 10, 2))
+    monkeypatch.setattr(env, "_running_platform", lambda: platform)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        env.avoid_wrong_sums()
+    assert len(caught) == told and os.environ["XLA_FLAGS"] == ""
+
+
+def test_a_flag_of_the_user_stays(unset, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1  --xla_ab=2")
+    env.add_xla_flag("--xla_a", 3)
+    assert os.environ["XLA_FLAGS"].split() == ["--xla_a=1", "--xla_ab=2"]
+    env.add_xla_flag("--xla_a", 3, replace=True)
+    env.add_xla_flag("--xla_b", "")
+    assert os.environ["XLA_FLAGS"].split() == ["--xla_ab=2", "--xla_a=3", "--xla_b="]
+    monkeypatch.setattr(env, "jaxlib_version", lambda: (0, 10, 2))
+    monkeypatch.setenv("XLA_FLAGS", f"{env.YNN_FLAG}=x")
+    env.avoid_wrong_sums()
+    assert os.environ["XLA_FLAGS"] == f"{env.YNN_FLAG}=x"
+
+
+@pytest.mark.parametrize(
+    "text, version",
+    [("0.10.2", (0, 10, 2)), ("0.12.0.1", (0, 12, 0)), ("0.11.1+cuda13", (0, 11, 1)), ("0.11.0rc1", (0, 11, 0))],
+)
+def test_a_version_is_its_first_three_numbers(text, version, monkeypatch):
+    monkeypatch.setattr(env, "version", lambda name: text)
+    assert env.jaxlib_version() == version
+
+
+def test_no_jaxlib_has_no_version(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(env, "version", missing)
+    assert env.jaxlib_version() == ()
+
+
+def test_no_backend_is_started_by_looking():
+    code = "import sppo_jax, sys; from sppo_jax import environment; print(environment._running_platform())"
+    code += "; print('jax' in sys.modules); import jax; print(environment._running_platform())"
+    code += "; jax.devices(); print(environment._running_platform())"
+    assert run(code, JAX_PLATFORMS="cpu")[0].split() == ["None", "False", "None", "cpu"]
+
+
+def test_jax_takes_the_share_of_gpu_memory_that_plans_fill(unset, monkeypatch):
+    env.set_memory_fraction()
+    assert generate_pjrt_gpu_plugin_options()["memory_fraction"] == env.DEVICE_SHARE >= 1 - _RESERVE
+
+
+@pytest.mark.parametrize("name", [env.FRACTION, env.OLD_FRACTION])
+def test_a_share_of_the_user_stays(name, unset, monkeypatch):
+    monkeypatch.setenv(name, "0.5")
+    env.set_memory_fraction()
+    assert given() == {name: "0.5"} and generate_pjrt_gpu_plugin_options()["memory_fraction"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "plan, num_processes, limit",
+    [
+        (dict(host_gb=30), 1, "1040"),  # 8 devices, each twice its stash and what a save may copy
+        (dict(host_gb=30), 4, "260"),
+        (dict(host_gb=200), 1, "2000"),  # no more than the machine has
+        (dict(host_gb=1, hbm_gb=2, mesh=(1, 1, 1)), 1, None),  # XLA's default is enough
+        (dict(host_gb=0), 1, None),
+        (None, 1, "2000"),
+    ],
+    ids=["one process", "four processes", "a small machine", "a small stash", "no stash", "no plan yet"],
+)
+def test_the_host_limit_follows_the_plan(plan, num_processes, limit, unset, monkeypatch):
+    monkeypatch.setattr(distributed, "num_processes", lambda: num_processes)
+    env.set_memory_limits(plan and a_plan(**plan))
+    assert given() == {env.FRACTION: "0.95"} | ({env.HOST_LIMIT: limit} if limit else {})
+
+
+def test_a_host_limit_of_the_user_stays(unset, monkeypatch):
+    monkeypatch.setenv(env.HOST_LIMIT, "100")
+    env.set_memory_limits(a_plan(host_gb=30))
+    assert os.environ[env.HOST_LIMIT] == "100"
+
+
+@pytest.mark.parametrize("platforms, set_", [("cpu", False), ("tpu,cpu", False), ("cuda,cpu", True), ("GPU", True)])
+def test_nothing_is_set_where_there_are_no_gpus(platforms, set_, unset, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    env.set_memory_limits(a_plan(host_gb=30))
+    assert (env.HOST_LIMIT in given(), env.FRACTION in given()) == (set_, set_)
+
+
+def test_nothing_is_set_once_a_backend_runs(unset, monkeypatch):
+    monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
+    env.set_memory_limits(a_plan(host_gb=30))
+    assert not given()
+
+
+@pytest.mark.parametrize(
+    "plan, limit, pool_gb, told",
+    [
+        (dict(host_gb=30), "", 75, ["pins at most 64 GB: set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1040 "]),
+        (dict(host_gb=30), "500", 75, ["pins at most 500 GB: set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1040 "]),
+        (dict(host_gb=30), "1040", 75, []),
+        (dict(host_gb=30), "1040", 60, ["takes at most 60 GiB: set XLA_CLIENT_MEM_FRACTION=0.95 "]),
+        (dict(host_gb=30), "1040", None, []),
+        (dict(host_gb=0), "", 75, []),
+    ],
+    ids=["absent", "too little", "enough", "a small pool", "no pool", "no stash"],
+)
+def test_a_backend_that_has_started_is_told_of_limits(plan, limit, pool_gb, told, unset, monkeypatch):
+    monkeypatch.setenv(env.HOST_LIMIT, limit)
+    monkeypatch.setattr(compat, "device_pool_bytes", lambda: pool_gb and pool_gb * GiB)
+    for platform in ("gpu", "cpu"):
+        monkeypatch.setattr(env, "_running_platform", lambda platform=platform: platform)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            env.check_memory_limits(a_plan(**plan))
+        texts = [str(warning.message) for warning in caught]
+        assert len(texts) == (len(told) if platform == "gpu" else 0)
+        assert all(words in text for words, text in zip(told, texts, strict=False)), texts
+
+
+def test_a_limit_that_is_no_number_is_refused(unset, monkeypatch):
+    monkeypatch.setenv(env.HOST_LIMIT, "64G")
+    monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
+    with pytest.raises(ValueError, match="LIMIT_GB must be a whole number of GB, got '64G'"):
+        env.check_memory_limits(a_plan(host_gb=30))
+
+
+def test_value_and_grad_checks_the_limits(unset, monkeypatch):
+    monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
+    plan = a_plan(host_gb=0, hbm_gb=1, mesh=(1, 1, 1))
+    monkeypatch.setattr(compat, "device_pool_bytes", lambda: GiB - 1)
+    with pytest.warns(UserWarning, match="needs 1 GiB of a GPU") as caught:
+        value_and_grad(plan, build_model(config_from_dict(SETTINGS), abstract=True))
+    assert caught[0].filename == __file__
+
+
+def test_processes_that_ask_for_devices_before_they_plan_allow_all(unset, monkeypatch):
+    """The mesh of several processes follows from their devices."""
+    seen = {}
+    monkeypatch.setattr(distributed, "num_processes", lambda: 2)
+    monkeypatch.setattr(distributed, "exchange", lambda text: [text, text])
+    monkeypatch.setattr(jax, "local_device_count", lambda: seen.update(given()) or 4)
+    distributed.cluster(config_from_dict(SETTINGS))
+    assert seen == {env.FRACTION: "0.95", env.HOST_LIMIT: "2000"}
+
+
+def test_eval_sets_the_share_before_it_asks_for_devices(unset, monkeypatch):
+    from sppo_jax.commands import eval as command
+    from sppo_jax.train import checkpoint_read, evaluate_saved
+
+    def stop(saved, overrides):
+        raise ValueError(f"at the first question for devices: {given()}")
+
+    monkeypatch.setattr(checkpoint_read, "find_checkpoint", lambda path: path)
+    monkeypatch.setattr(checkpoint_read, "read_run", lambda path: {})
+    monkeypatch.setattr(command, "_simulate", lambda saved, overrides: None)
+    monkeypatch.setattr(evaluate_saved, "plan_for_devices", stop)
+    with pytest.raises(ValueError, match=r"devices: \{'XLA_CLIENT_MEM_FRACTION': '0.95'\}"):
+        command.run(["run"])
+
+
+def test_train_sets_the_limits_before_the_backend_starts(tmp_path):
+    """A process of its own, stopped right behind the first question for devices, which jax finds by itself."""
+    np.save(tmp_path / "tokens.npy", (np.arange(1000) % 23).astype(np.uint16))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SETTINGS))
+    code = f"""
+import json, os, sys
+from unittest import mock
+from sppo_jax import cli, environment
+from sppo_jax.config import load_config
+from sppo_jax.planner.make import make_plan
+from sppo_jax.train import setup
+os.chdir({str(tmp_path)!r})
+values = make_plan(load_config("tiny.yaml")).to_dict()
+values["predicted"]["host_bytes"] = [100 * 2**30] * values["mesh"]["pipe"]
+json.dump(values, open("plan.json", "w"))
+words = ["train", "tiny.yaml", "--run-dir", "run", "--plan", "plan.json"]
+with mock.patch.object(environment, "machine_gb", lambda: 2000), \\
+     mock.patch.object(setup, "local_rows", side_effect=ValueError("stop")):
+    code = cli.main(words)
+print(json.dumps([code, environment._running_platform(), dict(os.environ)]))
+"""
+    out, errors = run(code)
+    assert out, errors
+    code, platform, environ = json.loads(out.splitlines()[-1])
+    assert platform and (code, errors.splitlines()[-1]) == (2, "stop")
+    assert environ[env.FRACTION] == "0.95" and 200 < int(environ[env.HOST_LIMIT]) < 300, errors

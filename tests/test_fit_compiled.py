@@ -1,12 +1,14 @@
 """What fit makes of the compiler's figures, and the changes it proposes."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
+from jax.errors import JaxRuntimeError
 
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict, load_config, to_yaml
-from sppo_jax.fit.compiled import Fit, Sizes, prepare_environment
+from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, prepare_environment
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.nearest import nearest_change
 from sppo_jax.hardware import parse_cluster
@@ -127,3 +129,22 @@ def test_fit_refuses_a_jax_that_a_run_refuses(own_environment, tmp_path, capsys,
     line = capsys.readouterr().err
     assert ("offload on a GPU needs jaxlib >= 0.11.1" in line) == refused
     assert ("the compiler was reached" in line) != refused
+
+
+@pytest.mark.parametrize("words", ["No supported config found for HLO", "Failed to get configs for: 19 instructions"])
+def test_products_that_need_a_gpu_to_choose_a_kernel_go_to_cublas(words):
+    def compile_(compiler_options=None):
+        if compiler_options is None:
+            raise JaxRuntimeError(f"INTERNAL: {words}")
+        return compiler_options
+
+    with pytest.warns(UserWarning, match="all products by cuBLAS"):
+        assert compile_lowered(SimpleNamespace(compile=compile_)) == {"xla_gpu_enable_triton_gemm": False}
+
+
+def test_what_else_the_compiler_refuses_is_not_hidden():
+    def compile_():
+        raise JaxRuntimeError("RESOURCE_EXHAUSTED")
+
+    with pytest.raises(JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        compile_lowered(SimpleNamespace(compile=compile_))

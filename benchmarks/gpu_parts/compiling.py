@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from unittest import mock
 
 from gpu_parts.case import Emit
-from sppo_jax.fit.compiled import prepare_environment
+from sppo_jax.fit.compiled import compile_lowered, prepare_environment
 from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import DEVICES, make_cluster
 
@@ -30,7 +30,7 @@ def compile_case(part: str, settings: dict, device: str, emit: Emit) -> None:
     with _gpu_pretended():
         for program in importlib.import_module(f"gpu_parts.{part}").programs(settings, target):
             start_s = time.perf_counter()
-            compiled = program.lower().compile()
+            compiled = compile_lowered(program.lower())
             seconds = round(time.perf_counter() - start_s, 1)
             emit({"program": program.name, **Figures.of(compiled).to_dict(), "compile_s": seconds})
 

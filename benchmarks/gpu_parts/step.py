@@ -73,7 +73,7 @@ def cases(*, tiny: bool) -> list[Case]:
     return [
         *found,
         _case("8B's widths at 128K, planned", wide, 150),
-        _case("longest", few | {"longest": lengths, "length": lengths[0]}, 40),
+        _case("longest", few | {"longest": lengths, "length": lengths[0]}, 80),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.planner.plan import Plan
 from sppo_jax.units import format_bytes
 
+# What XLA says where it would have to try kernels on a GPU.
+_NO_TRITON = ("No supported config found", "Failed to get configs")
 # Share of the bytes of host copies that may run with no compute beside them.
 MAX_EXPOSED = 0.01
 
@@ -125,7 +128,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
     check_offload(cluster.device.platform, max(plan.predicted.host_bytes) > 0)
     lowered = train_program(config, plan, compile_only_devices(cluster), cluster.device.platform).lower()
     start = time.perf_counter()
-    compiled = lowered.compile()
+    compiled = compile_lowered(lowered)
     compile_s = time.perf_counter() - start
     figures = Figures.of(compiled)
     return Fit(
@@ -137,3 +140,27 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
         compile_s=compile_s,
         jax_version=jax.__version__,
     )
+
+
+def compile_lowered(lowered: Any) -> Any:
+    """Compile a lowered program for a device that is not here.
+
+    Some versions of XLA refuse single Triton products where no GPU is at hand. The program is then compiled again with
+    all products by cuBLAS, which can change its memory by a few percent; a warning says so.
+
+    Args:
+        lowered: a `jax.stages.Lowered`.
+    """
+    from jax.errors import JaxRuntimeError
+
+    try:
+        return lowered.compile()
+    except JaxRuntimeError as error:
+        if not any(words in str(error) for words in _NO_TRITON):
+            raise
+    warnings.warn(
+        "without a GPU this version of XLA finds no kernel for a Triton product: compiled with all products by cuBLAS, "
+        "which can change the memory by a few percent; jax 0.12 needs no such change",
+        stacklevel=2,
+    )
+    return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})

@@ -272,3 +272,24 @@ def test_what_was_compiled_is_summed_up(tmp_path):
     text = report.tables(results)
     assert "2 programs compiled for h200, none run; 1 call fused" in text
     assert "largest take 70 GiB of 139 GiB HBM and 1 GiB of" in text and "| peer/jax, longest: p | 200 GiB |" in text
+
+
+def test_the_search_for_the_longest_sequence_ends_where_memory_does(monkeypatch):
+    from types import SimpleNamespace
+
+    from gpu_parts import step
+
+    compiled, rows = [], []
+
+    def program(length):
+        return SimpleNamespace(lower=lambda: SimpleNamespace(compile=lambda: compiled.append(length) or length))
+
+    def figures(length):
+        return SimpleNamespace(to_dict=lambda: {"hbm_bytes": length * GIB, "host_bytes": 0})
+
+    monkeypatch.setattr(step, "programs", lambda settings, target: map(program, settings["longest"]))
+    monkeypatch.setattr(step, "Figures", SimpleNamespace(of=figures))
+    step.run({"longest": [4, 8, 16], "host_gib": 1}, "cpu", rows.append)  # the planner's CPU has 8 GiB
+    assert [(row["length"], row["fits"]) for row in rows] == [(4, True), (8, True), (16, False)]
+    step.run({"longest": [9, 10], "host_gib": 1}, "cpu", rows.append)
+    assert compiled == [4, 8, 16, 9]

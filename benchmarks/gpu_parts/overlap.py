@@ -28,8 +28,7 @@ _MOST_KERNELS = 15
 def cases(*, tiny: bool) -> list[Case]:
     """List the cases."""
     if tiny:
-        settings = {"model": step.TINY, "length": 256, "chunks": 4, "stash": "all on the host", "host_gib": 1}
-        return [Case(part="overlap", name="tiny", settings=settings, expected_s=10, limit_s=120)]
+        return [Case(part="overlap", name="tiny", settings=step.TINY_STEP, expected_s=10, limit_s=120)]
     stash = "all on the host"
     settings = {"model": step.ONE_BILLION, "length": 128 * 1024, "stash": stash, "host_gib": 100}
     needs = {"hbm_gib": 70.0, "host_gib": 110.0}

@@ -396,3 +396,10 @@ def test_a_plan_changed_by_hand_is_refused(changes, words):
     with pytest.raises(ValueError) as error:
         check_plan(edited(made, **changes), asked)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_pipelines_that_cannot_share_the_sequences_are_refused():
+    asked = config(length=4096, mesh={"pipe": 1, "seq": 1}, sequence={"per_step": 4})
+    with pytest.raises(ValueError) as error:
+        make_plan(asked, make_cluster(DEVICES["cpu"], 3))
+    assert "sequence.per_step must be a multiple of the pipelines, got 4 sequences and mesh.pipe=1" in str(error.value)

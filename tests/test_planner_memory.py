@@ -1,13 +1,18 @@
 """Costs and memory against hand counts."""
 
 from dataclasses import replace
+from itertools import product
+
+import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
-from sppo_jax.planner.costs import layer_costs
+from sppo_jax.planner.costs import cost_model, layer_costs
 from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
-from sppo_jax.planner.plan import StashPlan
-from sppo_jax.schedule.registry import make_table
+from sppo_jax.planner.plan import MeshShape, StashPlan
+from sppo_jax.planner.stash import choose_alpha, copy_seconds
+from sppo_jax.schedule.outline import all_rounds, make_outline
+from sppo_jax.schedule.registry import GENERATORS, make_table
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 SHAPE = Shape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)
@@ -115,3 +120,37 @@ def test_a_tpu_keeps_tiles_and_copies_what_wants_another_layout():
     # Two layers of the packed stash fill a tile of eight rows, and four of them are on their way.
     assert tiled.host == 4 * plain.host and tiled.hbm["copies"] == 16 * plain.hbm["copies"]
     assert tiled.hbm["work"] == plain.hbm["work"] + tiled.hbm["kv"] + tiled.hbm["stash"]
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_an_outline_needs_what_its_table_needs_and_sends_as_much(name):
+    # Logits are the fullest moment, so that it matters whether dK and dV exist by then.
+    large = replace(SHAPE, model=replace(MODEL, vocab_size=100_000), seq=2, compute_bytes=2)
+    slow = make_cluster(replace(DEVICES["cpu"], host_link_bytes_s=1e6), 8)
+    shortened = 0
+    for stages, chunks, sequences, groups in product((1, 2, 4), (1, 2, 6), (1, 4, 12), (1, 2)):
+        asked = name, stages, sequences, tuple(range(2 * chunks + 8, 8, -2)), groups
+        try:
+            table = make_table(*asked)
+        except ValueError:
+            continue  # a schedule that does not take these chunks
+        outline = make_outline(*asked)
+        shortened += bool(outline.repeats)
+        costs = cost_model(
+            large.model,
+            cluster=slow,
+            mesh=MeshShape(data=1, pipe=stages, seq=2),
+            ulysses=1,
+            ring=2,
+            layers=2,
+            compute_bytes=2,
+            recompute_linear=1,
+            recompute_attention=False,
+        )
+        places = StashPlan(inputs="host", attention="host", rest="host", alpha=())
+        chosen, why = choose_alpha(places, "hidden", table, large, costs)
+        assert choose_alpha(places, "hidden", outline, large, costs) == (chosen, why)
+        assert predict_memory(outline, large, chosen) == predict_memory(table, large, chosen)
+        copies = copy_seconds(outline, large, chosen, costs)
+        assert tuple(all_rounds(copies, outline.repeats)) == copy_seconds(table, large, chosen, costs)
+    assert shortened

@@ -86,14 +86,14 @@ def test_nothing_is_faster_than_what_is_found(figures, per_step):
 
 
 @pytest.mark.parametrize("figures", TIGHT)
-@pytest.mark.parametrize("per_step", [0, 4])
-def test_bounds_are_below_what_they_bound(figures, per_step):
-    request = read_request(config(sequence={"per_step": per_step}, schedule=AUTO), small(**figures))
+@pytest.mark.parametrize(("per_step", "schedule"), [(0, AUTO), (4, AUTO), (4, {"name": "gpipe"})])
+def test_bounds_are_below_what_they_bound(figures, per_step, schedule):
+    request = read_request(config(sequence={"per_step": per_step}, schedule=schedule), small(**figures))
     floors = Floors(request, "float32")
     for frame, outcome in outcomes(request):
         choice = outcome.choice
         least_s = floors.step_s(frame, choice.chunk_lengths, choice.places, choice.alpha)
-        assert floors.rough_step_s(frame, choice.places) <= outcome.step_s
+        assert floors.rough_step_s(frame, [choice.places])[0] <= outcome.step_s
         assert least_s <= outcome.step_s * (1 + 1e-9)
         excess = floors.excess_of(outcome.memory)
         assert floors.rough_excess(frame, choice.places) <= excess + 1e-9
@@ -102,7 +102,7 @@ def test_bounds_are_below_what_they_bound(figures, per_step):
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 2), (2, 3, 6), (4, 2, 8)])
 def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
-    seconds = [1.0 + 3 * (number % 4) for number in range(chunks)]
+    seconds = [1.1 + 3.3 * (number % 4) for number in range(chunks)]
     table = make_table("sppo", pipe, 1, (8,) * chunks, groups)
     ticks = simulate(table, lambda unit, _: seconds[unit.chunk] if unit.kind == "F" else 0.0)
     assert stream_seconds(seconds, pipe, groups) == ticks.step_s
@@ -301,3 +301,11 @@ def test_reasons_compare_with_the_next_best():
     pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
     alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons
     assert alone["chunks"] == alone["stash"] == "as requested, or the only one possible"
+
+
+@pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 1), (2, 3, 6), (4, 2, 2)])
+@pytest.mark.parametrize("sequences", [1, 2, 6, 16, 64])
+def test_the_seconds_of_a_long_stream_are_those_of_its_sequences_one_by_one(pipe, groups, chunks, sequences):
+    seconds = [1.1 + 3.3 * (number % 4) for number in range(chunks)]
+    found = stream_seconds(seconds, pipe, groups, num_sequences=sequences)
+    assert found == stream_seconds(seconds * sequences, pipe, groups)

@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 from schedule_cases import all_tables
 
+from sppo_jax.schedule.peaks import in_flight
 from sppo_jax.schedule.registry import GENERATORS, make_table
-from sppo_jax.schedule.slots import color_intervals, head_slots, in_flight, kv_slots, stash_slots
+from sppo_jax.schedule.slots import color_intervals, head_slots, kv_slots, stash_slots
 from sppo_jax.schedule.table import Unit, unit_ticks
 
 

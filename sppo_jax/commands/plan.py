@@ -2,8 +2,11 @@
 
 import json
 import sys
+import threading
+import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from sppo_jax.commands.command import (
     DOES_NOT_FIT,
@@ -25,6 +28,10 @@ from sppo_jax.report.plan_html import plan_html
 from sppo_jax.report.plan_json import plan_dict
 from sppo_jax.report.plan_text import plan_text
 
+# Seconds for which a search says nothing.
+_MOMENT_S = 2.0
+_CLEAR_LINE = "\r\033[K"
+
 
 def run(words: Sequence[str]) -> int:
     """Prints the plan of a config, or the longest sequence and the smallest cluster; returns the exit code."""
@@ -32,13 +39,14 @@ def run(words: Sequence[str]) -> int:
     config = load(args)
     if args.html:
         check_writable(args.html, "--html")
-    found = search(config)
-    figures = figures_of(found, model=config.model, costs=costs_of(found.plan, config))
     bounds: dict[str, Bound] = {}
-    if args.max_length:
-        bounds["max_length"] = max_length(config, found=found)
-    if args.min_devices:
-        bounds["min_devices"] = min_devices(config, found=found)
+    with _seconds_shown():
+        found = search(config)
+        figures = figures_of(found, model=config.model, costs=costs_of(found.plan, config))
+        if args.max_length:
+            bounds["max_length"] = max_length(config, found=found)
+        if args.min_devices:
+            bounds["min_devices"] = min_devices(config, found=found)
     if args.html:
         args.html.write_text(plan_html(figures), encoding="utf-8")
     print(_output(args, config, figures, bounds))
@@ -53,6 +61,28 @@ def _parser() -> Parser:
     parser.add_argument("--max-length", action="store_true", help="find the longest sequence that fits the devices")
     parser.add_argument("--min-devices", action="store_true", help="find the smallest cluster that fits the sequence")
     return parser
+
+
+@contextmanager
+def _seconds_shown() -> Iterator[None]:
+    """Shows on a terminal how long a search has taken, once it takes more than a moment; clears the line behind it."""
+    done, start_s = threading.Event(), time.perf_counter()
+
+    def show() -> None:
+        while not done.wait(1 if time.perf_counter() - start_s > _MOMENT_S else _MOMENT_S):
+            print(f"\rsearching for a plan: {time.perf_counter() - start_s:.0f} s", end="", file=sys.stderr, flush=True)
+
+    clock = threading.Thread(target=show, daemon=True)
+    if sys.stderr.isatty():
+        clock.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if clock.ident is not None:
+            clock.join()
+            if time.perf_counter() - start_s > _MOMENT_S:
+                print(_CLEAR_LINE, end="", file=sys.stderr, flush=True)
 
 
 def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str, Bound]) -> str:

@@ -9,11 +9,11 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.memory import Memory, Shape, predict_memory
 from sppo_jax.planner.parallel import SequenceSplit, layers_per_virtual_stage
-from sppo_jax.planner.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
+from sppo_jax.planner.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_outline
 from sppo_jax.planner.request import Layout, Request, choose_kernel, read_request
 from sppo_jax.planner.stash import Places, choose_alpha, copy_seconds, largest_alpha
+from sppo_jax.schedule.peaks import kv_peak
 from sppo_jax.schedule.simulate import Simulation, simulate
-from sppo_jax.schedule.slots import kv_slots
 from sppo_jax.schedule.table import Table, Unit
 from sppo_jax.units import format_bytes
 
@@ -69,7 +69,7 @@ def evaluate(request: Request, choice: Choice) -> Outcome:
         ValueError: the choice breaks a rule.
     """
     layout = choice.layout
-    table = _table_of(request, choice)
+    table = _outline_of(request, choice)
     inputs, attention, rest = choice.places
     stash = StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=choice.kv_grad_dtype)
     shape, costs = shape_of(request, layout), layout_costs(request, layout, choice.places)
@@ -101,7 +101,7 @@ def plan_of(request: Request, outcome: Outcome, reasons: dict[str, str]) -> Plan
         chunk_lengths=choice.chunk_lengths,
         schedule=_schedule_of(request, choice),
         stash=outcome.stash,
-        kv_slots=kv_slots(_table_of(request, choice))[0],
+        kv_slots=kv_peak(_outline_of(request, choice)),
         predicted=Predicted(
             step_s=outcome.step_s,
             bubble_fraction=outcome.simulation.bubble_fraction,
@@ -155,13 +155,13 @@ def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Cost
 
 def memory_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Memory:
     """Returns the bytes of a device that the planner predicted for a plan, by what holds them."""
-    return predict_memory(plan.table(), shape_of(read_request(config, cluster), _layout_of(plan, config)), plan.stash)
+    return predict_memory(plan.outline(), shape_of(read_request(config, cluster), _layout_of(plan, config)), plan.stash)
 
 
 def simulation_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Simulation:
     """Returns the step that the planner simulated for a plan, host copies charged."""
     shape = shape_of(read_request(config, cluster), _layout_of(plan, config))
-    return _simulate(plan.table(), costs_of(plan, config, cluster), shape, plan.stash)
+    return _simulate(plan.outline(), costs_of(plan, config, cluster), shape, plan.stash)
 
 
 def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) -> Simulation:
@@ -181,9 +181,9 @@ def _remembered_costs(costs: CostModel, table: Table) -> Callable[[Unit, int], f
     return seconds
 
 
-def _table_of(request: Request, choice: Choice) -> Table:
+def _outline_of(request: Request, choice: Choice) -> Table:
     layout = choice.layout
-    return schedule_table(_schedule_of(request, choice), layout.mesh.pipe, layout.sequences, choice.chunk_lengths)
+    return schedule_outline(_schedule_of(request, choice), layout.mesh.pipe, layout.sequences, choice.chunk_lengths)
 
 
 def _schedule_of(request: Request, choice: Choice) -> SchedulePlan:

@@ -1,5 +1,6 @@
 """Lower bounds of a choice's step and memory, by which the search orders and drops choices before it builds tables."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -20,7 +21,8 @@ from sppo_jax.planner.plan import StashPlan
 from sppo_jax.planner.request import Layout, Request
 from sppo_jax.planner.stash import Places
 from sppo_jax.schedule.diagonals import diagonal_groups
-from sppo_jax.schedule.table import Table, Tick, Unit
+from sppo_jax.schedule.outline import all_rounds, round_of
+from sppo_jax.schedule.table import Repeat, Table, Tick, Unit
 
 # Chunks at which the cost along a sequence is sampled, and the margin for what lies between them.
 _SAMPLES, _MARGIN = 9, 0.99
@@ -32,16 +34,23 @@ class Floors:
 
     def __init__(self, request: Request, kv_grad_dtype: str) -> None:
         self.request, self.dtype = request, kv_grad_dtype
-        self._rough: dict[tuple, float] = {}
         self._smallest: dict[tuple[Layout, int], Memory] = {}
         self._models: dict[tuple, CostModel] = {}
+        self._streams: dict[tuple, float] = {}
 
-    def rough_step_s(self, frame: Frame, places: Places) -> float:
-        """Returns about the least seconds of a step, from a few of its chunks."""
-        key = frame, _recomputed(places)
-        if key not in self._rough:
-            self._rough[key] = _MARGIN * self._sampled_step_s(frame, self._costs(frame.layout, places))
-        return self._rough[key]
+    def rough_step_s(self, frame: Frame, options: Sequence[Places]) -> list[float]:
+        """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
+        layout, known = frame.layout, {}
+        costs = self._costs(layout, options[0])
+        # What is recomputed changes the backwards alone.
+        others_s = layout.sequences * self._sampled(frame, costs, "H")[0] + self._sampled_stream_s(frame, costs, "F")
+        for places in options:
+            key = _recomputed(places)
+            if key not in known:
+                costs = self._costs(layout, places)
+                step_s = others_s + self._sampled_stream_s(frame, costs, "B") + costs.step_overhead_s()
+                known[key] = _MARGIN * step_s
+        return [known[_recomputed(places)] for places in options]
 
     def work_s(self, frame: Frame, places: Places) -> float:
         """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
@@ -51,21 +60,21 @@ class Floors:
     def step_s(self, frame: Frame, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
         """Returns the least seconds of a step with these chunks: their ticks without padding."""
         costs, layout = self._costs(frame.layout, places), frame.layout
-        starts = list(accumulate(lengths, initial=0))
         # Diagonals that are read back at once have no copies: at most those of the last chunks.
         copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
         bytes_a_token = sum(offload_bytes(shape_of(self.request, layout), _stash(places, self.dtype)))
         copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.device.host_link_bytes_s
         total = costs.step_overhead_s()
         for kind in "FB":
-            units = [
-                max(costs.seconds(kind, start, tokens), copy_s * tokens if chunk < copied else 0.0)
-                for chunk, (start, tokens) in enumerate(zip(starts, lengths, strict=False))
-            ]
-            streamed = units * (layout.sequences // frame.drains)
-            total += frame.drains * stream_seconds(streamed, layout.mesh.pipe, layout.interleave)
-        heads = sum(costs.seconds("H", start, tokens) for start, tokens in zip(starts, lengths, strict=False))
-        return total + layout.sequences * heads
+            # What is recomputed changes the backwards alone.
+            key = frame, lengths, kind, _recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
+            if key not in self._streams:
+                units = _unit_seconds(costs, lengths, kind, copy_s, copied)
+                self._streams[key] = stream_seconds(
+                    units, layout.mesh.pipe, layout.interleave, num_sequences=layout.sequences // frame.drains
+                )
+            total += frame.drains * self._streams[key]
+        return total + layout.sequences * sum(_unit_seconds(costs, lengths, "H"))
 
     def rough_excess(self, frame: Frame, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
@@ -87,14 +96,12 @@ class Floors:
             self._models[key] = layout_costs(self.request, layout, places)
         return self._models[key]
 
-    def _sampled_step_s(self, frame: Frame, costs: CostModel) -> float:
+    def _sampled_stream_s(self, frame: Frame, costs: CostModel, kind: str) -> float:
+        """Returns about the least seconds of all ticks of a kind."""
         layout = frame.layout
-        total = layout.sequences * self._sampled(frame, costs, "H")[0]
-        for kind in "FB":
-            work_s, last_s = self._sampled(frame, costs, kind)
-            edge = last_s if frame.balance == "equal" else work_s / frame.num_chunks
-            total += layout.sequences * layout.interleave * work_s + frame.drains * (layout.mesh.pipe - 1) * edge
-        return total + costs.step_overhead_s()
+        work_s, last_s = self._sampled(frame, costs, kind)
+        edge = last_s if frame.balance == "equal" else work_s / frame.num_chunks
+        return layout.sequences * layout.interleave * work_s + frame.drains * (layout.mesh.pipe - 1) * edge
 
     def _sampled(self, frame: Frame, costs: CostModel, kind: str) -> tuple[float, float]:
         """Returns about the seconds of all units of a kind on one virtual stage, and of the last of them."""
@@ -146,27 +153,48 @@ class Floors:
         return self._smallest[key]
 
 
-def stream_seconds(units: list[float], num_stages: int, num_groups: int) -> float:
+def _unit_seconds(
+    costs: CostModel, lengths: tuple[int, ...], kind: str, copy_s: float = 0.0, copied: int = 0
+) -> list[float]:
+    """Returns the seconds of each chunk's unit without padding: those of the first `copied` last as long as a copy."""
+    starts = accumulate(lengths, initial=0)
+    return [
+        max(costs.seconds(kind, start, tokens), copy_s * tokens if chunk < copied else 0.0)
+        for chunk, (start, tokens) in enumerate(zip(starts, lengths, strict=False))
+    ]
+
+
+def stream_seconds(units: list[float], num_stages: int, num_groups: int, *, num_sequences: int = 1) -> float:
     """Returns the seconds of all ticks of one kind in a generated table.
 
     Chunks enter in groups of one a stage and stay for a tick on each virtual stage; a tick lasts as long as the dearest
     of the chunks that are in the pipeline, which are neighbours.
 
     Args:
-        units: seconds of each chunk on a virtual stage, in the order in which the chunks enter.
+        units: seconds of each chunk of a sequence on a virtual stage, in the order in which the chunks enter.
         num_stages: stages.
         num_groups: virtual stages of a stage.
+        num_sequences: sequences that enter one after another.
     """
+    one, fill = round_of(num_stages, len(units), num_groups), num_stages * num_groups
+    # With a round more than fills the pipeline, the ticks behind the filling are those of any other round.
+    written = (1 + -(-fill // one.ticks)) * one.sequences
+    left_out = max(0, (num_sequences - written) // one.sequences)
+    tick_s = _tick_seconds(units * (num_sequences - left_out * one.sequences), num_stages, num_groups)
+    return sum(all_rounds(tick_s, [Repeat(fill, fill + one.ticks, left_out + 1, one.sequences)]))
+
+
+def _tick_seconds(units: list[float], num_stages: int, num_groups: int) -> list[float]:
     period = num_stages * num_groups
     enters = [number // num_stages * period + number % num_stages for number in range(len(units))]
-    total, first, last = 0.0, 0, 0
+    tick_s, first, last = [], 0, 0
     for tick in range(enters[-1] + period):
         while last < len(units) and enters[last] <= tick:
             last += 1
         while enters[first] + period <= tick:
             first += 1
-        total += max(units[first:last])
-    return total
+        tick_s.append(max(units[first:last]))
+    return tick_s
 
 
 def _recomputed(places: Places) -> tuple[bool, ...]:

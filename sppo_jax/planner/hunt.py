@@ -3,13 +3,14 @@
 import heapq
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.floors import Floors
-from sppo_jax.planner.frames import Frame, frames, lengths_of
+from sppo_jax.planner.frames import lengths_of
+from sppo_jax.planner.nodes import Node, Start
 from sppo_jax.planner.request import Request
-from sppo_jax.planner.stash import Places, place_options
+from sppo_jax.planner.stash import Places
 
 # Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
 # choices are worked out to find either.
@@ -18,58 +19,39 @@ _MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
 _LEAST_TRIED = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A choice on its way: a frame of layout, schedule and chunk count, with places and a rule for alpha."""
-
-    frame: Frame
-    places: Places
-    alpha: str | float | tuple[float, ...]
-
-    @property
-    def key(self) -> tuple:
-        """What makes a plan another one to a reader."""
-        layout = self.frame.layout
-        return layout.mesh, layout.interleave, self.frame.num_chunks, self.places
-
-
 class Hunt:
-    """One best-first search, dK and dV in one dtype."""
+    """One best-first search from all nodes of a request, dK and dV in one dtype."""
 
-    def __init__(self, request: Request, kv_grad_dtype: str) -> None:
+    def __init__(self, request: Request, kv_grad_dtype: str, start: Start) -> None:
         self.request, self.dtype = request, kv_grad_dtype
         self.floors = Floors(request, kv_grad_dtype)
-        self.nodes: list[Node] = []
+        self.nodes = list(start.nodes)
         self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, node
-        self.bounds: list[float] = []  # of each node, the least seconds of its step as far as it is refined
+        self.bounds = list(start.bounds)  # of each node, the least seconds of its step as far as it is refined
+        self.excesses = self._rough_excesses()  # of each node, roughly by how much its least memory is too large
         self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
-        self.errors: list[ValueError] = []
+        self.errors = list(start.errors)
         # bound, node, and how far it is refined: 0 a few chunks, 1 every chunk, 2 simulated
         self.heap: list[tuple[float, int, int]] = []
-        for frame in frames(request):
-            self._expand(frame)
-        heapq.heapify(self.heap)
-
-    def _expand(self, frame: Frame) -> None:
-        asked = self.request.config.stash
-        try:
-            options = place_options(asked, frame.layout.layers)
-        except ValueError as error:
-            self.errors.append(error)
-            return
-        for places in options:
-            bound, excess = self.floors.rough_step_s(frame, places), self.floors.rough_excess(frame, places)
-            number = self._add(frame, places, "hidden" if asked.alpha == "auto" else asked.alpha, bound)
+        for number, (bound, excess) in enumerate(zip(self.bounds, self.excesses, strict=True)):
             if excess > 0:
                 self._drop(number, excess)
             else:
                 self.heap.append((bound, number, 0))
+        heapq.heapify(self.heap)
 
-    def _add(self, frame: Frame, places: Places, alpha: str | float | tuple[float, ...], bound: float) -> int:
-        self.nodes.append(Node(frame=frame, places=places, alpha=alpha))
-        self.bounds.append(bound)
-        return len(self.nodes) - 1
+    def _rough_excesses(self) -> list[float]:
+        """Returns the rough excess of each node, which depends on its layout and places alone."""
+        excesses, layout = [], None
+        known: dict[Places, float] = {}
+        for node in self.nodes:
+            if node.frame.layout is not layout:
+                layout, known = node.frame.layout, {}
+            if node.places not in known:
+                known[node.places] = self.floors.rough_excess(node.frame, node.places)
+            excesses.append(known[node.places])
+        return excesses
 
     def _drop(self, number: int, excess: float) -> None:
         self.unfit.add(number)
@@ -91,8 +73,10 @@ class Hunt:
         """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
         node, outcome = self.nodes[number], self.outcomes[number]
         if node.alpha == "hidden" and "host" in node.places[:2] and not outcome.all_away:
-            more = self._add(node.frame, node.places, "all", outcome.step_s)
-            heapq.heappush(self.heap, (outcome.step_s, more, 1))
+            self.nodes.append(replace(node, alpha="all"))
+            self.bounds.append(outcome.step_s)
+            self.excesses.append(self.excesses[number])
+            heapq.heappush(self.heap, (outcome.step_s, len(self.nodes) - 1, 1))
 
     def _refine(self) -> int | None:
         """Refines the choice of the lowest bound; returns it if it stays the lowest and is simulated."""
@@ -174,28 +158,32 @@ class Hunt:
         found += spare[: count - len(found)]
         return sorted(found, key=lambda outcome: outcome.step_s)
 
-    def rival(
-        self, best: Outcome, of: Callable[[Node], Hashable], alike: Callable[[Node], Hashable], *, fits: bool
-    ) -> tuple[Node, float] | None:
-        """Returns the choice of the lowest bound that differs from the best one in something, and the bound.
+    def rivals(
+        self, best: Outcome, of: Callable[[Node], Hashable], alike: Callable[[Node], Hashable]
+    ) -> tuple[tuple[Node, float] | None, tuple[Node, float] | None]:
+        """Returns the choices of the lowest bounds that differ from the best one in something, with their bounds.
 
         Args:
             best: the chosen outcome.
             of: what they must differ in.
             alike: what they must have in common.
-            fits: whether to look among those that may fit; else among those that would be faster and do not fit, nor
-                does any other like them.
+
+        Returns:
+            One of those that may fit; and one of those that would be faster and do not fit, nor does any other like
+            them.
         """
         chosen = self.nodes[self._number_of(best)]
-        common = alike(chosen)
-        related = [(bound, number) for number, bound in enumerate(self.bounds) if alike(self.nodes[number]) == common]
-        possible = {of(self.nodes[number]) for _, number in related if number not in self.unfit}
-        if fits:
-            among = possible - {of(chosen)}
-            found = [item for item in related if item[1] not in self.unfit and of(self.nodes[item[1]]) in among]
-        else:
-            found = [item for item in related if item[0] < best.step_s and of(self.nodes[item[1]]) not in possible]
-        bound, number = min(found, default=(math.inf, 0))
+        common, mine = alike(chosen), of(chosen)
+        related = [number for number, node in enumerate(self.nodes) if alike(node) == common]
+        fitting = [number for number in related if number not in self.unfit]
+        possible = {of(self.nodes[number]) for number in fitting}
+        slower = [number for number in fitting if of(self.nodes[number]) != mine]
+        faster = [number for number in related if self.bounds[number] < best.step_s]
+        larger = [number for number in faster if of(self.nodes[number]) not in possible]
+        return self._lowest(slower), self._lowest(larger)
+
+    def _lowest(self, numbers: list[int]) -> tuple[Node, float] | None:
+        bound, number = min(((self.bounds[number], number) for number in numbers), default=(math.inf, 0))
         return None if bound == math.inf else (self.nodes[number], bound)
 
     def _smallest(self) -> list[int]:
@@ -203,8 +191,7 @@ class Hunt:
         least: dict[tuple, tuple[float, int, int]] = {}
         for number, node in enumerate(self.nodes):
             key = node.frame.layout, node.places
-            excess = self.floors.rough_excess(node.frame, node.places)
-            value = excess, -node.frame.num_chunks, number
+            value = self.excesses[number], -node.frame.num_chunks, number
             least[key] = min(value, least.get(key, value))
         return [number for _, _, number in sorted(least.values())]
 

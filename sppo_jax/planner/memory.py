@@ -13,10 +13,9 @@ from sppo_jax.schedule.diagonals import (
     diagonal_groups,
     group_gaps,
     longest_chunks,
-    unit_diagonals,
 )
-from sppo_jax.schedule.slots import head_slots, kv_slots, stash_slots
-from sppo_jax.schedule.table import Table, Unit
+from sppo_jax.schedule.peaks import head_peak, kv_peak, stash_peaks
+from sppo_jax.schedule.table import Table
 from sppo_jax.units import format_bytes
 
 # Adam keeps two moments of each parameter.
@@ -113,20 +112,18 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
 
     Each class of stashes has a slot more than it needs: what an idle stage writes has to go somewhere.
     """
-    groups, gaps, diagonals = diagonal_groups(table), group_gaps(table), unit_diagonals(table)
-    longest = longest_chunks(table)
+    groups, gaps, longest = diagonal_groups(table), group_gaps(table), longest_chunks(table)
     shared, rest = offload_bytes(shape, stash)
     kept = kept_bytes(shape, stash)
 
     # Stashes of one length and share have one shape and take turns in the same buffers.
-    def shape_of(unit: Unit) -> tuple[int, float]:
-        diagonal = diagonals[unit.sequence, unit.chunk, unit.virtual_stage]
-        group = groups[diagonal]
-        away = stash.alpha[diagonal] * shared + (rest if gaps[group] >= MIN_HOST_GAP else 0)
-        return -(-longest[group] // shape.seq), away
-
+    alpha = dict(zip(groups, stash.alpha, strict=True))
+    shapes = [
+        (-(-tokens // shape.seq), alpha[group] * shared + (rest if gap >= MIN_HOST_GAP else 0))
+        for group, (tokens, gap) in enumerate(zip(longest, gaps, strict=True))
+    ]
     device = host = copies = 0
-    for (tokens, away), (count, _) in stash_slots(table, shape_of).items():
+    for (tokens, away), count in stash_peaks(table, shapes).items():
         device += int((count + 1) * tokens * (kept + shared + rest - away))
         host += int((count + 1) * tokens * away)
         copies = max(copies, int(tokens * away))
@@ -153,10 +150,10 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     heads = kv_heads_per_device(model, shape.ulysses)
     prefix = (tokens + longest) * shape.ulysses // shape.seq
     head_dim = model.head_dim if shape.platform != "tpu" else -(-model.head_dim // _TPU_LANES) * _TPU_LANES
-    kv = kv_slots(table)[0] * shape.layers * table.num_groups * prefix * 2 * heads * head_dim
+    kv = kv_peak(table) * shape.layers * table.num_groups * prefix * 2 * heads * head_dim
     kv_grad = kv * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     stash_device, stash_host, copies = stash_bytes(table, shape, stash)
-    head_share = head_slots(table)[0] * -(-local // table.num_stages)
+    head_share = head_peak(table) * -(-local // table.num_stages)
     gathered = size < 4 or shape.data * shape.seq > 1
     loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
     if not _heads_among_backwards(table):
@@ -194,9 +191,10 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
 
 
 def _heads_among_backwards(table: Table) -> bool:
-    """Returns whether a head comes after a backward."""
+    """Returns whether a head comes after a backward, be it in the next round."""
     kinds = [tick.kind for tick in table.ticks]
-    return "B" in kinds and "H" in kinds[kinds.index("B") :]
+    rounds = any({"B", "H"} <= set(kinds[repeat.start : repeat.stop]) for repeat in table.repeats)
+    return rounds or ("B" in kinds and "H" in kinds[kinds.index("B") :])
 
 
 def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:

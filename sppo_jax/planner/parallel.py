@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from sppo_jax.config import ModelConfig, SequenceConfig
 
@@ -41,6 +42,7 @@ def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int
     return num_layers // stages
 
 
+@lru_cache(maxsize=64)
 def sequence_splits(
     model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int
 ) -> list[SequenceSplit]:

@@ -9,8 +9,9 @@ from typing import Any
 from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
 from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps
+from sppo_jax.schedule.outline import make_outline
+from sppo_jax.schedule.peaks import kv_peak
 from sppo_jax.schedule.registry import make_table
-from sppo_jax.schedule.slots import kv_slots
 from sppo_jax.schedule.table import Table, remembered
 from sppo_jax.units import format_bytes
 
@@ -142,15 +143,20 @@ class Plan:
         _check_versions(self)
         _check_sequence(self)
         _check_places(self.stash)
-        table = self.table()
-        _check_table(self, table)
-        _check_alpha(self.stash.alpha, table)
+        # A table given by hand has to be checked first; one that is generated is where it runs.
+        outline = self.outline() if self.schedule.csv is None else self.table()
+        _check_table(self, outline)
+        _check_alpha(self.stash.alpha, outline)
 
     def table(self) -> Table:
         """Returns the schedule table, checked."""
         table = schedule_table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
         _check_once(table)
         return table
+
+    def outline(self) -> Table:
+        """Returns the schedule table, what it repeats written once; not checked."""
+        return schedule_outline(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as dicts, lists, strings and numbers."""
@@ -223,6 +229,16 @@ def schedule_table(
     if schedule.csv is None:
         return make_table(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
     return from_csv(schedule.csv)
+
+
+@lru_cache(maxsize=16)
+def schedule_outline(
+    schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
+) -> Table:
+    """Returns the outline of a schedule's table, not checked; a table given by hand as it is."""
+    if schedule.csv is None:
+        return make_outline(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
+    return schedule_table(schedule, num_stages, num_sequences, chunk_lengths)
 
 
 @remembered
@@ -301,7 +317,7 @@ def _check_table(plan: Plan, table: Table) -> None:
     ):
         if got != wanted:
             raise ValueError(f"the schedule table and the plan must agree in {what}, got {got} and {wanted}")
-    needed = kv_slots(table)[0]
+    needed = kv_peak(table)
     if plan.kv_slots != needed:
         raise ValueError(f"kv_slots must be what the schedule needs, {needed}, got {plan.kv_slots}")
 

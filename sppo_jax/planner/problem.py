@@ -8,6 +8,7 @@ from sppo_jax.config import Config
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.floors import room_bytes
 from sppo_jax.planner.hunt import Hunt
+from sppo_jax.planner.nodes import start_of
 from sppo_jax.planner.request import Request, read_request
 from sppo_jax.units import format_bytes
 
@@ -62,7 +63,7 @@ def _nearest_change(request: Request) -> tuple[str, str]:
         try:
             relaxed = read_request(config, request.cluster)
             dtype = config.stash.kv_grad_dtype
-            found = Hunt(relaxed, "bfloat16" if dtype == "auto" else dtype).least()
+            found = Hunt(relaxed, "bfloat16" if dtype == "auto" else dtype, start_of(relaxed)).least()
         except ValueError:
             continue
         if found.memory.fits(request.cluster):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Hashable
 
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.frames import schedule_reason
-from sppo_jax.planner.hunt import Hunt, Node
+from sppo_jax.planner.hunt import Hunt
+from sppo_jax.planner.nodes import Node
 from sppo_jax.planner.request import Request
 
 # What each choice is, to tell it from others and to name it.
@@ -57,7 +58,7 @@ def reasons_of(request: Request, hunt: Hunt, best: Outcome, num_considered: int)
 
 def _against_rivals(hunt: Hunt, best: Outcome, key: str) -> str:
     of, alike, label = _CHOICES[key], _ALIKE[key], _LABELS[key]
-    slower, larger = (hunt.rival(best, of, alike, fits=fits) for fits in (True, False))
+    slower, larger = hunt.rivals(best, of, alike)
     texts = []
     if slower is not None:
         node, bound = slower

@@ -124,6 +124,12 @@ def layouts(request: Request) -> list[Layout]:
                 ]
         except ValueError as error:
             errors.append(error)
+    if not meshes:
+        shown = " * ".join(f"mesh.{name}={size}" for name, size in config.mesh.pinned.items())
+        raise ValueError(
+            f"sequence.per_step must be a multiple of the pipelines, got {config.sequence.per_step} sequences and "
+            f"{shown} on {request.cluster.num_devices} devices: change sequence.per_step, or set an axis to auto"
+        )
     if not found and len(errors) == 1:
         raise errors[0]
     if not found:

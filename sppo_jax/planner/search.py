@@ -8,6 +8,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.planner.evaluate import Outcome, plan_of
 from sppo_jax.planner.hunt import Hunt
 from sppo_jax.planner.memory import Memory
+from sppo_jax.planner.nodes import start_of
 from sppo_jax.planner.paper import paper_outcome
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.problem import over, problem_of
@@ -72,8 +73,9 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     if config.planner == "paper":
         return _found_by_paper(request, start_s)
     asked, considered = config.stash.kv_grad_dtype, 0
+    start = start_of(request)
     for dtype in ("float32", "bfloat16") if asked == "auto" else (asked,):
-        hunt = Hunt(request, dtype)
+        hunt = Hunt(request, dtype, start)
         best = hunt.best()
         considered += len(hunt.nodes)
         if best is not None:

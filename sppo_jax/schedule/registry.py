@@ -34,12 +34,22 @@ def make_table(
     Raises:
         ValueError: the name is unknown, a count is not positive, or the schedule cannot have this shape.
     """
+    check_counts(name, num_stages, num_sequences, len(chunk_lengths), num_groups)
+    return GENERATORS[name](num_stages, num_sequences, chunk_lengths, num_groups)
+
+
+def check_counts(name: str, num_stages: int, num_sequences: int, num_chunks: int, num_groups: int) -> None:
+    """Checks the name of a schedule and its counts, each by itself.
+
+    Raises:
+        ValueError: the name is unknown, a count is not positive, or the schedule has one virtual stage a stage.
+    """
     if name not in GENERATORS:
         raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(GENERATORS)}")
     for what, value in (
         ("pipeline stages", num_stages),
         ("sequences", num_sequences),
-        ("chunks", len(chunk_lengths)),
+        ("chunks", num_chunks),
         ("virtual stages of a stage", num_groups),
     ):
         if value < 1:
@@ -48,4 +58,3 @@ def make_table(
         raise ValueError(
             f"schedule {name} has one virtual stage a stage, got interleave={num_groups}: use interleaved-{name}"
         )
-    return GENERATORS[name](num_stages, num_sequences, chunk_lengths, num_groups)

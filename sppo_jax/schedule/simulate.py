@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sppo_jax.schedule.diagonals import tick_tokens
-from sppo_jax.schedule.slots import in_flight
+from sppo_jax.schedule.outline import all_rounds, tick_rounds
+from sppo_jax.schedule.peaks import in_flight
 from sppo_jax.schedule.table import Table, Unit
 
 
@@ -17,7 +18,7 @@ class Simulation:
         bubble_fraction: share of the stages' time in which they compute no unit, 0..1.
         busy_s: seconds each stage computes units.
         peak_in_flight: most chunk stashes that each stage holds at once.
-        tick_s: seconds of each tick.
+        tick_s: seconds of each tick that is written, which `outline.all_rounds` makes those of all that run.
     """
 
     step_s: float
@@ -43,17 +44,22 @@ def simulate(table: Table, costs: Callable[[Unit, int], float], least_s: Sequenc
     chunks of cost c_i the forward of `sppo` takes sum(c_i) + (P - 1) max(c_i) if the c_i rise, then fall.
 
     Args:
-        table: a checked table.
+        table: a checked table, or an outline.
         costs: seconds of a unit, given the unit and the padded tokens of its tick.
         least_s: seconds that each tick takes at least, for what goes on behind it; None: nothing does.
     """
     tick_s: list[float] = []
-    busy_s = [0.0] * table.num_stages
+    unit_s: list[list[float]] = []
     for tick, tokens, least in zip(table.ticks, tick_tokens(table), least_s or [0.0] * len(table.ticks), strict=True):
-        unit_s = [0.0 if unit is None else costs(unit, tokens) for unit in tick.units]
-        tick_s.append(max(least, *unit_s))
-        busy_s = [busy + seconds for busy, seconds in zip(busy_s, unit_s, strict=True)]
-    step_s = sum(tick_s)
+        unit_s.append([0.0 if unit is None else costs(unit, tokens) for unit in tick.units])
+        tick_s.append(max(least, *unit_s[-1]))
+    # One by one, so that an outline takes to the last bit what its table does.
+    step_s = sum(all_rounds(tick_s, table.repeats))
+    rounds = tick_rounds(table)
+    busy_s = [
+        sum(seconds * count for seconds, count in zip(of_stage, rounds, strict=True))
+        for of_stage in zip(*unit_s, strict=True)
+    ]
     return Simulation(
         step_s=step_s,
         bubble_fraction=1 - sum(busy_s) / (table.num_stages * step_s) if step_s else 0.0,

@@ -93,15 +93,6 @@ def stash_slots(table: Table, key: Callable[[Unit], Class]) -> dict[Class, tuple
 
 
 @remembered
-def in_flight(table: Table) -> tuple[int, ...]:
-    """Returns the greatest number of chunk stashes that each stage holds at once."""
-    stages: list[list[Stay]] = [[] for _ in range(table.num_stages)]
-    for _, stay in _stays(table):
-        stages[stay[0][0]].append(stay)
-    return tuple(_color_sorted(stays)[0] for stays in stages)
-
-
-@remembered
 def _stays(table: Table) -> list[tuple[Unit, Stay]]:
     """Returns for each F unit how long its stash stays, by the tick in which it comes."""
     ticks = unit_ticks(table)

@@ -37,12 +37,31 @@ class Tick:
     units: tuple[Unit | None, ...]
 
 
+class Repeat(NamedTuple):
+    """Ticks of a table that run several times, for the next sequences each time.
+
+    Args:
+        start: the first of the ticks.
+        stop: the tick after the last of them.
+        rounds: how often they run.
+        sequences: sequences by which a round goes on.
+    """
+
+    start: int
+    stop: int
+    rounds: int
+    sequences: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A whole training step as a table of ticks by stages; `check` says whether it can run.
 
     Virtual stage `k * num_stages + s` runs on stage `s`. If each virtual stage has `n` layers, it holds the
     layers from `(k * num_stages + s) * n` on.
+
+    A table with repeats is an outline (`outline.make_outline`): enough to plan with, not to run. Its units have the
+    sequence numbers of a first round, which go on where a round is over.
 
     Args:
         num_stages: number of pipeline stages, P.
@@ -51,6 +70,7 @@ class Table:
         chunk_lengths: tokens of each chunk, over all devices of a stage; the same for every sequence.
         ticks: the ticks in the order in which they run.
         name: what the table is called in plans and pictures.
+        repeats: which ticks run several times, in their order; none in a table that can run.
     """
 
     num_stages: int
@@ -59,6 +79,7 @@ class Table:
     chunk_lengths: tuple[int, ...]
     ticks: tuple[Tick, ...]
     name: str
+    repeats: tuple[Repeat, ...] = ()
     _found: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -1,9 +1,14 @@
 """What reports derive from a plan: sums that must come out, against the planner's own figures."""
 
+import dataclasses
+
 import pytest
 from report_cases import small_figures, too_large
 
-from sppo_jax.report.figures import hbm_columns
+from sppo_jax.report import figures as module
+from sppo_jax.report.figures import figures_of, hbm_columns
+from sppo_jax.report.plan_html import plan_html
+from sppo_jax.report.plan_text import plan_text
 
 CASES = {
     "one sequence": {},
@@ -61,3 +66,21 @@ def test_unknown_holders_count_as_working():
 
 def test_a_plan_that_does_not_fit_has_figures_too():
     assert not too_large().found.fits and too_large().found.problem
+
+
+@pytest.mark.parametrize("schedule", ["sppo", "seq1f1b", "gpipe", "interleaved-seq1f1b"])
+def test_figures_of_a_step_too_long_to_draw_are_those_of_the_whole_step(schedule, monkeypatch):
+    interleave = 2 if "interleaved" in schedule else 1
+    whole = small_figures(schedule={"name": schedule, "interleave": interleave}, sequence={"per_pipeline": 24})
+    monkeypatch.setattr(module, "_MOST_CELLS", 100)
+    short = figures_of(whole.found, model=whole.model, costs=whole.costs)
+    assert len(short.table.ticks) < len(whole.table.ticks)
+    assert short.sequences_left_out > 0 == whole.sequences_left_out
+    for stage, expected in zip(short.stages, whole.stages, strict=True):
+        got, wanted = dataclasses.asdict(stage), dataclasses.asdict(expected)
+        assert got.pop("hbm") == wanted.pop("hbm") and got == pytest.approx(wanted)
+    assert short.parts == pytest.approx(whole.parts)
+    assert short.link_busy_s == pytest.approx(whole.link_busy_s) and whole.link_busy_s > 0
+    note = f"Shown is a step of {short.table.num_sequences} of the 24 sequences"
+    assert note in " ".join(plan_text(short).split()) and note in plan_html(short)
+    assert "Shown is" not in plan_text(whole)

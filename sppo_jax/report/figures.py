@@ -14,8 +14,9 @@ from sppo_jax.planner.search import Found
 from sppo_jax.planner.stash import copy_seconds
 from sppo_jax.report.occupancy import Copy, UnitBytes, host_copies, unit_bytes
 from sppo_jax.schedule.diagonals import tick_tokens
+from sppo_jax.schedule.outline import first_rounds, tick_rounds
 from sppo_jax.schedule.simulate import Simulation, simulate
-from sppo_jax.schedule.table import Table, Unit
+from sppo_jax.schedule.table import Table, Unit, unit_ticks
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
 COLUMNS = {
@@ -25,6 +26,8 @@ COLUMNS = {
     "stash": ("stash",),
 }
 WORKING = "working"
+# Cells (a tick of a stage) of the longest table that is drawn whole.
+_MOST_CELLS = 30_000
 # What a step's seconds go to.
 PARTS = (
     "attention",
@@ -76,14 +79,15 @@ class Figures:
         model: the model shape.
         cluster: the devices.
         costs: seconds of units.
-        table: the chosen plan's schedule.
-        simulation: its run.
+        table: what pictures show of the chosen plan's schedule: all of it, or a step of fewer sequences.
+        simulation: the run of what pictures show.
         stages: a device of each stage.
         parts: what the step's seconds go to, on the mean of the stages; they sum to the step.
         tokens_s: tokens a second of all devices.
         mfu: share of the datasheet's peak in causal model FLOPs, 0..1; None for a CPU, which has no such peak.
-        stashed: bytes of each unit's stash on the device and on the host.
-        copies: the copies between device and host.
+        link_busy_s: seconds for which the busiest device copies to its host; it copies as much back.
+        stashed: bytes of each unit's stash on the device and on the host, in what pictures show.
+        copies: the copies between device and host, in what pictures show.
     """
 
     found: Found
@@ -96,6 +100,7 @@ class Figures:
     parts: dict[str, float]
     tokens_s: float
     mfu: float | None
+    link_busy_s: float
     stashed: UnitBytes
     copies: tuple[Copy, ...]
 
@@ -111,12 +116,10 @@ class Figures:
         """Returns the seconds a copy keeps the link to the host busy."""
         return copy.size_bytes / self.cluster.device.host_link_bytes_s
 
-    def link_busy_s(self) -> float:
-        """Returns the seconds for which the busiest device copies to its host; it copies as much back."""
-        stages = Counter[int]()
-        for copy in self.copies:
-            stages[copy.stage] += copy.size_bytes if copy.out else 0
-        return max(stages.values(), default=0) / self.cluster.device.host_link_bytes_s
+    @property
+    def sequences_left_out(self) -> int:
+        """Sequences of a pipeline that pictures leave out."""
+        return self.plan.sequences_per_pipeline - self.table.num_sequences
 
 
 def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures:
@@ -127,7 +130,7 @@ def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures
         model: the model shape.
         costs: seconds of the units of the chosen plan.
     """
-    plan, table = found.plan, found.plan.table()
+    plan, outline = found.plan, found.plan.outline()
     shape = Shape(
         model=model,
         layers=costs.layers,
@@ -135,9 +138,11 @@ def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures
         ulysses=plan.ulysses,
         compute_bytes=costs.compute_bytes,
     )
-    stashed = unit_bytes(table, shape, plan.stash)
-    seconds_of = costs.of_table(table.chunk_lengths)
+    seconds_of = costs.of_table(plan.chunk_lengths)
+    step = simulate(outline, seconds_of, copy_seconds(outline, shape, plan.stash, costs))
+    table = drawn_table(plan)
     simulation = simulate(table, seconds_of, copy_seconds(table, shape, plan.stash, costs))
+    stashed = unit_bytes(table, shape, plan.stash)
     step_s = plan.predicted.step_s
     tokens_s = plan.sequence_length * plan.sequences_per_pipeline * plan.mesh.data / step_s
     return Figures(
@@ -147,13 +152,25 @@ def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures
         costs=costs,
         table=table,
         simulation=simulation,
-        stages=tuple(_stages(found, table, simulation, seconds_of)),
-        parts=step_parts(table, costs, simulation, step_s),
+        stages=tuple(_stages(found, outline, step, seconds_of)),
+        parts=step_parts(outline, costs, step, step_s),
         tokens_s=tokens_s,
         mfu=_mfu(model, plan, tokens_s, costs.cluster),
+        link_busy_s=_link_busy_s(outline, unit_bytes(outline, shape, plan.stash), costs.cluster),
         stashed=stashed,
         copies=tuple(host_copies(table, stashed)),
     )
+
+
+def drawn_table(plan: Plan) -> Table:
+    """Returns what a picture shows of a plan's schedule: all of it, or where that is too much a step of fewer sequences.
+
+    The ticks that are left out are those of the sequences that are shown, over and over.
+    """
+    outline = plan.outline()
+    if sum(tick_rounds(outline)) * outline.num_stages <= _MOST_CELLS:
+        return plan.table()
+    return first_rounds(outline)
 
 
 def hbm_columns(hbm: dict[str, int]) -> dict[str, int]:
@@ -169,7 +186,7 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     without matmuls linear layers; what is left of its compute is adding up gradients.
 
     Args:
-        table: the schedule.
+        table: the schedule, or its outline.
         costs: seconds of units.
         simulation: its run, with the copies to the host.
         step_s: seconds of the step.
@@ -205,12 +222,13 @@ def _stages(
     found: Found, table: Table, simulation: Simulation, seconds: Callable[[Unit, int], float]
 ) -> Iterable[StageFigures]:
     predicted, columns = found.plan.predicted, hbm_columns(found.memory.hbm)
+    ticks = list(zip(table.ticks, tick_tokens(table), tick_rounds(table), strict=True))
     for stage in range(table.num_stages):
         kinds = dict.fromkeys("FBH", 0.0)
-        for tick, tokens in zip(table.ticks, tick_tokens(table), strict=True):
+        for tick, tokens, rounds in ticks:
             unit = tick.units[stage]
             if unit is not None:
-                kinds[tick.kind] += seconds(unit, tokens)
+                kinds[tick.kind] += rounds * seconds(unit, tokens)
         yield StageFigures(
             stage=stage,
             hbm=columns,
@@ -226,12 +244,20 @@ def _stages(
 
 def _unit_counts(table: Table) -> Counter[tuple[str, int, int]]:
     """Returns how often each (kind, chunk, padded tokens) occurs, over all stages."""
-    return Counter(
-        (unit.kind, unit.chunk, tokens)
-        for tick, tokens in zip(table.ticks, tick_tokens(table), strict=True)
-        for unit in tick.units
-        if unit is not None
-    )
+    counts = Counter[tuple[str, int, int]]()
+    for tick, tokens, rounds in zip(table.ticks, tick_tokens(table), tick_rounds(table), strict=True):
+        for unit in tick.units:
+            if unit is not None:
+                counts[unit.kind, unit.chunk, tokens] += rounds
+    return counts
+
+
+def _link_busy_s(table: Table, sizes: UnitBytes, cluster: Cluster) -> float:
+    """Returns the seconds for which the busiest device copies to its host."""
+    ticks, rounds, stages = unit_ticks(table), tick_rounds(table), Counter[int]()
+    for copy in host_copies(table, sizes):
+        stages[copy.stage] += copy.size_bytes * rounds[ticks[copy.unit]] if copy.out else 0
+    return max(stages.values(), default=0) / cluster.device.host_link_bytes_s
 
 
 def _mfu(model: ModelConfig, plan: Plan, tokens_s: float, cluster: Cluster) -> float | None:

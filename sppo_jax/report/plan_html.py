@@ -17,7 +17,7 @@ from sppo_jax.report.plan_tables import (
     rejected_rows,
     stage_rows,
 )
-from sppo_jax.report.plan_text import copies_text
+from sppo_jax.report.plan_text import copies_text, left_out_text
 from sppo_jax.report.timeline import LinkUse, Window, timeline_svg, whole_step
 from sppo_jax.report.words import COLUMN_HELP, seconds, subject
 from sppo_jax.units import format_bytes
@@ -77,7 +77,8 @@ def _answer(figures: Figures) -> list[str]:
 def _pictures(figures: Figures) -> list[str]:
     tick_s = figures.simulation.tick_s
     whole = whole_step(tick_s, WIDTH)
-    parts = [_picture(figures, whole, "the whole step, to scale"), _memory_picture(figures, whole)]
+    left_out = [f"<p class='note'>{escape(left_out_text(figures))}</p>"] if figures.sequences_left_out else []
+    parts = [*left_out, _picture(figures, whole, "the whole step, to scale"), _memory_picture(figures, whole)]
     if median(tick_s) * whole.scale >= _READABLE or len(tick_s) <= _CLOSE_TICKS:
         return parts
     for first, what in _close_ups(figures):

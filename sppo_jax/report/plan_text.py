@@ -78,9 +78,18 @@ def _cells(spent: list[dict[str, float]]) -> str:
 
 def copies_text(figures: Figures) -> str:
     """Returns how long a device's link to its host is busy, and how much of that is not behind compute."""
-    exposed, busy, step_s = figures.parts["copies"], figures.link_busy_s(), figures.plan.predicted.step_s
+    exposed, busy, step_s = figures.parts["copies"], figures.link_busy_s, figures.plan.predicted.step_s
     hidden = f"{seconds(exposed, step_s)} s not behind compute" if exposed > 1e-9 else "all of it behind compute"
     return f"{seconds(busy, step_s)} s each way on the busiest device, {hidden}"
+
+
+def left_out_text(figures: Figures) -> str:
+    """Returns what a picture of a step leaves out."""
+    shown, planned = figures.table.num_sequences, figures.plan.sequences_per_pipeline
+    return (
+        f"Shown is a step of {shown} of the {planned:,} sequences of a pipeline: "
+        f"in the ticks of the other {figures.sequences_left_out:,} the same repeats."
+    )
 
 
 def _choices(figures: Figures) -> str:
@@ -131,4 +140,5 @@ def _timeline(figures: Figures) -> str:
     # The first and the last ticks one by one.
     ticks = text_timeline(table, width=WIDTH, max_blocks=2).splitlines()
     wrapped = [line if len(line) <= WIDTH else textwrap.fill(line, WIDTH) for line in ticks]
-    return "\n".join([title, scaled, "", "Ticks", *wrapped])
+    note = [paragraph("", left_out_text(figures))] if figures.sequences_left_out else []
+    return "\n".join([title, scaled, *note, "", "Ticks", *wrapped])

@@ -10,6 +10,7 @@ from sppo_jax.files import write_whole
 from sppo_jax.planner.make import costs_of
 from sppo_jax.report import run_charts
 from sppo_jax.report.chart import Panel, chart_svg
+from sppo_jax.report.figures import drawn_table
 from sppo_jax.report.page import PAGE_LOOK, bar, cards, page, table
 from sppo_jax.report.run_data import read_run_dir
 from sppo_jax.report.run_figures import RunFigures, duration, figures_of_run
@@ -201,7 +202,7 @@ def _plan(figures: RunFigures) -> list[str]:
         return parts
     try:
         costs = costs_of(plan, config).of_table(plan.chunk_lengths)
-        svg = timeline_svg(plan.table(), costs, width=_TIMELINE, title=f"{plan.schedule.name}: one step, as predicted")
+        svg = timeline_svg(drawn_table(plan), costs, width=_TIMELINE, title=f"{plan.schedule.name}: one step, as predicted")
     except ValueError as error:  # a plan that was given by hand need not be one that the planner can price
         return [*parts, f"<p class='note'>The timeline cannot be drawn ({escape(str(error))}).</p>"]
     return [*parts, f"<div class='wide'>{svg}</div>"]

@@ -87,6 +87,12 @@ def tick_rounds(table: Table) -> list[int]:
     return rounds
 
 
+def first_rounds(outline: Table) -> Table:
+    """Returns the table of the sequences that an outline writes: each of its rounds once."""
+    left_out = {(repeat.rounds - 1) * repeat.sequences for repeat in outline.repeats}
+    return replace(outline, num_sequences=outline.num_sequences - max(left_out, default=0), repeats=())
+
+
 def _least_sequences(name: str, num_stages: int, num_chunks: int, num_groups: int, one: Round) -> int:
     """Returns the fewest sequences, in whole rounds, with which the ticks in which all stages are busy are a round."""
     if name == "sppo":

@@ -189,12 +189,11 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
     import cases
     import jax
     from flax import nnx
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
 
     from sppo_jax.compat import compiler_options
     from sppo_jax.pipeline import layout as physical
     from sppo_jax.pipeline.api import Step
+    from sppo_jax.train.placement import batch_shapes
 
     if layout is None:
         config = cases.make_config(MODELS[args.model], length, 1, layouts(1)[0], "keep")
@@ -209,7 +208,7 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
     step, params = Step(plan, model, mesh, train=True), nnx.state(model, nnx.Param)
     shardings = physical.param_shardings(plan, params, mesh)
     shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings)
-    batch = cases.batch_shapes(step.num_sequences, length, NamedSharding(mesh, P("data")))
+    batch = batch_shapes(plan, mesh)
     known = {
         "predicted_hbm_bytes": max(plan.predicted.hbm_bytes),
         "kv_bytes": _kv_bytes(plan, step.num_layers, step.head_shape),

@@ -39,7 +39,7 @@ def run_step(name):
         lambda x, s: jax.make_array_from_callback(x.shape, s, lambda i: np.asarray(x)[i]), params, shardings
     )
     rows = local_rows(mesh, len(batch["tokens"]))
-    batch = place_batch({key: x[rows] for key, x in batch.items()}, mesh, len(batch["tokens"]))
+    batch = place_batch({key: x[rows] for key, x in batch.items()}, plan, mesh)
     whole = NamedSharding(mesh, PartitionSpec())
     step = jax.jit(value_and_grad(plan, model, mesh), out_shardings=whole, compiler_options=quick_options())
     loss, grads = step(params, batch)
@@ -48,16 +48,18 @@ def run_step(name):
 
 def check_rows():
     """Check, on many meshes, that the rows a process reads are those it holds and that they make the whole batch."""
+    length = 16
     for shape in MESHES:
-        mesh = jax.make_mesh(shape, ("data", "pipe", "seq"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
         for num_sequences in (4, 12):
+            plan = small_plan((8, 8), mesh=shape, sequences=num_sequences // shape[0])
+            mesh = make_mesh(plan)
             rows = local_rows(mesh, num_sequences)
-            whole = np.arange(num_sequences * 3, dtype=np.int32).reshape(num_sequences, 3)
-            placed = place_batch({"tokens": whole[rows]}, mesh, num_sequences)["tokens"]
-            held = np.unique(np.concatenate([np.asarray(shard.data)[:, 0] // 3 for shard in placed.addressable_shards]))
-            assert list(held) == rows, (shape, rows, held)
+            whole = np.arange(num_sequences * length, dtype=np.int32).reshape(num_sequences, length)
+            placed = place_batch({"tokens": whole[rows]}, plan, mesh)["tokens"]
+            tokens = np.concatenate([np.asarray(shard.data).ravel() for shard in placed.addressable_shards])
+            assert sorted({int(token) // length for token in tokens}) == rows, (shape, rows, tokens)
             for shard in placed.addressable_shards:
-                np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+                np.testing.assert_array_equal(np.asarray(shard.data), whole.reshape(placed.shape)[shard.index])
 
 
 if __name__ == "__main__":

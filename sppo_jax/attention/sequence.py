@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import ring, ulysses
@@ -58,11 +59,40 @@ def member_tags(positions_S: jax.Array, documents_S: jax.Array, split: Split, ro
     return Tags(stripe(positions_S, 0), stripe(documents_S, -1))
 
 
+def gather_tags(own_T: Tags, split: Split) -> Tags:
+    """Give every member of `seq` the tags of a chunk, divided over the ring: [R, M]."""
+    axes = (ring.AXIS, ulysses.AXIS)
+
+    def gather(x_T):
+        if split.ring * split.ulysses > 1:
+            x_T = lax.all_gather(x_T, axes)
+        return x_T.reshape(split.ring, split.ulysses, -1).swapaxes(1, 2).reshape(split.ring, -1)
+
+    return Tags(*map(gather, own_T))
+
+
+def write_tags(resident: Tags, own_T: Tags, slot, start, split: Split) -> Tags:
+    """Put a chunk's tags behind those of the chunks before it.
+
+    Args:
+        resident: tags of the sequences in flight, [slots, R, S] each.
+        own_T: tags of this device's tokens of the chunk.
+        slot, start: the chunk's slot, and its first token on a ring member.
+        split: how `seq` is divided.
+    """
+    chunk = gather_tags(own_T, split)
+    return Tags(*(buffers.write(buffer, (slot, 0, start), x) for buffer, x in zip(resident, chunk, strict=True)))
+
+
 def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int | None) -> ring.RingTags:
-    """Cut a chunk's queries out of its sequence's tags; tokens beyond `length` become padding."""
+    """Cut a chunk's queries out of its sequence's tags; tokens beyond the chunk's `length` become padding."""
     rows = [buffers.read(x, (0, start), (x.shape[0], size)) for x in keys]
     real = jnp.arange(size, dtype=jnp.int32) < length
     queries = Tags(rows[0], jnp.where(real, rows[1], -1))
+    # Behind the chunk may lie the tags of another sequence, which had the slot before.
+    end = jnp.asarray(start + length, jnp.int32)
+    written = jnp.arange(keys.documents.shape[1], dtype=jnp.int32) < end
+    keys = Tags(keys.positions, jnp.where(written, keys.documents, -1))
     return ring.ring_tags(queries, keys, start, kernel=split.kernel, passes=split.passes, bound=bound)
 
 

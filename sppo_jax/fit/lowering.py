@@ -9,15 +9,15 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from sppo_jax.attention.validate import KEYS
 from sppo_jax.config import Config
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import layout
 from sppo_jax.pipeline.api import Step
 from sppo_jax.planner.plan import Plan
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
+from sppo_jax.train.placement import batch_shapes
 from sppo_jax.train.signals import signal_sharding
 from sppo_jax.train.state import TrainState, first_state, state_shardings
 from sppo_jax.train.step import TrainStep, make_train_step
@@ -76,7 +76,7 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
         step=make_train_step(step, optimizer, shardings),
         optimizer=optimizer,
         state=jax.tree.map(_with_sharding, jax.eval_shape(shapes), shardings),
-        batch=_batch_shapes(plan, mesh),
+        batch=batch_shapes(plan, mesh),
         signals=jax.ShapeDtypeStruct((mesh.size,), np.dtype("int32"), sharding=signal_sharding(mesh)),
     )
 
@@ -88,9 +88,3 @@ def _zeros_of(model: nnx.Module) -> nnx.State:
 
 def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-
-def _batch_shapes(plan: Plan, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    shape = (plan.mesh.data * plan.sequences_per_pipeline, plan.sequence_length)
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
-    return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in KEYS}

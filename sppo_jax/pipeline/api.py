@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from sppo_jax.attention import sequence
-from sppo_jax.attention.tags import Tags
 from sppo_jax.attention.validate import KEYS, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import check_offload, compiler_options, keeps_order, one_at_a_time, scatters_sums
@@ -99,10 +99,6 @@ class Step:
         """What the outermost jit should give the compiler."""
         return compiler_options(self.platform, self.uses_host)
 
-    @property
-    def num_sequences(self) -> int:
-        return self.plan.mesh.data * self.plan.sequences_per_pipeline
-
     def check(self, batch: Mapping) -> None:
         """Validate a batch that has values (traced ones were the caller's to check)."""
         if any(isinstance(batch.get(key), jax.core.Tracer) for key in KEYS):
@@ -110,9 +106,9 @@ class Step:
         if any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in batch.values()):
             return
         validate_batch(
-            batch,
+            {key: x.reshape(x.shape[0], -1) if _is_striped(x, self.plan) else x for key, x in batch.items()},
             vocab_size=self.model.config.vocab_size,
-            num_sequences=self.num_sequences,
+            num_sequences=self.plan.num_sequences,
             sequence_length=self.plan.sequence_length,
             contiguous=self.plan.kernel == "cudnn",
         )
@@ -124,8 +120,7 @@ class Step:
         params = layout.gather_tables(params, plan, self.mesh)
         physical = _cast(layout.to_physical(params, self.block, plan), jnp.dtype(self.model.dtype))
         specs = layout.physical_specs(physical)
-        striped = [layout.stripe(batch[key], plan) for key in ("tokens", "targets", "positions")]
-        tags = Tags(batch["positions"], batch["document_ids"])
+        striped = [layout.stripe(batch[key], plan) for key in KEYS]
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), layout.gradient_specs(self.gradient_dims))
@@ -133,20 +128,20 @@ class Step:
         step = jax.shard_map(
             self._on_device if as_written else in_order(self._on_device),
             mesh=self.mesh,
-            in_specs=(specs, [layout.STRIPED] * 3, Tags(layout.WHOLE, layout.WHOLE)),
+            in_specs=(specs, [layout.STRIPED] * len(KEYS)),
             out_specs=out_specs,
             check_vma=False,  # every collective is written out below; autodiff never sees one
         )
-        result = step(physical, striped, tags)
+        result = step(physical, striped)
         if not self.train:
-            return TokenScores(*(x.reshape(batch["tokens"].shape) for x in result))
+            return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
         loss, grads = result
         return loss, layout.to_logical(grads, params)
 
-    def _on_device(self, weights: layout.Physical, striped: list[jax.Array], tags: Tags):
+    def _on_device(self, weights: layout.Physical, striped: list[jax.Array]):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
-        sequences = self._sequences(striped, tags)
+        sequences = self._sequences(striped)
         count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
         scale = 1 / jnp.maximum(count, 1).astype(run.accumulator(dtype))
         stage = Stage(self.block, weights.layers, self.num_layers, plan.stash)
@@ -169,13 +164,15 @@ class Step:
     def _kv_grad_dtype(self, dtype):
         return run.accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
 
-    def _sequences(self, striped: list[jax.Array], tags: Tags) -> run.Sequences:
+    def _sequences(self, striped: list[jax.Array]) -> run.Sequences:
         """Give every buffer room for one longest chunk behind the sequence."""
-        plan, room = self.plan, self.program.max_tokens
-        own = [jnp.pad(x[..., 0], ((0, 0), (0, room))) for x in striped]
-        split = sequence.Split(plan.ulysses, plan.ring, "q")
-        member = jax.vmap(lambda p, d: sequence.member_tags(p, d, split, room * plan.ulysses))
-        return run.Sequences(*own, member(*tags))
+        return run.Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
+
+
+def _is_striped(x, plan: Plan) -> bool:
+    """Return whether an array of a batch is as `train.placement` places it, [B, S / R, R]."""
+    members = plan.mesh.seq
+    return np.ndim(x) == 3 and np.shape(x)[1:] == (plan.sequence_length // members, members)
 
 
 def _cast(weights: layout.Physical, dtype) -> layout.Physical:

@@ -32,18 +32,19 @@ TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
 
 
 class Sequences(NamedTuple):
-    """A pipeline's sequences on one device: own tokens [M, S / R + room], every ring member's tags [M, ring, ...]."""
+    """A pipeline's sequences on one device: its own tokens, [M, S / R + room] each."""
 
     tokens: jax.Array
     targets: jax.Array
     positions: jax.Array
-    tags: Tags
+    documents: jax.Array
 
 
 class State(NamedTuple):
     """All that a tick may change.
 
-    `x_TD` and `dx_TD` are the registers that travel along the pipeline; `kept`, `host` the stash by class; `part` is a
+    `x_TD` and `dx_TD` are the registers that travel along the pipeline; `tags` are those of every token, and like the
+    cache they are of the sequences in flight alone; `kept`, `host` are the stash by class; `part` is a
     forward's stash on its way to the host, `fetched` what came back for the next backward. `losses` is the sum of all
     losses, in evaluation each token's; `hits`, in evaluation only, says whose target is the most likely token. `order`
     is 0 and known only once the last backward is done: where a forward writes depends on it.
@@ -52,6 +53,7 @@ class State(NamedTuple):
     x_TD: jax.Array
     dx_TD: jax.Array
     cache: Cache
+    tags: Tags
     dcache: Cache | None
     kept: dict[StashClass, stash.Arrays]
     host: dict[StashClass, jax.Array]
@@ -159,12 +161,12 @@ class Executor:
     def _split(self, passes: str) -> Split:
         return Split(self.plan.ulysses, self.plan.ring, passes, self.plan.kernel)
 
-    def _chunk(self, spec: TickSpec, row, passes: str) -> Chunk:
+    def _chunk(self, spec: TickSpec, row, passes: str, tags: Tags) -> Chunk:
         me = vocabulary.stage_index(self.num_stages)
         ring = self.plan.ring
         start, length = row["start"][me] // ring, row["length"][me] // ring
         tags = sequence.chunk_tags(
-            self.sequences.tags.take(row["sequence"][me]),
+            tags.take(row["kv_slot"][me]),
             start,
             length,
             spec.tokens * self.plan.ulysses,
@@ -173,10 +175,17 @@ class Executor:
         )
         return Chunk((row["kv_slot"][me], row["group"][me]), start, length, tags)
 
-    def _unit(self, spec: TickSpec, row, passes: str) -> stages.Unit:
+    def _unit(self, spec: TickSpec, row, passes: str, tags: Tags) -> stages.Unit:
         me = vocabulary.stage_index(self.num_stages)
         positions_T = self._own(self.sequences.positions, row, me, spec.tokens)
-        return stages.Unit(row["group"][me], self._chunk(spec, row, passes), positions_T, row["stash_slot"][me])
+        return stages.Unit(row["group"][me], self._chunk(spec, row, passes, tags), positions_T, row["stash_slot"][me])
+
+    def _write_tags(self, spec: TickSpec, row, tags: Tags) -> Tags:
+        """Put the tags of this stage's chunk behind those of the chunks before it."""
+        me = vocabulary.stage_index(self.num_stages)
+        own = [self._own(x, row, me, spec.tokens) for x in (self.sequences.positions, self.sequences.documents)]
+        start = row["start"][me] // self.plan.ring
+        return sequence.write_tags(tags, Tags(*own), row["kv_slot"][me], start, self._split(spec.forward_pass))
 
     def _shift(self, x, step: int):
         if self.num_stages == 1:
@@ -196,11 +205,12 @@ class Executor:
             layout = self.layout(spec.stash)
             part = layout.host_part() if spec.stash.uses_host else None
             filling = (layout, state.kept[spec.stash], part)
-        unit = self._unit(spec, row, spec.forward_pass)
+        tags = self._write_tags(spec, row, state.tags)
+        unit = self._unit(spec, row, spec.forward_pass, tags)
         split = self._split(spec.forward_pass)
         y_TD, cache, filled, held = stages.forward(self.stage, unit, x_TD, state.cache, split, filling, coming)
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
-        state = state._replace(x_TD=register, cache=cache)
+        state = state._replace(x_TD=register, cache=cache, tags=tags)
         if spec.fetch is not None:
             state = state._replace(fetched=held)
         if spec.stash is None:
@@ -254,15 +264,16 @@ class Executor:
         splits = stages.Splits(
             backward=self._split(spec.backward_pass),
             forward=self._split(spec.forward_pass),
-            forward_chunk=self._chunk(spec, row, spec.forward_pass),
+            forward_chunk=self._chunk(spec, row, spec.forward_pass, state.tags),
         )
         filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched)
         sums = stages.Sums(state.dcache, state.grads.layers)
-        unit = self._unit(spec, row, spec.backward_pass)
+        unit = self._unit(spec, row, spec.backward_pass, state.tags)
         dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         # The next forward writes what this backward has read: without an order between them XLA copies the buffers.
         # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.
-        dx_TD, cache, kept = lax.optimization_barrier((dx_TD, state.cache, state.kept[spec.stash]))
+        read = (state.cache, state.tags, state.kept[spec.stash])
+        dx_TD, (cache, tags, kept) = lax.optimization_barrier((dx_TD, read))
 
         tokens_T = self._own(self.sequences.tokens, row, 0, size)
         arrived = vocabulary.from_stage(jnp.where(row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
@@ -271,6 +282,7 @@ class Executor:
             dx_TD=buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1)),
             order=buffers.after(dx_TD),
             cache=cache,
+            tags=tags,
             dcache=sums.prefix,
             kept={**state.kept, spec.stash: kept},
             fetched=held,
@@ -293,7 +305,9 @@ def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtyp
     def pair(dtype) -> Cache:
         return Cache(jnp.zeros(cache_shape, dtype), jnp.zeros(cache_shape, dtype))
 
-    state = State(register, register, pair(dtype), None, {}, {}, None, None, None, None, jnp.zeros((), acc))
+    slots, tokens, ring = cache_shape[0], cache_shape[-2], executor.plan.ring
+    tags = Tags(*(jnp.zeros((slots, ring, tokens), jnp.int32) for _ in range(2)))
+    state = State(register, register, pair(dtype), tags, None, {}, {}, None, None, None, None, jnp.zeros((), acc))
     if not executor.train:
         shape = executor.sequences.tokens.shape
         return state._replace(losses=jnp.zeros(shape, acc), hits=jnp.zeros(shape, bool))

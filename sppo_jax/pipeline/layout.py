@@ -197,11 +197,20 @@ def gradient_specs(dims: Physical) -> Physical:
     return table._replace(layers=layers, final_norm=jax.tree.map(lambda _: P(), dims.final_norm))
 
 
-def stripe(x_BS: jax.Array, plan: Plan) -> jax.Array:
-    """[B, S] -> [B, S / R, R]: the last dim is a token's seq member."""
+def stripe(x_BS, plan: Plan):
+    """[B, S] -> [B, S / R, R]: the last dim is a token's seq member; what is striped stays as it is."""
     return x_BS.reshape(x_BS.shape[0], -1, plan.mesh.seq)
+
+
+def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a striped batch: every device has its own tokens of its pipeline's sequences.
+
+    Args:
+        plan: divides `seq`.
+        mesh: the plan's, with `seq` whole or divided.
+    """
+    return NamedSharding(mesh if SEQ[0] in mesh.shape else inner_mesh(mesh, plan), STRIPED)
 
 
 # Ring members take turns token by token, so that among them every triangle of a causal mask is one.
 STRIPED = P("data", None, ("ulysses", "ring"))
-WHOLE = P("data")

@@ -169,12 +169,22 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "stash": stash_device,
             "copies": copies,
             "carries": (2 * local + head_share) * model.hidden_size * size,
-            # Four int32 of a token come in; a device keeps its own tokens and everyone's positions and documents.
-            "batch": 4 * table.num_sequences * (4 * tokens + 3 * tokens // shape.seq + 2 * tokens),
+            "batch": batch_bytes(table, shape.seq),
             "work": max(backward_work(shape, stash, local), loss) + copied,
         },
         host=stash_host,
     )
+
+
+def batch_bytes(table: Table, seq: int) -> int:
+    """Returns the bytes of a pipeline's sequences on one device.
+
+    Four int32 of each of its own tokens come in, and lie once more with room behind each sequence. Of the sequences in
+    flight it holds everyone's positions and documents.
+    """
+    tokens, longest = sum(table.chunk_lengths), max(table.chunk_lengths)
+    own = table.num_sequences * (2 * tokens + longest) // seq
+    return 4 * (4 * own + 2 * kv_peak(table) * (tokens + longest))
 
 
 def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:

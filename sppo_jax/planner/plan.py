@@ -148,6 +148,11 @@ class Plan:
         _check_table(self, outline)
         _check_alpha(self.stash.alpha, outline)
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of a step, over all pipelines."""
+        return self.mesh.data * self.sequences_per_pipeline
+
     def table(self) -> Table:
         """Returns the schedule table, checked."""
         table = schedule_table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)

@@ -163,7 +163,7 @@ def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures
 
 
 def drawn_table(plan: Plan) -> Table:
-    """Returns what a picture shows of a plan's schedule: all of it, or where that is too much a step of fewer sequences.
+    """Returns what a picture shows of a plan's schedule: all of it, or a step of fewer sequences where it is too long.
 
     The ticks that are left out are those of the sequences that are shown, over and over.
     """

@@ -202,7 +202,8 @@ def _plan(figures: RunFigures) -> list[str]:
         return parts
     try:
         costs = costs_of(plan, config).of_table(plan.chunk_lengths)
-        svg = timeline_svg(drawn_table(plan), costs, width=_TIMELINE, title=f"{plan.schedule.name}: one step, as predicted")
+        title = f"{plan.schedule.name}: one step, as predicted"
+        svg = timeline_svg(drawn_table(plan), costs, width=_TIMELINE, title=title)
     except ValueError as error:  # a plan that was given by hand need not be one that the planner can price
         return [*parts, f"<p class='note'>The timeline cannot be drawn ({escape(str(error))}).</p>"]
     return [*parts, f"<div class='wide'>{svg}</div>"]

@@ -19,6 +19,7 @@ from sppo_jax.data.loader import Loader
 from sppo_jax.data.recall import with_distances
 from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.pipeline.api import TokenScores
+from sppo_jax.planner.plan import Plan
 from sppo_jax.positions import Bucket, late_minus_early
 from sppo_jax.train.placement import gather, local_rows, place_batch
 
@@ -88,7 +89,7 @@ def position_edges(sequence_length: int) -> list[int]:
 
 
 def validate(
-    token_scores: Scores, params: nnx.State, rows: Rows, mesh: Mesh, *, num_sequences: int, num_wanted: int
+    token_scores: Scores, params: nnx.State, rows: Rows, plan: Plan, mesh: Mesh, *, num_wanted: int
 ) -> Validation | None:
     """Measure the loss of the first held-out sequences, the same at every call; every process reads whole batches.
 
@@ -96,17 +97,18 @@ def validate(
         token_scores: `f(params, batch)`, from `pipeline.api.evaluate`.
         params: the parameters.
         rows: what is held out.
+        plan: says how many sequences a batch has.
         mesh: the plan's.
-        num_sequences: of a batch.
         num_wanted: sequences, rounded up to whole batches.
 
     Returns:
         The losses; None if no token has a target.
     """
+    num_sequences = plan.num_sequences
     own = local_rows(mesh, num_sequences)
 
     def place(batch: Batch) -> dict[str, jax.Array]:
-        return place_batch({key: value[own] for key, value in batch.items()}, mesh, num_sequences)
+        return place_batch({key: value[own] for key, value in batch.items()}, plan, mesh)
 
     with closing(Loader(with_distances(rows), num_sequences=num_sequences, local_rows=range(num_sequences))) as loader:
         return evaluate(token_scores, params, islice(loader, -(-num_wanted // num_sequences)), place)

@@ -95,7 +95,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
     params = load_params(checkpoint, placed)
     num_wanted = max(1, config.train.eval_sequences)
     scores = api.evaluate(plan, model, mesh)
-    found = validate(scores, params, held_out, mesh, num_sequences=config.num_sequences, num_wanted=num_wanted)
+    found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted)
     if found is None:
         raise ValueError(
             f"an evaluation needs targets, got none in the first {num_wanted} sequences of "

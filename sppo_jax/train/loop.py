@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import sppo_jax
-from sppo_jax.attention.validate import KEYS
 from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
 from sppo_jax.train.begin import Start
 from sppo_jax.train.checkpoint import Checkpoints
 from sppo_jax.train.evaluate import Validation, validate
 from sppo_jax.train.meter import Meter
-from sppo_jax.train.placement import place_batch
+from sppo_jax.train.placement import batch_shapes, place_batch
 from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.signals import GO, STOP, Signals
@@ -73,7 +70,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 done += 1
                 watchdog.beat(done, "data")
                 with meter.loading():
-                    batch = place_batch(next(experiment.loader), mesh, config.num_sequences)
+                    batch = place_batch(next(experiment.loader), experiment.plan, mesh)
 
                 watchdog.beat(done, "step")
                 overdue = 0 < config.checkpoint.every_s <= time.monotonic() - saved_s
@@ -114,15 +111,9 @@ def _compile(experiment: Experiment, state: TrainState, signals: Signals, record
     """Compile the one program of the run."""
     start_s = time.perf_counter()
     step = make_train_step(experiment.value_and_grad, experiment.optimizer, experiment.shardings)
-    compiled = step.lower(state, batch_shapes(experiment.config, experiment.mesh), signals.array()).compile()
+    compiled = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals.array()).compile()
     record.say(f"compiled the training step in {time.perf_counter() - start_s:.1f} s")
     return compiled
-
-
-def batch_shapes(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return what `place_batch` gives, without values."""
-    shape, sharding = (config.num_sequences, config.sequence.length), NamedSharding(mesh, PartitionSpec("data"))
-    return {key: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding) for key in KEYS}
 
 
 def _due(config: Config, done: int, wish: int) -> tuple[bool, bool]:
@@ -143,7 +134,7 @@ def _validate(experiment: Experiment, state: TrainState) -> Validation | None:
         state.params,
         experiment.validation,
         experiment.mesh,
-        num_sequences=config.num_sequences,
+        experiment.plan,
         num_wanted=config.train.eval_sequences,
     )
 

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
+
+from sppo_jax.attention.validate import KEYS
+from sppo_jax.pipeline import layout
+from sppo_jax.planner.plan import Plan
 
 
 def local_rows(mesh: Mesh, num_sequences: int) -> list[int]:
@@ -42,29 +46,38 @@ def local_rows(mesh: Mesh, num_sequences: int) -> list[int]:
     return [row for shard in shards for row in range(shard * per_shard, (shard + 1) * per_shard)]
 
 
-def place_batch(batch_local: Mapping[str, np.ndarray], mesh: Mesh, num_sequences: int) -> dict[str, jax.Array]:
-    """Make global arrays of what each process read; every pipeline gets whole sequences.
+def place_batch(batch_local: Mapping[str, np.ndarray], plan: Plan, mesh: Mesh) -> dict[str, jax.Array]:
+    """Make global arrays of what each process read; a device gets its own tokens of its pipeline's sequences.
 
     Args:
         batch_local: int32 [len(local_rows), length] each: this process's rows, in the order of `local_rows`.
+        plan: says how many sequences there are, and whose their tokens are.
         mesh: the plan's.
-        num_sequences: rows of the global batch.
 
     Returns:
-        int32 [num_sequences, length] each, spread over `data`.
+        int32 [num_sequences, length / seq, seq] each: the last dim is a token's seq member.
     """
-    sharding, first_row = NamedSharding(mesh, PartitionSpec("data")), {}
-    for slot, row in enumerate(local_rows(mesh, num_sequences)):
+    shapes, first_row = batch_shapes(plan, mesh), {}
+    for slot, row in enumerate(local_rows(mesh, plan.num_sequences)):
         first_row[row] = slot
 
-    def place(rows: np.ndarray) -> jax.Array:
+    def place(rows: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+        striped = layout.stripe(rows, plan)
+
         def shard(index: tuple[slice, ...]) -> np.ndarray:
-            start, stop, _ = index[0].indices(num_sequences)
-            return rows[first_row[start] : first_row[start] + stop - start]
+            start, stop, _ = index[0].indices(plan.num_sequences)
+            return striped[first_row[start] : first_row[start] + stop - start, *index[1:]]
 
-        return jax.make_array_from_callback((num_sequences, *rows.shape[1:]), sharding, shard, dtype=rows.dtype)
+        return jax.make_array_from_callback(like.shape, like.sharding, shard, dtype=rows.dtype)
 
-    return {key: place(rows) for key, rows in batch_local.items()}
+    return {key: place(rows, shapes[key]) for key, rows in batch_local.items()}
+
+
+def batch_shapes(plan: Plan, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return what `place_batch` gives, without values."""
+    shape = (plan.num_sequences, plan.sequence_length // plan.mesh.seq, plan.mesh.seq)
+    sharding = layout.batch_sharding(plan, mesh)
+    return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in KEYS}
 
 
 def gather(x: jax.Array) -> np.ndarray:

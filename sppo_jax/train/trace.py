@@ -60,7 +60,7 @@ def trace_steps(experiment: Experiment, out: Path, *, num_steps: int) -> Trace:
             with jax.profiler.TraceAnnotation(PHASES[0]):
                 batch = next(experiment.loader)
             with jax.profiler.TraceAnnotation(PHASES[1]):
-                placed = place_batch(batch, experiment.mesh, experiment.config.num_sequences)
+                placed = place_batch(batch, experiment.plan, experiment.mesh)
             with jax.profiler.TraceAnnotation(PHASES[2]):
                 state, outputs = step(state, placed, signals.array())
             with jax.profiler.TraceAnnotation(PHASES[3]):

@@ -192,24 +192,24 @@ def _train_step(plan: Plan):
     from jax.sharding import NamedSharding, PartitionSpec
 
     from sppo_jax.models import build_model
-    from sppo_jax.pipeline import api, layout
+    from sppo_jax.pipeline import api, layout, storage
     from sppo_jax.train.optimizer import make_optimizer, make_schedule
     from sppo_jax.train.signals import Signals
-    from sppo_jax.train.state import init_state, state_shardings
+    from sppo_jax.train.state import init_state, shardings_of, state_shapes
     from sppo_jax.train.step import make_train_step
 
     config = config_of({})
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 100))
-    shardings = state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh)
-    step = make_train_step(api.value_and_grad(plan, model, mesh), optimizer, shardings)
+    shapes = state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh)
+    step = make_train_step(api.value_and_grad(plan, model, mesh), optimizer, shardings_of(shapes))
     rows = NamedSharding(mesh, PartitionSpec("data"))
     batch = {
         key: jax.make_array_from_callback(x.shape, rows, x.__getitem__)
         for key, x in random_batch(SEQUENCES, LENGTH, MODEL["vocab_size"]).items()
     }
-    state, signals = [init_state(config, optimizer, shardings)], Signals(mesh).array()
+    state, signals = [init_state(config, optimizer, shapes)], Signals(mesh).array()
 
     def train():
         state[0], metrics = step(state[0], batch, signals)

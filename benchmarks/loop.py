@@ -77,13 +77,14 @@ def bare(config: Config, plan: Plan, run_dir: Path) -> tuple[float, float]:
     from sppo_jax.train.placement import batch_shapes, place_batch
     from sppo_jax.train.setup import prepare
     from sppo_jax.train.signals import Signals
+    from sppo_jax.train.state import shardings_of
     from sppo_jax.train.step import make_train_step
 
     experiment = prepare(config, plan)
     state, signals = begin(experiment, run_dir).state, Signals(experiment.mesh).array()
     batch = place_batch(next(experiment.loader), experiment.plan, experiment.mesh)
     experiment.loader.close()
-    step = make_train_step(experiment.value_and_grad, experiment.optimizer, experiment.shardings)
+    step = make_train_step(experiment.value_and_grad, experiment.optimizer, shardings_of(experiment.shapes))
     step = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals).compile()
     for _ in range(WARM_UP):
         state, outputs = step(state, batch, signals)

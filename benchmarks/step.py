@@ -192,6 +192,7 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
 
     from sppo_jax.compat import compiler_options
     from sppo_jax.pipeline import layout as physical
+    from sppo_jax.pipeline import storage
     from sppo_jax.pipeline.api import Step
     from sppo_jax.train.placement import batch_shapes
 
@@ -206,7 +207,7 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
     plan, model = cases.plan_for(config, args.compile), cases.abstract_model(config)
     mesh = physical.make_mesh(plan, devices)
     step, params = Step(plan, model, mesh, train=True), nnx.state(model, nnx.Param)
-    shardings = physical.param_shardings(plan, params, mesh)
+    shardings = storage.param_shardings(plan, params, mesh)
     shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings)
     batch = batch_shapes(plan, mesh)
     known = {

@@ -10,9 +10,13 @@
 # Shares   GPUs evenly, in order, and cores, by XLA's number of threads. PORT=... sets the port where the processes meet.
 # Prints   every line behind its process's number, "[0] ..."; with DRY_RUN=1 only the commands.
 # Failure  the first process that fails has the others ended, and its exit code is this script's.
-# Stop     Ctrl-C or SIGTERM goes to all processes, which save; this script waits for them. A second one ends them at
-#          once. The same command (with the same --run-dir) resumes, with any N.
+# Stop     Ctrl-C, SIGTERM or a connection that drops goes to all processes, which save; this script waits for them. A
+#          second one ends them at once. The same command (with the same --run-dir) resumes, with any N. Exit code 0 where
+#          all have saved, 130 where there was nothing to save yet.
+# Output   without a reader, or on a full disk, its lines are dropped and the processes go on.
 set -u
+trap 'echo "local.sh: stopped" >&2; exit 130' TERM INT HUP USR1
+trap : PIPE # not ignored: the processes would inherit that
 
 usage() { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 fail() { echo "$1" >&2; exit 2; }
@@ -69,7 +73,7 @@ if [[ ${DRY_RUN:-} ]]; then
   exit 0
 fi
 
-pids=() readers=() stops=0
+pids=() readers=() stops=0 told_us=0
 signal_all() {
   local pid
   for pid in "${pids[@]}"; do
@@ -77,8 +81,11 @@ signal_all() {
     kill -s "$1" "$pid" 2>/dev/null
   done
 }
-stop() {
-  stops=$((stops + 1))
+stop() { # on the signal $1; the same one twice within 0.2 s is one, and a dropped connection sends HUP several times
+  local now_us=${EPOCHREALTIME:-$SECONDS.000000}
+  now_us=${now_us/[.,]/}
+  ((stops > 0)) && [[ $1 == HUP || $((now_us - told_us)) -lt 200000 ]] && return
+  stops=$((stops + 1)) told_us=$now_us
   if ((stops == 1)); then
     echo "local.sh: told all processes to save and end; once more ends them at once" >&2
     signal_all TERM
@@ -86,7 +93,9 @@ stop() {
     signal_all KILL
   fi
 }
-trap stop TERM INT USR1
+for signal in TERM INT HUP USR1; do
+  trap "stop $signal" $signal
+done
 
 # Gloo greets on standard output, from several threads at once: its lines are dropped, also where they tore each other.
 gloo='^(\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : |[0-9]+)*$'
@@ -102,10 +111,11 @@ trap 'rm -rf "$pipes"' EXIT
 for ((k = 0; k < num; k++)); do
   mkfifo "$pipes/$k" || exit 2
   {
-    trap '' TERM INT USR1 # the last words count
+    trap '' TERM INT HUP USR1 # the last words count
+    trap : PIPE               # without a reader it still reads, or the process would wait
     while IFS= read -r line || [[ $line ]]; do
       greeting "$line" || printf '[%d] %s\n' $k "$line"
-    done
+    done 2>/dev/null
   } <"$pipes/$k" &
   readers+=($!)
   prepare $k
@@ -120,6 +130,8 @@ while ((${#left[@]} > 0)); do
     kill -0 "${pids[k]}" 2>/dev/null && continue
     wait "${pids[k]}"
     status=$?
+    # Ended by our SIGTERM: it had not begun to take signals, so there was nothing to save.
+    ((stops > 0 && status == 143)) && status=130
     unset "left[k]"
     ((status == 0 || code != 0)) && continue
     code=$status

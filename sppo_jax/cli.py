@@ -1,26 +1,31 @@
-"""The command line: finds the command (sppo_jax/commands) and turns its errors into exit codes."""
+"""The command line: finds the command (sppo_jax/commands) and turns its errors into exit codes.
 
-import os
+Nothing heavy is imported before signals are taken: a command's module is imported when its name is known.
+"""
+
+import atexit
+import errno
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 
-from sppo_jax import __version__, distributed
-from sppo_jax.commands import convert, data, eval, fit, plan, profile, profile_trace, report, train
-from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
+from sppo_jax import __version__
+from sppo_jax.output import OutputLost, take_streams
+from sppo_jax.stopping import Stopping
 
-# A command is a module with `run(words) -> exit code`, where words are those behind its name.
+# The module of each command in sppo_jax/commands. It has `run(words) -> exit code`; words are those behind the name.
 COMMANDS = {
-    "train": train.run,
-    "plan": plan.run,
-    "fit": fit.run,
-    "profile": profile.run,
-    "profile-trace": profile_trace.run,
-    "data": data.run,
-    "convert": convert.run,
-    "report": report.run,
-    "eval": eval.run,
+    "train": "train",
+    "plan": "plan",
+    "fit": "fit",
+    "profile": "profile",
+    "profile-trace": "profile_trace",
+    "data": "data",
+    "convert": "convert",
+    "report": "report",
+    "eval": "eval",
 }
 
 
@@ -32,25 +37,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a process of several that fails ends here, at once.
 
     Args:
-        argv: the command's words; those of the process by default.
+        argv: the command's words, which run within another program: it gets its signals and streams back. By default
+            those of the process, which keeps signals and streams to its end.
 
     Returns:
         The exit code: 0 done, 1 the run failed, 2 the user's input is wrong (one line on standard error), 3 it does
-        not fit.
+        not fit. A signal ends the process with 130 where nothing is there to be saved.
     """
+    stopping = Stopping().begin()
+    if argv is None:
+        atexit.register(stopping.exit)  # the first that is registered is the last that is called
+    streams = take_streams()
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        return _main(list(sys.argv[1:] if argv is None else argv), stopping)
+    finally:
+        if argv is not None:
+            sys.stdout, sys.stderr = streams
+            stopping.end()
+
+
+def _main(words: list[str], stopping: Stopping) -> int:
+    from sppo_jax import distributed
+    from sppo_jax.commands.command import FAILED
+
+    code = FAILED
+    try:
+        code = _run(words)
+    except SystemExit as end:  # --help and --version
+        code = int(end.code or 0)
+        raise
     except Exception:
         if distributed.num_processes() == 1:
             raise
         traceback.print_exc()
-        code = FAILED
+    finally:
+        stopping.decide(code)
     distributed.leave(code)
     return code
 
 
 def _run(words: list[str]) -> int:
     """Run the command that the first word names; return its exit code."""
+    from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
+
     try:
         parser = Parser(prog="sppo", description="Train decoder LLMs on sequences that do not fit on one device.")
         parser.add_argument("--version", action="version", version=f"sppo_jax {__version__}")
@@ -58,7 +87,7 @@ def _run(words: list[str]) -> int:
         command = parser.parse_args(words[:1]).command
         with warnings.catch_warnings():
             warnings.showwarning = _warn_in_a_line
-            return COMMANDS[command](words[1:])
+            return import_module(f"sppo_jax.commands.{COMMANDS[command]}").run(words[1:])
     except ValueError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return WRONG_INPUT
@@ -66,10 +95,11 @@ def _run(words: list[str]) -> int:
         text = " ".join(str(error).split()) or "out of memory"
         print(f"the memory of this machine must hold the run, got: {text}; make it smaller", file=sys.stderr)
         return FAILED
-    except BrokenPipeError:
-        # The reader of our output, head for one, has seen enough; let the interpreter's last flush succeed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+    except OutputLost as error:
+        if error.errno == errno.EPIPE:  # the reader, head for one, has seen enough
+            return FAILED
+        print(f"standard output must take what is printed, got: {error.strerror}; send it elsewhere", file=sys.stderr)
+        return WRONG_INPUT
 
 
 if __name__ == "__main__":

@@ -26,11 +26,13 @@ from sppo_jax.config import Config
 from sppo_jax.environment import set_memory_limits
 from sppo_jax.hardware import Cluster, find_device
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
+from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
 
 Result = TypeVar("Result")
 _NAMES = ("SPPO_COORDINATOR", "SPPO_NUM_PROCESSES", "SPPO_PROCESS_ID")
 _BACKSTOP_S = 60  # jax's own limits end a process without a word of ours: they come later
 _LEAVE_S = 2.0
+_JOINED_S = 3.0  # what one process may join later than another
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
@@ -185,6 +187,12 @@ def start(config: Config) -> None:
     except Exception as error:
         give_up(f"jax must join {where}, got: {' '.join(str(error).split())}; free its port, and start all again")
     late.cancel()
+    stopping = in_force()
+    if stopping is not None and threading.current_thread() is threading.main_thread():
+        # From here on the others wait for this process, so none may end alone. jax has put a handler of its own there.
+        stopping.mode = AGREES
+        stopping.take()
+    exchange("")
 
 
 def _facts(config: Config) -> dict[str, str]:
@@ -234,7 +242,8 @@ def say(text: str) -> None:
 def exchange(text: str) -> list[str]:
     """Return the text of every process, in their order; all must call it, in the same order of calls.
 
-    Ends the process with exit code 1 and one line where another does not come.
+    Where a process was told to stop before the loop, all end here. Ends the process with exit code 1 and one line where
+    another does not come.
     """
     if num_processes() == 1:
         return [text]
@@ -242,20 +251,54 @@ def exchange(text: str) -> list[str]:
 
     client, me, wait_s = compat.distributed_client(), process_id(), timeout_s()
     turn = client.key_value_increment(f"sppo/turn/{me}", 1)
-    client.key_value_set(f"sppo/exchange/{turn}/{me}", text)
-    deadline, texts = time.monotonic() + wait_s, []
-    for process in range(num_processes()):
-        try:
-            left_ms = max(1, int((deadline - time.monotonic()) * 1000))
-            texts.append(client.blocking_key_value_get(f"sppo/exchange/{turn}/{process}", left_ms))
-        except Exception as error:
-            give_up(
-                f"all processes must come to agree within {wait_s:g} s, process {process} did not "
-                f"({str(error).splitlines()[0][:80]}); look at its log, or raise SPPO_TIMEOUT_S"
-            )
+    client.key_value_set(f"sppo/exchange/{turn}/{me}", f"{_told_to_stop()}\n{text}")
+    deadline = time.monotonic() + wait_s
+    posts = [_post_of(client, process, turn, deadline).partition("\n") for process in range(num_processes())]
     if turn > 1:  # whoever is in this turn has read the one before last
         client.key_value_delete(f"sppo/exchange/{turn - 2}/{me}")
-    return texts
+    _stop_together([reason for reason, _, _ in posts])
+    return [text for _, _, text in posts]
+
+
+def _post_of(client: Any, process: int, turn: int, deadline: float) -> str:
+    """Return what a process says in a turn; ends this process where nothing comes in time."""
+    while True:
+        left_s = deadline - time.monotonic()
+        # In the first turn another may have been stopped just before it had joined: it never comes.
+        part_s = min(left_s, _JOINED_S) if turn == 1 else left_s
+        try:
+            return client.blocking_key_value_get(f"sppo/exchange/{turn}/{process}", max(1, int(part_s * 1000)))
+        except Exception as error:
+            if turn == 1 and (reason := _told_to_stop()):
+                write_last(f"stopped by {reason}")
+                os._exit(STOPPED)
+            if part_s == left_s or "DEADLINE_EXCEEDED" not in str(error):
+                give_up(
+                    f"all processes must come to agree within {timeout_s():g} s, process {process} did not "
+                    f"({str(error).splitlines()[0][:80]}); look at its log, or raise SPPO_TIMEOUT_S"
+                )
+
+
+def _told_to_stop() -> str:
+    """Return the signal that ends this process at the next exchange; "" where none does."""
+    stopping = in_force()
+    return (stopping.reason or "") if stopping is not None and stopping.mode == AGREES else ""
+
+
+def _stop_together(reasons: list[str]) -> None:
+    """End this process if any was told to stop: each that was says so, and so does process 0.
+
+    Args:
+        reasons: the signal of each process, or "".
+    """
+    told = [process for process, reason in enumerate(reasons) if reason]
+    if not told:
+        return
+    if process_id() in told:
+        write_last(f"stopped by {reasons[process_id()]}")
+    elif is_main():
+        write_last(f"stopped by {reasons[told[0]]} in process {told[0]}")
+    leave(STOPPED)
 
 
 def share_text(text: str) -> str:

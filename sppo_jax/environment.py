@@ -5,12 +5,20 @@ Whatever the user has set stays. This module neither imports jax nor starts its 
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import functools
 import math
+import mmap
 import os
 import re
+import shlex
 import sys
 import warnings
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax.units import format_bytes
@@ -27,6 +35,9 @@ DEVICE_SHARE = 0.95
 # The versions of jaxlib that were seen to add wrongly. XLA ends a process that sets a flag which XLA does not know, so
 # a newer jaxlib gets the flag once it was seen to know it.
 _FIRST_WRONG, _LAST_WRONG = (0, 10, 2), (0, 12, 0)
+# Flags that sppo sets by itself; every version of XLA knows the first.
+_COUNT_FLAG = "--xla_force_host_platform_device_count"
+_OWN_FLAGS = (_COUNT_FLAG, YNN_FLAG, "--xla_cpu_collective_call_terminate_timeout_seconds")
 _DEFAULT_HOST_GB = 64
 _GPU = ("gpu", "cuda", "rocm")
 _GiB = 2**30
@@ -84,9 +95,10 @@ def set_memory_limits(plan: Plan | None) -> None:
     Args:
         plan: None where the devices must be known before a plan can be made; then the whole host may be pinned.
     """
+    warn_of_unknown_flags()
     if not _gpus_may_start():
         return
-    set_memory_fraction()
+    _set_fraction()
     limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
     if limit_gb > _DEFAULT_HOST_GB and not os.environ.get(HOST_LIMIT):
         os.environ[HOST_LIMIT] = str(limit_gb)
@@ -94,9 +106,33 @@ def set_memory_limits(plan: Plan | None) -> None:
 
 def set_memory_fraction() -> None:
     """Allows XLA the share of a GPU's memory that plans count on; call it before jax looks for devices."""
+    warn_of_unknown_flags()
+    if _gpus_may_start():
+        _set_fraction()
+
+
+def _set_fraction() -> None:
     # The share limits the pool without preallocation too. jax refuses both names at once.
-    if _gpus_may_start() and not (os.environ.get(FRACTION) or os.environ.get(OLD_FRACTION)):
+    if not (os.environ.get(FRACTION) or os.environ.get(OLD_FRACTION)):
         os.environ[FRACTION] = str(DEVICE_SHARE)
+
+
+def warn_of_unknown_flags() -> None:
+    """Warns of flags in XLA_FLAGS that XLA does not know: it ends the process over them as its backend starts."""
+    text = os.environ.get("XLA_FLAGS", "")
+    if not text.lstrip().startswith("-") or _running_platform() is not None:
+        return  # anything else is the name of a file with flags
+    found: dict[str, str] = {}
+    # This is a hint: whatever goes wrong here, XLA itself reads the flags.
+    with contextlib.suppress(Exception):
+        found = _unknown_flags(text)
+    for flag, nearest in found.items():
+        known = f" (the nearest that it knows is {nearest})" if nearest else ""
+        warnings.warn(
+            f"XLA_FLAGS must hold flags that XLA knows, got {flag}, which jaxlib {version('jaxlib')} does not{known}; "
+            "XLA will end the process: correct the flag, or take it out of XLA_FLAGS",
+            stacklevel=3,
+        )
 
 
 def check_memory_limits(plan: Plan) -> None:
@@ -144,6 +180,51 @@ def host_limit_gb(plan: Plan) -> int:
 def machine_gb() -> int:
     """Returns the GiB of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _GiB
+
+
+@functools.cache
+def _unknown_flags(text: str) -> dict[str, str]:
+    """Returns the flags of a user that stand in no library of XLA, each with the nearest that does, or ""."""
+    given = [word.partition("=")[0] for word in shlex.split(text) if word.startswith("--")]
+    unknown = [flag for flag in given if flag not in _OWN_FLAGS]
+    libraries = list(_libraries()) if unknown else []
+    for library in libraries:
+        with _content(library) as content:
+            unknown = [flag for flag in unknown if not _holds(content, flag[2:].encode())]
+        if not unknown:
+            return {}
+    known: set[str] = set()
+    for library in libraries[:1]:
+        with _content(library) as content:
+            known |= {f"--{name.decode()}" for name in re.findall(rb"(xla_[a-z0-9_]+)\0", content)}
+    if _COUNT_FLAG not in known:
+        return {}  # the names stand somewhere else
+    return {flag: next(iter(difflib.get_close_matches(flag, known, n=1, cutoff=0.85)), "") for flag in unknown}
+
+
+@contextlib.contextmanager
+def _content(library: Path) -> Iterator[mmap.mmap]:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        yield content
+
+
+def _libraries() -> Iterator[Path]:
+    """Yields jaxlib's shared libraries, largest first, and those of plugins: each holds the names of its flags."""
+    for package, pattern in (("jaxlib", "*.so*"), ("jax_plugins", "*/*.so*"), ("libtpu", "*.so*")):
+        spec = find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            yield from sorted(Path(folder).glob(pattern), key=lambda path: -path.stat().st_size)
+
+
+def _holds(content: mmap.mmap, name: bytes) -> bool:
+    """Returns whether a name stands in a library, not merely as the beginning of a longer one."""
+    place = content.find(name)
+    while place >= 0:
+        after = content[place + len(name) : place + len(name) + 1]
+        if not (after.isalnum() or after == b"_"):
+            return True
+        place = content.find(name, place + 1)
+    return False
 
 
 def _given_host_gb() -> int:

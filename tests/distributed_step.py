@@ -9,7 +9,8 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh, param_shardings
+from sppo_jax.pipeline.layout import make_mesh
+from sppo_jax.pipeline.storage import param_shardings
 from sppo_jax.train.placement import local_rows, place_batch
 
 STEPS = {

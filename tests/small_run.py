@@ -9,7 +9,7 @@ from flax import nnx
 from sppo_jax.config import config_from_dict, to_dict
 from sppo_jax.models import build_model
 from sppo_jax.planner.make import make_plan
-from sppo_jax.train.fingerprint import fingerprints
+from sppo_jax.train.fingerprint import stamp
 
 SETTINGS = {
     "model": {"vocab_size": 24, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 32, "init_scale": 0.3},
@@ -36,7 +36,7 @@ def write_checkpoint(run_dir: Path, step: int = 5) -> Path:
         "config": to_dict(config),
         "plan": plan.to_dict(),
         "data": {"sequence": 0},
-        "fingerprints": fingerprints(tree),
+        **stamp(tree),
     }
     items = ocp.args.Composite(state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave(run))
     with ocp.CheckpointManager(directory.resolve()) as manager:

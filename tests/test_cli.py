@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -134,6 +135,51 @@ def test_a_reader_may_stop_reading(config):
     command = f"{sys.executable} -c '{code}' plan {config} | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_a_line_or_a_quiet_end(config):
+    command = [sys.executable, "-m", "sppo_jax.cli", "plan", config]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "standard output must take what is printed, got: No space left on device; send it elsewhere\n"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*command, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_run_goes_on_without_its_output(config, tmp_path, monkeypatch, capfd):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        monkeypatch.setattr(sys, "stderr", os.fdopen(os.dup(2), "w"))
+        small = ["model.num_layers=1", "mesh.data=2", "mesh.pipe=1", "sequence.chunks=1"]
+        assert main(["train", config, "--run-dir", "run", "data.validation_fraction=0", *small]) == 0
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events].count("warning") == 1
+    told = "standard output is lost (No space left on device): its lines are dropped, the run goes on\n"
+    assert capfd.readouterr().err == told
+    assert (tmp_path / "run" / "finished").exists()
+
+
+@pytest.mark.parametrize(
+    "command, number",
+    [("train", signal.SIGHUP), ("plan", signal.SIGINT), ("data", signal.SIGTERM), ("fit", signal.SIGINT)],
+)
+def test_a_signal_before_there_is_anything_to_save_is_one_line(tmp_path, command, number):
+    """The config is a pipe that nobody writes to, so the command waits for it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+    os.mkfifo(tmp_path / "config.yaml")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sppo_jax.cli", command, "config.yaml"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    signal.signal(signal.SIGINT, before)
+    with (tmp_path / "config.yaml").open("w"):  # opens when the command reads
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, f"stopped by {number.name}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 WRONG = {

@@ -7,6 +7,7 @@ import pytest
 from small_run import SETTINGS, write_checkpoint
 
 from sppo_jax.cli import main
+from sppo_jax.commands import eval as eval_command
 
 pytestmark = pytest.mark.xdist_group("commands_eval")
 
@@ -19,7 +20,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def as_in_the_run(checkpoint):
     assert main(["eval", str(checkpoint.parent.parent)]) == 0
-    return json.loads((checkpoint.parent.parent / "eval-5.json").read_text())
+    return json.loads((checkpoint.parent.parent / "eval-5-data1-pipe2-seq1-len128.json").read_text())
 
 
 def test_it_has_loss_by_position_and_recall_by_distance(as_in_the_run):
@@ -37,12 +38,26 @@ def test_another_mesh_gives_the_same_losses(as_in_the_run, checkpoint, tmp_path,
     capsys.readouterr()
     assert main(["eval", str(copy), "train.devices=cpu:1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((tmp_path / "run" / "eval-5.json").read_text())
+    assert found == json.loads((tmp_path / "run" / "eval-5-data1-pipe1-seq1-len128.json").read_text())
     assert found["mesh"] == {"data": 1, "pipe": 1, "seq": 1}
     assert found["validation_loss"] == pytest.approx(as_in_the_run["validation_loss"], rel=1e-5)
     for key in ("validation_loss_by_position", "recall_by_distance"):
         for mine, other in zip(found[key], as_in_the_run[key], strict=True):
             assert mine == pytest.approx(other, rel=1e-5)
+
+
+def test_every_evaluation_is_kept(as_in_the_run, tmp_path):
+    checkpoint, stem = tmp_path / "run" / "checkpoints" / "5", "eval-5-data1-pipe2-seq1-len128"
+    checkpoint.mkdir(parents=True)
+    (tmp_path / "run" / f"{stem}-2.json").write_text("of somebody else")
+    slower, other = as_in_the_run | {"validation_s": 99.0}, as_in_the_run | {"overrides": ["train.eval_sequences=2"]}
+    longer = as_in_the_run | {"sequence_length": 256}
+    written = [eval_command._write(checkpoint, entry) for entry in (as_in_the_run, other, slower, other, longer)]
+    # What only took longer is the same result.
+    names = [f"{stem}.json", f"{stem}-3.json", f"{stem}.json", f"{stem}-3.json", "eval-5-data1-pipe2-seq1-len256.json"]
+    assert written == [tmp_path / "run" / name for name in names]
+    assert [json.loads(path.read_text()) for path in written[2:]] == [slower, other, longer]
+    assert (tmp_path / "run" / f"{stem}-2.json").read_text() == "of somebody else"
 
 
 def test_the_table_is_for_people(as_in_the_run, checkpoint, capsys, tmp_path, monkeypatch):

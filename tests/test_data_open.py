@@ -1,6 +1,7 @@
 """From a config to sequences."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -31,6 +32,41 @@ def test_text_becomes_sequences_that_decode(tmp_path):
     assert data.validation[7]["document_ids"].tolist().count(0) == 4
     assert open_data(make_config(tmp_path / "a.txt", validation_fraction=0)).validation is None
     assert np.array_equal(data.training[3]["tokens"], data.training[0]["tokens"])
+
+
+def held_out_warnings(path, sizes, **data):
+    path.write_text("\n".join(json.dumps({"text": "x" * size}) for size in sizes))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        opened = open_data(make_config(path, **data))
+    return opened, [str(warning.message) for warning in caught]
+
+
+def test_a_source_of_which_most_is_held_out_is_warned_of(tmp_path):
+    path = tmp_path / "a.jsonl"
+    # One of two documents is held out whatever the fraction: the long one, or the short one.
+    told = [held_out_warnings(path, sizes) for sizes in ((10, 990), (990, 10))]
+    (opened, texts), (_, others) = sorted(told, key=lambda found: len(found[1]), reverse=True)
+    assert len(texts) == 1 and not others
+    assert f"data.validation_fraction=0.05 holds out whole documents of data.source={path}, got 1 of 2 " in texts[0]
+    assert "with 98.9% of the tokens" in texts[0] and "\n" not in texts[0]
+    for change in ("give more documents", "data.validation_source", "data.validation_fraction=0"):
+        assert change in texts[0]
+    assert len(opened.validation) > 10 * len(opened.training)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "data"),
+    [
+        ((50,) * 200, {}),
+        ((50,) * 200, {"validation_fraction": 0.9}),  # as asked for
+        ((1000,), {}),  # of one document its end is held out
+        ((10, 990), {"validation_fraction": 0.0}),
+        ((990, 10), {"validation_fraction": 0.0}),
+    ],
+)
+def test_what_is_held_out_as_asked_for_is_not_warned_of(tmp_path, sizes, data):
+    assert held_out_warnings(tmp_path / "a.jsonl", sizes, **data)[1] == []
 
 
 def test_a_mixture_draws_by_weight_and_holds_out_of_every_source(tmp_path):

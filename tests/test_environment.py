@@ -18,6 +18,7 @@ from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
 from sppo_jax import compat, distributed, value_and_grad
 from sppo_jax import environment as env
+from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import config_from_dict
 from sppo_jax.models import build_model
 from sppo_jax.planner.memory import _RESERVE
@@ -150,6 +151,75 @@ def test_no_jaxlib_has_no_version(monkeypatch):
 
     monkeypatch.setattr(env, "version", missing)
     assert env.jaxlib_version() == ()
+
+
+@pytest.fixture
+def flags(unset, monkeypatch):
+    """Sets XLA_FLAGS; returns the warnings about them."""
+    env._unknown_flags.cache_clear()
+
+    def warned(text, call=env.set_memory_fraction):
+        monkeypatch.setenv("XLA_FLAGS", text)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        return [str(warning.message) for warning in caught]
+
+    return warned
+
+
+@pytest.mark.parametrize("call", [env.set_memory_fraction, lambda: env.set_memory_limits(None)])
+def test_a_flag_that_xla_does_not_know_is_named_with_the_nearest_that_it_knows(call, flags):
+    told = flags("--xla_cpu_enable_fast_mat=true --xla_dump_to=/tmp/x --xla_nonsense_of_ours", call)
+    assert len(told) == 2
+    assert "got --xla_cpu_enable_fast_mat, which jaxlib " in told[0] and "\n" not in told[0]
+    assert "(the nearest that it knows is --xla_cpu_enable_fast_math); XLA will end the process" in told[0]
+    assert "got --xla_nonsense_of_ours, " in told[1] and "nearest" not in told[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--xla_cpu_enable_fast_math=false --xla_gpu_autotune_level=0",
+        "/a/file/of/flags --xla_nonsense_of_ours",
+        "--xla_nonsense_of_ours='",  # XLA will say so itself
+        "",
+    ],
+)
+def test_flags_that_xla_knows_or_reads_elsewhere_are_left_to_it(text, flags):
+    assert flags(text) == []
+
+
+def test_nothing_is_searched_for_the_flags_that_sppo_sets(flags, monkeypatch):
+    monkeypatch.setattr(env, "_libraries", lambda: pytest.fail("no library need be searched"))
+    monkeypatch.setattr(env, "jaxlib_version", lambda: (0, 10, 2))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    simulate_devices(2)
+    env.avoid_wrong_sums()
+    assert os.environ["XLA_FLAGS"].count("--") == 3 and flags(os.environ["XLA_FLAGS"]) == []
+
+
+def test_a_search_for_flags_that_finds_no_names_is_silent(flags, monkeypatch, tmp_path):
+    monkeypatch.setattr(env, "_libraries", lambda: [env.Path("/nonexistent/library.so")])
+    assert flags("--xla_nonsense_of_ours") == []
+    (tmp_path / "library.so").write_bytes(b"no names of flags")
+    for libraries in ([], [tmp_path / "library.so"]):
+        monkeypatch.setattr(env, "_libraries", lambda libraries=libraries: libraries)
+        env._unknown_flags.cache_clear()
+        assert flags("--xla_nonsense_of_ours") == []
+
+
+def test_no_flags_are_searched_once_a_backend_runs(flags, monkeypatch):
+    monkeypatch.setattr(env, "_running_platform", lambda: "cpu")
+    assert flags("--xla_nonsense_of_ours") == []
+
+
+def test_what_is_warned_of_is_what_ends_the_process():
+    code = "from sppo_jax import environment; environment.set_memory_fraction(); import jax; jax.devices()"
+    errors = run(code, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_cpu_enable_fast_mat=true")[1]
+    warned, _, fatal = errors.partition("XLA will end the process")
+    assert "UserWarning: XLA_FLAGS must hold flags that XLA knows" in warned
+    assert "Unknown flag in XLA_FLAGS: --xla_cpu_enable_fast_mat" in fatal, errors
 
 
 def test_no_backend_is_started_by_looking():

@@ -33,6 +33,13 @@ print("ready", flush=True)
 if fate == "fail" and me == "1":
     print("it broke", file=sys.stderr)
     sys.exit(7)
+if fate == "talk":
+    for number in range(20000):
+        print("line", number)
+    sys.exit(0)
+if fate == "unsaved":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130 if me == "1" else 0))
+    print("steady", flush=True)
 if fate != "end":
     time.sleep(60)
 """
@@ -46,19 +53,19 @@ def heeded_interrupts():
     signal.signal(signal.SIGINT, before)
 
 
-def local(*words, **environ):
+def local(*words, stdout=subprocess.PIPE, **environ):
     """Start local.sh with a child's fate, or with words of one's own."""
     return subprocess.Popen(
         [str(LAUNCH / "local.sh"), *words],
         env=environment(**({"CUDA_VISIBLE_DEVICES": ""} | environ)),
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def children(fate, count=2):
-    return local(str(count), "--", sys.executable, "-c", CHILD, fate)
+def children(fate, count=2, **settings):
+    return local(str(count), "--", sys.executable, "-c", CHILD, fate, **settings)
 
 
 def wait_for(process, count, word="ready"):
@@ -117,7 +124,20 @@ def test_one_failure_ends_the_others_with_its_code():
     assert errors == "local.sh: process 1 ended with exit code 7; ending the others\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_without_a_reader_the_processes_go_on():
+    process = children("talk")
+    wait_for(process, 2, "started")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0 and process.stderr.read() == ""
+
+
+def test_on_a_full_disk_the_processes_go_on():
+    with open("/dev/full", "w") as full:
+        process = children("talk", stdout=full)
+    assert process.wait(timeout=60) == 0 and process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_all_and_is_waited_for(number):
     process = children("save")
     wait_for(process, 2)
@@ -125,6 +145,26 @@ def test_a_signal_reaches_all_and_is_waited_for(number):
     out, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
+
+
+@pytest.mark.parametrize("number, pause_s", [(signal.SIGHUP, 0.3), (signal.SIGTERM, 0.0)])
+def test_a_dropped_connection_and_a_doubled_signal_are_one(number, pause_s):
+    process = children("save")
+    wait_for(process, 2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(pause_s)
+    process.send_signal(number)
+    assert "saved" in process.communicate(timeout=60)[0] and process.returncode == 0
+
+
+@pytest.mark.parametrize("fate", ["unsaved", "wait"])
+def test_a_process_with_nothing_to_save_is_told_by_the_exit_code(fate):
+    """One ends with 130 by itself; or all are ended before they take signals."""
+    process = children(fate)
+    wait_for(process, 2, "steady" if fate == "unsaved" else "ready")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
 
 
 def test_a_second_signal_ends_at_once():

@@ -22,7 +22,8 @@ from sppo_jax.models import Decoder, from_hf, load_hf_params, to_hf
 from sppo_jax.models.hf_config import read_shape
 from sppo_jax.models.hf_folder import TensorFolder
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh, param_shardings
+from sppo_jax.pipeline.layout import make_mesh
+from sppo_jax.pipeline.storage import param_shardings
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -11,7 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.layout import make_mesh, param_shardings
+from sppo_jax.pipeline.layout import make_mesh
+from sppo_jax.pipeline.storage import param_shardings
 from sppo_jax.train.state import first_state, state_shardings
 from sppo_jax.train.step import make_train_step
 

@@ -289,8 +289,8 @@ def test_errors_say_what_to_change(groups, words):
     assert "\n" not in str(error.value)
 
 
-def test_tile_of_an_accelerator_names_the_nearest_lengths():
-    with pytest.raises(ValueError, match="multiple of 128 .* got 1000: use 896 or 1024"):
+def test_tile_of_an_accelerator_names_the_nearest_length():
+    with pytest.raises(ValueError, match=r"multiple of 128 .* got 1000: use sequence.length=1024 \(\+2.4%\)$"):
         plan(length=1000, mesh={"seq": 8}, device=H200, model=LLAMA)
 
 

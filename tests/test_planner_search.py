@@ -12,6 +12,7 @@ from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, sim
 from sppo_jax.planner.floors import Floors, stream_seconds
 from sppo_jax.planner.frames import frames, lengths_of
 from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.reasons import times_slower
 from sppo_jax.planner.request import read_request
 from sppo_jax.planner.search import search
 from sppo_jax.planner.stash import place_options
@@ -146,8 +147,8 @@ def test_others_are_distinct_ordered_and_say_why():
     for other in found.rejected:
         if other.memory.hbm_bytes > large_room:
             assert other.why.startswith("over HBM by ") and other.why.endswith(" a device")
-        elif "slower" in other.why:
-            assert other.why == f"{other.step_s / found.plan.predicted.step_s:.3f}x slower"
+        elif "slower" in other.why or "as fast" in other.why:
+            assert other.why == times_slower(other.step_s, found.plan.predicted.step_s)
             assert other.memory.hbm_bytes <= room
     assert any("slower" in other.why for other in found.rejected)
 
@@ -193,7 +194,7 @@ def test_the_rest_is_searched_around_a_pin(group, key, value, of):
         (dict(stash={"inputs": "keep", "attention": "keep", "rest": "keep"}), "stash.rest=keep stops it"),
         (dict(sequence={"chunks": 1}), "sequence.chunks=1 stops it"),
         (dict(schedule={"name": "1f1b"}), "schedule.name=1f1b stops it"),
-        (dict(hardware={"hbm_bytes": 2**33}), "use more devices or a shorter sequence"),
+        (dict(hardware={"hbm_bytes": 2**33}), "use more devices, which share K/V"),
     ],
 )
 def test_a_pin_that_stops_every_plan_is_named(groups, words):
@@ -293,10 +294,18 @@ def test_interleaving_is_searched_where_asked():
     assert auto.plan.predicted.step_s < plain.plan.predicted.step_s
 
 
+def test_what_rounds_to_the_same_is_a_tie():
+    assert times_slower(1.0, 1.0) == times_slower(1.0004, 1.0) == "a tie: as fast to 0.1%"
+    assert times_slower(1.0006, 1.0) == "1.001x slower"
+    reasons = search(config(), small(2)).plan.reasons
+    assert reasons["stash"] == "the next one, host/host/keep, may be as fast, to 0.1%"
+
+
 def test_reasons_compare_with_the_next_best():
     reasons = search(large(schedule=AUTO)).plan.reasons
     for key in ("mesh", "sequence_kind", "chunks", "schedule", "stash"):
         assert "the next one, " in reasons[key] and "x as long" in reasons[key]
+    assert all("1.000x" not in reason for reason in reasons.values())
     assert "keep/keep/keep might be faster, but does not fit" in reasons["stash"]
     pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
     alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons

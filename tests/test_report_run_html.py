@@ -15,6 +15,7 @@ from sppo_jax.report.run_data import read_run_dir
 from sppo_jax.report.run_figures import Point, Validation, duration, figures_of_run, series, smooth, thin
 from sppo_jax.report.run_html import run_html, write_report
 from sppo_jax.report.run_words import event_rows, skip_rows, summary
+from sppo_jax.train.run_dir import claimed
 
 TITLES = ("Loss", "Validation loss by position in the context", "Late minus early", "Recall by distance", "Memory")
 
@@ -74,6 +75,20 @@ def test_a_stop_is_told_with_its_reason_until_the_run_goes_on(tmp_path):
         (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
         status = figures_of_run(read_run_dir(path)).status
         assert status.word == word and ("SIGTERM" in status.why) == (word == "stopped")
+
+
+def test_a_run_whose_process_is_gone_has_stopped_answering(tmp_path):
+    """Its lock died with it; of another host's lock nothing is known here."""
+    path = write_run(tmp_path / "r", [metrics(9, random.Random(0))], [])
+
+    def status():
+        return figures_of_run(read_run_dir(path)).status
+
+    with claimed(path):
+        assert status().word == "running"
+    assert (status().word, status().why.partition(":")[0]) == ("silent", "stopped answering")
+    (path / "lock").write_text("process 1 on another-host\n")
+    assert status().word == "running"
 
 
 def test_every_chart_is_drawn_wide_and_narrow_and_empty_ones_say_what_is_missing(figures):

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sppo_jax.config import CheckpointConfig
 from sppo_jax.train.checkpoint import Checkpoints, to_tree
 from sppo_jax.train.checkpoint_read import checkpoint_steps, find_checkpoint, load_params, read_run
+from sppo_jax.train.fingerprint import fingerprints, leaf_name
 from sppo_jax.train.restore import restore_newest
 from sppo_jax.train.state import first_state, state_shardings
 
@@ -214,3 +215,19 @@ def test_parameters_alone_are_checked_too(copied):
     path.write_text(json.dumps(run))
     with pytest.raises(ValueError, match="does not hold this model whole .*params/layers/up for one"):
         load_params(copied / "5", shapes)
+
+
+def test_fingerprints_of_the_first_version_are_read_too(copied):
+    """They number the places of elements by the sizes of dims."""
+    run_file = copied / "5" / "run" / "metadata"
+    run = json.loads(run_file.read_text())
+    tree = to_tree(make_state(seed=5))
+    sizes = {leaf_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    first = fingerprints(tree, sizes)
+    assert first["params/layers/up"] != run["fingerprints"]["params/layers/up"]
+    del run["fingerprint_version"]
+    run_file.write_text(json.dumps(run | {"fingerprints": first}))
+    assert restore_newest(copied, shapes_on(1), pytest.fail).run["step"] == 5
+    first["params/layers/up"] ^= 1
+    run_file.write_text(json.dumps(run | {"fingerprints": first}))
+    assert restore_newest(copied, shapes_on(1), lambda note: None).run["step"] == 3

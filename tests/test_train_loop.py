@@ -111,7 +111,7 @@ def test_each_step_is_charged_its_own_time(source, tmp_path, monkeypatch):
 
 def test_state_is_made_where_it_belongs(finished):
     experiment, _, _ = finished
-    state = init_state(experiment.config, experiment.optimizer, experiment.shardings)
+    state = init_state(experiment.config, experiment.optimizer, experiment.shapes)
     up = state.params["layers"]["up"].get_value()
     assert up.sharding.spec[0] == "pipe" and up.addressable_shards[0].data.shape[0] == 2
     eager = nnx.state(build_model(experiment.config), nnx.Param)

@@ -1,6 +1,7 @@
 """The books of a run: whole lines, also where the disk is full for a while; a report that never stops the run."""
 
 import json
+import os
 import resource
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from tiny_runs import lines_of
 
 from sppo_jax.config import load_config
+from sppo_jax.output import Output
 from sppo_jax.train import record as module
 from sppo_jax.train.record import Record
 
@@ -83,6 +85,24 @@ def test_a_full_disk_loses_no_line(tmp_path, monkeypatch):
         record.metrics({"step": 3, **LINE})
     record.metrics({"step": 4, **LINE})
     assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_output_that_nobody_reads_is_an_event(tmp_path, monkeypatch, capsys):
+    reader, writer = os.pipe()
+    monkeypatch.setattr("sys.stdout", Output(None, writer, drops=True))
+    record = Record(tmp_path, CONFIG, step=0)
+    record.metrics({"step": 1, **LINE})
+    os.close(reader)
+    for step in (2, 3):
+        record.metrics({"step": step, **LINE})
+    record.event("save", 3, "step 3: saving")
+    record.close()
+    os.close(writer)
+    warning, save = lines_of(tmp_path, "events")
+    assert (warning["kind"], warning["step"], save["kind"]) == ("warning", 2, "save")
+    assert "(Broken pipe): its lines are dropped, the run goes on" in warning["text"]
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3]
+    assert capsys.readouterr().err == warning["text"] + "\n"
 
 
 def test_half_a_line_is_taken_back(tmp_path):

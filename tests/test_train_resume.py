@@ -120,6 +120,36 @@ def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path):
     assert config.mesh != other.mesh
 
 
+# Devices that divide neither each other's nor the model's sizes: parameters are stored with other zeros on each.
+ODD = [
+    {"mesh": {"data": 3, "pipe": 1, "seq": 1}, "train": {"devices": "cpu:3"}},
+    {"mesh": {"data": 1, "pipe": 1, "seq": 5}, "sequence": {"kind": "ring"}, "train": {"devices": "cpu:5"}},
+    {"mesh": {"data": 3, "pipe": 1, "seq": 2}, "train": {"devices": "cpu:6"}},
+]
+
+
+def test_a_run_goes_on_from_three_devices_to_five_to_six(x64, source, tmp_path):
+    def config_of(steps, mesh, sequence=None, train=None):
+        return make_config(
+            source,
+            model={"compute_dtype": "float64", "num_layers": 1},
+            mesh=mesh,
+            sequence={"length": 60, "chunks": 2, "per_step": 3, **(sequence or {})},
+            checkpoint={"every_steps": 2},
+            train={"steps": steps, "log_every": 1, "eval_every": 0, "eval_sequences": 0, **(train or {})},
+        )
+
+    run(config_of(6, {"data": 1, "pipe": 1, "seq": 1}, train={"devices": "cpu:1"}), tmp_path / "alone")
+    stored = []
+    for number, groups in enumerate(ODD):
+        experiment, _ = run(config_of(2 * number + 2, **groups), tmp_path / "odd")
+        stored.append(experiment.shapes.params["layers"]["up"].get_value().shape)
+    assert len(set(stored)) == 2
+    want, got = losses_of(tmp_path / "alone"), losses_of(tmp_path / "odd")
+    assert list(got) == list(want) == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
+
+
 def test_a_run_stops_after_too_many_steps_that_are_not_finite(source, tmp_path):
     groups = {**EVERY_STEP, "optimizer": {"lr": 1e30, "warmup_steps": 0, "clip_norm": 1e30}}
     groups["train"] = {"steps": 30, "log_every": 1, "max_nonfinite": 3}

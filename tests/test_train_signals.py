@@ -5,9 +5,9 @@ import signal
 
 import jax
 import numpy as np
-import pytest
 from jax.sharding import Mesh
 
+from sppo_jax.stopping import ENDS, SAVES, Stopping, in_force
 from sppo_jax.train.signals import GO, SAVE, STOP, Signals
 
 MESH = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "pipe"))
@@ -30,9 +30,13 @@ def test_sigterm_is_a_wish_to_stop():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_second_interrupt_does_not_wait():
-    with Signals(MESH) as signals:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.stop_reason == "SIGINT"
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+def test_the_command_that_takes_signals_keeps_them():
+    """Before the first step they are the command's, from then on wishes."""
+    with Stopping() as stopping:
+        with Signals(MESH) as signals:
+            assert in_force() is stopping and stopping.mode == ENDS
+            signals.begin()
+            assert stopping.mode == SAVES
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.stop_reason == "SIGHUP"
+        assert in_force() is stopping

@@ -20,6 +20,7 @@ from sppo_jax.config import Config, config_from_dict, to_dict
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.lowering import TrainProgram, train_program
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster
+from sppo_jax.pipeline.layout import stripe
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.search import search
@@ -160,14 +161,13 @@ def prepare(settings: dict, device: str) -> Ready:
     target = target_here(device)
     program = train_program(config, plan, target.devices, target.platform)
     compiled = program.lower().compile()
-    shardings = jax.tree.map(lambda x: x.sharding, program.state)
     batch = random_batch(1, plan.sequence_length, config.model.vocab_size)
     return Ready(
         config=config,
         plan=plan,
         compiled=compiled,
-        state=init_state(config, program.optimizer, shardings),
-        batch={key: jax.device_put(value, program.batch[key].sharding) for key, value in batch.items()},
+        state=init_state(config, program.optimizer, program.state),
+        batch={key: jax.device_put(stripe(value, plan), program.batch[key].sharding) for key, value in batch.items()},
         signals=jax.device_put(np.zeros(program.signals.shape, np.int32), program.signals.sharding),
         loss=[],
     )

@@ -3,7 +3,7 @@
 import argparse
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sppo_jax.config import Config, load_config
 from sppo_jax.distributed import local_devices
@@ -19,6 +19,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints as a command does; argparse would say nothing where that fails."""
+        print(self.format_help(), end="", file=file)
 
 
 def some_path(text: str) -> Path:

@@ -4,6 +4,7 @@ import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,22 +75,42 @@ def _entry(
         "step": saved.get("step", int(checkpoint.name)),
         "overrides": list(overrides),
         "mesh": mesh,
+        "sequence_length": plan.sequence_length,
         "num_targets": found.num_targets,
         **found.metrics(),
     }
 
 
 def _write(checkpoint: Path, entry: Mapping[str, Any]) -> Path | None:
-    """Leaves the result in the run directory, and warns where that cannot be."""
+    """Leaves the result in the run directory, beside those of other evaluations; warns where that cannot be."""
     directory = checkpoint.parent
     run_dir = directory.parent if directory.name == "checkpoints" else directory
-    path = run_dir / f"eval-{entry['step']}.json"
+    mesh = "-".join(f"{axis}{size}" for axis, size in entry["mesh"].items())
+    stem, text = f"eval-{entry['step']}-{mesh}-len{entry['sequence_length']}", json.dumps(entry, indent=2) + "\n"
+    path = run_dir / f"{stem}.json"
     try:
-        write_whole(path, json.dumps(entry, indent=2) + "\n")
+        path = _free_path(run_dir, stem, text)
+        write_whole(path, text)
     except OSError as error:
         warnings.warn(f"the result is not kept: {path} cannot be written ({error.strerror})", stacklevel=2)
         return None
     return path
+
+
+def _free_path(run_dir: Path, stem: str, text: str) -> Path:
+    """Returns the first path that holds this result or nothing: the stem, or the stem with a number behind it."""
+    names = (f"{stem}-{number}.json" if number > 1 else f"{stem}.json" for number in count(1))
+    paths = (run_dir / name for name in names)
+    return next(path for path in paths if not path.exists() or _result(path.read_bytes()) == _result(text))
+
+
+def _result(text: str | bytes) -> dict[str, Any] | None:
+    """Returns what an evaluation found, without the seconds that it took; None for the text of something else."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return None
+    return {key: value for key, value in values.items() if key != "validation_s"} if isinstance(values, dict) else None
 
 
 def _text(entry: Mapping[str, Any], found: "Validation", plan: Plan, seconds: float) -> str:

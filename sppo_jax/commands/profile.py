@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sppo_jax.commands.command import DONE, Parser, check_writable, simulate_devices, some_path
 from sppo_jax.config import load_config
+from sppo_jax.environment import warn_of_unknown_flags
 from sppo_jax.profile.store import Profile, write_profile
 
 
@@ -25,6 +26,7 @@ def run(words: Sequence[str]) -> int:
     if num_simulated:
         simulate_devices(num_simulated)
 
+    warn_of_unknown_flags()
     import jax
 
     from sppo_jax.profile.measure import default_model, default_sizes, measure

@@ -10,6 +10,7 @@ from pathlib import Path
 from sppo_jax import distributed
 from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
+from sppo_jax.output import Output
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.plan import Plan
 from sppo_jax.schedule.timeline import text_timeline
@@ -23,6 +24,8 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
+    if isinstance(sys.stdout, Output):
+        sys.stdout.drops = True  # a run goes on without a reader
     config = load(args, together=True)
     distributed.start(config)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from sppo_jax.data.packing import PackedRows
 from sppo_jax.data.recall import RECALL, TRAINING, VALIDATION, RecallRows
 from sppo_jax.data.rows import Rows
 from sppo_jax.data.sources import load_corpus
+
+# The largest share of a source's tokens that is held out without a warning, where so much was not asked for.
+_MOST_HELD_OUT = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +80,9 @@ def open_data(config: Config) -> Data:
     sources: list[Source] = []
     fraction = 0.0 if data.validation_sources else data.validation_fraction
     for name, weight, corpus in corpora(data.sources):
-        training, held_out = (_pack(config, len(sources), part) for part in split_corpus(corpus, fraction))
+        parts = split_corpus(corpus, fraction)
+        _check_held_out(name, corpus, parts[1], fraction)
+        training, held_out = (_pack(config, len(sources), part) for part in parts)
         sources.append(Source(name=name, weight=weight, training=training, validation=held_out))
     for name, weight, corpus in corpora(data.validation_sources):
         held_out = _pack(config, len(sources), corpus)
@@ -91,6 +97,18 @@ def open_data(config: Config) -> Data:
         sources=tuple(sources),
         fingerprint=_fingerprint(config, sources),
     )
+
+
+def _check_held_out(name: str, corpus: Corpus, held_out: Corpus | None, fraction: float) -> None:
+    """Warns where a source has so few documents that most of it is held out."""
+    share = held_out.num_tokens / corpus.num_tokens if held_out else 0.0
+    if held_out and share > max(_MOST_HELD_OUT, 2 * fraction):
+        warnings.warn(
+            f"data.validation_fraction={fraction} holds out whole documents of data.source={name}, got "
+            f"{held_out.num_documents} of {corpus.num_documents} documents with {share:.1%} of the tokens: give more "
+            "documents, name others with data.validation_source, or hold out none with data.validation_fraction=0",
+            stacklevel=3,
+        )
 
 
 def _open_recall(config: Config) -> Data:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sppo_jax.config import Config
-from sppo_jax.environment import add_xla_flag
+from sppo_jax.environment import add_xla_flag, warn_of_unknown_flags
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import Cluster
@@ -100,6 +100,7 @@ def prepare_environment() -> None:
     """Set what must be set before jax looks for devices: no accelerator is looked for, and none is needed."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    warn_of_unknown_flags()
     from sppo_jax.compat import deviceless_flags  # imports jax, which reads JAX_PLATFORMS
 
     for name, value in deviceless_flags().items():

@@ -9,17 +9,16 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import NamedSharding
 
 from sppo_jax.config import Config
 from sppo_jax.models import build_model
-from sppo_jax.pipeline import layout
+from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.api import Step
 from sppo_jax.planner.plan import Plan
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
 from sppo_jax.train.placement import batch_shapes
 from sppo_jax.train.signals import signal_sharding
-from sppo_jax.train.state import TrainState, first_state, state_shardings
+from sppo_jax.train.state import TrainState, shardings_of, state_shapes
 from sppo_jax.train.step import TrainStep, make_train_step
 
 
@@ -67,24 +66,11 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps))
     params = nnx.state(model, nnx.Param)
     mesh = layout.inner_mesh(mesh, plan)  # ahead of time, the compiler asks for one mesh everywhere
-    shardings = state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh)
-
-    def shapes() -> TrainState:
-        return first_state(_zeros_of(model), optimizer.init(_zeros_of(model)))
-
+    state = state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh)
     return TrainProgram(
-        step=make_train_step(step, optimizer, shardings),
+        step=make_train_step(step, optimizer, shardings_of(state)),
         optimizer=optimizer,
-        state=jax.tree.map(_with_sharding, jax.eval_shape(shapes), shardings),
+        state=state,
         batch=batch_shapes(plan, mesh),
         signals=jax.ShapeDtypeStruct((mesh.size,), np.dtype("int32"), sharding=signal_sharding(mesh)),
     )
-
-
-def _zeros_of(model: nnx.Module) -> nnx.State:
-    """Return zeros in the shapes of a model's parameters."""
-    return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), nnx.state(model, nnx.Param))
-
-
-def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)

@@ -35,7 +35,7 @@ def from_hf(
 
     Args:
         path: folder with config.json and safetensors.
-        shardings: of the parameters, one for all or a tree of them (`sppo_jax.pipeline.layout.param_shardings`); None:
+        shardings: of the parameters, one for all or a tree of them (`sppo_jax.pipeline.storage.param_shardings`); None:
             the default device.
         dtype: compute dtype: float32, bfloat16, float64, or auto; parameters are at least float32.
         settings: further fields of a config's `model` group, e.g. `rope={"scaling": "yarn", "factor": 4}`.
@@ -67,13 +67,15 @@ def from_hf(
     return model
 
 
-def load_hf_params(path: str | Path, shapes: nnx.State) -> nnx.State:
+def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None = None) -> nnx.State:
     """Read the parameters of a Hugging Face model, each straight onto its devices.
 
     Args:
         path: folder with config.json and safetensors.
         shapes: the tree of `nnx.state(model, nnx.Param)` with `jax.ShapeDtypeStruct`s; where a leaf has a sharding it
             is read so, else onto the default device. A process reads the parts of its own devices alone.
+        stored: the same tree in the shapes in which it is wanted, which may have zeros at the ends of dims; None: in
+            `shapes`.
 
     Returns:
         The parameters in that tree, in the dtypes of `shapes`.
@@ -93,10 +95,11 @@ def load_hf_params(path: str | Path, shapes: nnx.State) -> nnx.State:
     folder = TensorFolder(Path(path).expanduser())
     folder.check(config)
 
-    def load(key: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        return _place(leaf, partial(read_parameter, rules[path_name(key)], folder.read, sizes=sizes, dtype=leaf.dtype))
+    def load(key: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+        read = partial(read_parameter, rules[path_name(key)], folder.read, sizes=sizes, dtype=leaf.dtype)
+        return _place(wanted, partial(_read_padded, read, leaf))
 
-    return jax.tree_util.tree_map_with_path(load, shapes)
+    return jax.tree_util.tree_map_with_path(load, shapes, shapes if stored is None else stored)
 
 
 def path_name(key: tuple[Any, ...]) -> str:
@@ -113,6 +116,19 @@ def _model_config(settings: dict[str, Any]) -> ModelConfig:
     config = build_group(ModelConfig, settings, "model")
     assert isinstance(config, ModelConfig)
     return dataclasses.replace(config, compute_dtype=compute_dtype(config.compute_dtype).name)
+
+
+def _read_padded(read: Callable[..., np.ndarray], leaf: jax.ShapeDtypeStruct, index: tuple[slice, ...]) -> np.ndarray:
+    """Read a part of a parameter, and zeros where the part goes beyond the parameter."""
+    there = tuple(
+        slice(min(part.start, size), min(part.stop, size)) for part, size in zip(index, leaf.shape, strict=True)
+    )
+    if there == index:
+        return read(index=index)
+    found = np.zeros([part.stop - part.start for part in index], leaf.dtype)
+    if all(part.stop > part.start for part in there):
+        found[tuple(slice(0, part.stop - part.start) for part in there)] = read(index=there)
+    return found
 
 
 def _place(leaf: jax.ShapeDtypeStruct, read: Callable[..., np.ndarray]) -> jax.Array:

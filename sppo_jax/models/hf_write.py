@@ -24,6 +24,7 @@ from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor
 from sppo_jax.models.hf_tokenizer import copy_tokenizer
 from sppo_jax.models.size import num_params
+from sppo_jax.stopping import removed_if_stopped
 from sppo_jax.units import format_bytes
 
 SHARD_BYTES = 5_000_000_000
@@ -111,8 +112,9 @@ def new_folder(path: Path, num_bytes: int) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         partial.chmod(0o755)
-        yield partial
-        partial.replace(path)
+        with removed_if_stopped(partial):
+            yield partial
+            partial.replace(path)
     except OSError as error:
         raise ValueError(f"the folder to write must be writable, got {path} ({error.strerror}); free it") from error
     finally:

@@ -5,6 +5,7 @@ Letters: B sequences, S tokens, R seq members.
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from sppo_jax.collectives import in_order
 from sppo_jax.compat import check_offload, compiler_options, keeps_order, one_at_a_time, scatters_sums
 from sppo_jax.environment import check_memory_limits
 from sppo_jax.pipeline import executor as run
-from sppo_jax.pipeline import layout
+from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.program import AttentionShape, Program, lower
 from sppo_jax.pipeline.stage import Stage
@@ -60,7 +61,6 @@ class Step:
         leaf = jax.tree.leaves(self.params["layers"])[0]
         self.num_layers = layers_per_virtual_stage(leaf.shape[0], plan.mesh.pipe, plan.schedule.interleave)
         check_host_layers(plan.stash, self.num_layers)
-        self.gradient_dims = layout.gradient_dims(self.params, plan, scatter=scatters_sums(self.platform))
         self.head_shape = self._head_shape()
         self.program = lower(plan, self.head_shape, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
@@ -116,17 +116,20 @@ class Step:
     def __call__(self, params: nnx.State, batch: Mapping):
         """Run the step on logical parameters; pure and traceable."""
         plan = self.plan
+        shares = storage.gradient_shares(params, self.params, plan, scatter=scatters_sums(self.platform))
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
-        params = layout.gather_tables(params, plan, self.mesh)
-        physical = _cast(layout.to_physical(params, self.block, plan), jnp.dtype(self.model.dtype))
+        dtype = jnp.dtype(self.model.dtype)
+        whole = storage.gather(params, self.params, plan, self.mesh, dtype)
+        physical = _cast(layout.to_physical(whole, self.block, plan), dtype)
         specs = layout.physical_specs(physical)
         striped = [layout.stripe(batch[key], plan) for key in KEYS]
         out_specs = layout.STRIPED
         if self.train:
-            out_specs = (P(), layout.gradient_specs(self.gradient_dims))
+            out_specs = (P(), storage.gradient_specs(shares))
         as_written = self.mesh.size == 1 or keeps_order(self.platform)
+        on_device = partial(self._on_device, shares)
         step = jax.shard_map(
-            self._on_device if as_written else in_order(self._on_device),
+            on_device if as_written else in_order(on_device),
             mesh=self.mesh,
             in_specs=(specs, [layout.STRIPED] * len(KEYS)),
             out_specs=out_specs,
@@ -136,9 +139,9 @@ class Step:
         if not self.train:
             return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
         loss, grads = result
-        return loss, layout.to_logical(grads, params)
+        return loss, layout.to_logical(storage.unstack(grads, shares, self.mesh), params)
 
-    def _on_device(self, weights: layout.Physical, striped: list[jax.Array]):
+    def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
         sequences = self._sequences(striped)
@@ -152,8 +155,8 @@ class Step:
         if not self.train:
             return tuple(x[:, : striped[0].shape[1], None] for x in (state.losses, state.hits))
         loss = lax.psum(state.losses, ("data", *layout.SEQ)) * scale
-        grads = run.sum_gradients(state.grads, self.gradient_dims, plan.mesh.data * plan.mesh.seq)
-        return loss, grads._replace(layers=jax.tree.map(lambda x: x[:, None], grads.layers))
+        grads = run.sum_gradients(state.grads, shares, plan.mesh.data * plan.mesh.seq)
+        return loss, storage.stack(grads, shares)
 
     def _cache_shape(self, program: Program) -> tuple[int, ...]:
         shape, plan = self.head_shape, self.plan

@@ -23,8 +23,9 @@ from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.fold import Loop, unfold
-from sppo_jax.pipeline.layout import SEQ, Physical
+from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.program import Program, StashClass, TickSpec
+from sppo_jax.pipeline.storage import sum_over_members
 from sppo_jax.planner.plan import Plan
 
 # Under these a profile shows the operations of a tick.
@@ -327,19 +328,14 @@ def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtyp
     )
 
 
-def sum_gradients(grads: Physical, dims: Physical, num_members: int) -> Physical:
+def sum_gradients(grads: Physical, shares: Physical, num_members: int) -> Physical:
     """Add the gradients of all devices that hold the same weights, once, at the end; each gets the part it keeps.
 
     Args:
         grads: of one device; the final norm's is a partial sum over the stages too.
-        dims: along which a stage's devices share each; -1 where all get the whole sum.
+        shares: how a stage's devices share each.
         num_members: devices of one stage over data and seq.
     """
-    axes = ("data", *SEQ)
-
-    def total(grad, dim):
-        return lax.psum(grad, axes) if dim < 0 else lax.psum_scatter(grad, axes, scatter_dimension=dim, tiled=True)
-
     if num_members > 1:
-        grads = jax.tree.map(total, grads, dims)
+        grads = jax.tree.map(sum_over_members, grads, shares)
     return grads._replace(final_norm=lax.psum(grads.final_norm, vocabulary.AXIS))

@@ -88,18 +88,6 @@ def to_physical(params: nnx.State, block: Block, plan: Plan) -> Physical:
     )
 
 
-def gather_tables(params: nnx.State, plan: Plan, mesh: Mesh) -> nnx.State:
-    """Gather a vocabulary whole that the stages do not divide; the compiler would, but warns every user of it."""
-
-    def gather(path, leaf):
-        vocab_dim = {"embedding": 0, "head": 1}.get(path[0].key)
-        if vocab_dim is None or leaf.shape[vocab_dim] % plan.mesh.pipe == 0:
-            return leaf
-        return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, P()))
-
-    return jax.tree_util.tree_map_with_path(gather, params)
-
-
 def to_logical(grads: Physical, params: nnx.State) -> nnx.State:
     """Arrange physical gradients in the tree, shapes and dtypes of `params`."""
     parts = {
@@ -113,8 +101,8 @@ def to_logical(grads: Physical, params: nnx.State) -> nnx.State:
     def arrange(path, like):
         grad = next(leaves[path[0].key])
         if path[0].key == "layers":
-            return grad.reshape(like.shape).astype(like.dtype)
-        return grad[tuple(slice(0, n) for n in like.shape)].astype(like.dtype)  # without the vocabulary's padding
+            grad = grad.reshape(like.shape[0], *grad.shape[3:])
+        return fit(grad, like.shape).astype(like.dtype)
 
     return jax.tree_util.tree_map_with_path(arrange, params)
 
@@ -129,72 +117,11 @@ def physical_specs(physical: Physical) -> Physical:
     )
 
 
-def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
-    """Return shardings under which no two devices keep the same parameter, nor its moments.
-
-    Layers and vocabulary lie with their stages; inside a stage matrices are spread over `data` and `seq` too, and
-    gathered once a step, in the compute dtype.
-
-    Args:
-        plan: says how layers are spread.
-        params: the tree of `nnx.state(model, nnx.Param)`, arrays or shapes.
-        mesh: the plan's mesh, with `seq` whole or divided.
-    """
-    members = tuple(name for name in mesh.axis_names if name != "pipe" and mesh.shape[name] > 1)
-
-    def choose(path, leaf):
-        name, axes = path[0].key, [None] * len(leaf.shape)
-        stage_dim = {"layers": 0, "embedding": 0, "head": 1}.get(name)
-        if stage_dim is not None and leaf.shape[stage_dim] % plan.mesh.pipe == 0:
-            axes[stage_dim] = "pipe"
-        dim = _member_dim(name, leaf.shape, plan)
-        if members and dim is not None:
-            axes[dim] = members
-        return NamedSharding(mesh, P(*axes))
-
-    return jax.tree_util.tree_map_with_path(choose, params)
-
-
-def _member_dim(name: str, shape: tuple[int, ...], plan: Plan) -> int | None:
-    """Return the largest dim of a matrix that the devices of a stage divide; None if there is none."""
-    stage_dim = {"layers": 0, "embedding": 0, "head": 1}.get(name)
-    whole = name != "layers" and stage_dim is not None and shape[stage_dim] % plan.mesh.pipe
-    free = [dim for dim in range(len(shape)) if dim != stage_dim or whole]
-    even = [dim for dim in free if shape[dim] % (plan.mesh.data * plan.mesh.seq) == 0]
-    is_matrix = len(shape) - (name == "layers") >= 2
-    return max(even, key=lambda dim: shape[dim]) if even and is_matrix else None
-
-
-def gradient_dims(params: nnx.State, plan: Plan, *, scatter: bool = True) -> Physical:
-    """Return, for each gradient of one device, the dim along which the devices of its stage share it; -1 for none.
-
-    They are those of `param_shardings`, in the gradients' shapes: layers [v, layers, ...], vocabulary [V, D]. Without
-    `scatter` every device gets whole sums.
-    """
-
-    def dim_of(name, leaf):
-        dim = _member_dim(name, leaf.shape, plan) if scatter else None
-        if name == "layers":
-            return -1 if dim is None else dim + 1
-        hidden = {"embedding": 1, "head": 0}[name]
-        return 1 if dim == hidden else -1  # a vocabulary that stages do not divide is summed whole
-
-    return Physical(
-        embedding_VD=dim_of("embedding", params["embedding"].get_value()),
-        layers=jax.tree.map(lambda leaf: dim_of("layers", leaf), params["layers"]),
-        final_norm=jax.tree.map(lambda _: -1, params["final_norm"]),
-        head_VD=dim_of("head", params["head"].get_value()) if "head" in params else None,
-    )
-
-
-def gradient_specs(dims: Physical) -> Physical:
-    """Return the PartitionSpec of every gradient that a step gives, layers [v, P, layers, ...]."""
-    members = ("data", *SEQ)
-    table = jax.tree.map(lambda dim: P("pipe", *((members,) if dim == 1 else ())), dims)
-    layers = jax.tree.map(
-        lambda dim: P(None, "pipe", *(() if dim < 0 else (*(None,) * (dim - 1), members))), dims.layers
-    )
-    return table._replace(layers=layers, final_norm=jax.tree.map(lambda _: P(), dims.final_norm))
+def fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Cut an array off, or put zeros behind it, so that it has a shape."""
+    x = x[tuple(slice(0, size) for size in shape)]
+    room = [(0, size - have) for size, have in zip(shape, x.shape, strict=True)]
+    return jnp.pad(x, room) if any(more for _, more in room) else x
 
 
 def stripe(x_BS, plan: Plan):

@@ -145,7 +145,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     model, size = shape.model, shape.compute_bytes
     tokens, longest = sum(table.chunk_lengths), max(table.chunk_lengths)
     local = -(-longest // shape.seq)
-    stage = stage_params(model, shape.layers * table.num_groups, table.num_stages, shape.data * shape.seq)
+    stage = stage_params(model, shape.layers * table.num_groups, table.num_stages, shape.data, shape.seq)
     # Under ulysses a device has its heads of all tokens of its ring neighbours, elsewhere all heads of its tokens.
     heads = kv_heads_per_device(model, shape.ulysses)
     prefix = (tokens + longest) * shape.ulysses // shape.seq

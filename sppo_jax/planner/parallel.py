@@ -31,9 +31,8 @@ def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int
             f"use at most {num_layers} stages"
         )
     if num_layers % stages:
-        divisors = [count for count in range(1, num_layers + 1) if num_layers % count == 0]
-        below = max(count for count in divisors if count < stages)
-        above = min(count for count in divisors if count > stages)
+        below = max(count for count in divisors(num_layers) if count < stages)
+        above = min(count for count in divisors(num_layers) if count > stages)
         layers = num_layers // stages * stages
         raise ValueError(
             f"model.num_layers must be a multiple of {what}, got {num_layers}: "
@@ -136,4 +135,5 @@ def _check_no_factor(sequence: SequenceConfig, seq: int, factor: int, kind: str)
 
 def divisors(value: int) -> list[int]:
     """Returns the whole numbers that divide `value`, rising."""
-    return [count for count in range(1, value + 1) if value % count == 0]
+    small = [count for count in range(1, math.isqrt(value) + 1) if value % count == 0]
+    return small + [value // count for count in reversed(small) if count * count != value]

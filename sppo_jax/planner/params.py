@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.planner.spread import padded, spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,50 +15,48 @@ class StageParams:
     own: int
 
 
-def stage_params(model: ModelConfig, layers: int, pipe: int, members: int) -> StageParams:
-    """Counts a stage's layers and its share of the vocabulary.
-
-    A matrix is spread over a stage's devices along its largest dim that they divide; what they do not divide, and
-    vectors, everyone owns (`pipeline.layout.param_shardings`).
+def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int) -> StageParams:
+    """Counts a stage's layers and its share of the vocabulary, spread over its devices as `pipeline.storage` does.
 
     Args:
         model: the model shape.
         layers: layers of a stage.
         pipe: stages.
-        members: devices of a stage, over all pipelines.
+        data: pipelines.
+        seq: devices of a stage in one pipeline.
     """
-    matrices, vectors = _layer_matrices(model)
-    whole = layers * (sum(map(math.prod, matrices)) + vectors)
-    own = layers * (sum(_share(dims, dims, members) for dims in matrices) + vectors)
-    tables = 1 if model.tied_embeddings else 2
-    size, hidden = model.vocab_size, model.hidden_size
-    whole += tables * -(-size // pipe) * hidden + hidden
-    if size % pipe == 0:
-        own += tables * _share((size // pipe, hidden), (hidden,), members) + hidden
-    else:
-        # A vocabulary that stages do not divide stays whole between steps, but for the members' share.
-        own += tables * _share((size, hidden), (size, hidden), members) + hidden
-    return StageParams(whole=whole, own=own)
+    arrays = [*_layer_matrices(model), *_layer_vectors(model)]
+    table, tables = (-(-model.vocab_size // pipe), model.hidden_size), 1 if model.tied_embeddings else 2
+    whole = layers * sum(map(math.prod, arrays)) + tables * math.prod(table)
+    own = layers * sum(_share(dims, data, seq) for dims in arrays) + tables * _share(table, data, seq)
+    # Every device has the final norm.
+    return StageParams(whole=whole + model.hidden_size, own=own + model.hidden_size)
 
 
 def largest_matrix(model: ModelConfig) -> int:
     """Returns the parameters of a layer's largest matrix."""
-    return max(map(math.prod, _layer_matrices(model)[0]))
+    return max(map(math.prod, _layer_matrices(model)))
 
 
-def _share(dims: tuple[int, ...], free: tuple[int, ...], members: int) -> int:
-    count = math.prod(dims)
-    return count // members if any(dim % members == 0 for dim in free) else count
+def _share(dims: tuple[int, ...], data: int, seq: int) -> int:
+    return math.prod(padded(dims, spread(dims, data, seq))) // (data * seq)
 
 
-def _layer_matrices(model: ModelConfig) -> tuple[list[tuple[int, ...]], int]:
-    """Returns the dims of a layer's matrices, and its other parameters: norms and biases."""
+def _layer_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
+    """Returns the dims of a layer's matrices."""
     hidden, head = model.hidden_size, model.head_dim
     matrices: list[tuple[int, ...]] = [(hidden, model.num_heads, head), (model.num_heads, head, hidden)]
     matrices += [(hidden, model.num_kv_heads, head)] * 2
     matrices += [(hidden, model.mlp_size)] * (3 if model.mlp == "swiglu" else 2)
-    vectors = 2 * hidden + (2 * head if model.qk_norm else 0)
+    return matrices
+
+
+def _layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
+    """Returns the dims of a layer's norms and biases."""
+    head = model.head_dim
+    vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * 2
+    if model.qk_norm:
+        vectors += [(head,)] * 2
     if model.qkv_bias:
-        # Biases of a head are a matrix to the rule of sharding, but too small to count as one.
-        vectors += (model.num_heads + 2 * model.num_kv_heads) * head
-    return matrices, vectors
+        vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    return vectors

@@ -1,13 +1,15 @@
 """Why no plan fits: the bytes that are too many, and the nearest change."""
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 from sppo_jax.config import Config
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.floors import room_bytes
 from sppo_jax.planner.hunt import Hunt
+from sppo_jax.planner.memory import Memory
+from sppo_jax.planner.nearest_mesh import released
 from sppo_jax.planner.nodes import start_of
 from sppo_jax.planner.request import Request, read_request
 from sppo_jax.units import format_bytes
@@ -23,6 +25,23 @@ _RELEASED = (
     ("schedule", ("name", "interleave")),
     ("mesh", ("pipe", "seq")),
 )
+# What holds device memory, in words.
+HOLDERS = {
+    "params": "parameters and optimizer",
+    "weights": "weights to compute with",
+    "grads": "gradients",
+    "kv": "K/V",
+    "kv_grad": "dK/dV",
+    "stash": "stash",
+    "copies": "copies under way",
+    "carries": "between stages and head",
+    "batch": "batch",
+    "work": "a tick's own buffers",
+}
+# Holders that the same change makes smaller.
+_PARAMETERS, _PREFIX, _BATCH = ("params", "weights", "grads"), ("kv", "kv_grad"), ("batch",)
+# The largest holders are named, as many as take this share, but no more than so many.
+_SHARE_NAMED, _MOST_NAMED = 0.8, 4
 
 
 def over(request: Request, outcome: Outcome) -> str:
@@ -46,19 +65,45 @@ def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
         The line, and the settings of the config without which a plan fits; empty if it is not them.
     """
     cluster, memory = request.cluster, least.memory
-    parts = sorted(memory.hbm.items(), key=lambda item: -item[1])[:2]
-    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts)
     stopped_by, change = _nearest_change(request)
+    room, host = format_bytes(room_bytes(cluster)), format_bytes(cluster.device_host_bytes)
     line = (
         f"no plan fits: the least one is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
-        f"({held}) of {format_bytes(room_bytes(cluster))} that plans may take and {format_bytes(memory.host)} of host "
-        f"memory of {format_bytes(cluster.device_host_bytes)}; {change}"
+        f"({_largest(memory)}) of {room} that plans may take and {format_bytes(memory.host)} of host memory of {host}; "
+        f"{change or _advice(request, memory)}"
     )
     return line, stopped_by
 
 
+def _largest(memory: Memory) -> str:
+    """Returns the largest holders of device memory with their bytes."""
+    parts = sorted(memory.hbm.items(), key=lambda item: -item[1])
+    below = sum(total < _SHARE_NAMED * memory.hbm_bytes for total in accumulate(size for _, size in parts))
+    return ", ".join(f"{HOLDERS[name]} {format_bytes(size)}" for name, size in parts[: min(below + 1, _MOST_NAMED)])
+
+
+def _advice(request: Request, memory: Memory) -> str:
+    """Returns what makes the largest holders smaller, where no setting of the config stops every plan."""
+    more_devices, shorter = "(sppo plan --min-devices)", "a shorter sequence (sppo plan --max-length)"
+
+    def size_of(names: tuple[str, ...]) -> int:
+        return sum(memory.hbm[name] for name in names)
+
+    largest = max((_PARAMETERS, _PREFIX, _BATCH), key=size_of)
+    if 2 * size_of(largest) < memory.hbm_bytes:
+        return f"use more devices {more_devices} or {shorter}"
+    if largest == _PARAMETERS:
+        return f"use more devices, whose stages share the parameters {more_devices}, or a smaller model"
+    if largest == _PREFIX:
+        return f"use more devices, which share K/V {more_devices}, or {shorter}"
+    sequence = request.config.sequence
+    name = "per_step" if sequence.per_step else "per_pipeline"
+    fewer = f"use fewer sequences in a step than sequence.{name}={getattr(sequence, name)}"
+    return f"{fewer}, more devices, which share the batch {more_devices}, or {shorter}"
+
+
 def _nearest_change(request: Request) -> tuple[str, str]:
-    """Returns the settings that stop every plan, empty if it is not them, and what to change."""
+    """Returns the settings that stop every plan, and what fits without them; both empty if it is not them."""
     for names, config in _released(request.config):
         try:
             relaxed = read_request(config, request.cluster)
@@ -72,23 +117,12 @@ def _nearest_change(request: Request) -> tuple[str, str]:
                 f"{names} stops it: without it, e.g. pipe {mesh.pipe} x seq {mesh.seq} with "
                 f"{len(found.choice.chunk_lengths)} chunks, stash {places} fits"
             )
-    return "", "use more devices or a shorter sequence (sppo plan --min-devices, --max-length)"
+    return "", ""
 
 
 def _released(config: Config) -> Iterator[tuple[str, Config]]:
     """Yields the config with some of its pinned settings left to the planner, and what these are."""
     if config.planner == "paper":
         yield "planner=paper", replace(config, planner="search")
-    for group, names in _RELEASED:
-        settings = getattr(config, group)
-        pinned = {name: getattr(settings, name) for name in names if getattr(settings, name) != _free(settings, name)}
-        if pinned:
-            free = {name: _free(settings, name) for name in pinned}
-            shown = ", ".join(f"{group}.{name}={value}" for name, value in pinned.items())
-            yield shown, replace(config, **{group: replace(settings, **free)})
-
-
-def _free(settings: object, name: str) -> object:
-    """Returns the value of a setting that leaves it to the planner: its default."""
-    fields = dataclasses.fields(settings)  # type: ignore[arg-type]
-    return next(field.default for field in fields if field.name == name)
+    for given, _, free in released(config, _RELEASED):
+        yield ", ".join(f"{name}={value}" for name, value in given.items()), free

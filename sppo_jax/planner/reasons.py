@@ -56,6 +56,12 @@ def reasons_of(request: Request, hunt: Hunt, best: Outcome, num_considered: int)
     return reasons
 
 
+def times_slower(step_s: float, best_s: float) -> str:
+    """Returns how much slower a step is than the best one; a tie where no digit that is shown tells them apart."""
+    times = f"{step_s / best_s:.3f}"
+    return "a tie: as fast to 0.1%" if times == "1.000" else f"{times}x slower"
+
+
 def _against_rivals(hunt: Hunt, best: Outcome, key: str) -> str:
     of, alike, label = _CHOICES[key], _ALIKE[key], _LABELS[key]
     slower, larger = hunt.rivals(best, of, alike)
@@ -63,7 +69,9 @@ def _against_rivals(hunt: Hunt, best: Outcome, key: str) -> str:
     if slower is not None:
         node, bound = slower
         # A bound is refined only as far as it takes to lose.
-        texts.append(f"the next one, {label(node)}, takes at least {max(1.0, bound / best.step_s):.3f}x as long")
+        times = f"{max(1.0, bound / best.step_s):.3f}"
+        longer = "may be as fast, to 0.1%" if times == "1.000" else f"takes at least {times}x as long"
+        texts.append(f"the next one, {label(node)}, {longer}")
     if larger is not None:
         texts.append(f"{label(larger[0])} might be faster, but does not fit")
     return "; ".join(texts) or "as requested, or the only one possible"

@@ -8,7 +8,8 @@ from pathlib import Path
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_cluster, parse_cluster
-from sppo_jax.planner.lengths import check_length, given_lengths
+from sppo_jax.planner.lengths import check_length, equal_lengths, given_lengths
+from sppo_jax.planner.nearest_mesh import nearest_changes, rules_of
 from sppo_jax.planner.parallel import SequenceSplit, divisors, layers_per_virtual_stage, sequence_splits
 from sppo_jax.planner.plan import MeshShape
 from sppo_jax.planner.stash import MIN_HOST_LAYERS
@@ -109,35 +110,21 @@ def layouts(request: Request) -> list[Layout]:
     Raises:
         ValueError: there is none; says why.
     """
-    found: list[Layout] = []
-    errors: list[ValueError] = []
-    config, meshes = request.config, list(_meshes(request))
-    for mesh, sequences in meshes:
-        try:
-            splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
-            _check_tokens(request, mesh)
-            for interleave in _interleaves(request, mesh.pipe):
-                layers = layers_per_virtual_stage(config.model.num_layers, mesh.pipe, interleave)
-                found += [
-                    Layout(mesh=mesh, sequences=sequences, split=split, interleave=interleave, layers=layers)
-                    for split in splits
-                ]
-        except ValueError as error:
-            errors.append(error)
-    if not meshes:
-        shown = " * ".join(f"mesh.{name}={size}" for name, size in config.mesh.pinned.items())
-        raise ValueError(
-            f"sequence.per_step must be a multiple of the pipelines, got {config.sequence.per_step} sequences and "
-            f"{shown} on {request.cluster.num_devices} devices: change sequence.per_step, or set an axis to auto"
-        )
-    if not found and len(errors) == 1:
-        raise errors[0]
-    if not found:
-        raise ValueError(
-            f"no mesh of {request.cluster.num_devices} devices suits the model and the sequence; "
-            f"of {len(errors)} tried, the last one fails because {errors[-1]}"
-        )
-    return found
+    config, devices = request.config, request.cluster.num_devices
+    several = "change several of sequence.length, sequence.per_step, the axes of the mesh and the number of devices"
+    try:
+        found, errors = _find(request)
+    except ValueError as error:
+        raise ValueError(f"{error}: {_advice(request) or several}") from None
+    if found:
+        return found
+    if len(errors) > 1:
+        rules = f"no mesh of {devices} devices suits the model and the sequence: {rules_of(request)}"
+        raise ValueError(f"{rules}; {_advice(request) or several}")
+    if math.prod(config.mesh.pinned.values()) > devices:
+        raise errors[0]  # a mesh of its own size
+    # What the error of the only mesh says to change need not leave a mesh of all devices.
+    raise ValueError(f"{str(errors[0]).partition(': ')[0]}: {_advice(request) or several}")
 
 
 def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str:
@@ -173,6 +160,49 @@ def _check_enough(config: Config, cluster: Cluster) -> None:
         )
 
 
+def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
+    """Returns every layout, and why meshes have none.
+
+    Raises:
+        ValueError: no mesh takes all devices and shares out the sequences.
+    """
+    config, meshes = request.config, list(_meshes(request))
+    if not meshes:
+        shown = " * ".join(f"mesh.{name}={size}" for name, size in config.mesh.pinned.items())
+        raise ValueError(
+            f"sequence.per_step must be a multiple of the pipelines, got {config.sequence.per_step} sequences and "
+            f"{shown} on {request.cluster.num_devices} devices"
+        )
+    found: list[Layout] = []
+    errors: list[ValueError] = []
+    for mesh, sequences in meshes:
+        try:
+            splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
+            _check_tokens(request, mesh)
+            for interleave in _interleaves(request, mesh.pipe):
+                layers = layers_per_virtual_stage(config.model.num_layers, mesh.pipe, interleave)
+                found += [
+                    Layout(mesh=mesh, sequences=sequences, split=split, interleave=interleave, layers=layers)
+                    for split in splits
+                ]
+        except ValueError as error:
+            errors.append(error)
+    return found, errors
+
+
+def _advice(request: Request) -> str:
+    """Returns what to change where there is no mesh; empty if no change that was tried leaves one."""
+
+    def find(changed: Request) -> list[Layout]:
+        try:
+            return _find(changed)[0]
+        except ValueError:
+            return []
+
+    changes = nearest_changes(request, find)
+    return f"use {changes}" if changes else ""
+
+
 def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
     """Yields the meshes of all devices with the pinned axes, and the sequences of a pipeline on each.
 
@@ -188,11 +218,8 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
     if len(pinned) == 3 or given > total:
         total = given
     elif total % given:
-        shown = " * ".join(f"mesh.{name}={size}" for name, size in pinned.items())
-        raise ValueError(
-            f"the mesh must take all {total} devices, which {shown} = {given} does not divide: "
-            f"use one of {divisors(total)}, or give all three axes"
-        )
+        shown = " * ".join(f"mesh.{name}={size}" for name, size in pinned.items() if size > 1)
+        raise ValueError(f"the mesh must take all {total} devices, which {shown} does not divide")
     for data in divisors(total):
         for pipe in divisors(total // data):
             mesh = MeshShape(data=data, pipe=pipe, seq=total // data // pipe)
@@ -216,8 +243,10 @@ def _check_tokens(request: Request, mesh: MeshShape) -> None:
     chunks = request.table[0].chunk_lengths if request.table is not None else request.config.sequence.chunks
     if isinstance(chunks, tuple):
         given_lengths(request.config.sequence.length, chunks, mesh.seq, warn=False)
-    else:
+    elif chunks == "auto":
         check_length(request.config.sequence.length, multiple_tokens(request, mesh))
+    else:
+        equal_lengths(request.config.sequence.length, chunks, multiple_tokens(request, mesh))
     if request.table is not None and request.table[0].num_stages != mesh.pipe:
         raise ValueError(
             f"schedule.table and the config must agree in stages, got {request.table[0].num_stages} and "

@@ -12,7 +12,7 @@ from sppo_jax.planner.nodes import start_of
 from sppo_jax.planner.paper import paper_outcome
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.problem import over, problem_of
-from sppo_jax.planner.reasons import reasons_of
+from sppo_jax.planner.reasons import reasons_of, times_slower
 from sppo_jax.planner.request import Request, read_request
 
 NUM_REJECTED = 5
@@ -104,7 +104,7 @@ def _found(
                 plan=plan_of(request, other, {}),
                 memory=other.memory,
                 step_s=other.step_s,
-                why=over(request, other) or f"{other.step_s / best.step_s:.3f}x slower",
+                why=over(request, other) or times_slower(other.step_s, best.step_s),
             )
             for other in others
         ),

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 from sppo_jax.config import Config, ModelConfig, config_from_dict
 from sppo_jax.hardware import Device, make_cluster
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.pipeline import api, layout
+from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.planner.make import make_plan
 from sppo_jax.profile.timing import Timer
 
@@ -32,7 +32,7 @@ def tick_seconds(timer: Timer, device: Device, model: ModelConfig) -> float:
     mesh = layout.make_mesh(plan, timer.devices)
     decoder = nnx.eval_shape(lambda: Decoder(config.model, rngs=nnx.Rngs(0)))
     params = nnx.state(decoder, nnx.Param)
-    shardings = layout.param_shardings(plan, params, mesh)
+    shardings = storage.param_shardings(plan, params, mesh)
 
     def make():
         return jax.tree.map(lambda x: jax.numpy.full(x.shape, 0.01, x.dtype), params)

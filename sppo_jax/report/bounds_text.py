@@ -69,7 +69,7 @@ def _text(title: str, bound: Bound, cluster: Cluster, unit: str) -> str:
         lines += _reached(bound.best, cluster)
     if bound.stopped is not None:
         # What the search advises where nothing fits is what was just tried.
-        problem = bound.stopped.problem.partition("; use more devices")[0]
+        problem = bound.stopped.problem.partition("; use ")[0]
         lines.append(paragraph("next", f"{bound.stopped.name}{unit}: {problem}", width=_LABEL))
     tried = ", ".join(f"{item.name} {_status(item)}" for item in bound.tried)
     lines.append(paragraph("tried", f"{tried}; {bound.seconds:.1f} s", width=_LABEL))

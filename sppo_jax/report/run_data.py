@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from sppo_jax.config import Config, load_config
 from sppo_jax.planner.plan import Plan
 
 CONFIG, PLAN, METRICS, EVENTS, FINISHED = "config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "finished"
+LOCK = "lock"
 
 # A report takes no longer for a run of a month: of more lines than these every nth is read, and those with news.
 _MOST_LINES = 6000
@@ -34,6 +37,7 @@ class RunData:
         notes: what could not be read, a sentence each.
         finished: whether the run says that it is done.
         age_s: seconds since the last line was written; infinite where there is none.
+        held: whether a process holds the run directory; None where that cannot be known here.
     """
 
     run_dir: Path
@@ -45,6 +49,7 @@ class RunData:
     notes: Sequence[str]
     finished: bool
     age_s: float
+    held: bool | None
 
     @property
     def name(self) -> str:
@@ -79,6 +84,7 @@ def read_run_dir(run_dir: Path) -> RunData:
         notes=notes,
         finished=(run_dir / FINISHED).exists(),
         age_s=_age_s(run_dir),
+        held=_held(run_dir / LOCK),
     )
 
 
@@ -176,3 +182,16 @@ def _plan(path: Path, notes: list[str]) -> Plan | None:
 def _age_s(run_dir: Path) -> float:
     times = [path.stat().st_mtime for path in (run_dir / METRICS, run_dir / EVENTS, run_dir / CONFIG) if path.exists()]
     return max(0.0, time.time() - max(times)) if times else math.inf
+
+
+def _held(lock: Path) -> bool | None:
+    """Returns whether a run holds its lock, which dies with its process; another host's lock may not be seen here."""
+    try:
+        with lock.open(encoding="utf-8") as file:
+            here = file.read().strip().endswith(f" on {socket.gethostname()}")
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ValueError):
+        return None
+    return False if here else None

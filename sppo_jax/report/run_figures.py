@@ -233,12 +233,17 @@ def status_of(data: RunData) -> Status:
         return Status(word="finished", why=f"all {num_steps or step:,} steps done")
     if stopped:
         return Status(word="stopped", why=str(words[-1].get("text") or "no reason given"))
+    if data.held is False:
+        return Status(word="silent", why="stopped answering: its process is gone and did not say that it stopped")
     intervals = [after["step"] - before["step"] for before, after in zip(data.rows, data.rows[1:], strict=False)]
     usual_s = max(intervals[-_RECENT:], default=1) * max(
         (p.value for p in series(data.rows[-_RECENT:], "step_s")), default=0
     )
     if data.age_s > max(_SILENT_S, _SILENT_INTERVALS * usual_s):
-        return Status(word="silent", why=f"wrote nothing for {duration(data.age_s)} and did not say that it stopped")
+        return Status(
+            word="silent",
+            why=f"stopped answering: wrote nothing for {duration(data.age_s)} and did not say that it stopped",
+        )
     if not data.rows:
         return Status(word="starting", why="no step is logged yet")
     return Status(word="running", why=f"as of {datetime.now().astimezone():%Y-%m-%d %H:%M}")

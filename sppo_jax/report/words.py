@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.problem import HOLDERS
 from sppo_jax.report.figures import Figures
 from sppo_jax.units import format_bytes
 
@@ -19,18 +20,6 @@ PART_NAMES = {
     "copies": "host copies, exposed",
     "bubble": "waiting (bubble)",
     "update": "end of the step",
-}
-HOLDERS = {
-    "params": "parameters and optimizer",
-    "weights": "weights to compute with",
-    "grads": "gradients",
-    "kv": "K/V",
-    "kv_grad": "dK/dV",
-    "stash": "stash",
-    "copies": "copies under way",
-    "carries": "between stages and head",
-    "batch": "batch",
-    "work": "a tick's own buffers",
 }
 # Reasons that stand beside other figures, or say nothing where there is nothing to choose.
 TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind", "alpha")

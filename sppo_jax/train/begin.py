@@ -8,13 +8,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax import nnx
 
 from sppo_jax import distributed
+from sppo_jax.models import build_model
 from sppo_jax.models.hf_read import load_hf_params
 from sppo_jax.train.checkpoint_read import checkpoint_steps
 from sppo_jax.train.restore import Restored, restore_newest
 from sppo_jax.train.setup import Experiment
-from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
+from sppo_jax.train.state import TrainState, init_state, shardings_of, state_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +47,17 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
         ValueError: the run has checkpoints and none is whole.
     """
     config, directory = experiment.config, checkpoints_of(experiment, run_dir)
-    shapes = state_shapes(config, experiment.optimizer, experiment.shardings)
     notes: list[str] = []
-    restored = restore_newest(directory, shapes, notes.append)
+    restored = restore_newest(directory, experiment.shapes, notes.append)
     if restored:
         return _go_on(experiment, restored, directory, notes)
     if (origin := config.model.hf) is not None:
-        params = distributed.together(lambda: load_hf_params(origin, shapes.params))
-        state = state_from(params, experiment.optimizer, experiment.shardings)
+        shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
+        params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.shapes.params))
+        state = state_from(params, experiment.optimizer, shardings_of(experiment.shapes))
         text = f"starts in {run_dir} from the weights in {origin}"
     else:
-        state = init_state(config, experiment.optimizer, experiment.shardings)
+        state = init_state(config, experiment.optimizer, experiment.shapes)
         text = f"starts in {run_dir}"
     return Start(state=state, step=0, directory=directory, events=(("start", text),))
 
@@ -91,8 +93,7 @@ def check_room(experiment: Experiment, run_dir: Path) -> None:
         ValueError: it cannot.
     """
     directory = checkpoints_of(experiment, run_dir)
-    shapes = state_shapes(experiment.config, experiment.optimizer, experiment.shardings)
-    needed_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    needed_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.shapes))
     if not checkpoint_steps(directory):
         needed_bytes *= 2
     there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())

@@ -15,7 +15,7 @@ from orbax.checkpoint import checkpoint_managers
 
 from sppo_jax.config import CheckpointConfig
 from sppo_jax.train.checkpoint_read import RUN, STATE
-from sppo_jax.train.fingerprint import fingerprints
+from sppo_jax.train.fingerprint import stamp
 from sppo_jax.train.state import TrainState
 
 _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
@@ -65,7 +65,7 @@ class Checkpoints:
         tree = to_tree(state)
         metrics = None if loss is None else {_VALIDATION_LOSS: loss}
         items = ocp.args.Composite(
-            **{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave({**run, "fingerprints": fingerprints(tree)})}
+            **{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave({**run, **stamp(tree)})}
         )
         try:
             if self._manager.save(step, args=items, metrics=metrics, force=True):

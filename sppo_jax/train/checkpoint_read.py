@@ -1,11 +1,13 @@
 """Reading checkpoints: found by run directory or path, whole or the parameters alone.
 
 A checkpoint is a directory named by its step with two items: `state` (the logical tree: layers stacked, whatever the
-mesh) and `run` (JSON: config, plan, position in the data, fingerprints of the arrays).
+mesh) and `run` (JSON: config, plan, position in the data, fingerprints of the arrays). Arrays have zeros at the ends of
+dims that the devices of the run did not divide; they are read without, or with those that another mesh needs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from sppo_jax.train.fingerprint import fingerprints
+from sppo_jax.train.fingerprint import fingerprints, leaf_name
 
 STATE, RUN = "state", "run"
 
@@ -54,13 +56,14 @@ def read_run(checkpoint: Path) -> dict[str, Any]:
         raise ValueError(f"a checkpoint must say of which run it is, got {checkpoint} ({error}); use another") from None
 
 
-def load_params(checkpoint: Path, shapes: nnx.State) -> nnx.State:
+def load_params(checkpoint: Path, shapes: nnx.State, stored: nnx.State | None = None) -> nnx.State:
     """Load the parameters alone, each straight onto its devices.
 
     Args:
         checkpoint: from `find_checkpoint`.
         shapes: the tree of `nnx.state(model, nnx.Param)` with `jax.ShapeDtypeStruct`s or abstract values; where a leaf
             has a sharding it is loaded so, else onto the default device.
+        stored: the same tree in the shapes in which it is wanted (`pipeline.storage.stored_shapes`); None: in `shapes`.
 
     Returns:
         The parameters in that tree.
@@ -73,20 +76,24 @@ def load_params(checkpoint: Path, shapes: nnx.State) -> nnx.State:
     def wanted(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None) or one)
 
-    abstract = {"params": jax.tree.map(wanted, nnx.to_pure_dict(shapes))}
+    like = shapes if stored is None else stored
+    abstract, run = {"params": jax.tree.map(wanted, nnx.to_pure_dict(like))}, read_run(checkpoint)
     try:
-        saved = read_arrays(checkpoint, abstract)
+        problem = _other_shapes(checkpoint, run, shapes)
+        saved = None if problem else read_arrays(checkpoint, abstract)
     except Exception as error:  # orbax and tensorstore raise many kinds for a torn file
         raise ValueError(f"{checkpoint} does not hold this model whole ({first_line(error)}); use another") from None
-    if problem := changed_arrays(saved, read_run(checkpoint)):
+    if problem := problem or changed_arrays(saved, run, checkpoint):
         raise ValueError(f"{checkpoint} does not hold this model whole ({problem}); use another")
-    params = jax.tree.map(lambda leaf: leaf, shapes)
+    params = jax.tree.map(lambda leaf: leaf, like)
     nnx.replace_by_pure_dict(params, saved["params"])
     return params
 
 
 def read_arrays(checkpoint: Path, wanted: Any) -> Any:
-    """Read arrays of a checkpoint, each straight onto its devices.
+    """Read arrays of a checkpoint, each straight onto its devices, cut off or with zeros behind them as is wanted.
+
+    What is cut off has to be zeros, which `changed_arrays` tells.
 
     Args:
         checkpoint: its directory.
@@ -96,7 +103,10 @@ def read_arrays(checkpoint: Path, wanted: Any) -> Any:
         Exception: of many kinds, where a file is torn or of another shape.
     """
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), wanted)
-    restore_args = ocp.checkpoint_utils.construct_restore_args(shapes, jax.tree.map(lambda x: x.sharding, wanted))
+    restore_args = jax.tree.map(
+        lambda args: dataclasses.replace(args, strict=False),
+        ocp.checkpoint_utils.construct_restore_args(shapes, jax.tree.map(lambda x: x.sharding, wanted)),
+    )
     args = ocp.args.PyTreeRestore(item=shapes, restore_args=restore_args, partial_restore=True)
     # The handler itself, not a Checkpointer: a process that fails must not leave the others waiting at a barrier.
     handler = ocp.PyTreeCheckpointHandler()
@@ -106,16 +116,45 @@ def read_arrays(checkpoint: Path, wanted: Any) -> Any:
         handler.close()
 
 
-def changed_arrays(tree: Any, run: Mapping[str, Any]) -> str:
+def shapes_of(params: nnx.State) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter by its name in a checkpoint."""
+    leaves = jax.tree_util.tree_leaves_with_path({"params": nnx.to_pure_dict(params)})
+    return {leaf_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _other_shapes(checkpoint: Path, run: Mapping[str, Any], shapes: nnx.State) -> str:
+    """Return which parameter has another shape than is wanted, in words; "" if none has."""
+    wanted = shapes_of(shapes)
+    # Without a word of them, arrays were saved in their own shapes.
+    saved = run.get("shapes") or _shapes_on_disk(checkpoint)
+    for name, shape in wanted.items():
+        if tuple(saved.get(name, ())) != shape:
+            return f"{name} must have the shape {list(shape)}, got {list(saved.get(name, ()))}"
+    return ""
+
+
+def _shapes_on_disk(checkpoint: Path) -> dict[str, tuple[int, ...]]:
+    handler = ocp.PyTreeCheckpointHandler()
+    try:
+        found = handler.metadata((checkpoint / STATE).resolve())
+    finally:
+        handler.close()
+    leaves = jax.tree_util.tree_leaves_with_path(found.tree)
+    return {leaf_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def changed_arrays(tree: Any, run: Mapping[str, Any], checkpoint: Path) -> str:
     """Return which arrays are not those that were saved, in words; "" if all are.
 
     Args:
         tree: the arrays, all that were saved or a part of them.
         run: what was saved beside them, with their fingerprints.
+        checkpoint: where that was.
     """
     if "fingerprints" not in run:
         return "it does not say its arrays' fingerprints"
-    got, saved = fingerprints(tree), run["fingerprints"]
+    first_version = run.get("fingerprint_version", 1) == 1
+    saved, got = run["fingerprints"], fingerprints(tree, _shapes_on_disk(checkpoint) if first_version else None)
     changed = [name for name, value in got.items() if saved.get(name) != value]
     return f"{len(changed)} of {len(got)} arrays are not what was saved, {changed[0]} for one" if changed else ""
 

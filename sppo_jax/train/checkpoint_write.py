@@ -10,7 +10,7 @@ from flax import nnx
 
 from sppo_jax.config import Config, to_dict
 from sppo_jax.train.checkpoint_read import RUN, STATE
-from sppo_jax.train.fingerprint import fingerprints
+from sppo_jax.train.fingerprint import stamp
 
 
 def save_params(directory: Path, params: nnx.State, config: Config) -> Path:
@@ -26,7 +26,7 @@ def save_params(directory: Path, params: nnx.State, config: Config) -> Path:
     """
     logging.getLogger("absl").setLevel(logging.ERROR)
     tree = {"params": nnx.to_pure_dict(params)}
-    run = {"config": to_dict(config), "step": 0, "fingerprints": fingerprints(tree)}
+    run = {"config": to_dict(config), "step": 0, **stamp(tree)}
     items = ocp.args.Composite(**{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave(run)})
     with ocp.CheckpointManager(directory.resolve()) as manager:
         manager.save(0, args=items)

@@ -13,7 +13,7 @@ from flax import nnx
 from sppo_jax.config import Config, ConfigError, config_from_dict
 from sppo_jax.data.open import open_data
 from sppo_jax.models import build_model
-from sppo_jax.pipeline import api, layout
+from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.planner.make import check_plan, make_plan
 from sppo_jax.planner.plan import MODEL_FIELDS, Plan
 from sppo_jax.train.checkpoint_read import load_params
@@ -88,11 +88,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
         )
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
     shapes = nnx.state(model, nnx.Param)
-    shardings = layout.param_shardings(plan, shapes, mesh)
-    placed = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings
-    )
-    params = load_params(checkpoint, placed)
+    params = load_params(checkpoint, shapes, storage.stored_shapes(plan, shapes, mesh))
     num_wanted = max(1, config.train.eval_sequences)
     scores = api.evaluate(plan, model, mesh)
     found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted)

@@ -1,7 +1,12 @@
-"""Fingerprints of arrays: a number that does not depend on the mesh, and changes with any bit of any element."""
+"""Fingerprints of arrays: a number that does not depend on the mesh, and changes with any bit of any element.
+
+Zeros count nothing wherever they are, so the zeros that a mesh puts behind a parameter do not matter.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,36 +15,55 @@ from jax import lax
 
 # Knuth's multiplicative hash (2^32 divided by the golden ratio) spreads indices; made odd, it loses no bit.
 _SPREAD = 2654435761
+# A place is a number in this base whose digits are the indices, first dim first: no two near places have the same.
+_BASE = 2246822519
+_VERSION = 2
 
 
-def fingerprints(tree: Any) -> dict[str, int]:
+def stamp(tree: Any) -> dict[str, Any]:
+    """Return what a checkpoint says of its arrays: their fingerprints, and the version of these.
+
+    Args:
+        tree: of arrays, placed anywhere.
+    """
+    return {"fingerprint_version": _VERSION, "fingerprints": fingerprints(tree)}
+
+
+def fingerprints(tree: Any, sizes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, int]:
     """Return 32 bits for each array: the sum of its words, each multiplied by a hash of its place.
 
     Sums of integers have no order, so every mesh gives the same; an element that moved, changed or is missing shows.
 
     Args:
         tree: of arrays, placed anywhere.
+        sizes: by the leaves' paths, the sizes of dims by which the first version of fingerprints numbered places; None:
+            this version, which knows no sizes.
 
     Returns:
         Fingerprints by the leaves' paths, the same in every process.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    sums = jax.device_get(_sums([leaf for _, leaf in leaves]))
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    return {name: int(total) for name, total in zip(names, sums, strict=True)}
+    leaves = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    bases = tuple(None if sizes is None else sizes[name] for name in leaves)
+    sums = jax.device_get(_sums(list(leaves.values()), bases))
+    return {name: int(total) for name, total in zip(leaves, sums, strict=True)}
 
 
-@jax.jit
-def _sums(leaves: list[jax.Array]) -> list[jax.Array]:
-    return [_sum(leaf) for leaf in leaves]
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """Return the name of a leaf: its path within the tree."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _sum(x: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnums=1)
+def _sums(leaves: list[jax.Array], bases: tuple[tuple[int, ...] | None, ...]) -> list[jax.Array]:
+    return [_sum(leaf, base) for leaf, base in zip(leaves, bases, strict=True)]
+
+
+def _sum(x: jax.Array, sizes: tuple[int, ...] | None) -> jax.Array:
     if x.dtype.itemsize < 4:
         words = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
     else:
         words = lax.bitcast_convert_type(x, jnp.uint32)  # two words, in a last dim, where an element has 8 bytes
     place = jnp.zeros((), jnp.uint32)
-    for dim, size in enumerate(words.shape):
-        place = place * jnp.uint32(size) + lax.broadcasted_iota(jnp.uint32, words.shape, dim)
+    for dim, base in enumerate([_BASE] * words.ndim if sizes is None else (*sizes, *words.shape[x.ndim :])):
+        place = place * jnp.uint32(base) + lax.broadcasted_iota(jnp.uint32, words.shape, dim)
     return jnp.sum(words * (place * jnp.uint32(_SPREAD) | jnp.uint32(1)), dtype=jnp.uint32)

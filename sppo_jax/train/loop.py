@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax import nnx
 
 import sppo_jax
 from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
+from sppo_jax.models import build_model
 from sppo_jax.train.begin import Start
 from sppo_jax.train.checkpoint import Checkpoints
+from sppo_jax.train.checkpoint_read import shapes_of
 from sppo_jax.train.evaluate import Validation, validate
 from sppo_jax.train.meter import Meter
 from sppo_jax.train.placement import batch_shapes, place_batch
 from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.signals import GO, STOP, Signals
-from sppo_jax.train.state import TrainState
+from sppo_jax.train.state import TrainState, shardings_of
 from sppo_jax.train.step import TrainStep, make_train_step
 from sppo_jax.train.watchdog import Watchdog
 
@@ -64,6 +67,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
         meter, state, validation, wish = Meter(experiment, record, first=start.step), start.state, None, GO
         done, saved_s = start.step, time.monotonic()
         alone = one_at_a_time(mesh.devices.flat[0].platform)
+        signals.begin()
 
         with Watchdog(config.train.stall_s) as watchdog:
             while done < config.train.steps and wish < STOP:
@@ -110,7 +114,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
 def _compile(experiment: Experiment, state: TrainState, signals: Signals, record: Record) -> TrainStep:
     """Compile the one program of the run."""
     start_s = time.perf_counter()
-    step = make_train_step(experiment.value_and_grad, experiment.optimizer, experiment.shardings)
+    step = make_train_step(experiment.value_and_grad, experiment.optimizer, shardings_of(experiment.shapes))
     compiled = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals.array()).compile()
     record.say(f"compiled the training step in {time.perf_counter() - start_s:.1f} s")
     return compiled
@@ -133,8 +137,8 @@ def _validate(experiment: Experiment, state: TrainState) -> Validation | None:
         experiment.token_scores,
         state.params,
         experiment.validation,
-        experiment.mesh,
         experiment.plan,
+        experiment.mesh,
         num_wanted=config.train.eval_sequences,
     )
 
@@ -148,6 +152,7 @@ def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str,
         "seeds": {"parameters": config.train.seed, "data": config.data.seed},  # no other random numbers are drawn
         "config": to_dict(config),
         "plan": experiment.plan.to_dict(),
+        "shapes": shapes_of(nnx.state(build_model(config, abstract=True), nnx.Param)),  # without a mesh's zeros
         "version": sppo_jax.__version__,
         "failure": failure,
     }

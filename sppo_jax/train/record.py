@@ -16,6 +16,7 @@ from typing import Any
 from sppo_jax import distributed
 from sppo_jax.config import Config
 from sppo_jax.files import write_whole
+from sppo_jax.output import lost_lines
 from sppo_jax.report.run_html import write_report
 from sppo_jax.train.progress import Progress
 from sppo_jax.train.run_dir import forget_after
@@ -39,6 +40,7 @@ class Record:
         self.run_dir = run_dir
         self._is_main = distributed.is_main()
         self._lost: list[tuple[Path, str]] = []
+        self._told: set[str] = set()
         self._report_due_s = self._report_affordable_s = 0.0
         if self._is_main:
             if step < config.train.steps:
@@ -54,15 +56,16 @@ class Record:
             self._append(self.run_dir / "metrics.jsonl", metrics)
             self._trackers.log(metrics)
             self._progress.log(metrics)
+            self._tell_of_lost_output(metrics["step"])
             if time.monotonic() >= self._report_due_s:
                 self.report()
 
     def event(self, kind: str, step: int, text: str) -> None:
         """Write a line to events.jsonl and show it: start, resume, save, skip, spike, validation, stop, warning."""
         if self._is_main:
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            self._append(self.run_dir / "events.jsonl", {"time": now, "step": step, "kind": kind, "text": text})
+            self._append_event(kind, step, text)
             self._progress.say(text)
+            self._tell_of_lost_output(step)
 
     def events(self, events: Iterable[tuple[str, str]], step: int) -> None:
         """Write and show several events, each a kind and a text."""
@@ -106,6 +109,17 @@ class Record:
         if self._is_main:
             self._progress.close()
             self._trackers.close()
+
+    def _append_event(self, kind: str, step: int, text: str) -> None:
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        self._append(self.run_dir / "events.jsonl", {"time": now, "step": step, "kind": kind, "text": text})
+
+    def _tell_of_lost_output(self, step: int) -> None:
+        """Write down, once, that nobody sees what is shown."""
+        for line in lost_lines():
+            if line not in self._told:
+                self._told.add(line)
+                self._append_event("warning", step, line)
 
     def _append(self, path: Path, entry: Mapping[str, Any]) -> None:
         """Append a line, whole after each call; what a full disk refuses is kept, and tried again with the next."""

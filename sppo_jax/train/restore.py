@@ -67,7 +67,7 @@ def _try(path: Path, shapes: TrainState) -> tuple[Restored | None, str]:
     except ValueError as problem:
         return None, str(problem)
     assert restored is not None
-    if problem := changed_arrays(to_tree(restored.state), restored.run):
+    if problem := changed_arrays(to_tree(restored.state), restored.run, path):
         return None, problem
     return restored, ""
 

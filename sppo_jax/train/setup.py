@@ -13,12 +13,12 @@ from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
 from sppo_jax.data.rows import Rows
 from sppo_jax.models import build_model
-from sppo_jax.pipeline import api, layout
+from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.planner.plan import Plan
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
 from sppo_jax.train.placement import local_rows
-from sppo_jax.train.state import TrainState, state_shardings
+from sppo_jax.train.state import TrainState, state_shapes
 from sppo_jax.train.step import ValueAndGrad
 
 
@@ -37,7 +37,7 @@ class Experiment:
         token_scores: each token's loss, and whether its target is the most likely token.
         schedule: learning rate by step.
         optimizer: gradients to updates.
-        shardings: of the state.
+        shapes: of the state, with dtypes and shardings.
     """
 
     config: Config
@@ -50,7 +50,7 @@ class Experiment:
     token_scores: Scores
     schedule: optax.Schedule
     optimizer: optax.GradientTransformation
-    shardings: TrainState
+    shapes: TrainState
 
 
 def prepare(config: Config, plan: Plan) -> Experiment:
@@ -77,5 +77,5 @@ def prepare(config: Config, plan: Plan) -> Experiment:
         token_scores=api.evaluate(plan, model, mesh),
         schedule=schedule,
         optimizer=optimizer,
-        shardings=state_shardings(optimizer, params, layout.param_shardings(plan, params, mesh), mesh),
+        shapes=state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh),
     )

@@ -6,14 +6,14 @@ wish into a small array that every step takes, and the largest comes back with t
 
 from __future__ import annotations
 
-import signal
-import threading
-from types import FrameType
-from typing import Any
+from contextlib import ExitStack
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from sppo_jax import distributed
+from sppo_jax.stopping import SAVES, Stopping, in_force
 
 GO, SAVE, STOP = 0, 1, 2
 
@@ -34,8 +34,13 @@ class Signals:
         """
         self._shape, self._sharding = (mesh.size,), signal_sharding(mesh)
         self._arrays: dict[int, jax.Array] = {}
-        self._before: dict[int, Any] = {}
-        self.stop_reason: str | None = None
+        self._own = ExitStack()
+        self._stopping: Stopping | None = None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The signal that told this process to stop."""
+        return self._stopping.reason if self._stopping else None
 
     def array(self, *, save: bool = False) -> jax.Array:
         """Return int32 [devices], this process's part holding its wish.
@@ -50,17 +55,22 @@ class Signals:
         return self._arrays[wish]
 
     def __enter__(self) -> Signals:
-        """Take SIGTERM and Ctrl-C as the wish to stop; the second Ctrl-C stops at once, without saving."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._wish_to_stop) for each in (signal.SIGTERM, signal.SIGINT)}
+        """Heed the signals that the command takes; where no command does, take them: they are wishes at once."""
+        self._stopping = in_force()
+        if self._stopping is None:
+            self._stopping = self._own.enter_context(Stopping())
+            self._stopping.mode = SAVES
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the signals back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        """Give the signals back, unless they are the command's."""
+        self._own.close()
 
-    def _wish_to_stop(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT and self.stop_reason:
-            raise KeyboardInterrupt
-        self.stop_reason = signal.Signals(number).name
+    def begin(self) -> None:
+        """Take a signal as the wish to stop from now on: there will be a state to save.
+
+        Processes wait for each other: where one was told to stop before, all end here.
+        """
+        distributed.exchange("")
+        if self._stopping:
+            self._stopping.mode = SAVES

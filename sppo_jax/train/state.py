@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.config import Config
 from sppo_jax.models import build_model
+from sppo_jax.pipeline.storage import store
 
 
 class TrainState(NamedTuple):
@@ -66,33 +67,42 @@ def state_shardings(
     )
 
 
-def state_shapes(config: Config, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
-    """Return shapes, dtypes and shardings of a run's state, without any array."""
+def state_shapes(optimizer: optax.GradientTransformation, stored: nnx.State, mesh: Mesh) -> TrainState:
+    """Return shapes, dtypes and shardings of a run's state, without any array.
 
-    def create() -> TrainState:
-        params = nnx.state(build_model(config), nnx.Param)
-        return first_state(params, optimizer.init(params))
+    Args:
+        optimizer: whose state it is.
+        stored: those of the parameters, from `pipeline.storage.stored_shapes`.
+        mesh: over which the scalars are replicated.
+    """
+    shapes = jax.eval_shape(lambda params: first_state(params, optimizer.init(params)), stored)
+    shardings = state_shardings(optimizer, stored, jax.tree.map(lambda leaf: leaf.sharding, stored), mesh)
 
     def place(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
-    return jax.tree.map(place, jax.eval_shape(create), shardings)
+    return jax.tree.map(place, shapes, shardings)
 
 
-def init_state(config: Config, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
+def shardings_of(shapes: TrainState) -> TrainState:
+    """Return the shardings of `state_shapes`."""
+    return jax.tree.map(lambda leaf: leaf.sharding, shapes)
+
+
+def init_state(config: Config, optimizer: optax.GradientTransformation, shapes: TrainState) -> TrainState:
     """Create the state of step 0; no device ever holds more than its own part.
 
     Args:
         config: the model and its seed.
         optimizer: gives the optimizer's first state.
-        shardings: from `state_shardings`.
+        shapes: from `state_shapes`.
     """
 
     def create() -> TrainState:
-        params = nnx.state(build_model(config), nnx.Param)
+        params = store(nnx.state(build_model(config), nnx.Param), shapes.params)
         return first_state(params, optimizer.init(params))
 
-    return jax.jit(create, out_shardings=shardings)()
+    return jax.jit(create, out_shardings=shardings_of(shapes))()
 
 
 def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:

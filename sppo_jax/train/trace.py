@@ -13,7 +13,7 @@ import jax
 from sppo_jax.train.placement import place_batch
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.signals import Signals
-from sppo_jax.train.state import init_state
+from sppo_jax.train.state import init_state, shardings_of
 from sppo_jax.train.step import make_train_step
 
 # What a trace calls a step, and what the host does in it.
@@ -50,9 +50,9 @@ def trace_steps(experiment: Experiment, out: Path, *, num_steps: int) -> Trace:
     Raises:
         ValueError: the profiler left no trace.
     """
-    state = init_state(experiment.config, experiment.optimizer, experiment.shardings)
+    state = init_state(experiment.config, experiment.optimizer, experiment.shapes)
     signals = Signals(experiment.mesh)
-    step = make_train_step(experiment.value_and_grad, experiment.optimizer, experiment.shardings)
+    step = make_train_step(experiment.value_and_grad, experiment.optimizer, shardings_of(experiment.shapes))
 
     def run(number: int) -> None:
         nonlocal state

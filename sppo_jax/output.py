@@ -1,0 +1,138 @@
+"""Standard output and standard error: what cannot be written ends a command that is there for its output, no other.
+
+Text goes to the file descriptor by whole lines. No buffer is left behind, so nothing fails again while Python ends.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+import threading
+from typing import TextIO
+
+
+class OutputLost(OSError):
+    """Standard output cannot be written."""
+
+
+class Output(io.TextIOBase):
+    """A text stream over a file descriptor.
+
+    Attributes:
+        drops: whether text that cannot be written is dropped; else `OutputLost` is raised.
+        lost: a line on why text was dropped first; None while all was written.
+    """
+
+    def __init__(self, stream: TextIO | None, descriptor: int, *, drops: bool, name: str = "standard output") -> None:
+        """Write where a stream writes.
+
+        Args:
+            stream: whose encoding is taken; None where the process was started with the descriptor closed.
+            descriptor: of the file to write to.
+            drops: see above.
+            name: of the stream, for the line on what was lost.
+        """
+        super().__init__()
+        self.drops = drops
+        self.lost: str | None = None
+        self._descriptor, self._encoding = descriptor, (stream and stream.encoding) or "utf-8"
+        self._errors = (stream and stream.errors) or "strict"
+        self._name = name
+        self._line, self._torn, self._lock = "", False, threading.RLock()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        return self._errors
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        """Write the lines of a text; what stands behind the last line end waits for the next call, or for `flush`.
+
+        Raises:
+            OutputLost: they cannot be written, and nothing is dropped.
+        """
+        with self._lock:
+            lines, end, self._line = (self._line + text).rpartition("\n")
+            self._put(lines + end)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write a line that has no end so far.
+
+        Raises:
+            OutputLost: as `write`.
+        """
+        with self._lock:
+            text, self._line = self._line, ""
+            self._put(text)
+
+    def _put(self, text: str) -> None:
+        """Write all of a text: a full disk may have room again. A line that was torn gets its end first."""
+        data = (("\n" if self._torn else "") + text).encode(self._encoding, self._errors) if text else b""
+        while data:
+            try:
+                written = os.write(self._descriptor, data)
+            except BlockingIOError:  # another program has made the pipe non-blocking
+                select.select([], [self._descriptor], [])
+                continue
+            except OSError as error:
+                self._lose(error)
+                return
+            self._torn, data = data[written - 1 : written] != b"\n" and len(data) > written, data[written:]
+
+    def _lose(self, error: OSError) -> None:
+        first = self.lost is None
+        self.lost = self.lost or f"{self._name} is lost ({error.strerror}): its lines are dropped, the run goes on"
+        if not self.drops:
+            raise OutputLost(error.errno, error.strerror) from None
+        if first and sys.stderr is not self:
+            print(self.lost, file=sys.stderr, flush=True)
+
+
+def take_streams() -> tuple[TextIO, TextIO]:
+    """Put an `Output` in the place of standard output, and one that drops in the place of standard error.
+
+    Streams without a file descriptor, which tests put there, stay.
+
+    Returns:
+        The two that were there.
+    """
+    before = sys.stdout, sys.stderr
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # Closed at the start: no file that is opened later may get this number. Writing to it still fails.
+            os.open(os.devnull, os.O_RDONLY)
+    sys.stdout = _wrapped(before[0], 1, drops=False, name="standard output")
+    sys.stderr = _wrapped(before[1], 2, drops=True, name="standard error")
+    return before
+
+
+def _wrapped(stream: TextIO | None, descriptor: int, *, drops: bool, name: str) -> TextIO:
+    if stream is not None:
+        try:
+            descriptor = stream.fileno()
+        except (OSError, AttributeError):
+            return stream
+        stream.flush()
+    return Output(stream, descriptor, drops=drops, name=name)  # type: ignore[return-value]
+
+
+def lost_lines() -> list[str]:
+    """Return a line for each of the two streams of which text was dropped."""
+    return [each.lost for each in (sys.stdout, sys.stderr) if isinstance(each, Output) and each.lost]

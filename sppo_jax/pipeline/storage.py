@@ -1,0 +1,297 @@
+"""Parameters between steps: every device of a stage owns an even share of each, and of its moments and gradient.
+
+`planner.spread` says where a parameter is cut. What the devices do not divide is stored with zeros behind it, which no
+step changes: their gradients are zeros. A step gathers the parameters in the compute dtype, and cuts the zeros off.
+
+Two cuts may fall within a mesh axis. Then the parameter lies on a mesh of the same devices in the same order whose axis
+is divided.
+
+Letters: v groups a stage, P stages, V vocabulary, D hidden size.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+from sppo_jax.pipeline.layout import SEQ, Physical, fit
+from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.spread import Cut, padded, spread
+
+# The devices of a stage, on the mesh within a step.
+MEMBERS = ("data", *SEQ)
+_VOCAB_DIM = {"embedding": 0, "head": 1}
+
+
+@dataclass(frozen=True)
+class Share:
+    """How the devices of a stage share an array: its cuts, major first; none where each has all of it."""
+
+    cuts: tuple[Cut, ...] = ()
+
+    def dims(self) -> dict[int, Cut]:
+        """Returns the cuts by their dims."""
+        return {cut.dim: cut for cut in self.cuts}
+
+
+@dataclass(frozen=True)
+class Home:
+    """A parameter as it is stored.
+
+    Args:
+        shape: with the zeros.
+        share: how the devices of a stage share it.
+        stage_dim: the dim that the stages divide; None where each has all of it.
+    """
+
+    shape: tuple[int, ...]
+    share: Share
+    stage_dim: int | None
+
+
+def home_of(name: str, shape: tuple[int, ...], plan: Plan) -> Home:
+    """Return how a parameter is stored.
+
+    Args:
+        name: of its part of the tree: layers, embedding, head or final_norm.
+        shape: its logical shape.
+        plan: gives the mesh.
+    """
+    mesh = plan.mesh
+    if name == "layers":
+        cuts = spread(tuple(shape[1:]), mesh.data, mesh.seq)
+        moved = tuple(Cut(cut.dim + 1, cut.parts) for cut in cuts)
+        return Home((shape[0], *padded(shape[1:], cuts)), Share(moved), 0)
+    if name not in _VOCAB_DIM:
+        return Home(tuple(shape), Share(), None)
+    vocab_dim = _VOCAB_DIM[name]
+    dims = -(-shape[vocab_dim] // mesh.pipe), shape[1 - vocab_dim]
+    cuts = spread(dims, mesh.data, mesh.seq)
+    rows, hidden = padded(dims, cuts)
+    stored = (rows * mesh.pipe, hidden)
+    moved = tuple(Cut(vocab_dim if cut.dim == 0 else 1 - vocab_dim, cut.parts) for cut in cuts)
+    return Home(stored if vocab_dim == 0 else stored[::-1], Share(moved), vocab_dim)
+
+
+def stored_shapes(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
+    """Return shapes, dtypes and shardings under which no two devices keep the same parameter, nor its moments.
+
+    Args:
+        plan: says how layers are spread.
+        params: the tree of `nnx.state(model, nnx.Param)`, arrays or shapes.
+        mesh: the plan's mesh, with `seq` whole or divided.
+    """
+
+    def place(path, leaf):
+        home = home_of(path[0].key, leaf.shape, plan)
+        return jax.ShapeDtypeStruct(home.shape, leaf.dtype, sharding=_sharding(home, mesh))
+
+    return jax.tree_util.tree_map_with_path(place, params)
+
+
+def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
+    """Return shardings of parameters in their own shapes; one that would need zeros is left whole in its stage.
+
+    Args:
+        plan: says how layers are spread.
+        params: the tree of `nnx.state(model, nnx.Param)`, arrays or shapes.
+        mesh: the plan's mesh, with `seq` whole or divided.
+    """
+
+    def place(path, leaf):
+        home = home_of(path[0].key, leaf.shape, plan)
+        if home.shape == tuple(leaf.shape):
+            return _sharding(home, mesh)
+        stages = home.stage_dim if home.stage_dim is None or leaf.shape[home.stage_dim] % plan.mesh.pipe == 0 else None
+        return _sharding(Home(tuple(leaf.shape), Share(), stages), mesh)
+
+    return jax.tree_util.tree_map_with_path(place, params)
+
+
+def store(params: nnx.State, shapes: nnx.State) -> nnx.State:
+    """Bring parameters into the shapes in which they are stored, or a part of them; traceable."""
+    return jax.tree.map(lambda x, like: fit(x, like.shape), params, shapes)
+
+
+def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) -> nnx.State:
+    """Give every device of a stage the stage's parameters whole where the compiler would not do so by itself.
+
+    These are parameters with zeros, with two cuts, and a vocabulary that the stages do not divide.
+
+    Args:
+        params: stored, or in their own shapes.
+        shapes: their own shapes. A stored vocabulary keeps its zeros, for each stage has its own.
+        plan: says how layers are spread.
+        mesh: of the step.
+        dtype: matrices are gathered in it.
+    """
+
+    def whole(path, x, like):
+        name, shape, given = path[0].key, tuple(like.shape), tuple(x.shape)
+        home, vocab_dim = home_of(name, shape, plan), _VOCAB_DIM.get(name)
+        uneven = vocab_dim is not None and given[vocab_dim] % plan.mesh.pipe != 0
+        if given == shape and len(home.share.cuts) < 2 and not uneven:
+            return x
+        if x.ndim > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
+            x = x.astype(dtype)
+        stages = home.stage_dim if not uneven else None
+        x = lax.with_sharding_constraint(x, _sharding(Home(given, Share(), stages), mesh))
+        kept = tuple(
+            have if dim == vocab_dim else size for dim, (size, have) in enumerate(zip(shape, given, strict=True))
+        )
+        return fit(x, kept)
+
+    return jax.tree_util.tree_map_with_path(whole, params, shapes)
+
+
+def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter: bool = True) -> Physical:
+    """Return how the devices of a stage share each gradient of one device.
+
+    Gradients of layers are [v, layers, ...], of a vocabulary [V, D].
+
+    Args:
+        params: as the step gets them: those that are stored have gradients that are shared.
+        shapes: their own shapes.
+        plan: says how layers are spread.
+        scatter: without, every device gets whole sums.
+    """
+
+    def share_of(name, x, like):
+        home = home_of(name, tuple(like.shape), plan)
+        if not scatter or tuple(x.shape) != home.shape:
+            return Share()
+        if name == "layers":
+            return Share(tuple(Cut(cut.dim + 1, cut.parts) for cut in home.share.cuts))
+        return Share(tuple(Cut(int(cut.dim != home.stage_dim), cut.parts) for cut in home.share.cuts))
+
+    def part(name):
+        return share_of(name, params[name].get_value(), shapes[name].get_value())
+
+    return Physical(
+        embedding_VD=part("embedding"),
+        layers=jax.tree.map(lambda x, like: share_of("layers", x, like), params["layers"], shapes["layers"]),
+        final_norm=jax.tree.map(lambda _: Share(), params["final_norm"]),
+        head_VD=part("head") if "head" in params else None,
+    )
+
+
+def sum_over_members(grad: jax.Array, share: Share) -> jax.Array:
+    """Add a gradient over the devices of a stage; each gets its share. Within `shard_map`.
+
+    Returns:
+        The sum, or its cut dims divided.
+    """
+    if not share.cuts:
+        return lax.psum(grad, MEMBERS)
+    grad = fit(grad, padded(grad.shape, share.cuts))
+    if len(share.cuts) == 1:
+        return lax.psum_scatter(grad, MEMBERS, scatter_dimension=share.cuts[0].dim, tiled=True)
+    cuts, sizes, places = share.dims(), [], {}
+    for dim, size in enumerate(grad.shape):
+        if dim in cuts:
+            places[dim] = len(sizes)
+            sizes.append(cuts[dim].parts)
+        sizes.append(size // cuts[dim].parts if dim in cuts else size)
+    blocks = jnp.moveaxis(grad.reshape(sizes), [places[cut.dim] for cut in share.cuts], [0, 1])
+    blocks = blocks.reshape(-1, *blocks.shape[2:])
+    return lax.psum_scatter(blocks, MEMBERS, scatter_dimension=0, tiled=True).squeeze(0)
+
+
+def stack(grads: Physical, shares: Physical) -> Physical:
+    """Give the gradients of one device the dims that `gradient_specs` tells of. Within `shard_map`."""
+
+    def tables(x, share):
+        return x[None] if len(share.cuts) == 2 else x
+
+    layers = jax.tree.map(lambda x, share: tables(x[:, None], share), grads.layers, shares.layers)
+    head = None if grads.head_VD is None else tables(grads.head_VD, shares.head_VD)
+    return grads._replace(embedding_VD=tables(grads.embedding_VD, shares.embedding_VD), layers=layers, head_VD=head)
+
+
+def gradient_specs(shares: Physical) -> Physical:
+    """Return the PartitionSpec of every gradient that a step gives: layers [v, P, layers, ...], vocabulary [V, D].
+
+    Before these dims come the members where there are two cuts, which `unstack` takes away.
+    """
+    members = {"major": MEMBERS, "minor": ()}
+
+    def spec(share, stage_dim):
+        if len(share.cuts) == 2:
+            return Spec(MEMBERS, *_axes(Share(), stage_dim, members))
+        return Spec(*_axes(share, stage_dim, members))
+
+    return Physical(
+        embedding_VD=spec(shares.embedding_VD, 0),
+        layers=jax.tree.map(lambda share: spec(_with_stage_dim(share), 1), shares.layers),
+        final_norm=jax.tree.map(lambda _: Spec(), shares.final_norm),
+        head_VD=None if shares.head_VD is None else spec(shares.head_VD, 0),
+    )
+
+
+def unstack(grads: Physical, shares: Physical, mesh: Mesh) -> Physical:
+    """Put the parts of gradients with two cuts in their places; no device sends anything.
+
+    Args:
+        grads: from a step of `gradient_specs`.
+        shares: from `gradient_shares`.
+        mesh: of the step.
+    """
+
+    def place(x, share, stage_dim):
+        if len(share.cuts) < 2:
+            return x
+        divided, axes = _divided(mesh, share)
+        return jax.shard_map(
+            lambda part: part.squeeze(0),
+            mesh=divided,
+            in_specs=Spec(axes["major"] + axes["minor"], *_axes(Share(), stage_dim, axes)),
+            out_specs=Spec(*_axes(share, stage_dim, axes)),
+            check_vma=False,
+        )(x)
+
+    layers = jax.tree.map(lambda x, share: place(x, _with_stage_dim(share), 1), grads.layers, shares.layers)
+    head = None if grads.head_VD is None else place(grads.head_VD, shares.head_VD, 0)
+    return grads._replace(embedding_VD=place(grads.embedding_VD, shares.embedding_VD, 0), layers=layers, head_VD=head)
+
+
+def _with_stage_dim(share: Share) -> Share:
+    """Make room for the dim of the stages behind that of the groups."""
+    return Share(tuple(Cut(cut.dim + 1, cut.parts) for cut in share.cuts))
+
+
+def _sharding(home: Home, mesh: Mesh) -> NamedSharding:
+    divided, axes = _divided(mesh, home.share)
+    return NamedSharding(divided, Spec(*_axes(home.share, home.stage_dim, axes)))
+
+
+def _axes(share: Share, stage_dim: int | None, names: dict[str, tuple[str, ...]]) -> list:
+    """Return the mesh axes of each dim."""
+    axes = {} if stage_dim is None else {stage_dim: ("pipe",)}
+    for cut, which in zip(share.cuts, ("major", "minor"), strict=False):
+        axes[cut.dim] = axes.get(cut.dim, ()) + names[which]
+    return [axes.get(dim) for dim in range(max(axes, default=-1) + 1)]
+
+
+def _divided(mesh: Mesh, share: Share) -> tuple[Mesh, dict[str, tuple[str, ...]]]:
+    """Divide the axis within which the second of two cuts begins; devices keep their order.
+
+    Returns:
+        The mesh, and the axes that the major and the minor cut go over.
+    """
+    if len(share.cuts) < 2:
+        members = tuple(name for name in mesh.axis_names if name != "pipe" and mesh.shape[name] > 1)
+        return mesh, {"major": members, "minor": ()}
+    data, pipe = mesh.shape["data"], mesh.shape["pipe"]
+    seq, major = mesh.size // (data * pipe), share.cuts[0].parts
+    if major <= data:
+        sizes = {"data_major": major, "data_minor": data // major, "pipe": pipe, "seq": seq}
+        axes = {"major": ("data_major",), "minor": ("data_minor", "seq")}
+    else:
+        sizes = {"data": data, "pipe": pipe, "seq_major": major // data, "seq_minor": seq * data // major}
+        axes = {"major": ("data", "seq_major"), "minor": ("seq_minor",)}
+    devices = mesh.devices.reshape(tuple(sizes.values()))
+    return Mesh(devices, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)), axes

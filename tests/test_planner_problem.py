@@ -1,0 +1,67 @@
+"""Why no plan fits: what takes the bytes, in words, and advice that makes just this smaller."""
+
+import pytest
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import parse_cluster
+from sppo_jax.planner.problem import HOLDERS
+from sppo_jax.planner.search import search
+
+TINY = dict(vocab_size=256, hidden_size=32, num_layers=4, num_heads=4, mlp_size=64)
+
+
+def problem(cluster, model, length=8192, **groups):
+    sequence = {"length": length, **groups.pop("sequence", {})}
+    config = config_from_dict({"model": model, "sequence": sequence, "train": {"steps": 1}, **groups})
+    found = search(config, parse_cluster(cluster))
+    assert not found.fits and "\n" not in found.problem
+    held, _, rest = found.problem.partition("(")[2].partition(") of ")
+    return found, held, rest.partition("; ")[2]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "model", "groups", "holders", "advice"),
+    [
+        (
+            "h100:1x8",
+            {"preset": "llama2-70b"},
+            {},
+            ["parameters and optimizer", "gradients"],
+            "use more devices, whose stages share the parameters (sppo plan --min-devices), or a smaller model",
+        ),
+        (
+            "h100:1x8",
+            {"preset": "llama3-8b"},
+            {"length": 2**21},
+            ["K/V", "dK/dV", "parameters and optimizer"],
+            "use more devices, which share K/V (sppo plan --min-devices), or a shorter sequence (sppo plan --max-",
+        ),
+        (
+            "h100:1x1",
+            TINY,
+            {"length": 4096, "sequence": {"per_step": 2**15}, "hardware": {"hbm_bytes": 2**32}},
+            ["batch"],
+            "use fewer sequences in a step than sequence.per_step=32768, more devices, which share the batch",
+        ),
+        (
+            "a100-80g:16x8",
+            {"preset": "gpt-7b"},
+            {"length": 2**22, "sequence": {"chunks": 1}},
+            ["a tick's own buffers", "K/V", "dK/dV", "stash"],
+            "sequence.chunks=1 stops it",
+        ),
+    ],
+    ids=["parameters", "K/V", "batch", "work"],
+)
+def test_the_largest_holders_are_named_and_the_advice_is_for_them(cluster, model, groups, holders, advice):
+    found, held, change = problem(cluster, model, **groups)
+    names = [name for part in held.split(", ") for name in holders if part.startswith(f"{name} ")]
+    assert names == holders and held.count(", ") == len(holders) - 1, held
+    assert change.startswith(advice), change
+    sizes = sorted(found.memory.hbm.values(), reverse=True)
+    assert sum(sizes[: len(holders)]) >= 0.8 * sum(sizes) > sum(sizes[: len(holders) - 1])
+
+
+def test_every_holder_has_words():
+    found, _, _ = problem("h100:1x1", {"preset": "llama3-8b"})
+    assert set(found.memory.hbm) == set(HOLDERS)

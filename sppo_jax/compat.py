@@ -1,5 +1,6 @@
 """Differences between jax versions, in one place."""
 
+import contextlib
 import inspect
 
 import jax
@@ -203,3 +204,28 @@ def distributed_client():
     from jax._src.distributed import global_state
 
     return global_state.client
+
+
+def outside_meshes() -> contextlib.AbstractContextManager:
+    """Return a context in which a program is traced as if no `jax.set_mesh` were in force."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def mesh_in_force() -> jax.sharding.AbstractMesh | None:
+    """Return the mesh of `jax.set_mesh`, None where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh
+
+
+def has_explicit_sharding(x: jax.Array) -> bool:
+    """Return whether the type of an array says over which axes of a mesh it is spread."""
+    return any(axes is not None for axes in jax.typeof(x).sharding.spec)
+
+
+def without_explicit_sharding(x: jax.Array) -> jax.Array:
+    """Return an array where it lies, its type saying nothing of it."""
+    if not isinstance(x, jax.Array) or not has_explicit_sharding(x):
+        return x
+    mesh, spec = x.sharding.mesh, x.sharding.spec
+    auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=(jax.sharding.AxisType.Auto,) * len(mesh.shape))
+    return jax.device_put(x, jax.sharding.NamedSharding(auto, spec))

@@ -135,16 +135,17 @@ def test_a_run_goes_on_from_three_devices_to_five_to_six(x64, source, tmp_path):
             model={"compute_dtype": "float64", "num_layers": 1},
             mesh=mesh,
             sequence={"length": 60, "chunks": 2, "per_step": 3, **(sequence or {})},
-            checkpoint={"every_steps": 2},
+            stash={"inputs": "keep", "attention": "keep"},
+            optimizer={"warmup_steps": 0, "min_lr_ratio": 1.0},  # the same however many steps there are
             train={"steps": steps, "log_every": 1, "eval_every": 0, "eval_sequences": 0, **(train or {})},
         )
 
     run(config_of(6, {"data": 1, "pipe": 1, "seq": 1}, train={"devices": "cpu:1"}), tmp_path / "alone")
-    stored = []
+    stored = set()
     for number, groups in enumerate(ODD):
         experiment, _ = run(config_of(2 * number + 2, **groups), tmp_path / "odd")
-        stored.append(experiment.shapes.params["layers"]["up"].get_value().shape)
-    assert len(set(stored)) == 2
+        stored.add(experiment.shapes.params["layers"]["up"].get_value().shape)
+    assert len(stored) == 2
     want, got = losses_of(tmp_path / "alone"), losses_of(tmp_path / "odd")
     assert list(got) == list(want) == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)

@@ -44,6 +44,26 @@ def _check_contiguous(documents: np.ndarray, row: int) -> None:
     )
 
 
+def check_arrays(batch: Mapping, *shapes: tuple[int, ...]) -> None:
+    """Check what can be told of a batch without its values, of traced arrays too.
+
+    Args:
+        batch: what was given.
+        shapes: that its arrays may have; the first is the contract's.
+
+    Raises:
+        ValueError: the rule, what was got, what to change.
+    """
+    _require(isinstance(batch, Mapping), "must be a dict of arrays", f"a {type(batch).__name__}", "name its arrays")
+    for key in KEYS:
+        _require(key in batch, f"needs the keys {', '.join(KEYS)}", f"no '{key}'", "add it")
+        got, is_array = batch[key], hasattr(batch[key], "shape") and hasattr(batch[key], "dtype")
+        _require(is_array, f"'{key}' must be an array", f"a {type(got).__name__}", "use numpy.asarray(x, numpy.int32)")
+        rule = f"'{key}' must have the plan's shape {shapes[0]}"
+        _require(tuple(got.shape) in shapes, rule, f"{tuple(got.shape)}", "change the batch or the plan")
+        _require(np.issubdtype(got.dtype, np.integer), f"'{key}' must be int32", f"{got.dtype}", "cast it to int32")
+
+
 def validate_batch(
     batch: Mapping, *, vocab_size: int, num_sequences: int, sequence_length: int, contiguous: bool = False
 ) -> None:
@@ -60,11 +80,7 @@ def validate_batch(
     Raises:
         ValueError: the rule, what was got, what to change.
     """
-    shape = (num_sequences, sequence_length)
-    for key in KEYS:
-        _require(key in batch, f"needs the keys {', '.join(KEYS)}", f"no '{key}'", "add it")
-        got = np.shape(batch[key])
-        _require(got == shape, f"'{key}' must have the plan's shape {shape}", f"{got}", "change the batch or the plan")
+    check_arrays(batch, (num_sequences, sequence_length))
     host = {key: np.asarray(batch[key]) for key in KEYS}
     for key, low in (("tokens", 0), ("targets", -1)):
         small, large = int(host[key].min()), int(host[key].max())

@@ -5,27 +5,40 @@ Letters: B sequences, S tokens, R seq members.
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from sppo_jax.attention import sequence
-from sppo_jax.attention.validate import KEYS, validate_batch
+from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
-from sppo_jax.compat import check_offload, compiler_options, keeps_order, one_at_a_time, scatters_sums
+from sppo_jax.compat import (
+    check_offload,
+    compiler_options,
+    has_explicit_sharding,
+    keeps_order,
+    mesh_in_force,
+    one_at_a_time,
+    outside_meshes,
+    scatters_sums,
+    without_explicit_sharding,
+)
 from sppo_jax.environment import check_memory_limits
+from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.program import AttentionShape, Program, lower
 from sppo_jax.pipeline.stage import Stage
+from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.planner.parallel import layers_per_virtual_stage
 from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.stash import check_host_layers
@@ -99,14 +112,21 @@ class Step:
         """What the outermost jit should give the compiler."""
         return compiler_options(self.platform, self.uses_host)
 
-    def check(self, batch: Mapping) -> None:
-        """Validate a batch that has values (traced ones were the caller's to check)."""
+    def check(self, params: nnx.State, batch: Mapping) -> None:
+        """Check parameters, and a batch: its values too where they are at hand.
+
+        Raises:
+            ValueError: the rule, what was got, what to change.
+        """
+        check_params(params, self.params, self.plan)
+        shape = (self.plan.num_sequences, self.plan.sequence_length)
+        check_arrays(batch, shape, (shape[0], shape[1] // self.plan.mesh.seq, self.plan.mesh.seq))
         if any(isinstance(batch.get(key), jax.core.Tracer) for key in KEYS):
             return
         if any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in batch.values()):
             return
         validate_batch(
-            {key: x.reshape(x.shape[0], -1) if _is_striped(x, self.plan) else x for key, x in batch.items()},
+            {key: batch[key].reshape(shape) for key in KEYS},
             vocab_size=self.model.config.vocab_size,
             num_sequences=self.plan.num_sequences,
             sequence_length=self.plan.sequence_length,
@@ -114,7 +134,23 @@ class Step:
         )
 
     def __call__(self, params: nnx.State, batch: Mapping):
-        """Run the step on logical parameters; pure and traceable."""
+        """Run the step on parameters in their own shapes or stored; pure and traceable."""
+        in_force = mesh_in_force()
+        if in_force is not None and in_force.size != self.mesh.size:
+            raise ValueError(
+                f"a jit within jax.set_mesh must have a mesh of the plan's {self.mesh.size} devices, got "
+                f"{in_force.size} ({', '.join(in_force.axis_names)}); use jax.set_mesh(make_mesh(plan)), or call it "
+                "outside of jit"
+            )
+        if any(map(has_explicit_sharding, jax.tree.leaves((params, batch)))):
+            raise ValueError(
+                "a jit must take arrays whose types leave their shardings open, got a mesh of AxisType.Explicit; make "
+                "it of AxisType.Auto, as make_mesh(plan) does, or call it outside of jit"
+            )
+        with outside_meshes():
+            return self._run(params, batch)
+
+    def _run(self, params: nnx.State, batch: Mapping):
         plan = self.plan
         shares = storage.gradient_shares(params, self.params, plan, scatter=scatters_sums(self.platform))
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
@@ -122,7 +158,7 @@ class Step:
         whole = storage.gather(params, self.params, plan, self.mesh, dtype)
         physical = _cast(layout.to_physical(whole, self.block, plan), dtype)
         specs = layout.physical_specs(physical)
-        striped = [layout.stripe(batch[key], plan) for key in KEYS]
+        striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in KEYS]
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), storage.gradient_specs(shares))
@@ -172,12 +208,6 @@ class Step:
         return run.Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
 
 
-def _is_striped(x, plan: Plan) -> bool:
-    """Return whether an array of a batch is as `train.placement` places it, [B, S / R, R]."""
-    members = plan.mesh.seq
-    return np.ndim(x) == 3 and np.shape(x)[1:] == (plan.sequence_length // members, members)
-
-
 def _cast(weights: layout.Physical, dtype) -> layout.Physical:
     """Cast matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
 
@@ -208,7 +238,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
     Raises:
         ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.
     """
-    step = Step(plan, model, mesh, train=True)
+    step, f = _made(plan, model, mesh, train=True)
     check_offload(step.platform, step.uses_host)
     check_memory_limits(plan)
     if plan.kernel == "cudnn" and step.platform not in ("gpu", "cuda"):
@@ -217,7 +247,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
             "large and slow; plan with model.kernel=blockwise",
             stacklevel=2,
         )
-    return _checked(step)
+    return f
 
 
 def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
@@ -225,18 +255,49 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 
     Args and errors: as for `value_and_grad`.
     """
-    return _checked(Step(plan, model, mesh, train=False))
+    return _made(plan, model, mesh, train=False)[1]
+
+
+def _made(plan: Plan, model: nnx.Module, mesh: Mesh | None, *, train: bool) -> tuple[Step, Callable]:
+    """Make a step and its function, or take those that were made of an equal plan, model and mesh."""
+    mesh = layout.make_mesh(plan) if mesh is None else mesh
+    structure = Structure.of(model)
+    try:
+        return _make_once(_Request(plan.to_json(), structure, mesh, train))
+    except TypeError:  # a user's block may have attributes that cannot be compared
+        return _make(plan, structure, mesh, train=train)
+
+
+class _Request(NamedTuple):
+    plan_json: str
+    structure: Structure
+    mesh: Mesh
+    train: bool
+
+
+@lru_cache(maxsize=8)
+def _make_once(request: _Request) -> tuple[Step, Callable]:
+    return _make(Plan.from_json(request.plan_json), request.structure, request.mesh, train=request.train)
+
+
+def _make(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tuple[Step, Callable]:
+    model = structure.model()
+    if type(model.layers) is not DecoderLayer:
+        check_block(model)
+    return (step := Step(plan, model, mesh, train=train)), _checked(step)
 
 
 def _checked(step: Step) -> Callable:
     compiled = jax.jit(step.__call__, compiler_options=step.compiler_options)
 
     def f(params: nnx.State, batch: Mapping):
-        step.check(batch)
+        step.check(params, batch)
         batch = {key: batch[key] for key in KEYS}
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, batch))):
             return step(params, batch)  # compiler options belong to the outermost jit
-        outputs = compiled(params, batch)
+        # A mesh of the user's would be the one that the program must run on.
+        with nullcontext() if mesh_in_force() is None else jax.set_mesh(step.mesh):
+            outputs = compiled(*jax.tree.map(without_explicit_sharding, (params, batch)))
         return jax.block_until_ready(outputs) if one_at_a_time(step.platform) else outputs
 
     f.compiler_options = step.compiler_options  # for a jit around f

@@ -1,0 +1,142 @@
+"""Whether a user's block keeps the contract of a layer, tried on two tokens when it is first used.
+
+Chunks, stages and devices each see a part of the tokens, and a layer's methods run again in the backward. So each token
+goes through `before_attention` and `after_attention` by itself, in the compute dtype, the same way every time.
+
+Letters: T tokens, D hidden size, N query heads, K key/value heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sppo_jax.pipeline.block import Block, Weights
+
+# Positions of the two tokens: far from each other, and not those that a method could number by itself.
+_POSITIONS = (5, 3)
+# How far a token by itself may be from the same token beside another, by rounding: a share of the largest value.
+_ROUNDING = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-3, "float64": 1e-9}
+
+
+def check_block(model: nnx.Module) -> None:
+    """Check that the methods of a model's layers fit the pipeline.
+
+    Args:
+        model: a `Decoder`, of whose parameters the shapes alone count; values are drawn for one layer.
+
+    Raises:
+        ValueError: the methods mix tokens, draw random numbers, keep state, or give other dtypes or widths.
+    """
+    block, name, dtype = Block(model.layers), type(model.layers).__name__, model.dtype
+    hidden_size = model.embedding.get_value().shape[1]
+    with jax.ensure_compile_time_eval():
+        weights = Weights(_first_layer(nnx.state(model.layers, nnx.Param)), _first_layer(block.others))
+        x_TD = _noise(0, (2, hidden_size), dtype)
+        positions_T = jnp.asarray(_POSITIONS, jnp.int32)
+        _check_shapes(block, weights, x_TD, positions_T, name)
+        _check_state(block, weights, x_TD, positions_T, name)
+        q_TNH = jax.eval_shape(block.before, weights, x_TD, positions_T)[0]
+        out_TNH = _noise(1, q_TNH.shape, dtype)
+        before, after = jax.jit(block.before), jax.jit(block.after)
+        _check_tokens(f"{name}.before_attention", partial(before, weights), x_TD, positions_T, dtype)
+        _check_tokens(f"{name}.after_attention", partial(after, weights), x_TD, out_TNH, dtype)
+
+
+def _first_layer(state: nnx.State) -> nnx.State:
+    """Take one layer's arrays, or draw them where there are only shapes."""
+
+    def take(leaf):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf[0]
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.zeros(leaf.shape[1:], leaf.dtype)
+        # Matrices whose products stay near 1.
+        fan_in = leaf.shape[1] if len(leaf.shape) > 2 else 1
+        return _noise(2, leaf.shape[1:], leaf.dtype) / jnp.sqrt(jnp.asarray(fan_in, leaf.dtype))
+
+    return jax.tree.map(take, state)
+
+
+def _noise(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+
+
+def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
+    """Check widths and dtypes of what the methods return."""
+    q, k, v = jax.eval_shape(block.before, weights, x_TD, positions_T)
+    size, dtype = x_TD.shape, x_TD.dtype
+    for what, got in (("q", q), ("k", k), ("v", v)):
+        if len(got.shape) != 3 or got.shape[0] != size[0] or got.shape[2] != q.shape[-1]:
+            _refuse(f"{name}.before_attention must return {what} as [tokens, heads, size]", _text(got), "reshape it")
+        if got.dtype != dtype:
+            _refuse(f"{name}.before_attention must return {what} in the compute dtype {dtype}", _text(got), "cast it")
+    if k.shape != v.shape or q.shape[1] % k.shape[1]:
+        heads = f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]}"
+        rule = f"{name}.before_attention must return as many heads of k as of v, and a multiple of them of q"
+        _refuse(rule, f"heads of q, k and v: {heads}", "change the heads")
+    y = jax.eval_shape(block.after, weights, x_TD, q)
+    if y.shape != size or y.dtype != dtype:
+        rule = f"{name}.after_attention must return the next layer's input, {list(size)} in {dtype}"
+        _refuse(rule, _text(y), "project or cast it")
+
+
+def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
+    """Check that the methods change nothing in their module: neither counters of random keys nor statistics."""
+    found: dict[str, bool] = {}
+
+    def run(weights, x_TD, positions_T):
+        layer = nnx.merge(block.graphdef, weights.params, weights.others, copy=True)
+        before = jax.tree.leaves(nnx.state(layer))
+        q_TNH, _, _ = layer.before_attention(x_TD, positions_T)
+        layer.after_attention(x_TD, q_TNH)
+        state = nnx.state(layer)
+        after, variables = jax.tree.leaves(state), jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        found["same"] = len(after) == len(before) and all(new is old for new, old in zip(after, before, strict=True))
+        found["random"] = any(isinstance(variable, nnx.RngState) for variable in variables)
+
+    jax.eval_shape(run, weights, x_TD, positions_T)
+    if not found["same"]:
+        _refuse(
+            f"{name} must do the same to a token every time, for the backward runs its methods again",
+            "one that draws random numbers, as dropout does" if found["random"] else "one that changes its own state",
+            "leave that out (dropout: deterministic=True)" if found["random"] else "leave that out",
+        )
+
+
+def _check_tokens(what: str, method: Callable[..., Any], x_TD, other_T, dtype) -> None:
+    """Check that a token's result does not depend on the token beside it."""
+    together = _rows(method(x_TD, other_T), 0)
+    alone = _rows(method(x_TD[:1], other_T[:1]), 0)
+    beside_another = _rows(method(x_TD.at[1].multiply(-3), other_T.at[1].multiply(2)), 0)
+    close = all(_close(a, b, _ROUNDING[jnp.dtype(dtype).name]) for a, b in zip(together, alone, strict=True))
+    # The same sizes are computed in the same order: here nothing is rounded differently.
+    same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(together, beside_another, strict=True))
+    if not (close and same):
+        _refuse(
+            f"{what} must treat every token by itself, for a device sees some of them",
+            "one whose result for a token depends on the tokens beside it",
+            "leave to attention what mixes tokens",
+        )
+
+
+def _rows(results: Any, row: int) -> list[np.ndarray]:
+    return [np.asarray(x[row]).astype(np.float64) for x in jax.tree.leaves(results)]
+
+
+def _close(a: np.ndarray, b: np.ndarray, share: float) -> bool:
+    return bool(np.allclose(a, b, rtol=0, atol=share * np.max(np.abs(a), initial=0.0), equal_nan=True))
+
+
+def _text(got: jax.ShapeDtypeStruct) -> str:
+    return f"{list(got.shape)} in {got.dtype}"
+
+
+def _refuse(rule: str, got: str, change: str) -> NoReturn:
+    raise ValueError(f"{rule}, got {got}; {change}")

@@ -40,7 +40,11 @@ def stored(plan, model, mesh):
     return place(params), shapes
 
 
-@pytest.mark.parametrize("name", MESHES)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("seq 3 x pipe 2", "data 2 x seq 3, two cuts, ring")]
+QUICK = ["data 3", "seq 5", "data 3 x seq 2, two cuts", "pipe 3 x data 2"]
+
+
+@pytest.mark.parametrize("name", QUICK + SLOW)
 def test_gradients_of_stored_parameters_are_the_dense_ones_with_zeros_behind(x64, name):
     plan, model = make(name)
     mesh, params = make_mesh(plan), nnx.state(model, nnx.Param)
@@ -69,7 +73,7 @@ def leaves(params):
     return jax.tree_util.tree_leaves_with_path(params)
 
 
-@pytest.mark.parametrize("name", ["seq 5", "data 3 x seq 2, two cuts"])
+@pytest.mark.parametrize("name", ["seq 5", pytest.param("data 3 x seq 2, two cuts", marks=pytest.mark.slow)])
 def test_parameters_in_their_own_shapes_go_through_the_same_step(x64, name):
     plan, model = make(name)
     params = nnx.state(model, nnx.Param)
@@ -80,6 +84,7 @@ def test_parameters_in_their_own_shapes_go_through_the_same_step(x64, name):
     assert max(relative_errors(grads, want).values()) < 1e-9
 
 
+@pytest.mark.slow
 def test_evaluation_takes_stored_parameters_too(x64):
     plan, model = make("data 3 x seq 2, two cuts")
     mesh = make_mesh(plan)

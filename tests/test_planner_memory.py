@@ -12,6 +12,7 @@ from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_
 from sppo_jax.planner.plan import MeshShape, StashPlan
 from sppo_jax.planner.stash import choose_alpha, copy_seconds
 from sppo_jax.schedule.outline import all_rounds, make_outline
+from sppo_jax.schedule.peaks import kv_peak
 from sppo_jax.schedule.registry import GENERATORS, make_table
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
@@ -154,3 +155,14 @@ def test_an_outline_needs_what_its_table_needs_and_sends_as_much(name):
         copies = copy_seconds(outline, large, chosen, costs)
         assert tuple(all_rounds(copies, outline.repeats)) == copy_seconds(table, large, chosen, costs)
     assert shortened
+
+
+def test_a_batch_is_the_devices_own_tokens_and_the_tags_of_sequences_in_flight():
+    few, many = (make_table("seq1f1b", 2, sequences, (16, 16)) for sequences in (8, 64))
+    for seq in (1, 4):
+        shape = replace(SHAPE, seq=seq)
+        taken = [predict_memory(table, shape, stash(table)).hbm["batch"] for table in (few, many)]
+        # Four int32 of each token, and again with the room of a chunk.
+        assert taken[1] - taken[0] == 56 * 4 * 4 * (32 + 48) // seq
+        assert taken[0] == 8 * 4 * 4 * (32 + 48) // seq + 2 * 4 * kv_peak(few) * 48
+    assert kv_peak(few) == kv_peak(many) < 4

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from tiny_runs import at_batch, lines_of, losses_of, make_config, run, write_documents
 
+from sppo_jax.models import build_model
 from sppo_jax.planner.make import make_plan
 from sppo_jax.train.begin import begin, check_room
 from sppo_jax.train.checkpoint import Checkpoints
-from sppo_jax.train.checkpoint_read import checkpoint_steps, read_run
+from sppo_jax.train.checkpoint_read import checkpoint_steps, load_params, read_run
 from sppo_jax.train.loop import RunFailed, to_save
 from sppo_jax.train.setup import prepare
 
@@ -149,6 +151,9 @@ def test_a_run_goes_on_from_three_devices_to_five_to_six(x64, source, tmp_path):
     want, got = losses_of(tmp_path / "alone"), losses_of(tmp_path / "odd")
     assert list(got) == list(want) == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
+    shapes = nnx.state(build_model(experiment.config, abstract=True), nnx.Param)
+    saved = [load_params(tmp_path / name / "checkpoints" / "6", shapes) for name in ("odd", "alone")]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), *saved)
 
 
 def test_a_run_stops_after_too_many_steps_that_are_not_finite(source, tmp_path):

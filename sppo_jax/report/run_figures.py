@@ -20,7 +20,7 @@ _RECENT = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """How a run stands: running, finished, stopped, silent or begun, and a sentence that says why or since when."""
+    """How a run stands: running, finished, stopped, stopped answering or begun, and a sentence that says why or since when."""
 
     word: str
     why: str
@@ -234,15 +234,15 @@ def status_of(data: RunData) -> Status:
     if stopped:
         return Status(word="stopped", why=str(words[-1].get("text") or "no reason given"))
     if data.held is False:
-        return Status(word="silent", why="stopped answering: its process is gone and did not say that it stopped")
+        return Status(word="stopped answering", why="its process is gone and did not say that it stopped")
     intervals = [after["step"] - before["step"] for before, after in zip(data.rows, data.rows[1:], strict=False)]
     usual_s = max(intervals[-_RECENT:], default=1) * max(
         (p.value for p in series(data.rows[-_RECENT:], "step_s")), default=0
     )
     if data.age_s > max(_SILENT_S, _SILENT_INTERVALS * usual_s):
         return Status(
-            word="silent",
-            why=f"stopped answering: wrote nothing for {duration(data.age_s)} and did not say that it stopped",
+            word="stopped answering",
+            why=f"wrote nothing for {duration(data.age_s)} and did not say that it stopped",
         )
     if not data.rows:
         return Status(word="starting", why="no step is logged yet")

@@ -13,7 +13,7 @@ from sppo_jax.report.run_figures import RunFigures, duration
 from sppo_jax.report.words import seconds, settings_of
 from sppo_jax.units import format_bytes
 
-_KINDS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "silent": "not"}
+_KINDS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "stopped answering": "not"}
 # Rows of the tables of events and of skipped steps.
 _MOST_ROWS = 60
 _COLLAPSED = ("save", "skip", "spike")

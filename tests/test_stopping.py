@@ -94,8 +94,8 @@ def test_behind_the_last_word_a_signal_ends_with_the_code_that_is_known():
 
 def test_the_last_callback_ends_with_the_code_that_was_decided():
     process, _ = start("atexit.register(stopping.exit)\nstopping.decide(5)\n" + READY + "print('last', end='')")
-    out, errors = process.communicate(timeout=30)
-    assert (process.returncode, out, errors) == (5, "last", "")
+    out, errors = process.stdout.read(), process.stderr.read()
+    assert (process.wait(timeout=30), out, errors) == (5, "last", "")
 
 
 def test_what_nohup_ignores_stays_ignored():

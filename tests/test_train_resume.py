@@ -3,11 +3,14 @@
 import os
 import shutil
 import signal
+import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from exactness import quick_options
 from flax import nnx
 from tiny_runs import at_batch, lines_of, losses_of, make_config, run, write_documents
 
@@ -43,6 +46,16 @@ def undisturbed(source, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("run") / "undisturbed"
     run(make_config(source, **EVERY_STEP), run_dir)
     return losses_of(run_dir)
+
+
+def quickly(experiment):
+    """Compiles soon and runs slowly, for runs that need not agree bit for bit."""
+
+    def value_and_grad(params, batch):
+        return experiment.value_and_grad(params, batch)
+
+    value_and_grad.compiler_options = quick_options()
+    return replace(experiment, value_and_grad=value_and_grad)
 
 
 def terminate():
@@ -82,6 +95,9 @@ def test_steps_behind_the_last_checkpoint_are_done_again(source, undisturbed, tm
         pass
 
     def kill():
+        deadline = time.monotonic() + 60
+        while not checkpoint_steps(tmp_path / "checkpoints") and time.monotonic() < deadline:
+            time.sleep(0.1)  # a save beside the training
         raise Killed
 
     config = make_config(source, **EVERY_STEP, checkpoint={"every_steps": 4})
@@ -105,7 +121,7 @@ def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path):
     wide = {**EVERY_STEP, "model": {"compute_dtype": "float64"}}
     wide["train"] = {"steps": 6, "log_every": 1, "eval_every": 0, "eval_sequences": 0}
     config = make_config(source, **wide)
-    run(make_config(source, **wide, checkpoint={"every_steps": 3, "keep_last": 9}), tmp_path / "one")
+    run(make_config(source, **wide, checkpoint={"every_steps": 3, "keep_last": 9}), tmp_path / "one", quickly)
     want = losses_of(tmp_path / "one")
     for number, groups in enumerate(OTHERS):
         other = make_config(source, **{**wide, **groups})
@@ -113,7 +129,7 @@ def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path):
         shutil.rmtree(run_dir / "checkpoints" / "6")
         lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
         (run_dir / "metrics.jsonl").write_text("".join(lines[:3]))  # what follows comes from this run
-        run(other, run_dir)
+        run(other, run_dir, quickly)
         got = losses_of(run_dir)
         assert list(got) == list(want)
         np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
@@ -142,10 +158,10 @@ def test_a_run_goes_on_from_three_devices_to_five_to_six(x64, source, tmp_path):
             train={"steps": steps, "log_every": 1, "eval_every": 0, "eval_sequences": 0, **(train or {})},
         )
 
-    run(config_of(6, {"data": 1, "pipe": 1, "seq": 1}, train={"devices": "cpu:1"}), tmp_path / "alone")
+    run(config_of(6, {"data": 1, "pipe": 1, "seq": 1}, train={"devices": "cpu:1"}), tmp_path / "alone", quickly)
     stored = set()
     for number, groups in enumerate(ODD):
-        experiment, _ = run(config_of(2 * number + 2, **groups), tmp_path / "odd")
+        experiment, _ = run(config_of(2 * number + 2, **groups), tmp_path / "odd", quickly)
         stored.add(experiment.shapes.params["layers"]["up"].get_value().shape)
     assert len(stored) == 2
     want, got = losses_of(tmp_path / "alone"), losses_of(tmp_path / "odd")
@@ -160,7 +176,7 @@ def test_a_run_stops_after_too_many_steps_that_are_not_finite(source, tmp_path):
     groups = {**EVERY_STEP, "optimizer": {"lr": 1e30, "warmup_steps": 0, "clip_norm": 1e30}}
     groups["train"] = {"steps": 30, "log_every": 1, "max_nonfinite": 3}
     with pytest.raises(RunFailed, match=r"of 3 such steps in a row \(train.max_nonfinite\); lower .*saved"):
-        run(make_config(source, **groups), tmp_path)
+        run(make_config(source, **groups), tmp_path, quickly)
     lines = lines_of(tmp_path)
     assert [line["grad_norm"] for line in lines[-3:]] == [None] * 3 and lines[-1]["skipped"] >= 3
     events = [line["kind"] for line in lines_of(tmp_path, "events")]

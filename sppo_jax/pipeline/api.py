@@ -259,13 +259,14 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 
 
 def _made(plan: Plan, model: nnx.Module, mesh: Mesh | None, *, train: bool) -> tuple[Step, Callable]:
-    """Make a step and its function, or take those that were made of an equal plan, model and mesh."""
+    """Make a step and its function, or take the compiled ones of an equal plan, model and mesh."""
     mesh = layout.make_mesh(plan) if mesh is None else mesh
     structure = Structure.of(model)
     try:
-        return _make_once(_Request(plan.to_json(), structure, mesh, train))
+        step, compiled = _compile_once(_Request(plan.to_json(), structure, mesh, train))
     except TypeError:  # a user's block may have attributes that cannot be compared
-        return _make(plan, structure, mesh, train=train)
+        step, compiled = _jitted(plan, structure, mesh, train=train)
+    return step, _checked(step, compiled)
 
 
 class _Request(NamedTuple):
@@ -276,19 +277,20 @@ class _Request(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _make_once(request: _Request) -> tuple[Step, Callable]:
-    return _make(Plan.from_json(request.plan_json), request.structure, request.mesh, train=request.train)
+def _compile_once(request: _Request) -> tuple[Step, Callable]:
+    return _jitted(Plan.from_json(request.plan_json), request.structure, request.mesh, train=request.train)
 
 
-def _make(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tuple[Step, Callable]:
+def _jitted(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tuple[Step, Callable]:
     model = structure.model()
     if type(model.layers) is not DecoderLayer:
         check_block(model)
-    return (step := Step(plan, model, mesh, train=train)), _checked(step)
+    step = Step(plan, model, mesh, train=train)
+    return step, jax.jit(step.__call__, compiler_options=step.compiler_options)
 
 
-def _checked(step: Step) -> Callable:
-    compiled = jax.jit(step.__call__, compiler_options=step.compiler_options)
+def _checked(step: Step, compiled: Callable) -> Callable:
+    """Make the function that users get: a new one each time, for a jit around it remembers what it has traced."""
 
     def f(params: nnx.State, batch: Mapping):
         step.check(params, batch)

@@ -20,7 +20,7 @@ _RECENT = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """How a run stands: running, finished, stopped, stopped answering or begun, and a sentence that says why or since when."""
+    """How a run stands, in a word or two, and a sentence that says why or since when."""
 
     word: str
     why: str

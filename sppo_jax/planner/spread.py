@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 # A single cut is taken where it adds no more than this share of zeros: then there is no need for two.
-_LITTLE = 0.02
+_LITTLE = 0.1
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,12 @@
 """Differences between jax versions, in one place."""
 
 import contextlib
+import functools
 import inspect
 
 import jax
+import jax.extend.core
+import jax.interpreters.mlir
 import jax.numpy as jnp
 
 from sppo_jax.environment import jaxlib_version
@@ -145,13 +148,13 @@ def _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys) -> tuple:
 
 
 def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **settings):
-    """Bind a private primitive: the public function takes no LSE in its backward, and asks for a GPU at hand."""
+    """Bind cuDNN's call: the public function takes no LSE in its backward, and asks for a GPU at hand."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
     # Since 0.11 a function of the scores can be fused in; None for none.
     newer = [name for name in ("score_mod_name", "score_mod_jaxpr") if name in inspect.signature(lowering).parameters]
-    return getattr(cudnn, f"_dot_product_attention_{way}_p").bind(
+    return _cudnn_primitive(way).bind(
         *operands,
         scale=scale,
         seed=42,
@@ -163,6 +166,25 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
         **{name: None for name in newer},
         **settings,
     )
+
+
+@functools.cache
+def _cudnn_primitive(way: str) -> jax.extend.core.Primitive:
+    """Make a primitive with jax's types and lowering of cuDNN's call.
+
+    A program with jax's own primitive must have all of its arrays on one mesh. State and batch of a training step are
+    on other axes than the step's shard_map, within which this call has no mesh at all.
+    """
+    from jax._src import dispatch
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    primitive = jax.extend.core.Primitive(f"cudnn_attention_{way}")
+    primitive.multiple_results = True
+    primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
+    primitive.def_abstract_eval(getattr(cudnn, f"_dot_product_attention_{way}_abstract"))
+    lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
+    jax.interpreters.mlir.register_lowering(primitive, lowering, platform="cuda")
+    return primitive
 
 
 def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, list[int] | None]:

@@ -65,7 +65,6 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
     step = Step(plan, model, mesh, train=True)
     optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps))
     params = nnx.state(model, nnx.Param)
-    mesh = layout.inner_mesh(mesh, plan)  # ahead of time, the compiler asks for one mesh everywhere
     state = state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh)
     return TrainProgram(
         step=make_train_step(step, optimizer, shardings_of(state)),

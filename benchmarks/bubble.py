@@ -17,14 +17,14 @@ from blocks import write_block
 
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.plan import MeshShape, Plan
+from sppo_jax.plan.simulate import simulate
+from sppo_jax.plan.table import Unit
+from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths
 from sppo_jax.planner.costs import CostModel, balance_weights, cost_model
-from sppo_jax.planner.lengths import equal_lengths, flops_balanced_lengths
-from sppo_jax.planner.plan import MeshShape, Plan
 from sppo_jax.planner.search import search
 from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
-from sppo_jax.schedule.registry import make_table
-from sppo_jax.schedule.simulate import simulate
-from sppo_jax.schedule.table import Unit
 
 DOCS = Path(__file__).parents[1] / "docs"
 LENGTH, MODEL = 2**20, "gpt-30b"  # 64 layers, so that 16 stages have four groups

@@ -28,8 +28,8 @@ from gpu_parts.machine import cpu_name
 
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster, measured
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
-from sppo_jax.planner.plan import Plan
 from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
 
 DOCS = Path(__file__).parents[1] / "docs"

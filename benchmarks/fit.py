@@ -23,9 +23,9 @@ from fit_cases import CASES, Case  # noqa: E402
 from sppo_jax.config import config_from_dict  # noqa: E402
 from sppo_jax.fit.compiled import compile_plan, prepare_environment  # noqa: E402
 from sppo_jax.hardware import parse_cluster  # noqa: E402
+from sppo_jax.plan.plan import Plan  # noqa: E402
 from sppo_jax.planner.evaluate import memory_of  # noqa: E402
 from sppo_jax.planner.make import make_plan  # noqa: E402
-from sppo_jax.planner.plan import Plan  # noqa: E402
 
 RESULTS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "validation.md"
 GIB = 2**30

@@ -18,7 +18,7 @@ from unittest import mock
 from loop import CONFIG, bare, compare
 
 from sppo_jax.config import Config
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 
 RESULT = Path(__file__).parent / "results" / "order.json"
 

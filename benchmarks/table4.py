@@ -16,7 +16,7 @@ from blocks import write_block
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import parse_cluster
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.search import Found, search
 from sppo_jax.units import format_bytes
 

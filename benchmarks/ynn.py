@@ -19,7 +19,7 @@ from order import read_words
 
 from sppo_jax.config import Config
 from sppo_jax.environment import YNN_FLAG
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 
 RESULT = Path(__file__).parent / "results" / "ynn.json"
 OFF = {YNN_FLAG.removeprefix("--"): ""}

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "load_config": "sppo_jax.config",
     "make_plan": "sppo_jax.planner.make",
-    "Plan": "sppo_jax.planner.plan",
+    "Plan": "sppo_jax.plan.plan",
     "build_model": "sppo_jax.models.build",
     "value_and_grad": "sppo_jax.pipeline.api",
 }

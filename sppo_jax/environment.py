@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from sppo_jax.units import format_bytes
 
 if TYPE_CHECKING:
-    from sppo_jax.planner.plan import Plan
+    from sppo_jax.plan.plan import Plan
 
 YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"

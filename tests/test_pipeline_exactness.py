@@ -11,9 +11,9 @@ from hlo_order import overtaking
 
 from sppo_jax.attention import blockwise, flash
 from sppo_jax.pipeline.api import Step, value_and_grad
-from sppo_jax.schedule.csv_format import to_csv
-from sppo_jax.schedule.diagonals import MIN_HOST_GAP, group_gaps
-from sppo_jax.schedule.registry import make_table
+from sppo_jax.plan.csv_format import to_csv
+from sppo_jax.plan.diagonals import MIN_HOST_GAP, group_gaps
+from sppo_jax.plan.generators import make_table
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 HOST = ("host", "host", "recompute")

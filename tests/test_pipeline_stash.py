@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sppo_jax.pipeline.program import StashClass
 from sppo_jax.pipeline.stash import StashLayout, chunk_entries
+from sppo_jax.plan.program import StashClass
 
 
 def layout(stash: StashClass, tokens: int, **shapes) -> StashLayout:

@@ -6,9 +6,9 @@ import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.table import Unit
 from sppo_jax.planner.costs import CostModel, chunk_pairs, cost_model, layer_costs, model_flops, vocabulary_params
-from sppo_jax.planner.plan import MeshShape
-from sppo_jax.schedule.table import Unit
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 # One FLOP, one byte a second, and nothing else takes time.

@@ -11,15 +11,15 @@ import pytest
 from sppo_jax import hardware
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
-from sppo_jax.planner.frames import frames
+from sppo_jax.plan.csv_format import to_csv
+from sppo_jax.plan.diagonals import diagonal_groups, group_gaps
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import check_plan, make_plan, resolve_cluster
 from sppo_jax.planner.parallel import layers_per_virtual_stage
-from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.partitions import partitions
 from sppo_jax.planner.request import read_request
 from sppo_jax.planner.stash import ALPHA_LEVELS
-from sppo_jax.schedule.csv_format import to_csv
-from sppo_jax.schedule.diagonals import diagonal_groups, group_gaps
-from sppo_jax.schedule.registry import make_table
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=64)
 LLAMA = dict(vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, mlp_size=14336)
@@ -152,10 +152,10 @@ def test_what_cannot_fit_is_planned_with_least_memory_and_says_so():
 
 def test_interleaved_counts_are_multiples_of_the_stages():
     request = read_request(config(length=4096, mesh={"pipe": 2}, schedule={"interleave": 2}), CPU)
-    counts = {frame.num_chunks for frame in frames(request)}
+    counts = {partition.num_chunks for partition in partitions(request)}
     assert sorted(counts) == [2, 4, 8, 16]
     request = read_request(config(length=3100, mesh={"pipe": 2}, schedule={"interleave": 2}), CPU)
-    assert {frame.num_chunks % 2 for frame in frames(request)} == {0}
+    assert {partition.num_chunks % 2 for partition in partitions(request)} == {0}
 
 
 def test_flops_balance_shortens_the_tail():

@@ -7,13 +7,13 @@ import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.plan.generators import GENERATORS, make_table
+from sppo_jax.plan.outline import all_rounds, make_outline
+from sppo_jax.plan.peaks import kv_peak
+from sppo_jax.plan.plan import MeshShape, StashPlan
 from sppo_jax.planner.costs import cost_model, layer_costs
 from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
-from sppo_jax.planner.plan import MeshShape, StashPlan
 from sppo_jax.planner.stash import choose_alpha, copy_seconds
-from sppo_jax.schedule.outline import all_rounds, make_outline
-from sppo_jax.schedule.peaks import kv_peak
-from sppo_jax.schedule.registry import GENERATORS, make_table
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 SHAPE = Shape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)

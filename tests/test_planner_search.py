@@ -7,17 +7,17 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
-from sppo_jax.planner import hunt
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.simulate import simulate
+from sppo_jax.planner import best_first
 from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of
-from sppo_jax.planner.floors import Floors, stream_seconds
-from sppo_jax.planner.frames import frames, lengths_of
-from sppo_jax.planner.plan import Plan
-from sppo_jax.planner.reasons import times_slower
+from sppo_jax.planner.lower_bounds import LowerBounds, stream_seconds
+from sppo_jax.planner.partitions import lengths_of, partitions
+from sppo_jax.planner.problem import times_slower
 from sppo_jax.planner.request import read_request
 from sppo_jax.planner.search import search
 from sppo_jax.planner.stash import place_options
-from sppo_jax.schedule.registry import make_table
-from sppo_jax.schedule.simulate import simulate
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=8, num_heads=4, num_kv_heads=2, mlp_size=64)
 AUTO = {"interleave": "auto"}
@@ -41,15 +41,15 @@ def small(num_devices=4, **figures):
 
 def choices(request, dtypes=("float32",)):
     """Every choice there is, table by table."""
-    for frame, dtype in itertools.product(frames(request), dtypes):
-        for places in place_options(request.config.stash, frame.layout.layers):
+    for partition, dtype in itertools.product(partitions(request), dtypes):
+        for places in place_options(request.config.stash, partition.layout.layers):
             for alpha in ("hidden", "all"):
                 yield (
-                    frame,
+                    partition,
                     Choice(
-                        layout=frame.layout,
-                        chunk_lengths=lengths_of(request, frame),
-                        schedule=frame.schedule,
+                        layout=partition.layout,
+                        chunk_lengths=lengths_of(request, partition),
+                        schedule=partition.schedule,
                         places=places,
                         alpha=alpha,
                         kv_grad_dtype=dtype,
@@ -58,9 +58,9 @@ def choices(request, dtypes=("float32",)):
 
 
 def outcomes(request):
-    for frame, choice in choices(request):
+    for partition, choice in choices(request):
         try:
-            yield frame, evaluate(request, choice)
+            yield partition, evaluate(request, choice)
         except ValueError:
             continue  # a schedule that does not take these chunks
 
@@ -90,15 +90,15 @@ def test_nothing_is_faster_than_what_is_found(figures, per_step):
 @pytest.mark.parametrize(("per_step", "schedule"), [(0, AUTO), (4, AUTO), (4, {"name": "gpipe"})])
 def test_bounds_are_below_what_they_bound(figures, per_step, schedule):
     request = read_request(config(sequence={"per_step": per_step}, schedule=schedule), small(**figures))
-    floors = Floors(request, "float32")
-    for frame, outcome in outcomes(request):
+    lower_bounds = LowerBounds(request, "float32")
+    for partition, outcome in outcomes(request):
         choice = outcome.choice
-        least_s = floors.step_s(frame, choice.chunk_lengths, choice.places, choice.alpha)
-        assert floors.rough_step_s(frame, [choice.places])[0] <= outcome.step_s
+        least_s = lower_bounds.step_s(partition, choice.chunk_lengths, choice.places, choice.alpha)
+        assert lower_bounds.rough_step_s(partition, [choice.places])[0] <= outcome.step_s
         assert least_s <= outcome.step_s * (1 + 1e-9)
-        excess = floors.excess_of(outcome.memory)
-        assert floors.rough_excess(frame, choice.places) <= excess + 1e-9
-        assert floors.excess(frame, choice.chunk_lengths, choice.places) <= excess + 1e-9
+        excess = lower_bounds.excess_of(outcome.memory)
+        assert lower_bounds.rough_excess(partition, choice.places) <= excess + 1e-9
+        assert lower_bounds.excess(partition, choice.chunk_lengths, choice.places) <= excess + 1e-9
 
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 2), (2, 3, 6), (4, 2, 8)])
@@ -120,7 +120,7 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
 )
 def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
     calls = []
-    monkeypatch.setattr(hunt, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
+    monkeypatch.setattr(best_first, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
     found = search(asked)
     assert found.num_considered > 1000 and len(calls) <= most
 

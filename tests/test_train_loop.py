@@ -15,7 +15,7 @@ from tiny_runs import lines_of, make_config, run, write_documents
 from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.data.loader import Loader
 from sppo_jax.models import build_model, dense_value_and_grad
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.train.checkpoint_read import find_checkpoint, load_params, read_run
 from sppo_jax.train.setup import prepare
 from sppo_jax.train.state import init_state

@@ -8,8 +8,8 @@ from typing import Any
 from gpu_parts.results import Results
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, Device, make_cluster, with_profile
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.evaluate import costs_of, simulation_of
-from sppo_jax.planner.plan import Plan
 from sppo_jax.profile.store import profile_from_dict
 
 FORWARD_SHARE, BACKWARD_SHARE, LONG_QUERIES = 0.70, 0.55, 8192

@@ -21,8 +21,8 @@ from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.lowering import TrainProgram, train_program
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster
 from sppo_jax.pipeline.layout import stripe
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
-from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.search import search
 from sppo_jax.train.metrics import causal_flops_per_token, peak_memory
 from sppo_jax.train.state import TrainState, init_state

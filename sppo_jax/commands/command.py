@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from sppo_jax.config import Config, load_config
 from sppo_jax.distributed import local_devices
 from sppo_jax.environment import add_xla_flag
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import check_plan
-from sppo_jax.planner.plan import Plan
 
 DONE, FAILED, WRONG_INPUT, DOES_NOT_FIT = 0, 1, 2, 3
 

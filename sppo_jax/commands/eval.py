@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
 from sppo_jax.environment import set_memory_fraction
 from sppo_jax.files import write_whole
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 
 if TYPE_CHECKING:
     from sppo_jax.train.evaluate import Validation

@@ -19,7 +19,7 @@ from sppo_jax.commands.command import (
     some_path,
 )
 from sppo_jax.config import Config
-from sppo_jax.planner.bounds import Bound, max_length, min_devices
+from sppo_jax.planner.limits import Bound, max_length, min_devices
 from sppo_jax.planner.make import costs_of, resolve_cluster
 from sppo_jax.planner.search import search
 from sppo_jax.report.bounds_text import bound_dict, max_length_text, min_devices_text

@@ -11,9 +11,9 @@ from sppo_jax import distributed
 from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
 from sppo_jax.output import Output
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.text_timeline import text_timeline
 from sppo_jax.planner.make import make_plan
-from sppo_jax.planner.plan import Plan
-from sppo_jax.schedule.timeline import text_timeline
 
 
 def run(words: Sequence[str]) -> int:

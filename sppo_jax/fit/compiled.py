@@ -13,7 +13,7 @@ from sppo_jax.environment import add_xla_flag, warn_of_unknown_flags
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import Cluster
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.units import format_bytes
 
 # What XLA says where it would have to try kernels on a GPU.

@@ -14,7 +14,7 @@ from sppo_jax.config import Config
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.api import Step
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
 from sppo_jax.train.placement import batch_shapes
 from sppo_jax.train.signals import signal_sharding

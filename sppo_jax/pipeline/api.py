@@ -36,11 +36,11 @@ from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.probe import check_block
-from sppo_jax.pipeline.program import AttentionShape, Program, lower
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.structure import Structure, check_params
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.program import AttentionShape, Program, lower
 from sppo_jax.planner.parallel import layers_per_virtual_stage
-from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.stash import check_host_layers
 
 

@@ -22,11 +22,11 @@ from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash, vocabulary
-from sppo_jax.pipeline.fold import Loop, unfold
 from sppo_jax.pipeline.layout import Physical
-from sppo_jax.pipeline.program import Program, StashClass, TickSpec
 from sppo_jax.pipeline.storage import sum_over_members
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.fold import Loop, unfold
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.program import Program, StashClass, TickSpec
 
 # Under these a profile shows the operations of a tick.
 TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}

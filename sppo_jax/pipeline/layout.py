@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from sppo_jax.environment import set_memory_limits
 from sppo_jax.pipeline.block import Block, Weights
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 
 SEQ = ("ring", "ulysses")
 

@@ -14,9 +14,9 @@ from sppo_jax.attention import sequence
 from sppo_jax.attention.blockwise import accumulator
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.pipeline.block import Block, Residuals, Weights
-from sppo_jax.pipeline.program import StashClass
 from sppo_jax.pipeline.stash import StashLayout, chunk_entries
-from sppo_jax.planner.plan import StashPlan
+from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.program import StashClass
 
 
 def _rest_names(q_TNH, leaves) -> dict:

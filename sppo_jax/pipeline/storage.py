@@ -19,8 +19,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from sppo_jax.pipeline.layout import SEQ, Physical, fit
-from sppo_jax.planner.plan import Plan
-from sppo_jax.planner.spread import Cut, padded, spread
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.spread import Cut, padded, spread
 
 # The devices of a stage, on the mesh within a step.
 MEMBERS = ("data", *SEQ)

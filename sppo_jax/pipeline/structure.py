@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from sppo_jax.pipeline.storage import home_of
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)

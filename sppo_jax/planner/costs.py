@@ -23,6 +23,8 @@ from itertools import accumulate
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
+from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.table import Unit
 from sppo_jax.planner.layer import (
     LINEAR_BACKWARD,
     LayerCosts,
@@ -32,9 +34,7 @@ from sppo_jax.planner.layer import (
     model_flops,
     vocabulary_params,
 )
-from sppo_jax.planner.plan import MeshShape
 from sppo_jax.profile.store import block_pairs
-from sppo_jax.schedule.table import Unit
 
 __all__ = [
     "CostModel",

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import sppo_jax
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.plan.peaks import kv_peak
+from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_outline
+from sppo_jax.plan.simulate import Simulation, simulate
+from sppo_jax.plan.table import Table, Unit
 from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.memory import Memory, Shape, predict_memory
 from sppo_jax.planner.parallel import SequenceSplit, layers_per_virtual_stage
-from sppo_jax.planner.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_outline
 from sppo_jax.planner.request import Layout, Request, choose_kernel, read_request
 from sppo_jax.planner.stash import Places, choose_alpha, copy_seconds, largest_alpha
-from sppo_jax.schedule.peaks import kv_peak
-from sppo_jax.schedule.simulate import Simulation, simulate
-from sppo_jax.schedule.table import Table, Unit
 from sppo_jax.units import format_bytes
 
 

@@ -5,9 +5,9 @@ import warnings
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.plan.plan import MODEL_FIELDS, Plan
 from sppo_jax.planner.evaluate import costs_of, memory_of, simulation_of
 from sppo_jax.planner.parallel import layers_per_virtual_stage
-from sppo_jax.planner.plan import MODEL_FIELDS, Plan
 from sppo_jax.planner.request import choose_kernel, resolve_cluster
 from sppo_jax.planner.search import search
 from sppo_jax.planner.stash import check_host_layers

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
-from sppo_jax.planner.layer import layer_costs
-from sppo_jax.planner.params import largest_matrix, stage_params
-from sppo_jax.planner.plan import StashPlan
-from sppo_jax.schedule.diagonals import (
+from sppo_jax.plan.diagonals import (
     MIN_HOST_GAP,
     diagonal_groups,
     group_gaps,
     longest_chunks,
 )
-from sppo_jax.schedule.peaks import head_peak, kv_peak, stash_peaks
-from sppo_jax.schedule.table import Table
+from sppo_jax.plan.peaks import head_peak, kv_peak, stash_peaks
+from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.table import Table
+from sppo_jax.planner.layer import layer_costs
+from sppo_jax.planner.params import largest_matrix, stage_params
 from sppo_jax.units import format_bytes
 
 # Adam keeps two moments of each parameter.

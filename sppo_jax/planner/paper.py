@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, plan_of
-from sppo_jax.planner.floors import Floors
-from sppo_jax.planner.frames import Frame, chunk_counts, lengths_of, schedule_reason, schedules
-from sppo_jax.planner.plan import Plan
+from sppo_jax.planner.lower_bounds import LowerBounds
+from sppo_jax.planner.partitions import Partition, chunk_counts, lengths_of, schedule_reason, schedules
 from sppo_jax.planner.request import Layout, Request, layouts, read_request
 from sppo_jax.planner.stash import Places, place_options
 
@@ -53,12 +53,12 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
         ValueError: the settings do not fit together.
     """
     ranked = _ranked(request)
-    floors = Floors(request, "float32")
+    lower_bounds = LowerBounds(request, "float32")
     tried: list[Outcome] = []
     errors: list[ValueError] = []
-    for frame in ranked[:_MOST_TRIED]:
+    for partition in ranked[:_MOST_TRIED]:
         try:
-            fitting = _first_that_fits(request, frame, tried)
+            fitting = _first_that_fits(request, partition, tried)
         except ValueError as error:
             errors.append(error)
             continue
@@ -66,19 +66,19 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
             return fitting, _reasons(request, fitting, len(ranked)), len(ranked)
     if not tried:
         raise errors[0]
-    least = min(tried, key=lambda outcome: floors.excess_of(outcome.memory))
+    least = min(tried, key=lambda outcome: lower_bounds.excess_of(outcome.memory))
     return least, _reasons(request, least, len(ranked)), len(ranked)
 
 
-def _ranked(request: Request) -> list[Frame]:
-    """Returns the frames that the rules leave, shortest step by the paper's formula first."""
-    floors = Floors(request, "float32")
+def _ranked(request: Request) -> list[Partition]:
+    """Returns the partitions that the rules leave, shortest step by the paper's formula first."""
+    lower_bounds = LowerBounds(request, "float32")
     found = [
-        (frame, _formula_s(floors, frame))
+        (partition, _formula_s(lower_bounds, partition))
         for layout in _allowed(layouts(request), request)
-        for frame in _frames(request, layout)
+        for partition in _partitions(request, layout)
     ]
-    return [frame for frame, _ in sorted(found, key=lambda item: item[1])]
+    return [partition for partition, _ in sorted(found, key=lambda item: item[1])]
 
 
 def _allowed(every: list[Layout], request: Request) -> list[Layout]:
@@ -98,7 +98,7 @@ def _allowed(every: list[Layout], request: Request) -> list[Layout]:
     return whole or [layout for layout in inside if layout.mesh.pipe == shortest]
 
 
-def _frames(request: Request, layout: Layout) -> Iterator[Frame]:
+def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
     sequence, table = request.config.sequence, request.table
     if table is not None or isinstance(sequence.chunks, tuple):
         chunks = table[0].chunk_lengths if table is not None else sequence.chunks
@@ -111,29 +111,29 @@ def _frames(request: Request, layout: Layout) -> Iterator[Frame]:
         counts = within or counts[-1:]
     for count in counts:
         schedule = schedules(request, layout, count)[0]
-        yield Frame(
+        yield Partition(
             layout=layout, schedule=schedule, num_chunks=count, balance="flops" if balance == "auto" else balance
         )
 
 
-def _formula_s(floors: Floors, frame: Frame) -> float:
+def _formula_s(lower_bounds: LowerBounds, partition: Partition) -> float:
     """Returns `(p - 1 + N) / N F(N)` for one sequence; with several, the pipeline fills once."""
-    work_s = floors.work_s(frame, _PLACES[0])
-    return work_s * (1 + (frame.layout.mesh.pipe - 1) / (frame.num_chunks * frame.layout.sequences))
+    work_s = lower_bounds.work_s(partition, _PLACES[0])
+    return work_s * (1 + (partition.layout.mesh.pipe - 1) / (partition.num_chunks * partition.layout.sequences))
 
 
-def _first_that_fits(request: Request, frame: Frame, tried: list[Outcome]) -> Outcome | None:
+def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome]) -> Outcome | None:
     asked = request.config.stash
-    options = place_options(asked, frame.layout.layers)
+    options = place_options(asked, partition.layout.layers)
     places = [option for option in _PLACES if option in options] or options
     dtypes = ("float32", "bfloat16") if asked.kv_grad_dtype == "auto" else (asked.kv_grad_dtype,)
     for dtype in dtypes:
         fitting = []
         for option in places:
             choice = Choice(
-                layout=frame.layout,
-                chunk_lengths=lengths_of(request, frame),
-                schedule=frame.schedule,
+                layout=partition.layout,
+                chunk_lengths=lengths_of(request, partition),
+                schedule=partition.schedule,
                 places=option,
                 alpha="hidden" if asked.alpha == "auto" else asked.alpha,
                 kv_grad_dtype=dtype,

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.planner.spread import padded, spread
+from sppo_jax.plan.spread import padded, spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,17 @@
 """Why no plan fits: the bytes that are too many, and the nearest change."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 
 from sppo_jax.config import Config
+from sppo_jax.planner.advice import released
+from sppo_jax.planner.best_first import BestFirst, Candidate, start_of
 from sppo_jax.planner.evaluate import Outcome
-from sppo_jax.planner.floors import room_bytes
-from sppo_jax.planner.hunt import Hunt
+from sppo_jax.planner.lower_bounds import usable_bytes
 from sppo_jax.planner.memory import Memory
-from sppo_jax.planner.nearest_mesh import released
-from sppo_jax.planner.nodes import start_of
+from sppo_jax.planner.partitions import schedule_reason
 from sppo_jax.planner.request import Request, read_request
 from sppo_jax.units import format_bytes
 
@@ -47,7 +48,7 @@ _SHARE_NAMED, _MOST_NAMED = 0.8, 4
 def over(request: Request, outcome: Outcome) -> str:
     """Returns which limit an outcome breaks and by how much; empty if it fits."""
     cluster, memory = request.cluster, outcome.memory
-    over_hbm = memory.hbm_bytes - room_bytes(cluster)
+    over_hbm = memory.hbm_bytes - usable_bytes(cluster)
     over_host = memory.host - cluster.device_host_bytes
     if over_hbm > 0:
         return f"over HBM by {format_bytes(over_hbm)} a device"
@@ -66,7 +67,7 @@ def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
     """
     cluster, memory = request.cluster, least.memory
     stopped_by, change = _nearest_change(request)
-    room, host = format_bytes(room_bytes(cluster)), format_bytes(cluster.device_host_bytes)
+    room, host = format_bytes(usable_bytes(cluster)), format_bytes(cluster.device_host_bytes)
     line = (
         f"no plan fits: the least one is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
         f"({_largest(memory)}) of {room} that plans may take and {format_bytes(memory.host)} of host memory of {host}; "
@@ -108,7 +109,7 @@ def _nearest_change(request: Request) -> tuple[str, str]:
         try:
             relaxed = read_request(config, request.cluster)
             dtype = config.stash.kv_grad_dtype
-            found = Hunt(relaxed, "bfloat16" if dtype == "auto" else dtype, start_of(relaxed)).least()
+            found = BestFirst(relaxed, "bfloat16" if dtype == "auto" else dtype, start_of(relaxed)).least()
         except ValueError:
             continue
         if found.memory.fits(request.cluster):
@@ -126,3 +127,75 @@ def _released(config: Config) -> Iterator[tuple[str, Config]]:
         yield "planner=paper", replace(config, planner="search")
     for given, _, free in released(config, _RELEASED):
         yield ", ".join(f"{name}={value}" for name, value in given.items()), free
+
+
+# What each choice is, to tell it from others and to name it.
+_CHOICES: dict[str, Callable[[Candidate], Hashable]] = {
+    "mesh": lambda one: one.partition.layout.mesh,
+    "sequence_kind": lambda one: one.partition.layout.split.ulysses,
+    "chunks": lambda one: (one.partition.num_chunks, one.partition.balance),
+    "schedule": lambda one: (one.partition.schedule, one.partition.layout.interleave),
+    "stash": lambda one: one.places,
+}
+# What another plan must have in common with the chosen one to be compared with it.
+_ALIKE: dict[str, Callable[[Candidate], Hashable]] = {
+    "mesh": lambda one: None,
+    "sequence_kind": lambda one: one.partition.layout.mesh,
+    "chunks": lambda one: (one.partition.layout.mesh, one.partition.layout.interleave),
+    "schedule": lambda one: one.partition.layout.mesh,
+    "stash": lambda one: one.partition.layout.mesh,
+}
+_LABELS: dict[str, Callable[[Candidate], str]] = {
+    "mesh": lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.partition.layout.mesh)),
+    "sequence_kind": lambda one: (
+        f"ulysses {one.partition.layout.split.ulysses} x ring {one.partition.layout.split.ring}"
+    ),
+    "chunks": lambda one: (
+        f"{one.partition.num_chunks} of equal {'FLOPs' if one.partition.balance == 'flops' else 'length'}"
+    ),
+    "schedule": lambda one: f"{one.partition.schedule} with interleave {one.partition.layout.interleave}",
+    "stash": lambda one: "/".join(one.places),
+}
+
+
+def reasons_of(request: Request, best_first: BestFirst, best: Outcome, num_considered: int) -> dict[str, str]:
+    """Returns the reason of each choice.
+
+    Args:
+        request: what was asked for.
+        best_first: the search, over.
+        best: what it found.
+        num_considered: choices considered in all.
+    """
+    layout = best.choice.layout
+    reasons = {key: _against_rivals(best_first, best, key) for key in _CHOICES}
+    if request.config.stash.kv_grad_dtype != "auto":
+        reasons["kv_grad_dtype"] = "as requested"
+    else:
+        wide = best.choice.kv_grad_dtype == "float32"
+        reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
+    reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
+    reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
+    reasons["schedule"] = f"{schedule_reason(request, layout, best.choice.schedule)}; {reasons['schedule']}"
+    return reasons
+
+
+def times_slower(step_s: float, best_s: float) -> str:
+    """Returns how much slower a step is than the best one; a tie where no digit that is shown tells them apart."""
+    times = f"{step_s / best_s:.3f}"
+    return "a tie: as fast to 0.1%" if times == "1.000" else f"{times}x slower"
+
+
+def _against_rivals(best_first: BestFirst, best: Outcome, key: str) -> str:
+    of, alike, label = _CHOICES[key], _ALIKE[key], _LABELS[key]
+    slower, larger = best_first.rivals(best, of, alike)
+    texts = []
+    if slower is not None:
+        candidate, bound = slower
+        # A bound is refined only as far as it takes to lose.
+        times = f"{max(1.0, bound / best.step_s):.3f}"
+        longer = "may be as fast, to 0.1%" if times == "1.000" else f"takes at least {times}x as long"
+        texts.append(f"the next one, {label(candidate)}, {longer}")
+    if larger is not None:
+        texts.append(f"{label(larger[0])} might be faster, but does not fit")
+    return "; ".join(texts) or "as requested, or the only one possible"

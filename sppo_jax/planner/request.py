@@ -8,14 +8,14 @@ from pathlib import Path
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_cluster, parse_cluster
-from sppo_jax.planner.lengths import check_length, equal_lengths, given_lengths
-from sppo_jax.planner.nearest_mesh import nearest_changes, rules_of
+from sppo_jax.plan.check import check
+from sppo_jax.plan.csv_format import from_csv
+from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.table import Table
+from sppo_jax.planner.advice import nearest_changes, rules_of
+from sppo_jax.planner.chunks import check_length, equal_lengths, given_lengths
 from sppo_jax.planner.parallel import SequenceSplit, divisors, layers_per_virtual_stage, sequence_splits
-from sppo_jax.planner.plan import MeshShape
 from sppo_jax.planner.stash import MIN_HOST_LAYERS
-from sppo_jax.schedule.check import check
-from sppo_jax.schedule.csv_format import from_csv
-from sppo_jax.schedule.table import Table
 
 PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}

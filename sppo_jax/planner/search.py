@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.best_first import BestFirst, start_of
 from sppo_jax.planner.evaluate import Outcome, plan_of
-from sppo_jax.planner.hunt import Hunt
 from sppo_jax.planner.memory import Memory
-from sppo_jax.planner.nodes import start_of
 from sppo_jax.planner.paper import paper_outcome
-from sppo_jax.planner.plan import Plan
-from sppo_jax.planner.problem import over, problem_of
-from sppo_jax.planner.reasons import reasons_of, times_slower
+from sppo_jax.planner.problem import over, problem_of, reasons_of, times_slower
 from sppo_jax.planner.request import Request, read_request
 
 NUM_REJECTED = 5
@@ -75,14 +73,14 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     asked, considered = config.stash.kv_grad_dtype, 0
     start = start_of(request)
     for dtype in ("float32", "bfloat16") if asked == "auto" else (asked,):
-        hunt = Hunt(request, dtype, start)
-        best = hunt.best()
-        considered += len(hunt.nodes)
+        best_first = BestFirst(request, dtype, start)
+        best = best_first.best()
+        considered += len(best_first.candidates)
         if best is not None:
             break
-    chosen = best or hunt.least()
-    others = hunt.others(chosen, NUM_REJECTED)
-    return _found(request, chosen, reasons_of(request, hunt, chosen, considered), others, considered, start_s)
+    chosen = best or best_first.least()
+    others = best_first.others(chosen, NUM_REJECTED)
+    return _found(request, chosen, reasons_of(request, best_first, chosen, considered), others, considered, start_s)
 
 
 def _found_by_paper(request: Request, start_s: float) -> Found:

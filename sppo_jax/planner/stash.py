@@ -5,10 +5,7 @@ from dataclasses import replace
 from itertools import accumulate, product
 
 from sppo_jax.config import StashConfig
-from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import Shape, offload_bytes, stash_bytes
-from sppo_jax.planner.plan import STASH_PLACES, StashPlan
-from sppo_jax.schedule.diagonals import (
+from sppo_jax.plan.diagonals import (
     MIN_HOST_GAP,
     diagonal_groups,
     group_gaps,
@@ -17,7 +14,10 @@ from sppo_jax.schedule.diagonals import (
     tick_tokens,
     unit_diagonals,
 )
-from sppo_jax.schedule.table import Table, remembered
+from sppo_jax.plan.plan import STASH_PLACES, StashPlan
+from sppo_jax.plan.table import Table, remembered
+from sppo_jax.planner.costs import CostModel
+from sppo_jax.planner.memory import Shape, offload_bytes, stash_bytes
 from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.

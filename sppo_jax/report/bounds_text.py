@@ -1,7 +1,7 @@
 """The longest sequence and the smallest cluster in a few lines."""
 
 from sppo_jax.hardware import Cluster
-from sppo_jax.planner.bounds import Bound, Trial
+from sppo_jax.planner.limits import Bound, Trial
 from sppo_jax.report.columns import paragraph
 from sppo_jax.report.words import chunks_of, mesh_of, schedule_of, seconds, stash_of
 from sppo_jax.units import format_bytes

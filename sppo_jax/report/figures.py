@@ -7,16 +7,16 @@ from itertools import accumulate
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
+from sppo_jax.plan.diagonals import tick_tokens
+from sppo_jax.plan.outline import first_rounds, tick_rounds
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.simulate import Simulation, simulate
+from sppo_jax.plan.table import Table, Unit, unit_ticks
 from sppo_jax.planner.costs import CostModel, model_flops
 from sppo_jax.planner.memory import Shape
-from sppo_jax.planner.plan import Plan
 from sppo_jax.planner.search import Found
 from sppo_jax.planner.stash import copy_seconds
 from sppo_jax.report.occupancy import Copy, UnitBytes, host_copies, unit_bytes
-from sppo_jax.schedule.diagonals import tick_tokens
-from sppo_jax.schedule.outline import first_rounds, tick_rounds
-from sppo_jax.schedule.simulate import Simulation, simulate
-from sppo_jax.schedule.table import Table, Unit, unit_ticks
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
 COLUMNS = {

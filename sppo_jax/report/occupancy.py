@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
+from sppo_jax.plan.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
+from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.table import Table, Unit, unit_ticks
 from sppo_jax.planner.memory import Memory, Shape, kept_bytes, longest_chunks, offload_bytes
-from sppo_jax.planner.plan import StashPlan
-from sppo_jax.schedule.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
-from sppo_jax.schedule.table import Table, Unit, unit_ticks
 
 # Bytes that a device stashes of each (sequence, chunk, virtual stage): on itself, and on the host.
 UnitBytes = dict[tuple[int, int, int], tuple[int, int]]

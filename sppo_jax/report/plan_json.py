@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from sppo_jax.planner.plan import REPORT_KEYS
+from sppo_jax.plan.plan import REPORT_KEYS
 from sppo_jax.report.figures import Figures
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sppo_jax.planner.floors import room_bytes
+from sppo_jax.planner.lower_bounds import usable_bytes
 from sppo_jax.planner.memory import Memory
 from sppo_jax.report.figures import COLUMNS, WORKING, Figures
 from sppo_jax.report.words import (
@@ -96,7 +96,7 @@ def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float,
         for name, size in sorted(memory.hbm.items(), key=lambda item: -item[1])
         if size
     ]
-    hbm = f"of {format_bytes(capacity)}, of which plans may take {format_bytes(room_bytes(cluster))}"
+    hbm = f"of {format_bytes(capacity)}, of which plans may take {format_bytes(usable_bytes(cluster))}"
     return [
         *rows,
         ("HBM in all", unit.text(memory.hbm_bytes), memory.hbm_bytes / capacity, hbm),

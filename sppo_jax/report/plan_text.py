@@ -4,6 +4,8 @@ import textwrap
 from collections.abc import Sequence
 from itertools import accumulate
 
+from sppo_jax.plan.table import Table
+from sppo_jax.plan.text_timeline import text_timeline
 from sppo_jax.report.columns import WIDTH, aligned, bar, paragraph
 from sppo_jax.report.figures import Figures
 from sppo_jax.report.plan_tables import (
@@ -18,8 +20,6 @@ from sppo_jax.report.plan_tables import (
 )
 from sppo_jax.report.timeline import FADING
 from sppo_jax.report.words import COLUMN_HELP, seconds, subject, verdict
-from sppo_jax.schedule.table import Table
-from sppo_jax.schedule.timeline import text_timeline
 
 
 def plan_text(figures: Figures) -> str:

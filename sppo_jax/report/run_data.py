@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config, load_config
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 
 CONFIG, PLAN, METRICS, EVENTS, FINISHED = "config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "finished"
 LOCK = "lock"

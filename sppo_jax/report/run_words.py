@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.report.chart import count_text
 from sppo_jax.report.run_data import number
 from sppo_jax.report.run_figures import RunFigures, duration

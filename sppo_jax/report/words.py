@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.problem import HOLDERS
 from sppo_jax.report.figures import Figures
 from sppo_jax.units import format_bytes

@@ -19,7 +19,7 @@ from sppo_jax.data.loader import Loader
 from sppo_jax.data.recall import with_distances
 from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.pipeline.api import TokenScores
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.positions import Bucket, late_minus_early
 from sppo_jax.train.placement import gather, local_rows, place_batch
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.pipeline import layout
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 
 
 def local_rows(mesh: Mesh, num_sequences: int) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sppo_jax.config import Config, load_config, to_yaml
 from sppo_jax.files import write_whole
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 
 # What the weights, or the documents behind them, would not survive; everything else may change when a run goes on.
 _FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scale"), "data": ("cache",)}

@@ -14,7 +14,7 @@ from sppo_jax.data.open import open_data
 from sppo_jax.data.rows import Rows
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout, storage
-from sppo_jax.planner.plan import Plan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.optimizer import make_optimizer, make_schedule
 from sppo_jax.train.placement import local_rows

@@ -1,0 +1,215 @@
+"""The named schedules: each makes a whole table from the numbers of stages, sequences and chunks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sppo_jax.plan.streams import backward_ticks, check_groups, forward_ticks, with_head
+from sppo_jax.plan.table import Table, Tick, Unit
+
+
+def gpipe(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1) -> Table:
+    """Makes the table that runs all sequences forward and then all of them backward.
+
+    Args:
+        num_stages: pipeline stages.
+        num_sequences: sequences of one pipeline in a step.
+        chunk_lengths: tokens of each chunk.
+        num_groups: virtual stages of each stage.
+
+    Raises:
+        ValueError: num_groups > 1 and the chunks do not form whole groups.
+    """
+    num_chunks = len(chunk_lengths)
+    check_groups(num_stages, num_groups, num_sequences, num_chunks)
+    sequences = range(num_sequences)
+    ticks = [
+        tick
+        for forward in forward_ticks(num_stages, num_groups, sequences, num_chunks)
+        for tick in with_head(forward, num_groups)
+    ]
+    ticks += backward_ticks(num_stages, num_groups, sequences, num_chunks)
+    return Table(
+        num_stages=num_stages,
+        num_groups=num_groups,
+        num_sequences=num_sequences,
+        chunk_lengths=tuple(chunk_lengths),
+        ticks=tuple(ticks),
+        name="gpipe",
+    )
+
+
+def sppo(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1) -> Table:
+    """Makes the table that runs all chunks of a sequence forward, then backward, then goes to the next sequence.
+
+    Only one sequence is in flight, so every stage holds the keys and values of one.
+
+    Args:
+        num_stages: pipeline stages.
+        num_sequences: sequences of one pipeline in a step.
+        chunk_lengths: tokens of each chunk.
+        num_groups: virtual stages of each stage.
+
+    Raises:
+        ValueError: num_groups > 1 and the chunks of a sequence do not form whole groups.
+    """
+    num_chunks = len(chunk_lengths)
+    check_groups(num_stages, num_groups, 1, num_chunks)
+    ticks: list[Tick] = []
+    for sequence in range(num_sequences):
+        for forward in forward_ticks(num_stages, num_groups, [sequence], num_chunks):
+            ticks += with_head(forward, num_groups)
+        ticks += backward_ticks(num_stages, num_groups, [sequence], num_chunks)
+    return Table(
+        num_stages=num_stages,
+        num_groups=num_groups,
+        num_sequences=num_sequences,
+        chunk_lengths=tuple(chunk_lengths),
+        ticks=tuple(ticks),
+        name="sppo",
+    )
+
+
+def seq1f1b(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1) -> Table:
+    """Makes the table that alternates backward and forward ticks once the first sequence is through.
+
+    Forward ticks run until the first sequence has left the last virtual stage, since its last chunk is the
+    first to go backward. Then one backward tick and one forward tick take turns, and when no forward tick is
+    left the backward ticks finish. With P stages, N chunks and M sequences, one group, this takes N M + P - 1
+    ticks of each kind, and stage s holds at most min(N + 2 (P - 1 - s), N M) chunks.
+
+    Args:
+        num_stages: pipeline stages.
+        num_sequences: sequences of one pipeline in a step.
+        chunk_lengths: tokens of each chunk.
+        num_groups: virtual stages of each stage.
+
+    Raises:
+        ValueError: num_groups > 1 and the chunks do not form whole groups.
+    """
+    num_chunks = len(chunk_lengths)
+    check_groups(num_stages, num_groups, num_sequences, num_chunks)
+    sequences = range(num_sequences)
+    forward = forward_ticks(num_stages, num_groups, sequences, num_chunks)
+    backward = backward_ticks(num_stages, num_groups, sequences, num_chunks)
+    through = Unit("F", 0, num_chunks - 1, num_stages * num_groups - 1)
+    warm = next(index for index, tick in enumerate(forward) if through in tick.units) + 1
+    ticks: list[Tick] = []
+    for tick in forward[:warm]:
+        ticks += with_head(tick, num_groups)
+    for index in range(max(len(backward), len(forward) - warm)):
+        ticks += backward[index : index + 1]
+        for tick in forward[warm + index : warm + index + 1]:
+            ticks += with_head(tick, num_groups)
+    return Table(
+        num_stages=num_stages,
+        num_groups=num_groups,
+        num_sequences=num_sequences,
+        chunk_lengths=tuple(chunk_lengths),
+        ticks=tuple(ticks),
+        name="seq1f1b",
+    )
+
+
+def one_f_one_b(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1) -> Table:
+    """Makes the classic one-forward-one-backward table, in which a sequence is not cut: Seq1F1B of one chunk.
+
+    Args:
+        num_stages: pipeline stages.
+        num_sequences: sequences of one pipeline in a step.
+        chunk_lengths: the length of the sequence, alone.
+        num_groups: virtual stages of each stage.
+
+    Raises:
+        ValueError: more than one chunk, or num_groups > 1 and the sequences do not form whole groups.
+    """
+    if len(chunk_lengths) != 1:
+        raise ValueError(
+            f"schedule 1f1b runs whole sequences, got {len(chunk_lengths)} chunks: "
+            "use sequence.chunks=1, or schedule seq1f1b"
+        )
+    if num_groups > 1 and num_sequences % num_stages:
+        raise ValueError(
+            f"interleaved 1f1b needs the number of sequences to be a multiple of the {num_stages} stages, "
+            f"got {num_sequences}: change sequence.per_pipeline, or use interleave=1"
+        )
+    return replace(seq1f1b(num_stages, num_sequences, chunk_lengths, num_groups), name="1f1b")
+
+
+def interleaved_one_f_one_b(
+    num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 2
+) -> Table:
+    """Makes the 1F1B table with several virtual stages a stage; see `one_f_one_b` for arguments and errors."""
+    _check_interleaved("1f1b", num_groups)
+    table = one_f_one_b(num_stages, num_sequences, chunk_lengths, num_groups)
+    return replace(table, name="interleaved-1f1b")
+
+
+def interleaved_seq1f1b(
+    num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 2
+) -> Table:
+    """Makes the Seq1F1B table with several virtual stages a stage; see `seq1f1b` for arguments and errors.
+
+    With v groups a tick lasts 1/v of a stage, so the bubble is (P - 1) / v chunk times instead of P - 1.
+    """
+    _check_interleaved("seq1f1b", num_groups)
+    table = seq1f1b(num_stages, num_sequences, chunk_lengths, num_groups)
+    return replace(table, name="interleaved-seq1f1b")
+
+
+def _check_interleaved(plain: str, num_groups: int) -> None:
+    if num_groups < 2:
+        raise ValueError(
+            f"schedule interleaved-{plain} needs interleave >= 2, got {num_groups}: "
+            f"set schedule.interleave, or use schedule {plain}"
+        )
+
+
+GENERATORS: dict[str, Callable[[int, int, Sequence[int], int], Table]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "sppo": sppo,
+    "seq1f1b": seq1f1b,
+    "interleaved-1f1b": interleaved_one_f_one_b,
+    "interleaved-seq1f1b": interleaved_seq1f1b,
+}
+
+
+def make_table(
+    name: str, num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1
+) -> Table:
+    """Makes the table of a named schedule.
+
+    Args:
+        name: a key of GENERATORS.
+        num_stages: pipeline stages.
+        num_sequences: sequences of one pipeline in a step.
+        chunk_lengths: tokens of each chunk, over all devices of a stage.
+        num_groups: virtual stages of each stage.
+
+    Raises:
+        ValueError: the name is unknown, a count is not positive, or the schedule cannot have this shape.
+    """
+    check_counts(name, num_stages, num_sequences, len(chunk_lengths), num_groups)
+    return GENERATORS[name](num_stages, num_sequences, chunk_lengths, num_groups)
+
+
+def check_counts(name: str, num_stages: int, num_sequences: int, num_chunks: int, num_groups: int) -> None:
+    """Checks the name of a schedule and its counts, each by itself.
+
+    Raises:
+        ValueError: the name is unknown, a count is not positive, or the schedule has one virtual stage a stage.
+    """
+    if name not in GENERATORS:
+        raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(GENERATORS)}")
+    for what, value in (
+        ("pipeline stages", num_stages),
+        ("sequences", num_sequences),
+        ("chunks", num_chunks),
+        ("virtual stages of a stage", num_groups),
+    ):
+        if value < 1:
+            raise ValueError(f"a schedule needs at least one of its {what}, got {value}")
+    if name in ("1f1b", "seq1f1b") and num_groups > 1:
+        raise ValueError(
+            f"schedule {name} has one virtual stage a stage, got interleave={num_groups}: use interleaved-{name}"
+        )

@@ -1,0 +1,364 @@
+"""The Plan: everything static about a training step, decided before anything is compiled."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from sppo_jax.plan.check import check
+from sppo_jax.plan.csv_format import from_csv
+from sppo_jax.plan.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.outline import make_outline
+from sppo_jax.plan.peaks import kv_peak
+from sppo_jax.plan.table import Table, remembered
+from sppo_jax.units import format_bytes
+
+SCHEMA_VERSION = 2
+SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
+RING_PASSES = ("auto", "kv", "q")
+STASH_PLACES = ("keep", "host", "recompute")
+KV_GRAD_DTYPES = ("float32", "bfloat16")
+# What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
+REPORT_KEYS = (
+    "fits",
+    "problem",
+    "rejected",
+    "stages",
+    "memory",
+    "parts",
+    "throughput",
+    "search",
+    "max_length",
+    "min_devices",
+)
+KERNELS = ("blockwise", "cudnn")
+# Fields of a model that a plan depends on.
+MODEL_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "mlp_size",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Devices along each mesh axis, outermost first."""
+
+    data: int
+    pipe: int
+    seq: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePlan:
+    """The schedule by name and virtual stages a stage; `csv` holds the text of a table given by hand."""
+
+    name: str
+    interleave: int = 1
+    csv: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StashPlan:
+    """Where the activations of a chunk wait for its backward.
+
+    Args:
+        inputs: place of the layer inputs: "keep" (device memory), "host" or "recompute".
+        attention: place of the attention outputs and their LSE.
+        rest: place of everything else.
+        alpha: for each diagonal of the table, the share of a chunk's tokens of inputs and attention outputs
+            that goes to the host, where their place is "host".
+        kv_grad_dtype: dtype in which dK and dV are accumulated.
+    """
+
+    inputs: str
+    attention: str
+    rest: str
+    alpha: tuple[float, ...]
+    kv_grad_dtype: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What the planner expects: seconds a step, idle share, and bytes a device of each stage."""
+
+    step_s: float
+    bubble_fraction: float
+    hbm_bytes: tuple[int, ...]
+    host_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything static of a training step: mesh, chunks, schedule, stash; and why.
+
+    Args:
+        schema_version: version of the JSON layout.
+        version: version of sppo_jax that made the plan.
+        mesh: devices along each axis.
+        ulysses: inner factor of the seq axis, over which heads are spread.
+        ring: outer factor of the seq axis, over which tokens stay spread.
+        sequence_kind: "ulysses", "ring" or "hybrid".
+        sequence_length: tokens of a sequence.
+        sequences_per_pipeline: sequences each pipeline runs in a step.
+        chunk_lengths: tokens of each chunk over all devices of a stage; they sum to sequence_length.
+        schedule: the schedule.
+        stash: the places of activations.
+        kv_slots: sequences whose keys and values a stage holds at once.
+        predicted: predicted figures.
+        ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
+        kernel: the attention kernel, "blockwise" or "cudnn".
+        model: the fields of the model that the plan was made for; empty where a plan is written by hand.
+        reasons: for each choice, why it was made.
+
+    Raises:
+        ValueError: the fields do not fit together.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    version: str
+    mesh: MeshShape
+    ulysses: int
+    ring: int
+    sequence_kind: str
+    sequence_length: int
+    sequences_per_pipeline: int
+    chunk_lengths: tuple[int, ...]
+    schedule: SchedulePlan
+    stash: StashPlan
+    kv_slots: int
+    predicted: Predicted
+    ring_pass: str = "auto"
+    kernel: str = "blockwise"
+    model: dict[str, int] = field(default_factory=dict, hash=False)
+    reasons: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_versions(self)
+        _check_sequence(self)
+        _check_places(self.stash)
+        # A table given by hand has to be checked first; one that is generated is where it runs.
+        outline = self.outline() if self.schedule.csv is None else self.table()
+        _check_table(self, outline)
+        _check_alpha(self.stash.alpha, outline)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of a step, over all pipelines."""
+        return self.mesh.data * self.sequences_per_pipeline
+
+    def table(self) -> Table:
+        """Returns the schedule table, checked."""
+        table = schedule_table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
+        _check_once(table)
+        return table
+
+    def outline(self) -> Table:
+        """Returns the schedule table, what it repeats written once; not checked."""
+        return schedule_outline(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the plan as dicts, lists, strings and numbers."""
+        return json.loads(self.to_json())
+
+    def to_json(self) -> str:
+        """Returns the plan as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Plan":
+        """Reads what `to_dict` wrote, or a report with more keys (REPORT_KEYS).
+
+        Raises:
+            ValueError: a key is unknown or missing, the schema is another one, or the plan does not hold together.
+        """
+        values = {key: value for key, value in values.items() if key not in REPORT_KEYS}
+        found = values.get("schema_version")
+        if found != SCHEMA_VERSION:
+            raise ValueError(f"a plan must have schema_version {SCHEMA_VERSION}, got {found!r}: make the plan anew")
+        nested = {"mesh": MeshShape, "schedule": SchedulePlan, "stash": StashPlan, "predicted": Predicted}
+        try:
+            read = {key: _read(nested[key], value, key) if key in nested else value for key, value in values.items()}
+            return _read(cls, read, "plan")
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"a plan has values of the types it was written with, got others: {error}") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Reads what `to_json` wrote; see `from_dict`."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"a plan is JSON text, got something else: {error}; plan anew") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"a plan is a JSON object, got {type(values).__name__}; plan anew")
+        return cls.from_dict(values)
+
+    def describe(self) -> str:
+        """Returns the plan in a few lines of text, with the reason of each choice."""
+        mesh, stash, predicted = self.mesh, self.stash, self.predicted
+        rows = [
+            ("mesh", f"data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq}"),
+            ("sequence", f"{self.sequence_length} tokens, {self.sequences_per_pipeline} per pipeline"),
+            ("sequence_kind", f"{self.sequence_kind} (ulysses {self.ulysses} x ring {self.ring})"),
+            ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}"),
+            ("schedule", f"{self.schedule.name}, interleave {self.schedule.interleave}, kv slots {self.kv_slots}"),
+            ("stash", f"inputs {stash.inputs}, attention {stash.attention}, rest {stash.rest}"),
+            ("alpha", _abridge(stash.alpha)),
+            ("kv_grad_dtype", stash.kv_grad_dtype),
+            ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
+            ("hbm", _by_stage(predicted.hbm_bytes)),
+            ("host", _by_stage(predicted.host_bytes)),
+        ]
+        lines = []
+        for key, text in rows:
+            lines.append(f"{key:14} {text}")
+            if key in self.reasons:
+                lines.append(f"{'':14}   {self.reasons[key]}")
+        shown = {key for key, _ in rows}
+        lines += [f"{key:14} {reason}" for key, reason in self.reasons.items() if key not in shown]
+        return "\n".join(lines)
+
+
+@lru_cache(maxsize=16)
+def schedule_table(
+    schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
+) -> Table:
+    """Returns the table of a schedule, not checked; the same one for the same arguments, as what it keeps is dear."""
+    if schedule.csv is None:
+        return make_table(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
+    return from_csv(schedule.csv)
+
+
+@lru_cache(maxsize=16)
+def schedule_outline(
+    schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
+) -> Table:
+    """Returns the outline of a schedule's table, not checked; a table given by hand as it is."""
+    if schedule.csv is None:
+        return make_outline(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
+    return schedule_table(schedule, num_stages, num_sequences, chunk_lengths)
+
+
+@remembered
+def _check_once(table: Table) -> None:
+    check(table)
+
+
+def _read(cls: type, values: Any, where: str) -> Any:
+    """Makes a dataclass from a dict, refusing unknown and missing keys; lists become tuples."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{where} of a plan is an object, got {values!r}")
+    fields = {item.name: item for item in dataclasses.fields(cls)}
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        raise ValueError(f"{where} of a plan has the keys {', '.join(fields)}; got unknown {', '.join(unknown)}")
+    # Every key is written, so every key is expected: a default would hide a truncated file.
+    missing = sorted(set(fields) - set(values))
+    if missing:
+        raise ValueError(f"{where} of a plan lacks {', '.join(missing)}")
+    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def _check_versions(plan: Plan) -> None:
+    if plan.schema_version != SCHEMA_VERSION:
+        raise ValueError(
+            f"a plan must have schema_version {SCHEMA_VERSION}, got {plan.schema_version!r}: make the plan anew"
+        )
+
+
+def _check_sequence(plan: Plan) -> None:
+    for axis in ("data", "pipe", "seq"):
+        if getattr(plan.mesh, axis) < 1:
+            raise ValueError(f"a mesh axis has at least one device, got {axis}={getattr(plan.mesh, axis)}")
+    if plan.sequence_kind not in SEQUENCE_KINDS:
+        raise ValueError(f"sequence_kind is one of {', '.join(SEQUENCE_KINDS)}, got {plan.sequence_kind!r}")
+    if plan.ring_pass not in RING_PASSES:
+        raise ValueError(f"ring_pass is one of {', '.join(RING_PASSES)}, got {plan.ring_pass!r}")
+    if plan.kernel not in KERNELS:
+        raise ValueError(f"kernel is one of {', '.join(KERNELS)}, got {plan.kernel!r}")
+    if plan.ulysses * plan.ring != plan.mesh.seq:
+        raise ValueError(f"ulysses * ring must be the seq axis ({plan.mesh.seq}), got {plan.ulysses} * {plan.ring}")
+    if (plan.sequence_kind == "ulysses" and plan.ring > 1) or (plan.sequence_kind == "ring" and plan.ulysses > 1):
+        raise ValueError(
+            f"sequence_kind={plan.sequence_kind} has one factor, got ulysses {plan.ulysses} * ring {plan.ring}: "
+            "use hybrid"
+        )
+    if sum(plan.chunk_lengths) != plan.sequence_length:
+        raise ValueError(
+            f"chunk lengths must sum to the sequence length {plan.sequence_length}, "
+            f"got {list(plan.chunk_lengths)}, which sum to {sum(plan.chunk_lengths)}"
+        )
+    uneven = [length for length in plan.chunk_lengths if length < 1 or length % plan.mesh.seq]
+    if uneven:
+        raise ValueError(f"chunk lengths must be positive multiples of seq={plan.mesh.seq}, got {uneven}")
+
+
+def _check_places(stash: StashPlan) -> None:
+    for key in ("inputs", "attention", "rest"):
+        if getattr(stash, key) not in STASH_PLACES:
+            raise ValueError(f"stash.{key} is one of {', '.join(STASH_PLACES)}, got {getattr(stash, key)!r}")
+    if stash.kv_grad_dtype not in KV_GRAD_DTYPES:
+        raise ValueError(f"stash.kv_grad_dtype is one of {', '.join(KV_GRAD_DTYPES)}, got {stash.kv_grad_dtype!r}")
+    if stash.inputs == "recompute" and (stash.attention, stash.rest) != ("recompute", "recompute"):
+        raise ValueError(
+            "stash.inputs=recompute needs attention and rest to be recompute too, "
+            f"got attention={stash.attention}, rest={stash.rest}: keep the inputs, or recompute all"
+        )
+
+
+def _check_table(plan: Plan, table: Table) -> None:
+    for what, got, wanted in (
+        ("stages", table.num_stages, plan.mesh.pipe),
+        ("virtual stages a stage", table.num_groups, plan.schedule.interleave),
+        ("sequences", table.num_sequences, plan.sequences_per_pipeline),
+        ("chunk lengths", table.chunk_lengths, plan.chunk_lengths),
+    ):
+        if got != wanted:
+            raise ValueError(f"the schedule table and the plan must agree in {what}, got {got} and {wanted}")
+    needed = kv_peak(table)
+    if plan.kv_slots != needed:
+        raise ValueError(f"kv_slots must be what the schedule needs, {needed}, got {plan.kv_slots}")
+
+
+def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
+    groups, gaps = diagonal_groups(table), group_gaps(table)
+    if len(alpha) != len(groups):
+        raise ValueError(f"stash.alpha has one value for each of the {len(groups)} diagonals, got {len(alpha)}")
+    of_group: dict[int, float] = {}
+    for diagonal, (value, group) in enumerate(zip(alpha, groups, strict=True)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"stash.alpha lies in 0..1, got {value} at diagonal {diagonal}")
+        if value != of_group.setdefault(group, value):
+            raise ValueError(
+                f"stash.alpha must be the same on diagonals that share ticks, got {value} at diagonal {diagonal} "
+                f"and {of_group[group]} at diagonal {groups.index(group)}"
+            )
+        if value > 0 and gaps[group] < MIN_HOST_GAP:
+            raise ValueError(
+                f"stash.alpha must be 0 on diagonals that are read back less than {MIN_HOST_GAP} compute ticks "
+                f"after they are written, got {value} at diagonal {diagonal}, which has {gaps[group]}"
+            )
+
+
+def _by_stage(values: tuple[int, ...]) -> str:
+    if len(set(values)) == 1:
+        return f"{format_bytes(values[0])} a device"
+    return ", ".join(format_bytes(value) for value in values) + " a device, by stage"
+
+
+def _abridge(values: tuple) -> str:
+    """Returns runs of equal values as `count x value`."""
+    runs: list[list] = []
+    for value in values:
+        if runs and runs[-1][1] == value:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, value])
+    return ", ".join(str(value) if count == 1 else f"{count} x {value}" for count, value in runs)

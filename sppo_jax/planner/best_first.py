@@ -1,0 +1,274 @@
+"""A best-first search: lower bounds order the candidates, the simulated step settles them."""
+
+import heapq
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
+from sppo_jax.planner.lower_bounds import LowerBounds
+from sppo_jax.planner.partitions import Partition, lengths_of, partitions
+from sppo_jax.planner.request import Request
+from sppo_jax.planner.stash import Places, place_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A choice on its way: a partition of layout, schedule and chunk count, with places and a rule for alpha."""
+
+    partition: Partition
+    places: Places
+    alpha: str | float | tuple[float, ...]
+
+    @property
+    def key(self) -> tuple:
+        """What makes a plan another one to a reader."""
+        layout = self.partition.layout
+        return layout.mesh, layout.interleave, self.partition.num_chunks, self.places
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """All candidates of a request.
+
+    Args:
+        candidates: the candidates; those of a partition follow each other, and so do the partitions of a layout.
+        bounds: of each candidate, about the least seconds of its step.
+        errors: why some partitions have none.
+    """
+
+    candidates: tuple[Candidate, ...]
+    bounds: tuple[float, ...]
+    errors: tuple[ValueError, ...]
+
+
+def start_of(request: Request) -> Start:
+    """Returns all candidates of a request.
+
+    Raises:
+        ValueError: the config, the model and the devices allow none.
+    """
+    asked = request.config.stash
+    alpha = "hidden" if asked.alpha == "auto" else asked.alpha
+    # Seconds do not depend on the dtype of dK and dV.
+    lower_bounds = LowerBounds(request, "float32")
+    candidates, bounds, errors = [], [], []
+    for partition in partitions(request):
+        try:
+            options = place_options(asked, partition.layout.layers)
+        except ValueError as error:
+            errors.append(error)
+            continue
+        candidates += [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
+        bounds += lower_bounds.rough_step_s(partition, options)
+    return Start(candidates=tuple(candidates), bounds=tuple(bounds), errors=tuple(errors))
+
+
+# Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
+# choices are worked out to find either.
+_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
+# Where nothing fits, how many of the least bounds of memory are worked out.
+_LEAST_TRIED = 8
+
+
+class BestFirst:
+    """One best-first search from all candidates of a request, dK and dV in one dtype."""
+
+    def __init__(self, request: Request, kv_grad_dtype: str, start: Start) -> None:
+        self.request, self.dtype = request, kv_grad_dtype
+        self.lower_bounds = LowerBounds(request, kv_grad_dtype)
+        self.candidates = list(start.candidates)
+        self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, candidate
+        self.bounds = list(start.bounds)  # of each candidate, the least seconds of its step as far as it is refined
+        self.excesses = self._rough_excesses()  # of each candidate, roughly by how much its least memory is too large
+        self.unfit: set[int] = set()
+        self.outcomes: dict[int, Outcome] = {}
+        self.errors = list(start.errors)
+        # bound, candidate, and how far it is refined: 0 a few chunks, 1 every chunk, 2 simulated
+        self.heap: list[tuple[float, int, int]] = []
+        for number, (bound, excess) in enumerate(zip(self.bounds, self.excesses, strict=True)):
+            if excess > 0:
+                self._drop(number, excess)
+            else:
+                self.heap.append((bound, number, 0))
+        heapq.heapify(self.heap)
+
+    def _rough_excesses(self) -> list[float]:
+        """Returns the rough excess of each candidate, which depends on its layout and places alone."""
+        excesses, layout = [], None
+        known: dict[Places, float] = {}
+        for candidate in self.candidates:
+            if candidate.partition.layout is not layout:
+                layout, known = candidate.partition.layout, {}
+            if candidate.places not in known:
+                known[candidate.places] = self.lower_bounds.rough_excess(candidate.partition, candidate.places)
+            excesses.append(known[candidate.places])
+        return excesses
+
+    def _drop(self, number: int, excess: float) -> None:
+        self.unfit.add(number)
+        self.too_large.append((excess, self.bounds[number], number))
+
+    def best(self) -> Outcome | None:
+        """Returns the fastest outcome that fits; None if none does."""
+        while self.heap:
+            number = self._refine()
+            if number is None:
+                continue
+            if self.outcomes[number].memory.fits(self.request.cluster):
+                return self.outcomes[number]
+            self.unfit.add(number)
+            self._send_more(number)
+        return None
+
+    def _send_more(self, number: int) -> None:
+        """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
+        candidate, outcome = self.candidates[number], self.outcomes[number]
+        if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not outcome.all_away:
+            self.candidates.append(replace(candidate, alpha="all"))
+            self.bounds.append(outcome.step_s)
+            self.excesses.append(self.excesses[number])
+            heapq.heappush(self.heap, (outcome.step_s, len(self.candidates) - 1, 1))
+
+    def _refine(self) -> int | None:
+        """Refines the choice of the lowest bound; returns it if it stays the lowest and is simulated."""
+        bound, number, level = heapq.heappop(self.heap)
+        if level == 2:
+            return number
+        candidate = self.candidates[number]
+        try:
+            if level == 0:
+                lengths = lengths_of(self.request, candidate.partition)
+                excess = self.lower_bounds.excess(candidate.partition, lengths, candidate.places)
+                bound = max(
+                    bound, self.lower_bounds.step_s(candidate.partition, lengths, candidate.places, candidate.alpha)
+                )
+                self.bounds[number] = bound
+                if excess > 0:
+                    self._drop(number, excess)
+                    return None
+            else:
+                self.bounds[number] = bound = self._evaluate(number).step_s
+        except ValueError as error:
+            self.errors.append(error)
+            self.bounds[number] = math.inf
+            return None
+        heapq.heappush(self.heap, (bound, number, level + 1))
+        return None
+
+    def _evaluate(self, number: int) -> Outcome:
+        if number not in self.outcomes:
+            candidate = self.candidates[number]
+            choice = Choice(
+                layout=candidate.partition.layout,
+                chunk_lengths=lengths_of(self.request, candidate.partition),
+                schedule=candidate.partition.schedule,
+                places=candidate.places,
+                alpha=candidate.alpha,
+                kv_grad_dtype=self.dtype,
+            )
+            self.outcomes[number] = evaluate(self.request, choice)
+        return self.outcomes[number]
+
+    def least(self) -> Outcome:
+        """Returns the outcome that is least too large, or that fits with most to spare.
+
+        Raises:
+            ValueError: no choice keeps the rules; the first error.
+        """
+        for number in self._smallest()[:_LEAST_TRIED]:
+            self._try(number)
+        if not self.outcomes:
+            raise self.errors[0]
+        return min(self.outcomes.values(), key=lambda outcome: self.lower_bounds.excess_of(outcome.memory))
+
+    def others(self, best: Outcome, count: int) -> list[Outcome]:
+        """Returns up to `count` outcomes of other kinds than `best`, fastest first.
+
+        Some are faster ones that do not fit, those first that are least too large; where `best` does not fit, all are.
+        """
+        fits = best.memory.fits(self.request.cluster)
+        seen = {self._key_of(best, self._number_of(best))}
+        found: list[Outcome] = []
+        known = [(self.lower_bounds.excess_of(outcome.memory), number) for number, outcome in self.outcomes.items()]
+        larger = sorted((excess, number) for excess, number in known if excess > 0)
+        if fits:
+            larger = sorted(larger + [(more, number) for more, bound, number in self.too_large if bound < best.step_s])
+        for _, number in larger if not fits else larger[:_TOO_LARGE_TRIED]:
+            if len(found) < (_MOST_TOO_LARGE if fits else count):
+                other = self._other(number, seen)
+                found += [outcome for outcome in other if not fits or outcome.step_s < best.step_s]
+        # What is slower and too large too tells less: it fills up at most.
+        spare: list[Outcome] = []
+        most = len(self.outcomes) + _SLOWER_TRIED
+        while self.heap and len(found) < count and len(self.outcomes) < most:
+            if self.candidates[self.heap[0][1]].key in seen:
+                heapq.heappop(self.heap)
+                continue
+            refined = self._refine()
+            if refined is not None:
+                fitting = self.outcomes[refined].memory.fits(self.request.cluster)
+                (found if fitting else spare).extend(self._other(refined, seen))
+        found += spare[: count - len(found)]
+        return sorted(found, key=lambda outcome: outcome.step_s)
+
+    def rivals(
+        self, best: Outcome, of: Callable[[Candidate], Hashable], alike: Callable[[Candidate], Hashable]
+    ) -> tuple[tuple[Candidate, float] | None, tuple[Candidate, float] | None]:
+        """Returns the choices of the lowest bounds that differ from the best one in something, with their bounds.
+
+        Args:
+            best: the chosen outcome.
+            of: what they must differ in.
+            alike: what they must have in common.
+
+        Returns:
+            One of those that may fit; and one of those that would be faster and do not fit, nor does any other like
+            them.
+        """
+        chosen = self.candidates[self._number_of(best)]
+        common, mine = alike(chosen), of(chosen)
+        related = [number for number, candidate in enumerate(self.candidates) if alike(candidate) == common]
+        fitting = [number for number in related if number not in self.unfit]
+        possible = {of(self.candidates[number]) for number in fitting}
+        slower = [number for number in fitting if of(self.candidates[number]) != mine]
+        faster = [number for number in related if self.bounds[number] < best.step_s]
+        larger = [number for number in faster if of(self.candidates[number]) not in possible]
+        return self._lowest(slower), self._lowest(larger)
+
+    def _lowest(self, numbers: list[int]) -> tuple[Candidate, float] | None:
+        bound, number = min(((self.bounds[number], number) for number in numbers), default=(math.inf, 0))
+        return None if bound == math.inf else (self.candidates[number], bound)
+
+    def _smallest(self) -> list[int]:
+        """Returns of each layout and places the choice of the shortest chunks, least bound of memory first."""
+        least: dict[tuple, tuple[float, int, int]] = {}
+        for number, candidate in enumerate(self.candidates):
+            key = candidate.partition.layout, candidate.places
+            value = self.excesses[number], -candidate.partition.num_chunks, number
+            least[key] = min(value, least.get(key, value))
+        return [number for _, _, number in sorted(least.values())]
+
+    def _try(self, number: int) -> Outcome | None:
+        try:
+            return self._evaluate(number)
+        except ValueError as error:
+            self.errors.append(error)
+            return None
+
+    def _other(self, number: int, seen: set[tuple]) -> list[Outcome]:
+        outcome = None if self.candidates[number].key in seen else self._try(number)
+        if outcome is None or self._key_of(outcome, number) in seen:
+            return []
+        seen |= {self.candidates[number].key, self._key_of(outcome, number)}
+        return [outcome]
+
+    def _key_of(self, outcome: Outcome, number: int) -> tuple:
+        """Returns what makes a plan another one, where "host" counts as "keep" if nothing is sent there."""
+        *others, places = self.candidates[number].key
+        if not outcome.memory.host:
+            places = tuple("keep" if place == "host" else place for place in places)
+        return *others, places
+
+    def _number_of(self, outcome: Outcome) -> int:
+        return next(number for number, known in self.outcomes.items() if known is outcome)

@@ -1,0 +1,236 @@
+"""Lower bounds of a choice's step and memory, by which the search orders and drops choices before it builds tables."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from sppo_jax.hardware import Cluster
+from sppo_jax.plan.diagonals import diagonal_groups
+from sppo_jax.plan.outline import all_rounds, round_of
+from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.table import Repeat, Table, Tick, Unit
+from sppo_jax.planner.costs import CostModel
+from sppo_jax.planner.evaluate import layout_costs, shape_of
+from sppo_jax.planner.memory import _RESERVE as RESERVE
+from sppo_jax.planner.memory import (
+    Memory,
+    backward_work,
+    kept_bytes,
+    kv_heads_per_device,
+    offload_bytes,
+    predict_memory,
+)
+from sppo_jax.planner.partitions import Partition, smallest_chunk
+from sppo_jax.planner.request import Layout, Request
+from sppo_jax.planner.stash import Places
+
+# Chunks at which the cost along a sequence is sampled, and the margin for what lies between them.
+_SAMPLES, _MARGIN = 9, 0.99
+_RECOMPUTE: Places = ("recompute", "recompute", "recompute")
+
+
+class LowerBounds:
+    """Bounds for the choices of one request, dK and dV in one dtype; what choices share is worked out once."""
+
+    def __init__(self, request: Request, kv_grad_dtype: str) -> None:
+        self.request, self.dtype = request, kv_grad_dtype
+        self._smallest: dict[tuple[Layout, int], Memory] = {}
+        self._models: dict[tuple, CostModel] = {}
+        self._streams: dict[tuple, float] = {}
+
+    def rough_step_s(self, partition: Partition, options: Sequence[Places]) -> list[float]:
+        """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
+        layout, known = partition.layout, {}
+        costs = self._costs(layout, options[0])
+        # What is recomputed changes the backwards alone.
+        others_s = layout.sequences * self._sampled(partition, costs, "H")[0] + self._sampled_stream_s(
+            partition, costs, "F"
+        )
+        for places in options:
+            key = _recomputed(places)
+            if key not in known:
+                costs = self._costs(layout, places)
+                step_s = others_s + self._sampled_stream_s(partition, costs, "B") + costs.step_overhead_s()
+                known[key] = _MARGIN * step_s
+        return [known[_recomputed(places)] for places in options]
+
+    def work_s(self, partition: Partition, places: Places) -> float:
+        """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
+        costs, layout = self._costs(partition.layout, places), partition.layout
+        return layout.sequences * layout.interleave * sum(self._sampled(partition, costs, kind)[0] for kind in "FB")
+
+    def step_s(self, partition: Partition, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
+        """Returns the least seconds of a step with these chunks: their ticks without padding."""
+        costs, layout = self._costs(partition.layout, places), partition.layout
+        # Diagonals that are read back at once have no copies: at most those of the last chunks.
+        copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
+        bytes_a_token = sum(offload_bytes(shape_of(self.request, layout), _stash(places, self.dtype)))
+        copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.device.host_link_bytes_s
+        total = costs.step_overhead_s()
+        for kind in "FB":
+            # What is recomputed changes the backwards alone.
+            key = partition, lengths, kind, _recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
+            if key not in self._streams:
+                units = _unit_seconds(costs, lengths, kind, copy_s, copied)
+                self._streams[key] = stream_seconds(
+                    units, layout.mesh.pipe, layout.interleave, num_sequences=layout.sequences // partition.drains
+                )
+            total += partition.drains * self._streams[key]
+        return total + layout.sequences * sum(_unit_seconds(costs, lengths, "H"))
+
+    def rough_excess(self, partition: Partition, places: Places) -> float:
+        """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
+        tokens = min(smallest_chunk(self.request, partition.layout), self.request.config.sequence.length)
+        return self._excess(partition.layout, tokens, places)
+
+    def excess(self, partition: Partition, lengths: tuple[int, ...], places: Places) -> float:
+        """Returns by how much the least memory with these chunks is over a limit, as a share of it."""
+        return self._excess(partition.layout, max(lengths), places)
+
+    def excess_of(self, memory: Memory) -> float:
+        """Returns by how much memory is over a limit, as a share of it; at most 0 if it fits."""
+        cluster = self.request.cluster
+        return max(memory.hbm_bytes / usable_bytes(cluster) - 1, memory.host / cluster.device_host_bytes - 1)
+
+    def _costs(self, layout: Layout, places: Places) -> CostModel:
+        key = layout, _recomputed(places)
+        if key not in self._models:
+            self._models[key] = layout_costs(self.request, layout, places)
+        return self._models[key]
+
+    def _sampled_stream_s(self, partition: Partition, costs: CostModel, kind: str) -> float:
+        """Returns about the least seconds of all ticks of a kind."""
+        layout = partition.layout
+        work_s, last_s = self._sampled(partition, costs, kind)
+        edge = last_s if partition.balance == "equal" else work_s / partition.num_chunks
+        return layout.sequences * layout.interleave * work_s + partition.drains * (layout.mesh.pipe - 1) * edge
+
+    def _sampled(self, partition: Partition, costs: CostModel, kind: str) -> tuple[float, float]:
+        """Returns about the seconds of all units of a kind on one virtual stage, and of the last of them."""
+        length, count = self.request.config.sequence.length, partition.num_chunks
+        tokens, samples = length // count, min(count, _SAMPLES)
+        starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
+        on_ring = partition.layout.split.ring > 1
+        # What a ring sends depends on where chunks begin, so that only equal ones are known here.
+        seconds = costs.compute_s if on_ring and partition.balance != "equal" else costs.seconds
+        units = [seconds(kind, start, tokens) for start in starts]
+        if samples == count:
+            return sum(units), units[-1]
+        # Costs rise along the sequence: evenly, so that the ends stand for half as many chunks as the others; by steps
+        # on a ring, which passes the prefix in a few static lengths, so that only the lower end of a part is sure.
+        above = units[-1] if on_ring else (units[0] + units[-1]) / 2
+        return (sum(units) - above) / (samples - 1) * count, units[-1]
+
+    def _excess(self, layout: Layout, tokens: int, places: Places) -> float:
+        request, shape = self.request, shape_of(self.request, layout)
+        smallest = self._memory_of_one_chunk(layout, tokens)
+        stash, model = _stash(places, self.dtype), request.config.model
+        # What a whole sequence takes more than its longest chunk, on every schedule.
+        more = (request.config.sequence.length - tokens) // layout.mesh.seq
+        layers = layout.layers * layout.interleave
+        kv_bytes = request.compute_bytes + (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
+        heads = kv_heads_per_device(model, layout.split.ulysses)
+        kv = more * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
+        kept = more * layout.interleave * kept_bytes(shape, stash)
+        away = more * layout.interleave * sum(offload_bytes(shape, stash))
+        spilled = max(0, away - request.cluster.device_host_bytes)
+        host = self._host_bytes(layout, tokens, stash) / request.cluster.device_host_bytes - 1
+        work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
+        return max(host, (smallest.hbm_bytes + work + kv + kept + spilled) / usable_bytes(request.cluster) - 1)
+
+    def _host_bytes(self, layout: Layout, tokens: int, stash: StashPlan) -> float:
+        """Returns the least bytes on the host: what no rule for alpha can keep back, the last chunks aside."""
+        asked = self.request.config.stash.alpha
+        shared, rest = offload_bytes(shape_of(self.request, layout), stash)
+        away = rest + (asked * shared if isinstance(asked, float) else 0)
+        surely = self.request.config.sequence.length - (layout.mesh.pipe + 3) * tokens
+        return max(0, surely) / layout.mesh.seq * layout.interleave * away if layout.sequences == 1 else 0.0
+
+    def _memory_of_one_chunk(self, layout: Layout, tokens: int) -> Memory:
+        key = layout, tokens
+        if key not in self._smallest:
+            table = _one_chunk(layout.mesh.pipe, layout.interleave, tokens)
+            stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(diagonal_groups(table)))
+            self._smallest[key] = predict_memory(table, shape_of(self.request, layout), stash)
+        return self._smallest[key]
+
+
+def _unit_seconds(
+    costs: CostModel, lengths: tuple[int, ...], kind: str, copy_s: float = 0.0, copied: int = 0
+) -> list[float]:
+    """Returns the seconds of each chunk's unit without padding: those of the first `copied` last as long as a copy."""
+    starts = accumulate(lengths, initial=0)
+    return [
+        max(costs.seconds(kind, start, tokens), copy_s * tokens if chunk < copied else 0.0)
+        for chunk, (start, tokens) in enumerate(zip(starts, lengths, strict=False))
+    ]
+
+
+def stream_seconds(units: list[float], num_stages: int, num_groups: int, *, num_sequences: int = 1) -> float:
+    """Returns the seconds of all ticks of one kind in a generated table.
+
+    Chunks enter in groups of one a stage and stay for a tick on each virtual stage; a tick lasts as long as the dearest
+    of the chunks that are in the pipeline, which are neighbours.
+
+    Args:
+        units: seconds of each chunk of a sequence on a virtual stage, in the order in which the chunks enter.
+        num_stages: stages.
+        num_groups: virtual stages of a stage.
+        num_sequences: sequences that enter one after another.
+    """
+    one, fill = round_of(num_stages, len(units), num_groups), num_stages * num_groups
+    # With a round more than fills the pipeline, the ticks behind the filling are those of any other round.
+    written = (1 + -(-fill // one.ticks)) * one.sequences
+    left_out = max(0, (num_sequences - written) // one.sequences)
+    tick_s = _tick_seconds(units * (num_sequences - left_out * one.sequences), num_stages, num_groups)
+    return sum(all_rounds(tick_s, [Repeat(fill, fill + one.ticks, left_out + 1, one.sequences)]))
+
+
+def _tick_seconds(units: list[float], num_stages: int, num_groups: int) -> list[float]:
+    period = num_stages * num_groups
+    enters = [number // num_stages * period + number % num_stages for number in range(len(units))]
+    tick_s, first, last = [], 0, 0
+    for tick in range(enters[-1] + period):
+        while last < len(units) and enters[last] <= tick:
+            last += 1
+        while enters[first] + period <= tick:
+            first += 1
+        tick_s.append(max(units[first:last]))
+    return tick_s
+
+
+def _recomputed(places: Places) -> tuple[bool, ...]:
+    """Returns what of places the seconds of units depend on."""
+    return tuple(place == "recompute" for place in places)
+
+
+def usable_bytes(cluster: Cluster) -> int:
+    """Returns the device memory that a plan may take."""
+    return max(1, int(cluster.device.hbm_bytes * (1 - RESERVE)))
+
+
+def _stash(places: Places, kv_grad_dtype: str) -> StashPlan:
+    inputs, attention, rest = places
+    return StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=kv_grad_dtype)
+
+
+def _one_chunk(num_stages: int, num_groups: int, tokens: int) -> Table:
+    """Returns the table of one chunk that goes through all virtual stages and back."""
+    last = num_stages * num_groups - 1
+    forward = [Unit("F", 0, 0, number) for number in range(last + 1)]
+    backward = [Unit("B", 0, 0, number) for number in reversed(range(last + 1))]
+    ticks = [
+        Tick(
+            unit.kind, tuple(unit if unit.virtual_stage % num_stages == stage else None for stage in range(num_stages))
+        )
+        for unit in (*forward, *backward)
+    ]
+    ticks.insert(last + 1, Tick("H", (Unit("H", 0, 0, last),) * num_stages))
+    return Table(
+        num_stages=num_stages,
+        num_groups=num_groups,
+        num_sequences=1,
+        chunk_lengths=(tokens,),
+        ticks=tuple(ticks),
+        name="one chunk",
+    )

@@ -1,0 +1,135 @@
+"""What the search looks through apart from the stash: chunk counts, their lengths, and the schedule of each layout."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths
+from sppo_jax.planner.costs import balance_weights
+from sppo_jax.planner.request import Layout, Request, layouts, multiple_tokens
+
+# Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
+_MAX_COUNT, _ENOUGH_EVEN = 512, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A layout with a schedule and a number of chunks.
+
+    Args:
+        layout: how devices share the work.
+        schedule: name of the schedule.
+        num_chunks: chunks of a sequence.
+        balance: "equal" or "flops", or "given" where the config gives the lengths.
+    """
+
+    layout: Layout
+    schedule: str
+    num_chunks: int
+    balance: str
+
+    @property
+    def drains(self) -> int:
+        """How many times the pipeline fills and drains in a step."""
+        return self.layout.sequences if self.schedule == "sppo" else 1
+
+
+def partitions(request: Request) -> Iterator[Partition]:
+    """Yields every partition, plainest first.
+
+    Raises:
+        ValueError: the config, the model and the devices allow none.
+    """
+    chunks, balance = request.config.sequence.chunks, request.config.sequence.balance
+    table = request.table[0] if request.table is not None else None
+    for layout in layouts(request):
+        if table is not None or isinstance(chunks, tuple):
+            count = table.num_chunks if table is not None else len(chunks)  # type: ignore[arg-type]
+            counts, balances = [count], ["given"]
+        else:
+            counts = chunk_counts(request, layout) if chunks == "auto" else [int(chunks)]
+            balances = ["equal", "flops"] if balance == "auto" else [balance]
+        for count in counts:
+            for kind in balances if count > 1 else balances[:1]:
+                for schedule in schedules(request, layout, count):
+                    yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind)
+
+
+def schedules(request: Request, layout: Layout, num_chunks: int) -> list[str]:
+    """Returns the names of the schedules to consider."""
+    asked = request.config.schedule.name
+    if request.table is not None:
+        return ["table"]
+    if asked != "auto":
+        return [asked]
+    if num_chunks == 1 and (layout.interleave == 1 or layout.sequences > 1):
+        return ["1f1b" if layout.interleave == 1 else "interleaved-1f1b"]
+    if layout.sequences == 1:
+        return ["sppo"]
+    return ["seq1f1b" if layout.interleave == 1 else "interleaved-seq1f1b", "sppo"]
+
+
+def lengths_of(request: Request, partition: Partition) -> tuple[int, ...]:
+    """Returns the chunk lengths of a partition.
+
+    Raises:
+        ValueError: the sequence cannot be cut so.
+    """
+    sequence, multiple = request.config.sequence, multiple_tokens(request, partition.layout.mesh)
+    if request.table is not None:
+        return request.table[0].chunk_lengths
+    if isinstance(sequence.chunks, tuple):
+        return sequence.chunks
+    if partition.balance == "equal":
+        return equal_lengths(sequence.length, partition.num_chunks, multiple)
+    return _balanced(sequence.length, partition.num_chunks, multiple, *balance_weights(request.config.model))
+
+
+def smallest_chunk(request: Request, layout: Layout) -> int:
+    """Returns the tokens of the shortest chunk to consider."""
+    return max(request.cluster.device.smallest_chunk, multiple_tokens(request, layout.mesh))
+
+
+@lru_cache(maxsize=256)
+def _balanced(length: int, count: int, multiple: int, pair_flops: float, token_flops: float) -> tuple[int, ...]:
+    return flops_balanced_lengths(length, count, multiple, pair_flops=pair_flops, token_flops=token_flops)
+
+
+def chunk_counts(request: Request, layout: Layout) -> list[int]:
+    """Returns the numbers of chunks to consider, rising.
+
+    Equal chunks have one length, which compiles least, so those that divide the sequence evenly are preferred.
+    """
+    length, multiple, name = (
+        request.config.sequence.length,
+        multiple_tokens(request, layout.mesh),
+        request.config.schedule.name,
+    )
+    check_length(length, multiple)
+    units, pipe = length // multiple, layout.mesh.pipe
+    counts = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(request, layout))) + 1)
+    if name in ("1f1b", "interleaved-1f1b"):
+        counts = range(1, 2)
+    elif layout.interleave > 1:
+        # Chunks travel in groups of one a stage; a shorter sequence than that is cut as little as possible.
+        counts = range(pipe, max(counts[-1] // pipe * pipe, pipe) + 1, pipe)
+    even = [count for count in counts if units % count == 0]
+    if len(even) >= min(_ENOUGH_EVEN, len(counts)):
+        return even
+    step = max(1, len(counts) // 32)
+    return list(counts)[::step]
+
+
+def schedule_reason(request: Request, layout: Layout, schedule: str) -> str:
+    """Returns why a layout has a schedule."""
+    config = request.config
+    if request.table is not None:
+        return f"{request.table[0].name}, from {config.schedule.table}"
+    if config.schedule.name != "auto":
+        return "as requested"
+    reason = {
+        "1f1b": "sequences are not cut",
+        "seq1f1b": "several sequences a pipeline overlap, so the pipeline fills and drains once",
+        "sppo": "one sequence at a time goes forward over its chunks and back",
+    }[schedule.removeprefix("interleaved-")]
+    return f"{reason}; {layout.interleave} virtual stages a stage" if layout.interleave > 1 else reason

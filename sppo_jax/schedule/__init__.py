@@ -1,1 +1,0 @@
-"""Schedules as tables: generators, checker, slots, simulator and text; plain Python."""

@@ -1,0 +1,115 @@
+"""Diagonals, their groups and the static shapes of ticks."""
+
+from dataclasses import replace
+
+from schedule_cases import all_tables
+
+from sppo_jax.plan.diagonals import diagonal_groups, group_gaps, tick_groups, tick_tokens, unit_diagonals
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.table import Unit, unit_ticks
+
+
+def test_a_diagonal_is_chunk_plus_stage_where_there_is_one_group():
+    for table in all_tables():
+        if table.num_groups == 1:
+            for (_, chunk, stage), diagonal in unit_diagonals(table).items():
+                assert diagonal == chunk + stage
+
+
+def test_number_of_diagonals():
+    for table in all_tables():
+        chunks, stages, groups = table.num_chunks, table.num_stages, table.num_groups
+        expected = chunks * groups + stages - 1 if chunks % stages == 0 or groups == 1 else stages * groups + chunks - 1
+        assert len(diagonal_groups(table)) == expected
+
+
+def test_every_diagonal_is_alone_in_sppo_and_mod_n_in_a_stream():
+    for table in all_tables():
+        groups = diagonal_groups(table)
+        if table.num_groups > 1:
+            continue
+        if table.name == "sppo" or table.num_sequences == 1:
+            assert groups == tuple(range(len(groups)))
+        elif table.num_sequences > 2 * table.num_stages:
+            assert groups == tuple(diagonal % table.num_chunks for diagonal in range(len(groups)))
+
+
+def test_units_of_a_tick_are_in_one_group_and_unmixed_diagonals_are_not_merged():
+    for table in all_tables()[::11]:
+        groups, diagonals = diagonal_groups(table), unit_diagonals(table)
+        links = {diagonal: {diagonal} for diagonal in range(len(groups))}
+        for tick in table.ticks:
+            if tick.kind == "H":
+                continue
+            together = {diagonals[u.sequence, u.chunk, u.virtual_stage] for u in tick.units if u is not None}
+            assert len({groups[diagonal] for diagonal in together}) == 1
+            for diagonal in together:
+                links[diagonal] |= together
+        # Reachability by flooding, as a second opinion on the merging.
+        for start in links:
+            reached, frontier = {start}, [start]
+            while frontier:
+                new = links[frontier.pop()] - reached
+                reached |= new
+                frontier += new
+            assert reached == {diagonal for diagonal in links if groups[diagonal] == groups[start]}
+
+
+def test_gaps_of_sppo_fall_by_two_a_diagonal_to_one():
+    table = make_table("sppo", 3, 2, (8,) * 4)
+    assert group_gaps(table) == (11, 9, 7, 5, 3, 1)
+
+
+def test_gaps_are_the_least_of_their_units():
+    for table in all_tables()[::11]:
+        groups, diagonals, ticks = diagonal_groups(table), unit_diagonals(table), unit_ticks(table)
+        found = {}
+        for key, diagonal in diagonals.items():
+            between = table.ticks[ticks[Unit("F", *key)] : ticks[Unit("B", *key)]]
+            gap = sum(tick.kind != "H" for tick in between)
+            found.setdefault(groups[diagonal], []).append(gap)
+        assert group_gaps(table) == tuple(min(found[group]) for group in sorted(found))
+
+
+def test_forward_and_backward_of_a_unit_have_one_shape_that_holds_all_units_of_the_tick():
+    for table in all_tables():
+        tokens, ticks = tick_tokens(table), unit_ticks(table)
+        before = None
+        for index, tick in enumerate(table.ticks):
+            if tick.kind == "H":
+                assert tokens[index] == before
+            elif tick.kind == "F":
+                before = tokens[index]
+            for unit in tick.units:
+                if unit is not None:
+                    assert tokens[index] >= table.chunk_lengths[unit.chunk]
+                    if unit.kind == "F":
+                        back = Unit("B", unit.sequence, unit.chunk, unit.virtual_stage)
+                        assert tokens[ticks[back]] == tokens[index]
+
+
+def test_a_tick_is_as_long_as_the_longest_chunk_of_its_diagonals():
+    table = make_table("sppo", 2, 1, (16, 12, 8))
+    assert [tokens for tokens, tick in zip(tick_tokens(table), table.ticks, strict=True) if tick.kind == "F"] == [
+        16,
+        16,
+        12,
+        8,
+    ]
+
+
+def test_all_units_of_a_tick_are_in_its_group():
+    for table in all_tables():
+        groups, diagonals = diagonal_groups(table), unit_diagonals(table)
+        for tick, group in zip(table.ticks, tick_groups(table), strict=True):
+            units = [unit for unit in tick.units if unit is not None]
+            found = {groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]] for unit in units}
+            assert (group is None) == (tick.kind == "H") and (group is None or found == {group})
+
+
+def test_a_table_keeps_what_was_found_and_a_changed_one_starts_anew():
+    table = make_table("sppo", 2, 1, (16, 8, 8))
+    assert unit_ticks(table) is unit_ticks(table)
+    other = replace(table, chunk_lengths=(8, 8, 16))
+    assert tick_tokens(other) != tick_tokens(table)
+    assert table == make_table("sppo", 2, 1, (16, 8, 8)) and hash(table) == hash(make_table("sppo", 2, 1, (16, 8, 8)))

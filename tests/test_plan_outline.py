@@ -1,0 +1,113 @@
+"""An outline holds what its table does: the same ticks once the rounds are written out, the same figures as it is."""
+
+from functools import lru_cache
+from itertools import product
+
+import pytest
+
+from sppo_jax.plan.diagonals import (
+    MIN_HOST_GAP,
+    diagonal_groups,
+    group_gaps,
+    longest_chunks,
+    tick_tokens,
+    unit_diagonals,
+)
+from sppo_jax.plan.generators import GENERATORS, make_table
+from sppo_jax.plan.outline import all_rounds, make_outline
+from sppo_jax.plan.peaks import head_peak, in_flight, kv_peak, stash_peaks
+from sppo_jax.plan.simulate import simulate
+from sppo_jax.plan.slots import head_slots, kv_slots, stash_slots
+from sppo_jax.plan.table import Tick
+
+
+@lru_cache(maxsize=1)
+def pairs():
+    """Returns tables of up to 4 stages, 6 chunks and 12 sequences with their outlines."""
+    found = []
+    shapes = product(GENERATORS, range(1, 5), range(1, 7), (1, 2, 4, 5, 8, 9, 11, 12), range(1, 4))
+    for name, stages, chunks, sequences, groups in shapes:
+        asked = name, stages, sequences, tuple(range(chunks + 8, 8, -1)), groups
+        try:
+            table = make_table(*asked)
+        except ValueError as error:
+            with pytest.raises(ValueError) as raised:
+                make_outline(*asked)
+            assert str(raised.value) == str(error)
+            continue
+        found.append((table, make_outline(*asked)))
+    assert {outline.name for _, outline in found if outline.repeats} == set(GENERATORS)
+    return found
+
+
+def written_out(outline):
+    """Returns all ticks of an outline; of each kind the sequences go on where a round is over."""
+    ticks, on, place = [], dict.fromkeys("FBH", 0), 0
+
+    def write(start, stop):
+        for tick in outline.ticks[start:stop]:
+            units = [unit and unit._replace(sequence=unit.sequence + on[tick.kind]) for unit in tick.units]
+            ticks.append(Tick(tick.kind, tuple(units)))
+
+    for start, stop, rounds, sequences in outline.repeats:
+        write(place, start)
+        for number in range(rounds):
+            if number:
+                for kind in {tick.kind for tick in outline.ticks[start:stop]}:
+                    on[kind] += sequences
+            write(start, stop)
+        place = stop
+    write(place, len(outline.ticks))
+    return tuple(ticks)
+
+
+def test_the_rounds_of_an_outline_are_the_ticks_of_the_table():
+    for table, outline in pairs():
+        assert written_out(outline) == table.ticks
+        assert (outline.num_sequences, outline.name) == (table.num_sequences, table.name)
+
+
+def test_an_outline_has_the_diagonals_and_the_shapes_of_its_table():
+    for table, outline in pairs():
+        assert diagonal_groups(outline) == diagonal_groups(table)
+        assert longest_chunks(outline) == longest_chunks(table)
+        assert tuple(all_rounds(tick_tokens(outline), outline.repeats)) == tick_tokens(table)
+        gaps, of_table = group_gaps(outline), group_gaps(table)
+        assert [gap >= MIN_HOST_GAP for gap in gaps] == [gap >= MIN_HOST_GAP for gap in of_table]
+        if table.name != "gpipe":
+            assert gaps == of_table
+
+
+def test_an_outline_holds_as_much_at_once_as_its_table_has_slots():
+    for table, outline in pairs():
+        groups = diagonal_groups(table)
+        of_unit = {key: groups[diagonal] % 2 for key, diagonal in unit_diagonals(table).items()}
+        slots = stash_slots(table, lambda unit, of=of_unit: of[unit[1:]])
+        assert stash_peaks(outline, [group % 2 for group in range(max(groups) + 1)]) == {
+            name: count for name, (count, _) in slots.items()
+        }
+        assert kv_peak(outline) == kv_peak(table) == kv_slots(table)[0]
+        assert head_peak(outline) == head_peak(table) == head_slots(table)[0]
+        assert in_flight(outline) == in_flight(table)
+        assert max(in_flight(table)) == stash_slots(table, lambda unit: None)[None][0]
+
+
+def test_an_outline_takes_the_time_of_its_table_to_the_last_bit():
+    def costs(unit, padded):
+        return {"F": 0.1, "B": 0.27, "H": 0.03}[unit.kind] * (1 + unit.chunk**1.5) + 0.001 * padded
+
+    for table, outline in pairs():
+        least_s = [0.3 * (tokens % 3) for tokens in tick_tokens(outline)]
+        short = simulate(outline, costs, least_s)
+        long = simulate(table, costs, tuple(all_rounds(least_s, outline.repeats)))
+        assert (short.step_s, short.peak_in_flight) == (long.step_s, long.peak_in_flight)
+        assert short.busy_s == pytest.approx(long.busy_s, rel=1e-12)
+        assert short.bubble_fraction == pytest.approx(long.bubble_fraction, rel=1e-12, abs=1e-12)
+        assert tuple(all_rounds(short.tick_s, outline.repeats)) == long.tick_s
+
+
+@pytest.mark.parametrize("name", ["sppo", "seq1f1b", "gpipe", "interleaved-seq1f1b"])
+def test_an_outline_does_not_grow_with_the_sequences(name):
+    groups = 2 if name.startswith("interleaved") else 1
+    short, long = (make_outline(name, 4, sequences, (8,) * 8, groups) for sequences in (16, 4096))
+    assert len(short.ticks) == len(long.ticks) and long.num_sequences == 4096

@@ -1,0 +1,131 @@
+"""The Plan holds together, survives JSON and refuses what it does not know."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sppo_jax.plan.csv_format import to_csv
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.plan import MeshShape, Plan, Predicted, SchedulePlan, StashPlan
+
+
+def make(**changes) -> Plan:
+    stash = StashPlan(inputs="host", attention="host", rest="recompute", alpha=(0.5, 0.5, 0.25, 0.0, 0.0))
+    fields = dict(
+        version="1.2.3",
+        mesh=MeshShape(data=2, pipe=2, seq=4),
+        ulysses=2,
+        ring=2,
+        sequence_kind="hybrid",
+        sequence_length=56,
+        sequences_per_pipeline=1,
+        chunk_lengths=(16, 16, 16, 8),
+        schedule=SchedulePlan(name="sppo"),
+        stash=stash,
+        kv_slots=1,
+        predicted=Predicted(step_s=1.5, bubble_fraction=0.2, hbm_bytes=(3, 4), host_bytes=(5, 6)),
+        reasons={"chunks": "they fit", "weather": "sunny"},
+    )
+    return Plan(**{**fields, **changes})
+
+
+def test_json_round_trip():
+    for plan in (make(), make(schedule=SchedulePlan(name="table", csv=to_csv(make().table())))):
+        again = Plan.from_json(plan.to_json())
+        assert again == plan and hash(again) == hash(plan)
+        assert Plan.from_dict(plan.to_dict()) == plan
+        assert again.table().ticks == make().table().ticks
+
+
+def test_json_has_the_public_keys_as_plain_lists():
+    values = make().to_dict()
+    assert values["mesh"] == {"data": 2, "pipe": 2, "seq": 4}
+    assert values["chunk_lengths"] == [16, 16, 16, 8]
+    assert values["predicted"]["hbm_bytes"] == [3, 4] and values["predicted"]["host_bytes"] == [5, 6]
+    assert {"sequence_kind", "schedule", "stash", "reasons", "schema_version", "version"} <= set(values)
+
+
+def test_table_has_the_plans_shape():
+    table = make().table()
+    assert table == make_table("sppo", 2, 1, (16, 16, 16, 8))
+
+
+def test_description_gives_every_choice_with_its_reason():
+    text = make().describe()
+    for words in ("data 2 x pipe 2 x seq 4", "4: 3 x 16, 8", "they fit", "weather", "2 x 0.5, 0.25, 2 x 0.0", "20.0%"):
+        assert words in text
+
+
+def edited(path: str, value) -> str:
+    values = make().to_dict()
+    *groups, key = path.split(".")
+    place = values
+    for group in groups:
+        place = place[group]
+    if value is None:
+        del place[key]
+    else:
+        place[key] = value
+    return json.dumps(values)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "JSON text"),
+        ("[]", "JSON object, got list"),
+        (edited("schema_version", 99), "schema_version 2, got 99"),
+        (edited("schema_version", None), "schema_version 2, got None"),
+        (edited("color", "red"), "got unknown color"),
+        (edited("mesh.color", "red"), "mesh of a plan has the keys data, pipe, seq; got unknown color"),
+        (edited("stash.alpha", None), "stash of a plan lacks alpha"),
+        (edited("kv_slots", None), "plan of a plan lacks kv_slots"),
+        (edited("mesh", 3), "mesh of a plan is an object, got 3"),
+    ],
+)
+def test_json_errors(text, words):
+    with pytest.raises(ValueError) as error:
+        Plan.from_json(text)
+    assert words in str(error.value)
+
+
+STASH = make().stash
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(schema_version=1), "schema_version 2, got 1"),
+        (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "got data=0"),
+        (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
+        (dict(ring=1), "ulysses * ring must be the seq axis (4), got 2 * 1"),
+        (dict(sequence_kind="ulysses"), "has one factor, got ulysses 2 * ring 2"),
+        (dict(sequence_length=64), "which sum to 56"),
+        (dict(chunk_lengths=(16, 16, 14, 10)), "multiples of seq=4, got [14, 10]"),
+        (dict(kv_slots=2), "kv_slots must be what the schedule needs, 1, got 2"),
+        (dict(stash=replace(STASH, inputs="moon")), "stash.inputs is one of keep, host, recompute, got 'moon'"),
+        (dict(stash=replace(STASH, kv_grad_dtype="int8")), "kv_grad_dtype is one of"),
+        (dict(stash=replace(STASH, inputs="recompute")), "needs attention and rest to be recompute too"),
+        (dict(stash=replace(STASH, alpha=(0.0,) * 4)), "each of the 5 diagonals, got 4"),
+        (dict(stash=replace(STASH, alpha=(2.0, 0.0, 0.0, 0.0, 0.0))), "0..1, got 2.0 at diagonal 0"),
+        (dict(stash=replace(STASH, alpha=(0.0, 0.0, 0.0, 0.0, 0.5))), "got 0.5 at diagonal 4, which has 1"),
+        (dict(schedule=SchedulePlan(name="seq1f1b", interleave=2)), "use interleaved-seq1f1b"),
+        (dict(schedule=SchedulePlan(name="table", csv=to_csv(make_table("sppo", 3, 1, (8,))))), "agree in stages"),
+        (dict(schedule=SchedulePlan(name="table", csv=to_csv(make_table("sppo", 2, 1, (56,))))), "in chunk lengths"),
+        (dict(schedule=SchedulePlan(name="table", csv=to_csv(make().table()).replace("B0.0.0", ""))), "only idle"),
+    ],
+)
+def test_plans_that_do_not_hold_together(changes, words):
+    with pytest.raises(ValueError) as error:
+        make(**changes)
+    text = str(error.value)
+    assert words in text or (words == "only idle" and "got no unit" in text)
+
+
+def test_alpha_is_one_value_in_a_group():
+    # In a stream of two sequences, diagonals 0 and 4 stand in one tick.
+    stash = replace(STASH, alpha=(0.5, 0.0, 0.0, 0.0, 0.0))
+    with pytest.raises(ValueError) as error:
+        make(schedule=SchedulePlan(name="gpipe"), sequences_per_pipeline=2, kv_slots=2, stash=stash)
+    assert "got 0.0 at diagonal 4 and 0.5 at diagonal 0" in str(error.value)

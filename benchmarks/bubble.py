@@ -24,7 +24,7 @@ from sppo_jax.plan.table import Unit
 from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths
 from sppo_jax.planner.costs import CostModel, balance_weights, cost_model
 from sppo_jax.planner.search import search
-from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
 
 DOCS = Path(__file__).parents[1] / "docs"
 LENGTH, MODEL = 2**20, "gpt-30b"  # 64 layers, so that 16 stages have four groups

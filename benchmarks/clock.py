@@ -30,7 +30,7 @@ from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster, measured
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
-from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Memory that a step gives back is kept for the next, as accelerators do, and new pages are large: else a step's buffers
@@ -151,8 +151,8 @@ def busy_cores(*, active: int) -> float:
 
 def profile_devices(path: Path) -> None:
     """Measure the devices with this model's shapes."""
+    from sppo_jax.hardware.measured_figures import write_profile
     from sppo_jax.profile.measure import default_sizes, measure
-    from sppo_jax.profile.store import write_profile
 
     sizes = replace(default_sizes("cpu", quick=True), chunks=(512,), prefixes=(0, LENGTH - 512), runs=5)
     write_profile(measure(config_of({}).model, sizes, say), path)
@@ -193,10 +193,9 @@ def _train_step(plan: Plan):
 
     from sppo_jax.models import build_model
     from sppo_jax.pipeline import api, layout, storage
-    from sppo_jax.train.optimizer import make_optimizer, make_schedule
     from sppo_jax.train.signals import Signals
     from sppo_jax.train.state import init_state, shardings_of, state_shapes
-    from sppo_jax.train.step import make_train_step
+    from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
 
     config = config_of({})
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)

@@ -54,10 +54,9 @@ class Stopwatch:
 
 def loop_seconds(config: Config, plan: Plan, run_dir: Path) -> float:
     """Return seconds a step of the whole loop, from the batch after the warm-up to the last one."""
-    from sppo_jax.train.begin import begin
     from sppo_jax.train.loop import train
     from sppo_jax.train.run_dir import claimed, write_run
-    from sppo_jax.train.setup import prepare
+    from sppo_jax.train.setup import begin, prepare
 
     experiment = prepare(config, plan)
     watch = Stopwatch(experiment.loader)
@@ -73,9 +72,8 @@ def bare(config: Config, plan: Plan, run_dir: Path) -> tuple[float, float]:
     """Return seconds a step of the compiled step alone, and the loss it comes to."""
     import jax
 
-    from sppo_jax.train.begin import begin
     from sppo_jax.train.placement import batch_shapes, place_batch
-    from sppo_jax.train.setup import prepare
+    from sppo_jax.train.setup import begin, prepare
     from sppo_jax.train.signals import Signals
     from sppo_jax.train.state import shardings_of
     from sppo_jax.train.step import make_train_step

@@ -25,7 +25,7 @@ from calibration import (
 from published import KERNEL, Cell, out_of_memory, published_cells
 from systems import GPU, memory_bytes
 
-from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import Config, load_config
-from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
 
 ROOT = Path(__file__).parents[1]
 WHOLE, CUT = "whole", "cut at chunks"
@@ -77,7 +77,7 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
     from sppo_jax.pipeline import api
     from sppo_jax.planner.make import make_plan
     from sppo_jax.train.evaluate import evaluate
-    from sppo_jax.train.optimizer import make_optimizer, make_schedule
+    from sppo_jax.train.step import make_optimizer, make_schedule
 
     plan, model, data = make_plan(config), build_model(config), open_data(config)
     loss_and_grads, scores = api.value_and_grad(plan, model), api.evaluate(plan, model)

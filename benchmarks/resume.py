@@ -22,7 +22,7 @@ from pathlib import Path
 
 import yaml
 
-from sppo_jax.report.chart import Axis, Panel, Rule, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series, chart_svg
 
 HERE = Path(__file__).parent
 RESULT, PICTURE = HERE / "results" / "resume.json", HERE.parent / "docs" / "resume.svg"

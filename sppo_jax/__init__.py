@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from sppo_jax.environment import avoid_wrong_sums
-
-__version__ = "0.1.0"
+from sppo_jax.version import __version__ as __version__
 
 _HOMES = {
     "load_config": "sppo_jax.config",

@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from sppo_jax import __version__
 from sppo_jax.output import OutputLost, take_streams
 from sppo_jax.stopping import Stopping
+from sppo_jax.version import __version__
 
 # The module of each command in sppo_jax/commands. It has `run(words) -> exit code`; words are those behind the name.
 COMMANDS = {

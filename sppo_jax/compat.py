@@ -9,8 +9,8 @@ import jax.extend.core
 import jax.interpreters.mlir
 import jax.numpy as jnp
 
-from sppo_jax.environment import jaxlib_version
 from sppo_jax.rendezvous import Place
+from sppo_jax.version import jaxlib_version
 
 # openxla/xla#46231: jaxlib 0.11.0 reads reversed host slices wrongly on GPUs; fixed in 0.11.1, older ones are unproven.
 MIN_JAXLIB_FOR_GPU_OFFLOAD = (0, 11, 1)

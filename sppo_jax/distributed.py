@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar
 
-from sppo_jax import __version__
 from sppo_jax.config import Config
 from sppo_jax.environment import set_memory_limits
 from sppo_jax.hardware import Cluster, find_device
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
 from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
+from sppo_jax.version import __version__
 
 Result = TypeVar("Result")
 _NAMES = ("SPPO_COORDINATOR", "SPPO_NUM_PROCESSES", "SPPO_PROCESS_ID")

@@ -16,12 +16,13 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax.units import format_bytes
+from sppo_jax.version import jaxlib_version
 
 if TYPE_CHECKING:
     from sppo_jax.plan.plan import Plan
@@ -55,15 +56,6 @@ def add_xla_flag(name: str, value: object, *, replace: bool = False) -> None:
     others = [word for word in words if word.partition("=")[0] != name]
     if len(others) == len(words) or replace:
         os.environ["XLA_FLAGS"] = " ".join([*others, f"{name}={value}"])
-
-
-def jaxlib_version() -> tuple[int, ...]:
-    """Returns jaxlib's version as ints, without any suffix; () where jaxlib is not installed."""
-    try:
-        text = version("jaxlib")
-    except PackageNotFoundError:
-        return ()
-    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
 
 
 def avoid_wrong_sums() -> None:
@@ -170,9 +162,7 @@ def host_limit_gb(plan: Plan) -> int:
     host_bytes = max(plan.predicted.host_bytes)
     if not host_bytes:
         return _DEFAULT_HOST_GB
-    from sppo_jax.distributed import num_processes
-
-    num_devices = math.ceil(plan.mesh.data * plan.mesh.pipe * plan.mesh.seq / num_processes())
+    num_devices = math.ceil(plan.mesh.data * plan.mesh.pipe * plan.mesh.seq / _num_processes())
     needed_bytes = num_devices * (2 * host_bytes + max(plan.predicted.hbm_bytes))
     return max(_DEFAULT_HOST_GB, min(math.ceil(needed_bytes / _GiB), machine_gb()))
 
@@ -247,6 +237,14 @@ def _running_platform() -> str | None:
     from sppo_jax import compat
 
     return compat.running_platform()
+
+
+def _num_processes() -> int:
+    if "jax" not in sys.modules:
+        return 1
+    from sppo_jax import compat
+
+    return compat.distributed_place()[1]
 
 
 def _warn_late(problem: str, setting: str) -> None:

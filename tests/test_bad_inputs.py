@@ -326,7 +326,7 @@ def test_a_jaxlib_that_loses_gradients(place, capfd, monkeypatch):
 
 def test_a_disk_without_room(place, capfd, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("sppo_jax.train.begin.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("sppo_jax.train.setup.shutil.disk_usage", lambda path: usage)
     check_refused(TRAIN, "the disk must have room for a checkpoint and the next", place, capfd)
 
 

@@ -54,7 +54,7 @@ def test_head_sizes_are_filled_in(path):
 
 
 def test_a_preset_fills_what_is_not_given(path):
-    from sppo_jax.models.presets import PRESETS
+    from sppo_jax.config.presets import PRESETS
 
     name, shape = next(iter(PRESETS.items()))
     path.write_text(yaml.safe_dump({**settings(), "model": {"preset": name, "num_layers": 2}}))
@@ -172,5 +172,5 @@ def test_any_override_gives_a_config_or_one_line(tmp_path_factory, text):
 
 
 def test_the_config_imports_no_jax():
-    code = "import sys, sppo_jax, sppo_jax.config, sppo_jax.models.presets; sys.exit('jax' in sys.modules)"
+    code = "import sys, sppo_jax, sppo_jax.config, sppo_jax.config.presets; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
 
 import jax
 import numpy as np
@@ -136,23 +135,6 @@ def test_a_flag_of_the_user_stays(unset, monkeypatch):
     assert os.environ["XLA_FLAGS"] == f"{env.YNN_FLAG}=x"
 
 
-@pytest.mark.parametrize(
-    "text, version",
-    [("0.10.2", (0, 10, 2)), ("0.12.0.1", (0, 12, 0)), ("0.11.1+cuda13", (0, 11, 1)), ("0.11.0rc1", (0, 11, 0))],
-)
-def test_a_version_is_its_first_three_numbers(text, version, monkeypatch):
-    monkeypatch.setattr(env, "version", lambda name: text)
-    assert env.jaxlib_version() == version
-
-
-def test_no_jaxlib_has_no_version(monkeypatch):
-    def missing(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(env, "version", missing)
-    assert env.jaxlib_version() == ()
-
-
 @pytest.fixture
 def flags(unset, monkeypatch):
     """Sets XLA_FLAGS; returns the warnings about them."""
@@ -254,7 +236,7 @@ def test_a_share_of_the_user_stays(name, unset, monkeypatch):
     ids=["one process", "four processes", "a small machine", "a small stash", "no stash", "no plan yet"],
 )
 def test_the_host_limit_follows_the_plan(plan, num_processes, limit, unset, monkeypatch):
-    monkeypatch.setattr(distributed, "num_processes", lambda: num_processes)
+    monkeypatch.setattr(compat, "distributed_place", lambda: (0, num_processes))
     env.set_memory_limits(plan and a_plan(**plan))
     assert given() == {env.FRACTION: "0.95"} | ({env.HOST_LIMIT: limit} if limit else {})
 

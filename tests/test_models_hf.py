@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.config.hf_config import read_shape
 from sppo_jax.models import Decoder, from_hf, load_hf_params, to_hf
-from sppo_jax.models.hf_config import read_shape
 from sppo_jax.models.hf_folder import TensorFolder
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.layout import make_mesh

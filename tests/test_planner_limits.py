@@ -6,7 +6,7 @@ from report_cases import HOST, small_config
 from sppo_jax.planner.limits import max_length, min_devices
 from sppo_jax.planner.make import resolve_cluster
 from sppo_jax.planner.search import search
-from sppo_jax.report.bounds_text import bound_dict, max_length_text, min_devices_text
+from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
 
 FREE = {"mesh": {"pipe": "auto"}, "sequence": {"length": 65536, "chunks": "auto"}}
 

@@ -8,9 +8,9 @@ import pytest
 
 from sppo_jax import cli, hardware
 from sppo_jax.config import ModelConfig
+from sppo_jax.hardware.measured_figures import read_profile, write_profile
 from sppo_jax.profile import measure
 from sppo_jax.profile.measure import Sizes, default_model, default_sizes
-from sppo_jax.profile.store import read_profile, write_profile
 from sppo_jax.profile.timing import Timer
 
 TINY = ModelConfig(

@@ -2,13 +2,13 @@
 
 import pytest
 from report_cases import small_figures, too_large
-from test_report_figures import CASES
+from test_report_plan_figures import CASES
 
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.simulate import simulate
-from sppo_jax.report.columns import WIDTH, aligned, bar, paragraph
-from sppo_jax.report.plan_text import plan_text, scaled_timeline
-from sppo_jax.report.words import TOLD_ELSEWHERE, chunks_of, runs_of, seconds
+from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
+from sppo_jax.report.plan.text import plan_text, scaled_timeline
+from sppo_jax.report.plan.words import TOLD_ELSEWHERE, chunks_of, runs_of, seconds
 
 FIGURES = {name: lambda groups=groups: small_figures(**groups) for name, groups in CASES.items()}
 FIGURES["does not fit"] = too_large

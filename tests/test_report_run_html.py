@@ -10,11 +10,11 @@ from run_cases import CASES, LENGTH, healthy, metrics, torn, troubled, two_steps
 from test_report_plan_html import VOID, _Nesting
 
 from sppo_jax.positions import Bucket
-from sppo_jax.report import run_charts
-from sppo_jax.report.run_data import read_run_dir
-from sppo_jax.report.run_figures import Point, Validation, duration, figures_of_run, series, smooth, thin
-from sppo_jax.report.run_html import run_html, write_report
-from sppo_jax.report.run_words import event_rows, skip_rows, summary
+from sppo_jax.report.run import charts as run_charts
+from sppo_jax.report.run.data import read_run_dir
+from sppo_jax.report.run.figures import Point, Validation, duration, figures_of_run, series, smooth, thin
+from sppo_jax.report.run.html import run_html, write_report
+from sppo_jax.report.run.words import event_rows, skip_rows, summary
 from sppo_jax.train.run_dir import claimed
 
 TITLES = ("Loss", "Validation loss by position in the context", "Late minus early", "Recall by distance", "Memory")

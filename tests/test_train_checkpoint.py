@@ -12,11 +12,10 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.config import CheckpointConfig
-from sppo_jax.train.checkpoint import Checkpoints, to_tree
-from sppo_jax.train.checkpoint_read import checkpoint_steps, find_checkpoint, load_params, read_run
+from sppo_jax.train.checkpoint import Checkpoints
+from sppo_jax.train.checkpoint_read import checkpoint_steps, find_checkpoint, load_params, read_run, restore_newest
 from sppo_jax.train.fingerprint import fingerprints, leaf_name
-from sppo_jax.train.restore import restore_newest
-from sppo_jax.train.state import first_state, state_shardings
+from sppo_jax.train.state import first_state, state_shardings, to_tree
 
 OPTIMIZER = optax.adam(1e-2)
 RUN = {"config": {}, "plan": {}, "data": {"sequence": 8}}

@@ -13,9 +13,9 @@ from sppo_jax.config import MetricsConfig, ModelConfig, OptimizerConfig
 from sppo_jax.models import num_params
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.train.evaluate import evaluate, position_edges
-from sppo_jax.train.metrics import causal_flops_per_token, peak_flops_per_s, peak_memory
-from sppo_jax.train.optimizer import is_matrix, make_optimizer, make_schedule
-from sppo_jax.train.progress import Progress
+from sppo_jax.train.meter import causal_flops_per_token, peak_flops_per_s, peak_memory
+from sppo_jax.train.record import Progress
+from sppo_jax.train.step import is_matrix, make_optimizer, make_schedule
 
 STEP = {"step": 5, "loss": 2.5, "tokens_per_s": 1234.5, "step_s": 0.25, "mfu": None, "hbm_peak_bytes": None}
 

@@ -16,11 +16,10 @@ from tiny_runs import at_batch, lines_of, losses_of, make_config, run, write_doc
 
 from sppo_jax.models import build_model
 from sppo_jax.planner.make import make_plan
-from sppo_jax.train.begin import begin, check_room
 from sppo_jax.train.checkpoint import Checkpoints
 from sppo_jax.train.checkpoint_read import checkpoint_steps, load_params, read_run
 from sppo_jax.train.loop import RunFailed, to_save
-from sppo_jax.train.setup import prepare
+from sppo_jax.train.setup import begin, check_room, prepare
 
 pytestmark = pytest.mark.xdist_group("train_resume")
 

@@ -7,10 +7,9 @@ import numpy as np
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.planner.make import make_plan
-from sppo_jax.train.begin import begin
 from sppo_jax.train.loop import train
 from sppo_jax.train.run_dir import claimed, write_run
-from sppo_jax.train.setup import prepare
+from sppo_jax.train.setup import begin, prepare
 
 
 def write_documents(path):

@@ -11,7 +11,7 @@ from gpu_parts.program import Program, Target
 from gpu_parts.step import FEW_LAYERS, ONE_BILLION, TINY
 from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES
-from sppo_jax.train.metrics import causal_flops_per_token
+from sppo_jax.train.meter import causal_flops_per_token
 
 _K = 1024
 _SHAPE = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_size")

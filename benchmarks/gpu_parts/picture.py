@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_parts.aims import ceiling_flops_s
 from gpu_parts.results import Results
-from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
 
 _TOKENS = Axis(label="tokens of a sequence", log=True, whole=True)
 

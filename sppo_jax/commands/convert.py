@@ -13,7 +13,7 @@ import yaml
 
 from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.config import Config, config_from_dict, load_config
-from sppo_jax.models.hf_config import CONFIG, read_config, shape_to_hf
+from sppo_jax.config.hf_config import CONFIG, read_config, shape_to_hf
 from sppo_jax.models.hf_tokenizer import check_tokenizer, copy_tokenizer
 from sppo_jax.models.size import num_params
 
@@ -54,7 +54,7 @@ def _from_hf(args: Namespace) -> None:
     from sppo_jax.models.build import build_model
     from sppo_jax.models.hf_read import load_hf_params
     from sppo_jax.models.hf_write import new_folder
-    from sppo_jax.train.checkpoint_write import save_params
+    from sppo_jax.train.checkpoint import save_params
 
     start_s = time.perf_counter()
     with new_folder(args.target, 4 * num_params(config.model)) as folder:

@@ -8,7 +8,7 @@ from sppo_jax.commands.command import DONE, config_parser
 from sppo_jax.config import load_config
 from sppo_jax.data.open import open_data
 from sppo_jax.data.summary import as_dict, drawn, summarize
-from sppo_jax.report.data_text import data_text
+from sppo_jax.report.run.data_text import data_text
 
 
 def run(words: Sequence[str]) -> int:

@@ -22,11 +22,11 @@ from sppo_jax.config import Config
 from sppo_jax.planner.limits import Bound, max_length, min_devices
 from sppo_jax.planner.make import costs_of, resolve_cluster
 from sppo_jax.planner.search import search
-from sppo_jax.report.bounds_text import bound_dict, max_length_text, min_devices_text
-from sppo_jax.report.figures import Figures, figures_of
-from sppo_jax.report.plan_html import plan_html
-from sppo_jax.report.plan_json import plan_dict
-from sppo_jax.report.plan_text import plan_text
+from sppo_jax.report.plan.figures import Figures, figures_of
+from sppo_jax.report.plan.html import plan_html
+from sppo_jax.report.plan.json_report import plan_dict
+from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
+from sppo_jax.report.plan.text import plan_text
 
 # Seconds for which a search says nothing.
 _MOMENT_S = 2.0

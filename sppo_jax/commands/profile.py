@@ -7,7 +7,7 @@ from pathlib import Path
 from sppo_jax.commands.command import DONE, Parser, check_writable, simulate_devices, some_path
 from sppo_jax.config import load_config
 from sppo_jax.environment import warn_of_unknown_flags
-from sppo_jax.profile.store import Profile, write_profile
+from sppo_jax.hardware.measured_figures import Profile, write_profile
 
 
 def run(words: Sequence[str]) -> int:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from sppo_jax.commands.command import DONE, Parser, some_path
-from sppo_jax.report.run_data import read_run_dir
-from sppo_jax.report.run_figures import figures_of_run
-from sppo_jax.report.run_html import FILE, run_html, write_page
-from sppo_jax.report.run_words import summary
+from sppo_jax.report.run.data import read_run_dir
+from sppo_jax.report.run.figures import figures_of_run
+from sppo_jax.report.run.html import FILE, run_html, write_page
+from sppo_jax.report.run.words import summary
 
 
 def run(words: Sequence[str]) -> int:

@@ -12,8 +12,8 @@ from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_pl
 from sppo_jax.config import Config
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.text_timeline import text_timeline
 from sppo_jax.planner.make import make_plan
+from sppo_jax.report.draw.text_timeline import text_timeline
 
 
 def run(words: Sequence[str]) -> int:
@@ -39,10 +39,9 @@ def _new_name(config: str) -> str:
 
 
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
-    from sppo_jax.train.begin import begin, check_room
     from sppo_jax.train.loop import RunFailed, train
     from sppo_jax.train.run_dir import changes_since, claimed, write_run
-    from sppo_jax.train.setup import prepare
+    from sppo_jax.train.setup import begin, check_room, prepare
     from sppo_jax.train.trackers import check_trackers
 
     cluster = distributed.cluster(config)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sppo_jax.data.config import DataConfig
+from sppo_jax.config.data import DataConfig
 
 # Bytes are tokens 0..255; every document made of bytes begins with this one, so that its first byte is predicted too.
 START_TOKEN = 256

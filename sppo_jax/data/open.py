@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.config import Config
-from sppo_jax.data.config import DataConfig
+from sppo_jax.config.data import DataConfig
 from sppo_jax.data.corpus import Corpus, split_corpus
 from sppo_jax.data.encoding import open_encoder
 from sppo_jax.data.mixture import Mixture

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sppo_jax.data.config import RecallConfig
+from sppo_jax.config.data import RecallConfig
 from sppo_jax.data.rows import Batch, Rows
 
 RECALL = "recall"  # as a source

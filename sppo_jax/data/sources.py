@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Entry, Writer, entry_of
-from sppo_jax.data.config import DataConfig
 from sppo_jax.data.corpus import Corpus, join
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.order import mix_array

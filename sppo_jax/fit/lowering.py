@@ -15,11 +15,10 @@ from sppo_jax.models import build_model
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.api import Step
 from sppo_jax.plan.plan import Plan
-from sppo_jax.train.optimizer import make_optimizer, make_schedule
 from sppo_jax.train.placement import batch_shapes
 from sppo_jax.train.signals import signal_sharding
 from sppo_jax.train.state import TrainState, shardings_of, state_shapes
-from sppo_jax.train.step import TrainStep, make_train_step
+from sppo_jax.train.step import TrainStep, make_optimizer, make_schedule, make_train_step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ The modules that need jax are imported on first use, so that the planner can rea
 import importlib
 from typing import Any
 
-from sppo_jax.models.presets import PRESETS, apply_preset
+from sppo_jax.config.presets import PRESETS, apply_preset
 from sppo_jax.models.size import layer_params, num_params
 
 _LAZY = {

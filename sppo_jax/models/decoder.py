@@ -16,7 +16,7 @@ from sppo_jax.models.dtypes import at_least_float32, compute_dtype
 from sppo_jax.models.layers import DecoderLayer, RMSNorm, normal_param
 
 if TYPE_CHECKING:
-    from sppo_jax.models.config import ModelConfig
+    from sppo_jax.config.model import ModelConfig
 
 
 class LayerFactory(Protocol):

@@ -12,7 +12,7 @@ from sppo_jax.models.hf_tensors import NO_PARAMETERS, tensor_shapes
 if TYPE_CHECKING:
     import numpy as np
 
-    from sppo_jax.models.config import ModelConfig
+    from sppo_jax.config.model import ModelConfig
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from sppo_jax.models.config import ModelConfig
+    from sppo_jax.config.model import ModelConfig
 
 # Reads a part of a tensor: its name, and a slice for each dim.
 ReadPart = Callable[[str, tuple[slice, ...]], np.ndarray]

@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from sppo_jax.models.config import ModelConfig
+from sppo_jax.config.hf_config import CONFIG, read_config, shape_to_hf
+from sppo_jax.config.model import ModelConfig
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.models.hf_config import CONFIG, read_config, shape_to_hf
 from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS
 from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor

@@ -19,7 +19,7 @@ from sppo_jax.models.dtypes import at_least_float32, compute_dtype
 from sppo_jax.models.rotary import rotary_cos_sin, rotate
 
 if TYPE_CHECKING:
-    from sppo_jax.models.config import ModelConfig
+    from sppo_jax.config.model import ModelConfig
 
 
 def normal_param(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float, dtype: jnp.dtype) -> nnx.Param:

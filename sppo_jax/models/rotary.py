@@ -15,7 +15,7 @@ import numpy as np
 from sppo_jax.models.dtypes import at_least_float32
 
 if TYPE_CHECKING:
-    from sppo_jax.models.config import RopeConfig
+    from sppo_jax.config.model import RopeConfig
 
 # Positions are split at this period: 4096 times a frequency still has a fraction of a milliradian of error in float32.
 _PERIOD_TOKENS = 4096

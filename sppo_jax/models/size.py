@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sppo_jax.models.config import ModelConfig
+    from sppo_jax.config.model import ModelConfig
 
 
 def layer_params(config: ModelConfig) -> int:

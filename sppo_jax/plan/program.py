@@ -142,7 +142,7 @@ def _class_of(plan: Plan, table: Table) -> dict[tuple[int, int, int], StashClass
         if tick.kind == "F":
             tokens.update({_key(unit): count // plan.mesh.seq for unit in tick.units if unit is not None})
 
-    def make(unit_key, diagonal):
+    def make(unit_key: tuple[int, int, int], diagonal: int) -> StashClass:
         away = gaps[groups[diagonal]] >= MIN_HOST_GAP
         alpha = plan.stash.alpha[diagonal] if away else 0.0
         count = round(alpha * tokens[unit_key])
@@ -173,7 +173,8 @@ def _neighbour(table: Table, index: int, step: int) -> int | None:
 
 def _copies(table: Table, class_of: dict) -> tuple[dict[int, int], dict[int, int]]:
     """For each tick that writes to or fetches from the host: the F tick written, the B tick fetched for."""
-    writes, fetches = {}, {}
+    writes: dict[int, int] = {}
+    fetches: dict[int, int] = {}
     for index, tick in enumerate(table.ticks):
         made = _first_class(tick, class_of) if tick.kind != "H" else None
         if made is None or not made.uses_host:

@@ -23,6 +23,7 @@ from itertools import accumulate
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.measured_figures import block_pairs
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.table import Unit
 from sppo_jax.planner.layer import (
@@ -34,7 +35,6 @@ from sppo_jax.planner.layer import (
     model_flops,
     vocabulary_params,
 )
-from sppo_jax.profile.store import block_pairs
 
 __all__ = [
     "CostModel",

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import sppo_jax
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.peaks import kv_peak
@@ -16,6 +15,7 @@ from sppo_jax.planner.parallel import SequenceSplit, layers_per_virtual_stage
 from sppo_jax.planner.request import Layout, Request, choose_kernel, read_request
 from sppo_jax.planner.stash import Places, choose_alpha, copy_seconds, largest_alpha
 from sppo_jax.units import format_bytes
+from sppo_jax.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def plan_of(request: Request, outcome: Outcome, reasons: dict[str, str]) -> Plan
     config, choice, memory = request.config, outcome.choice, outcome.memory
     layout, split = choice.layout, choice.layout.split
     return Plan(
-        version=sppo_jax.__version__,
+        version=__version__,
         mesh=layout.mesh,
         ulysses=split.ulysses,
         ring=split.ring,

@@ -13,10 +13,10 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from orbax.checkpoint import checkpoint_managers
 
-from sppo_jax.config import CheckpointConfig
+from sppo_jax.config import CheckpointConfig, Config, to_dict
 from sppo_jax.train.checkpoint_read import RUN, STATE
 from sppo_jax.train.fingerprint import stamp
-from sppo_jax.train.state import TrainState
+from sppo_jax.train.state import TrainState, to_tree
 
 _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
 
@@ -113,24 +113,6 @@ def _collect_quietly() -> None:
         sys.unraisablehook = hook
 
 
-def to_tree(state: TrainState) -> dict[str, Any]:
-    """Return a state as plain dicts, so that nothing but names is needed to read it."""
-    return {**state._asdict(), "params": nnx.to_pure_dict(state.params)}
-
-
-def from_tree(tree: Mapping[str, Any], like: TrainState) -> TrainState:
-    """Return the state whose tree was saved.
-
-    Args:
-        tree: as `to_tree` gives it, with other leaves perhaps.
-        like: a state with the structure wanted.
-    """
-    # Copied, for what replaces the values does it in place.
-    params = nnx.from_flat_state(nnx.to_flat_state(like.params))
-    nnx.replace_by_pure_dict(params, tree["params"])
-    return TrainState(**{**tree, "params": params})
-
-
 def _loss_of(metrics: Mapping[str, float]) -> float:
     return metrics[_VALIDATION_LOSS]
 
@@ -148,3 +130,23 @@ def _what_to_keep(config: CheckpointConfig) -> checkpoint_managers.PreservationP
         )
         policies.append(best)
     return checkpoint_managers.AnyPreservationPolicy(policies)
+
+
+def save_params(directory: Path, params: nnx.State, config: Config) -> Path:
+    """Write `directory/0`: parameters before any step, without an optimizer's state or a place in the data.
+
+    Args:
+        directory: of checkpoints.
+        params: the tree of `nnx.state(model, nnx.Param)`.
+        config: saved beside them.
+
+    Returns:
+        The checkpoint's path.
+    """
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    tree = {"params": nnx.to_pure_dict(params)}
+    run = {"config": to_dict(config), "step": 0, **stamp(tree)}
+    items = ocp.args.Composite(**{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave(run)})
+    with ocp.CheckpointManager(directory.resolve()) as manager:
+        manager.save(0, args=items)
+    return directory / "0"

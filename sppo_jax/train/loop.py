@@ -11,22 +11,21 @@ from typing import Any
 import jax
 from flax import nnx
 
-import sppo_jax
 from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
 from sppo_jax.models import build_model
-from sppo_jax.train.begin import Start
 from sppo_jax.train.checkpoint import Checkpoints
 from sppo_jax.train.checkpoint_read import shapes_of
 from sppo_jax.train.evaluate import Validation, validate
 from sppo_jax.train.meter import Meter
 from sppo_jax.train.placement import batch_shapes, place_batch
 from sppo_jax.train.record import Record
-from sppo_jax.train.setup import Experiment
+from sppo_jax.train.setup import Experiment, Start
 from sppo_jax.train.signals import GO, STOP, Signals
 from sppo_jax.train.state import TrainState, shardings_of
 from sppo_jax.train.step import TrainStep, make_train_step
 from sppo_jax.train.watchdog import Watchdog
+from sppo_jax.version import __version__
 
 
 class RunFailed(Exception):
@@ -153,7 +152,7 @@ def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str,
         "config": to_dict(config),
         "plan": experiment.plan.to_dict(),
         "shapes": shapes_of(nnx.state(build_model(config, abstract=True), nnx.Param)),  # without a mesh's zeros
-        "version": sppo_jax.__version__,
+        "version": __version__,
         "failure": failure,
     }
 

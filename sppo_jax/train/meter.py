@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import resource
+import statistics
+import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +15,78 @@ from typing import Any
 import jax
 import numpy as np
 
-from sppo_jax.train.metrics import causal_flops_per_token, peak_flops_per_s, peak_memory
+from sppo_jax.config import MetricsConfig, ModelConfig
+from sppo_jax.hardware import find_device
+from sppo_jax.models import num_params
 from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.signals import GO, STOP
-from sppo_jax.train.spikes import LossSpikes
+
+
+def causal_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
+    """Return the FLOPs of forward and backward a token, nothing counted twice and no masked score counted.
+
+    6 for every parameter, and 6 L N H S for attention: each token sees half of the sequence on average. A sequence of
+    several documents needs less, so for packed data this is an upper bound.
+
+    Args:
+        model: its shape (L layers, N heads, H head size).
+        sequence_length: S, in tokens.
+    """
+    attention = 6 * model.num_layers * model.num_heads * model.head_dim * sequence_length
+    return 6 * num_params(model) + attention
+
+
+def peak_flops_per_s(config: MetricsConfig, device: jax.Device) -> float | None:
+    """Return a device's peak FLOP/s: as configured, else from its datasheet, None where that is not known."""
+    if not isinstance(config.peak_flops, str):
+        return config.peak_flops
+    if device.platform == "cpu":
+        return None
+    try:
+        return find_device(device.device_kind).matmul_flops_s
+    except ValueError:
+        return None
+
+
+def peak_memory() -> dict[str, int | None]:
+    """Return the most memory held so far: on the fullest of this process's devices, and by the process on its host."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [found["peak_bytes_in_use"] for found in stats if "peak_bytes_in_use" in found]
+    # Kilobytes, but bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {"hbm_peak_bytes": max(peaks, default=None), "host_peak_bytes": host}
+
+
+_WINDOW, _MIN_STEPS, _MIN_SIGMAS = 50, 20, 6.0
+
+
+class LossSpikes:
+    """Remembers the losses of the last steps, and finds those far above them."""
+
+    def __init__(self) -> None:
+        """Remember nothing yet: the first 20 losses are never spikes."""
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
+
+    def check(self, loss: float) -> str | None:
+        """Take the next loss; returns a sentence if it is a spike.
+
+        A spike lies 6 deviations above the median of the last 50 losses; the deviation is the median one (times
+        1.48, as of a normal distribution), which the spikes before do not widen.
+
+        Args:
+            loss: in nats a target; finite.
+        """
+        recent = list(self._recent)
+        self._recent.append(loss)
+        if len(recent) < _MIN_STEPS:
+            return None
+        middle = statistics.median(recent)
+        deviation = 1.4826 * statistics.median(abs(each - middle) for each in recent)
+        if loss <= middle + _MIN_SIGMAS * deviation or loss <= middle * 1.02:
+            return None
+        return f"loss spike: {loss:.4f}, where the last {len(recent)} had a median of {middle:.4f}"
 
 
 class Meter:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
+import jax
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from sppo_jax import distributed
 from sppo_jax.config import Config
 from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
 from sppo_jax.data.rows import Rows
 from sppo_jax.models import build_model
+from sppo_jax.models.hf_read import load_hf_params
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import Plan
+from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
 from sppo_jax.train.evaluate import Scores
-from sppo_jax.train.optimizer import make_optimizer, make_schedule
 from sppo_jax.train.placement import local_rows
-from sppo_jax.train.state import TrainState, state_shapes
-from sppo_jax.train.step import ValueAndGrad
+from sppo_jax.train.state import TrainState, init_state, shardings_of, state_from, state_shapes
+from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,3 +85,89 @@ def prepare(config: Config, plan: Plan) -> Experiment:
         optimizer=optimizer,
         shapes=state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The first state, the steps done before it, and what there is to say of them.
+
+    Args:
+        state: on the devices.
+        step: steps done before.
+        directory: of the run's checkpoints.
+        events: a kind and a line for each thing there is to say.
+    """
+
+    state: TrainState
+    step: int
+    directory: Path
+    events: tuple[tuple[str, str], ...]
+
+
+def begin(experiment: Experiment, run_dir: Path) -> Start:
+    """Make or load the first state, and put the loader where it goes on.
+
+    Args:
+        experiment: from `prepare`; its loader is moved.
+        run_dir: claimed by this run.
+
+    Raises:
+        ValueError: the run has checkpoints and none is whole.
+    """
+    config, directory = experiment.config, checkpoints_of(experiment, run_dir)
+    notes: list[str] = []
+    restored = restore_newest(directory, experiment.shapes, notes.append)
+    if restored:
+        return _go_on(experiment, restored, directory, notes)
+    if (origin := config.model.hf) is not None:
+        shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
+        params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.shapes.params))
+        state = state_from(params, experiment.optimizer, shardings_of(experiment.shapes))
+        text = f"starts in {run_dir} from the weights in {origin}"
+    else:
+        state = init_state(config, experiment.optimizer, experiment.shapes)
+        text = f"starts in {run_dir}"
+    return Start(state=state, step=0, directory=directory, events=(("start", text),))
+
+
+def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: list[str]) -> Start:
+    step, fingerprint = int(restored.run["step"]), restored.run["data"]["fingerprint"]
+    if fingerprint != experiment.data_fingerprint:
+        raise ValueError(
+            f"the documents must be those that the run was begun with, got others under the same names (fingerprint "
+            f"{experiment.data_fingerprint}, not {fingerprint}); bring the old ones back, or choose another --run-dir"
+        )
+    experiment.loader.state = {"sequence": restored.run["data"]["sequence"]}
+    # A run that stopped after too many bad steps gets as many again.
+    state = restored.state._replace(num_skipped_in_row=restored.state.num_skipped_in_row * np.int32(0))
+    before, after = restored.run["plan"], experiment.plan.to_dict()
+    changed = [name for name in ("mesh", "chunk_lengths", "sequence_kind", "schedule") if before[name] != after[name]]
+    plan = f"; the plan's {', '.join(changed)} changed" if changed else ""
+    text = f"goes on from {directory / str(step)}, {restored.run['data']['sequence']} sequences seen{plan}"
+    events = (*(("corrupt", note) for note in notes), ("resume", text))
+    return Start(state=state, step=step, directory=directory, events=events)
+
+
+def checkpoints_of(experiment: Experiment, run_dir: Path) -> Path:
+    """Return the directory of a run's checkpoints."""
+    directory = experiment.config.checkpoint.dir
+    return Path(directory) if directory else run_dir / "checkpoints"
+
+
+def check_room(experiment: Experiment, run_dir: Path) -> None:
+    """Refuse a disk that cannot take what a checkpoint adds: one is written before an old one goes.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    directory = checkpoints_of(experiment, run_dir)
+    needed_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.shapes))
+    if not checkpoint_steps(directory):
+        needed_bytes *= 2
+    there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes < needed_bytes:
+        raise ValueError(
+            f"the disk must have room for a checkpoint and the next, {needed_bytes / 2**30:.2f} GiB, got "
+            f"{free_bytes / 2**30:.2f} GiB free at {directory}; make room, or set checkpoint.dir to another disk"
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,3 +119,21 @@ def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shard
         return first_state(params, optimizer.init(params))
 
     return jax.jit(create, out_shardings=shardings, donate_argnums=0)(params)
+
+
+def to_tree(state: TrainState) -> dict[str, Any]:
+    """Return a state as plain dicts, so that nothing but names is needed to read it."""
+    return {**state._asdict(), "params": nnx.to_pure_dict(state.params)}
+
+
+def from_tree(tree: Mapping[str, Any], like: TrainState) -> TrainState:
+    """Return the state whose tree was saved.
+
+    Args:
+        tree: as `to_tree` gives it, with other leaves perhaps.
+        like: a state with the structure wanted.
+    """
+    # Copied, for what replaces the values does it in place.
+    params = nnx.from_flat_state(nnx.to_flat_state(like.params))
+    nnx.replace_by_pure_dict(params, tree["params"])
+    return TrainState(**{**tree, "params": params})

@@ -1,0 +1,40 @@
+"""Settings of a run: groups that convert and check themselves, YAML in and out, named and imported model shapes."""
+
+from sppo_jax.config.data import DataConfig, RecallConfig
+from sppo_jax.config.group import ConfigError
+from sppo_jax.config.groups import (
+    CheckpointConfig,
+    Config,
+    HardwareConfig,
+    MeshConfig,
+    MetricsConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SequenceConfig,
+    StashConfig,
+    TrainConfig,
+)
+from sppo_jax.config.load import config_from_dict, load_config, to_dict, to_yaml
+from sppo_jax.config.model import ModelConfig, RopeConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "HardwareConfig",
+    "MeshConfig",
+    "MetricsConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RecallConfig",
+    "RopeConfig",
+    "ScheduleConfig",
+    "SequenceConfig",
+    "StashConfig",
+    "TrainConfig",
+    "config_from_dict",
+    "load_config",
+    "to_dict",
+    "to_yaml",
+]

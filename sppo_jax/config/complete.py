@@ -1,0 +1,73 @@
+"""What a preset or a Hugging Face folder adds to the model settings that a user gives; imports no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+from sppo_jax.config.group import ConfigError
+from sppo_jax.config.hf_config import FREE_FIELDS, WEIGHT_FIELDS, read_shape
+from sppo_jax.config.presets import apply_preset
+
+
+def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write `model: hf:PATH` as the group of settings it stands for.
+
+    Args:
+        settings: of a whole config.
+    """
+    model = settings.get("model")
+    if isinstance(model, str) and model.startswith("hf:"):
+        return {**settings, "model": {"hf": model.removeprefix("hf:")}}
+    return settings
+
+
+def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Mapping[str, Any]:
+    """Fill from `preset` or `hf`, whichever is given, what the user did not set.
+
+    Args:
+        settings: of the group `model`.
+        rope_fields: all settings of `model.rope`.
+
+    Raises:
+        ConfigError: there is no such preset or folder, or a setting contradicts the folder's weights.
+    """
+    preset, hf = settings.get("preset"), settings.get("hf")
+    if hf is not None:
+        if preset is not None:
+            raise ConfigError(f"model must have a preset or hf, got both, {preset} and {hf}; remove one")
+        return _with_hf(settings, rope_fields)
+    if preset is None:
+        return settings
+    try:
+        return _fill(settings, apply_preset(str(preset)))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str, Any]:
+    """Fill from a folder's config.json; settings that a run has written are whole, and need no folder."""
+    if not isinstance(settings["hf"], str) or not settings["hf"]:
+        raise ConfigError(f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give its path")
+    rope = settings.get("rope")
+    if isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings):
+        return settings
+    folder = Path(settings["hf"]).expanduser().absolute()
+    try:
+        base = read_shape(folder)
+    except ValueError as error:
+        raise ConfigError(f"model.hf: {error}") from error
+    for name in WEIGHT_FIELDS:
+        if name in settings and settings[name] != base[name]:
+            raise ConfigError(
+                f"model.{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; remove it"
+            )
+    return {**_fill(settings, base), "hf": str(folder)}
+
+
+def _fill(settings: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add what `settings` leaves out, within `rope` too."""
+    rope = settings.get("rope")
+    merged = {**base, **settings, "rope": base["rope"] if rope is None else rope}
+    return merged | ({"rope": {**base["rope"], **rope}} if isinstance(rope, Mapping) else {})

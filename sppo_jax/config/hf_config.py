@@ -1,0 +1,264 @@
+"""The shape of a model in a Hugging Face config.json, both ways; imports no jax."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sppo_jax.config.hf_rope import rope_from_hf, rope_to_hf, scaled_length
+
+if TYPE_CHECKING:
+    from sppo_jax.config.model import ModelConfig
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What a family's name stands for, and what its config.json leaves out.
+
+    Args:
+        architecture: the class in transformers.
+        qkv_bias: queries, keys and values have biases.
+        qk_norm: queries and keys are normalised head by head.
+        num_kv_heads: where it is not given; 0: as many as query heads.
+        head_dim: where it is not given; 0: the hidden size over the heads.
+        max_length: positions, where they are not given.
+        sliding_window: attention span in tokens where the key is left out; 0: the whole sequence.
+    """
+
+    architecture: str
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    max_length: int
+    sliding_window: int = 0
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(architecture="LlamaForCausalLM", max_length=2048),
+    "mistral": Family(architecture="MistralForCausalLM", num_kv_heads=8, max_length=131072, sliding_window=4096),
+    "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, num_kv_heads=32, max_length=32768),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM", qk_norm=True, num_kv_heads=32, head_dim=128, max_length=32768
+    ),
+}  # fmt: skip
+# Fields that the weights decide: a config may repeat them but not change them.
+WEIGHT_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "mlp_size",
+    "mlp",
+    "qk_norm",
+    "qkv_bias",
+    "tied_embeddings",
+)
+FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read a folder's config.json.
+
+    Raises:
+        ValueError: it is not there, or no JSON object.
+    """
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"a Hugging Face model must be a local folder with {CONFIG}, got {folder} ({error.strerror}); "
+            f"download it first, e.g. hf download NAME --local-dir {folder}"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON, got a file that is not ({error}); download it again") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}; download it again")
+    return config
+
+
+def read_shape(folder: Path) -> dict[str, Any]:
+    """Read the shape of the model in a folder.
+
+    Args:
+        folder: with config.json.
+
+    Returns:
+        `ModelConfig` fields, those of `WEIGHT_FIELDS` and `FREE_FIELDS`; `rope` is a dict of `RopeConfig` fields.
+
+    Raises:
+        ValueError: the file cannot be read, or the model cannot be represented; says by which setting.
+    """
+    try:
+        return shape_from_hf(read_config(folder))
+    except KeyError as error:
+        raise ValueError(f"{folder / CONFIG} must give {error.args[0]}, got none; download it again") from None
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{folder / CONFIG} must hold numbers where they belong ({error}); repair it") from None
+
+
+def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Map the content of a config.json to `ModelConfig` fields.
+
+    Raises:
+        ValueError: the model cannot be represented.
+        KeyError: a size is missing.
+    """
+    family = _family(config)
+    _check_representable(config)
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    kv_heads = config.get("num_key_value_heads", family.num_kv_heads) or heads
+    max_length = config.get("max_position_embeddings") or family.max_length
+    return {
+        "vocab_size": config["vocab_size"],
+        "hidden_size": hidden,
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": config.get("head_dim") or family.head_dim or hidden // heads,
+        "mlp_size": config["intermediate_size"],
+        "mlp": "swiglu",
+        "qk_norm": family.qk_norm,
+        "qkv_bias": family.qkv_bias,
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "sliding_window": _sliding_window(config, family),
+        "rope": rope_from_hf(config, max_length),
+    }
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    kind, architectures = config.get("model_type"), config.get("architectures") or []
+    family = FAMILIES.get(str(kind))
+    if family is None:
+        raise ValueError(f"the model_type must be one of {', '.join(FAMILIES)}, got {kind!r}; convert a model of these")
+    if architectures and family.architecture not in architectures:
+        raise ValueError(
+            f"a {kind} model must be a language model ({family.architecture}), got "
+            f"{', '.join(map(str, architectures))}; convert the model that it was made from"
+        )
+    return family
+
+
+def _check_representable(config: Mapping[str, Any]) -> None:
+    """Refuse, by name, settings that the decoder has no counterpart of."""
+    # Qwen2 has its biases whatever attention_bias says, and no transformers reads the key there.
+    biases = ("mlp_bias",) if config["model_type"] == "qwen2" else ("attention_bias", "mlp_bias")
+    for name in biases:
+        if config.get(name):
+            raise ValueError(f"{name} must be false, got {config[name]}; these biases cannot be represented")
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ValueError(f"hidden_act must be silu, got {activation!r}; no other activation can be represented")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ValueError(
+            f"quantization_config must be absent, got quant_method={method!r}; convert the unquantized model"
+        )
+    if config.get("attention_dropout"):
+        raise ValueError(f"attention_dropout must be 0, got {config['attention_dropout']}; there is no dropout, set 0")
+
+
+def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
+    """Return the attention span in tokens of the layers that have one, 0 where none has."""
+    window = config.get("sliding_window", family.sliding_window) or 0
+    if config["model_type"] == "llama":
+        return 0
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise ValueError(f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}")
+        return window if "sliding_attention" in kinds else 0
+    if config["model_type"] == "mistral":
+        return window
+    slides = (
+        config.get("use_sliding_window", False) and config.get("max_window_layers", 28) < config["num_hidden_layers"]
+    )
+    return window if slides else 0
+
+
+def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dtype: str) -> dict[str, Any]:
+    """Write the config.json of a model.
+
+    Args:
+        model: the shape.
+        like: content of the config.json it was imported from, for special tokens and the family's name; may be empty.
+        length: tokens of the longest sequence it was trained on; 0: not known.
+        dtype: of the tensors, by transformers' name.
+
+    Raises:
+        ValueError: no family has such a model; says by which setting.
+    """
+    kind = _family_name(model, like.get("model_type"))
+    kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
+    max_length = max(scaled_length(model.rope), length, like.get("max_position_embeddings") or 0)
+    config = kept | {
+        "architectures": [FAMILIES[kind].architecture],
+        "model_type": kind,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.mlp_size,
+        "hidden_act": "silu",
+        "tie_word_embeddings": model.tied_embeddings,
+        "rms_norm_eps": model.norm_eps,
+        "max_position_embeddings": max_length or FAMILIES[kind].max_length,
+        "torch_dtype": dtype,
+        **rope_to_hf(model.rope),
+    }
+    if kind != "qwen2":
+        config["attention_bias"] = False
+    if kind == "llama":
+        return config | {"mlp_bias": False}
+    window = model.sliding_window or None
+    if kind == "mistral":
+        return config | {"sliding_window": window}
+    slides = {"use_sliding_window": window is not None, "sliding_window": window}
+    return config | slides | ({"max_window_layers": 0} if window else {})
+
+
+# Of a config.json that was imported: what is written anew, or was true of that file alone.
+_NOT_KEPT = (
+    "_name_or_path",
+    "dtype",
+    "layer_types",
+    "mlp_bias",
+    "attention_bias",
+    "max_window_layers",
+    "original_max_position_embeddings",
+    "quantization_config",
+    "sliding_window",
+    "transformers_version",
+    "use_sliding_window",
+)
+
+
+def _family_name(model: ModelConfig, preferred: str | None) -> str:
+    """Return a family that has this model, the preferred one if it has."""
+    if model.mlp != "swiglu":
+        raise ValueError(f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; no family here has it")
+    possible = [
+        name
+        for name, family in FAMILIES.items()
+        if (family.qkv_bias, family.qk_norm) == (model.qkv_bias, model.qk_norm)
+    ]
+    if not possible:
+        raise ValueError(
+            "a Hugging Face model must have model.qkv_bias or model.qk_norm alone, got both; no family has"
+        )
+    # transformers refuses a Llama whose heads do not divide its width, and gives it no window.
+    if model.hidden_size % model.num_heads or model.sliding_window:
+        possible = [name for name in possible if name != "llama"]
+    return preferred if preferred in possible else possible[0]

@@ -1,0 +1,119 @@
+"""Rotary settings of a Hugging Face config.json, both ways; imports no jax.
+
+transformers 5 keeps them all in `rope_parameters`; before, the base was `rope_theta` and the rest `rope_scaling`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sppo_jax.config.model import RopeConfig
+
+# Hugging Face's name of each scaling, and its settings by our names.
+_KINDS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_SETTINGS = {
+    "factor": "factor",
+    "original_length": "original_max_position_embeddings",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+}
+_USED = {
+    "none": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_length", "beta_fast", "beta_slow"),
+}
+
+
+def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
+    """Read the rotary settings of a config.json.
+
+    Args:
+        config: its content.
+        max_length: its `max_position_embeddings`, in tokens.
+
+    Returns:
+        Every field of `RopeConfig`; `original_length` is `max_length` where the file has no other, so that a scaling
+        can be put on top.
+
+    Raises:
+        ValueError: a setting cannot be represented; says which.
+    """
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    if kind not in _KINDS:
+        raise ValueError(
+            f"the rotary scaling must be one of {', '.join(_KINDS)}, got rope_type={kind!r}; use another model"
+        )
+    scaling = _KINDS[kind]
+    original = config.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    rope: dict[str, Any] = {
+        "theta": settings.get("rope_theta") or config.get("rope_theta") or 10000.0,
+        "scaling": scaling,
+        "factor": 1.0,
+        "original_length": original if original and "original_length" in _USED[scaling] else max_length,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    for ours in _USED[scaling]:
+        given = settings.get(_SETTINGS[ours])
+        if given is not None and ours != "original_length":
+            rope[ours] = given
+    if scaling == "yarn" and settings.get("factor") is None:
+        rope["factor"] = max_length / rope["original_length"]
+    _check_representable(config, settings, scaling, rope["factor"])
+    return rope
+
+
+def _check_representable(config: Mapping[str, Any], settings: Mapping[str, Any], scaling: str, factor: float) -> None:
+    """Refuse settings that would change the rotation and that `RopeConfig` has no field for."""
+    partial = settings.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    wanted: dict[str, tuple[Any, Any]] = {"partial_rotary_factor": (1.0, partial)}
+    if scaling == "yarn":
+        wanted["truncate"] = (True, settings.get("truncate") is not False)
+        default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+        wanted["attention_factor"] = (default, _yarn_amplitude(settings, factor, default))
+    for name, (must, got) in wanted.items():
+        if not math.isclose(must, got, rel_tol=1e-6):
+            raise ValueError(f"the rotary setting {name} must be {must:g}, got {got:g}; no other can be represented")
+
+
+def _yarn_amplitude(settings: Mapping[str, Any], factor: float, default: float) -> float:
+    """Return the factor on cos and sin that a config asks for."""
+    if settings.get("attention_factor") is not None:
+        return settings["attention_factor"]
+    over, under = settings.get("mscale"), settings.get("mscale_all_dim")
+    if over and under and factor > 1:
+        return (0.1 * over * math.log(factor) + 1.0) / (0.1 * under * math.log(factor) + 1.0)
+    return default
+
+
+def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
+    """Write rotary settings in the new place and in the old ones, so that every transformers reads them.
+
+    Args:
+        rope: the model's.
+
+    Returns:
+        The keys `rope_parameters`, `rope_theta` and `rope_scaling` of a config.json.
+    """
+    kind = next(name for name, ours in _KINDS.items() if ours == rope.scaling)
+    scaling = {"rope_type": kind} | {_SETTINGS[ours]: getattr(rope, ours) for ours in _USED[rope.scaling]}
+    return {
+        "rope_parameters": {"rope_theta": rope.theta, **scaling},
+        "rope_theta": rope.theta,
+        "rope_scaling": scaling if rope.scaling != "none" else None,
+    }
+
+
+def scaled_length(rope: RopeConfig) -> int:
+    """Return the length in tokens that the scaling is meant for; 0 where nothing is known."""
+    # What is imported as the original length of a linear scaling is the length after it: the file gives no other.
+    return int(rope.original_length * (rope.factor if "original_length" in _USED[rope.scaling] else 1.0))

@@ -1,0 +1,108 @@
+"""Settings read from YAML, with overrides, and written back; a key given twice is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sppo_jax.config.complete import expand_model
+from sppo_jax.config.group import ConfigError, build_group
+from sppo_jax.config.groups import Config
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a YAML file and apply overrides.
+
+    Args:
+        path: the YAML file.
+        overrides: `group.key=value` strings, the value in YAML.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"a config must be a readable YAML file, got {path} ({error})") from error
+    settings = _parse_yaml(text, str(path))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"a config must hold groups of settings such as model and train, got {path} with none")
+    return config_from_dict(settings, overrides)
+
+
+def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
+    """Build a Config from nested mappings, as a YAML file gives them.
+
+    Args:
+        settings: groups of settings.
+        overrides: `group.key=value` strings, the value in YAML.
+
+    Raises:
+        ConfigError: a setting is unknown, missing or wrong.
+    """
+    settings = dict(settings)
+    for override in overrides:
+        _apply_override(settings, override)
+    config = build_group(Config, expand_model(settings), "")
+    assert isinstance(config, Config)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """Write every setting, the defaults too, in the order of the dataclasses."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=False)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return every setting as dicts, lists, strings and numbers; `config_from_dict` reads it."""
+    return _plain(dataclasses.asdict(config))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        why = str(error).replace('in "<unicode string>", ', "at ")
+        raise ConfigError(f"settings must be YAML, got {source} ({why}); mend it") from error
+    except RecursionError:
+        raise ConfigError(f"settings must be YAML of a few levels, got {source} with too many; mend it") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML takes the last without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"a key must be given once, got {key.value} again on line {line}; make them one")
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return node
+
+
+def _apply_override(settings: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    *groups, key = name.strip().split(".")
+    if not equals or not all((*groups, key)):
+        raise ConfigError(f"an override must read group.key=value, got {override!r}; e.g. train.steps=10")
+    for group in groups:
+        inner = expand_model(settings).get(group)
+        settings[group] = dict(inner) if isinstance(inner, Mapping) else {}
+        settings = settings[group]
+    # To YAML a word that begins with * stands for another, and one that ends with a colon is a key of nothing.
+    settings[key] = text if text.startswith(("*", "hf:")) else _parse_yaml(text, override)

@@ -1,0 +1,25 @@
+"""Devices, clusters, and the files in which measured figures of a device are kept."""
+
+from sppo_jax.hardware.cluster import (
+    DEVICES,
+    Cluster,
+    Device,
+    find_device,
+    local_cluster,
+    make_cluster,
+    measured,
+    parse_cluster,
+    with_profile,
+)
+
+__all__ = [
+    "DEVICES",
+    "Cluster",
+    "Device",
+    "find_device",
+    "local_cluster",
+    "make_cluster",
+    "measured",
+    "parse_cluster",
+    "with_profile",
+]

@@ -1,0 +1,311 @@
+"""Datasheet figures of devices and clusters that the planner and the compiler targets start from.
+
+Sources:
+  A100: NVIDIA A100 Tensor Core GPU datasheet (40 and 80 GB SXM); DGX A100 datasheet (hosts).
+  H100, H200, B200: NVIDIA H100, H200 and DGX B200 datasheets (SXM; dense BF16, without sparsity).
+  TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts).
+  Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways, of which collectives reach about three quarters;
+  a DGX has one 200 Gb/s (A100) or 400 Gb/s (H100 and later) adapter a GPU. Host links are what copies reach of PCIe
+  gen 5 x16, about four fifths; on the A100, where pairs of GPUs share a gen 4 x16 link, 13 GB/s (SPPO's Fig. 5: 12.9
+  to 14.4; PipeOffload takes 15).
+  Efficiencies of the A100 are calibrated on published runs by benchmarks/papers.py: attention on BurstAttention's own
+  kernel benchmark (512K tokens, forward and backward), matmul on the 1F1B run of 7B, 32K tokens, 16 sequences in
+  Seq1F1B's table. Those of all other devices are assumptions.
+"""
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sppo_jax.hardware.measured_figures import Profile, read_profile
+
+_GiB = 2**30
+# Above any machine; a planner that tries every divisor of more would not come back.
+_MOST_DEVICES = 2**20
+# What collectives reach of NVLink's rate: nccl-tests' bus bandwidth on a DGX A100 is about 230 of 300 GB/s.
+_COLLECTIVE_SHARE = 0.77
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the planner assumes of one device.
+
+    Args:
+        name: the name in plans and on command lines.
+        hbm_bytes: device memory a program can use.
+        hbm_bytes_s: bytes a second between device memory and its compute units.
+        host_link_bytes_s: bytes a second between device and host, one way.
+        link_bytes_s: bytes a second to a device of the same host (or TPU slice), one way.
+        network_bytes_s: bytes a second to a device of another host, one way.
+        matmul_flops_s: peak FLOP/s in the compute dtype.
+        host_bytes: memory of a usual host.
+        devices_per_host: devices of a usual host.
+        kernel: the attention kernel that runs there: "cudnn" or "blockwise".
+        matmul_efficiency: share of the peak that a long matmul reaches, 0..1.
+        attention_efficiency: share of the peak that attention over a long prefix reaches, 0..1.
+        attention_backward: seconds of attention's backward for one of its forward.
+        attention_block: queries and keys of a block of the blockwise kernel, which computes whole ones; 0: not counted.
+        overhead_s: seconds a tick takes whatever its length.
+        overhead_tokens: tokens of a device whose matmuls take as long as reading their weights.
+        tile: token counts a device computes are multiples of this.
+        smallest_chunk: shortest chunk, in tokens over a whole stage, that still computes efficiently.
+        compute_bytes: bytes of one activation in the default compute dtype.
+    """
+
+    name: str
+    hbm_bytes: int
+    hbm_bytes_s: float
+    host_link_bytes_s: float
+    link_bytes_s: float
+    network_bytes_s: float
+    matmul_flops_s: float
+    host_bytes: int
+    devices_per_host: int
+    kernel: str = "blockwise"
+    matmul_efficiency: float = 0.6
+    attention_efficiency: float = 0.5
+    attention_backward: float = 2.5
+    attention_block: int = 0
+    overhead_s: float = 3e-4
+    overhead_tokens: int = 128
+    tile: int = 16
+    smallest_chunk: int = 2048
+    compute_bytes: int = 2
+
+    @property
+    def platform(self) -> str:
+        """The compiler that makes its programs: "cpu", "gpu" or "tpu"."""
+        return "cpu" if self.name == "cpu" else "tpu" if self.name.startswith("v") else "gpu"
+
+
+def _gpu(
+    name: str,
+    hbm_gib: int,
+    hbm: float,
+    host_link: float,
+    link: float,
+    network: float,
+    flops: float,
+    *,
+    matmul: float = 0.6,
+    attention: float = 0.5,
+) -> Device:
+    return Device(
+        name=name,
+        hbm_bytes=hbm_gib * _GiB,
+        hbm_bytes_s=hbm,
+        host_link_bytes_s=host_link,
+        link_bytes_s=_COLLECTIVE_SHARE * link,
+        network_bytes_s=network,
+        matmul_flops_s=flops,
+        matmul_efficiency=matmul,
+        attention_efficiency=attention,
+        host_bytes=(1 if name == "a100-40g" else 2) * 1000**4,
+        devices_per_host=8,
+        kernel="cudnn",
+    )
+
+
+def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops: float) -> Device:
+    return Device(
+        name=name,
+        hbm_bytes=hbm_gib * _GiB,
+        hbm_bytes_s=hbm,
+        host_link_bytes_s=16e9,
+        link_bytes_s=link,
+        network_bytes_s=link,  # hosts of a slice are joined by the same links
+        matmul_flops_s=flops,
+        host_bytes=host_gib * _GiB,
+        devices_per_host=4,
+        tile=128,
+    )
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(
+            name="cpu",
+            hbm_bytes=8 * _GiB,
+            hbm_bytes_s=20e9,
+            host_link_bytes_s=10e9,
+            link_bytes_s=5e9,
+            network_bytes_s=1e9,
+            matmul_flops_s=5e10,
+            host_bytes=8 * _GiB,
+            devices_per_host=1,
+            matmul_efficiency=1.0,
+            attention_efficiency=1.0,
+            overhead_tokens=8,
+            tile=1,
+            smallest_chunk=256,
+            compute_bytes=4,
+        ),
+        _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, matmul=0.571, attention=0.574),
+        _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, matmul=0.571, attention=0.574),
+        _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12),
+        _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12),
+        _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12),
+        _tpu("v4", 32, 1.228e12, 400, 50e9, 275e12),
+        _tpu("v5e", 16, 0.819e12, 192, 50e9, 197e12),
+        _tpu("v5p", 95, 2.765e12, 448, 100e9, 459e12),
+        _tpu("v6e", 31, 1.638e12, 720, 100e9, 918e12),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Devices of one kind on hosts of one kind.
+
+    Args:
+        device: one device.
+        num_hosts: hosts.
+        devices_per_host: devices of each.
+        host_bytes: memory of each host that activations may take.
+        topology: chips along each dim of a TPU slice; empty elsewhere.
+    """
+
+    device: Device
+    num_hosts: int
+    devices_per_host: int
+    host_bytes: int
+    topology: tuple[int, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_hosts * self.devices_per_host
+
+    @property
+    def device_host_bytes(self) -> int:
+        """Host memory that one device can have for itself."""
+        return self.host_bytes // self.devices_per_host
+
+    @property
+    def name(self) -> str:
+        """The name that `parse_cluster` reads."""
+        shape = self.topology or (self.num_hosts, self.devices_per_host)
+        return f"{self.device.name}:{'x'.join(map(str, shape))}"
+
+    def link_bytes_s(self, span: int) -> float:
+        """Returns bytes a second, one way, between members of a group that spans so many neighbouring devices."""
+        return self.device.link_bytes_s if span <= self.devices_per_host else self.device.network_bytes_s
+
+
+def make_cluster(device: Device, num_devices: int = 1) -> Cluster:
+    """Returns usual hosts of a device, as few as hold `num_devices`; a lone host has no more devices than asked for."""
+    per_host = num_devices if device.name == "cpu" else min(num_devices, device.devices_per_host)
+    num_hosts = -(-num_devices // per_host)
+    return Cluster(device=device, num_hosts=num_hosts, devices_per_host=per_host, host_bytes=device.host_bytes)
+
+
+def parse_cluster(text: str) -> Cluster:
+    """Reads NAME:HOSTSxDEVICES (e.g. a100-80g:16x8), or a TPU slice by its chips (e.g. v5p:4x4x4).
+
+    Raises:
+        ValueError: the device is not known, or the shape is not positive whole numbers.
+    """
+    name, _, shape = text.strip().partition(":")
+    rule = "a cluster must read NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, h200:1x1, or a TPU slice such as v5p:4x4x4"
+    if name not in DEVICES:
+        raise ValueError(f"{rule}; got {text!r}: the devices are {', '.join(DEVICES)}")
+    device = DEVICES[name]
+    sizes = shape.split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise ValueError(f"{rule}, every size at least 1; got {text!r}")
+    dims = tuple(map(int, sizes))
+    if math.prod(dims) > _MOST_DEVICES:
+        raise ValueError(f"a cluster must have at most {_MOST_DEVICES:,} devices, got {text!r}; make it smaller")
+    if device.platform != "tpu":
+        if len(dims) != 2:
+            raise ValueError(f"{rule}; got {text!r}, with {len(dims)} sizes: give hosts and devices")
+        return Cluster(device=device, num_hosts=dims[0], devices_per_host=dims[1], host_bytes=device.host_bytes)
+    return replace(make_cluster(device, math.prod(dims)), topology=dims)
+
+
+# Words of an accelerator's own name, most telling first.
+_WORDS = (
+    ("b200", "b200"),
+    ("h200", "h200"),
+    ("h100", "h100"),
+    ("a100-sxm4-40gb", "a100-40g"),
+    ("a100-pcie-40gb", "a100-40g"),
+    ("a100", "a100-80g"),
+    ("v6", "v6e"),
+    ("v5p", "v5p"),
+    ("v5 lite", "v5e"),
+    ("v5litepod", "v5e"),
+    ("v5e", "v5e"),
+    ("v5", "v5p"),
+    ("v4", "v4"),
+)
+
+
+def find_device(name: str) -> Device:
+    """Returns the device of a name, ours or the accelerator's own (e.g. "NVIDIA H200", "TPU v5 lite").
+
+    Raises:
+        ValueError: the device is not known.
+    """
+    text = name.strip().lower()
+    if text in DEVICES:
+        return DEVICES[text]
+    for word, known in _WORDS:
+        if word in text:
+            return DEVICES[known]
+    raise ValueError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}, or set the hardware group")
+
+
+def local_cluster() -> Cluster:
+    """Returns the devices of this machine, from what the system says of them; no accelerator is touched.
+
+    A machine without a known accelerator counts as one CPU.
+    """
+    if os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu"):
+        return make_cluster(DEVICES["cpu"])
+    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for path in paths for line in path.read_text().splitlines()]
+    names = [line.partition(":")[2] for line in lines if line.startswith("Model")]
+    for name, count in ((os.environ.get("TPU_ACCELERATOR_TYPE", ""), 1), *((name, len(names)) for name in names[:1])):
+        try:
+            return make_cluster(find_device(name), count)
+        except ValueError:
+            continue
+    return make_cluster(DEVICES["cpu"])
+
+
+def measured(device: Device, path: Path) -> Device:
+    """Returns a device with the figures that `sppo profile` measured in the place of the datasheet's.
+
+    Args:
+        device: the device, whose capacities stay.
+        path: the JSON file.
+
+    Raises:
+        ValueError: the file cannot be read, lacks figures, or was measured on another device.
+    """
+    profile = read_profile(path)
+    if profile.device != device.name:
+        raise ValueError(
+            f"hardware.measured must be of the device that is planned for, {device.name}, got {path}, measured on "
+            f"{profile.device}: measure there, or leave it out"
+        )
+    return with_profile(device, profile)
+
+
+def with_profile(device: Device, profile: Profile) -> Device:
+    """Returns a device with measured figures in the place of the datasheet's; its capacities stay."""
+    return replace(
+        device,
+        matmul_flops_s=profile.matmul_flops_s,
+        matmul_efficiency=profile.layer_flops_s / profile.matmul_flops_s,
+        attention_efficiency=profile.attention_forward_flops_s / profile.matmul_flops_s,
+        attention_backward=profile.attention_backward,
+        attention_block=profile.attention_block,
+        hbm_bytes_s=profile.hbm_bytes_s,
+        host_link_bytes_s=profile.host_link_bytes_s or device.host_link_bytes_s,
+        link_bytes_s=profile.link_bytes_s or device.link_bytes_s,
+        overhead_s=profile.overhead_s,
+        overhead_tokens=round(profile.overhead_tokens),
+    )

@@ -1,0 +1,1 @@
+"""The report of a plan: as text, as a page, as JSON."""

@@ -1,0 +1,268 @@
+"""What text, JSON and pages show of a plan besides the plan itself, computed once; imports no jax."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.hardware import DEVICES, Cluster
+from sppo_jax.plan.diagonals import tick_tokens
+from sppo_jax.plan.outline import first_rounds, tick_rounds
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.simulate import Simulation, simulate
+from sppo_jax.plan.table import Table, Unit, unit_ticks
+from sppo_jax.planner.costs import CostModel, model_flops
+from sppo_jax.planner.memory import Shape
+from sppo_jax.planner.search import Found
+from sppo_jax.planner.stash import copy_seconds
+from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, unit_bytes
+
+# Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
+COLUMNS = {
+    "params": ("params", "weights", "grads"),
+    "kv": ("kv",),
+    "kv_grad": ("kv_grad",),
+    "stash": ("stash",),
+}
+WORKING = "working"
+# Cells (a tick of a stage) of the longest table that is drawn whole.
+_MOST_CELLS = 30_000
+# What a step's seconds go to.
+PARTS = (
+    "attention",
+    "linear",
+    "head",
+    "communication",
+    "sums",
+    "overhead",
+    "padding",
+    "copies",
+    "bubble",
+    "update",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageFigures:
+    """A device of one stage over one step.
+
+    Args:
+        stage: its number.
+        hbm: bytes of device memory by column: parameters with gradients and optimizer, K/V, dK/dV, stash, working.
+        hbm_bytes: all of it.
+        host_bytes: bytes of host memory.
+        forward_s: seconds in forward units.
+        backward_s: seconds in backward units.
+        head_s: seconds in head units.
+        idle_s: seconds in which it computes nothing or waits for a slower stage.
+        peak_chunks: most chunks whose stash it holds at once.
+    """
+
+    stage: int
+    hbm: dict[str, int]
+    hbm_bytes: int
+    host_bytes: int
+    forward_s: float
+    backward_s: float
+    head_s: float
+    idle_s: float
+    peak_chunks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A search's answer with everything that a report derives from it.
+
+    Args:
+        found: the answer.
+        model: the model shape.
+        cluster: the devices.
+        costs: seconds of units.
+        table: what pictures show of the chosen plan's schedule: all of it, or a step of fewer sequences.
+        simulation: the run of what pictures show.
+        stages: a device of each stage.
+        parts: what the step's seconds go to, on the mean of the stages; they sum to the step.
+        tokens_s: tokens a second of all devices.
+        mfu: share of the datasheet's peak in causal model FLOPs, 0..1; None for a CPU, which has no such peak.
+        link_busy_s: seconds for which the busiest device copies to its host; it copies as much back.
+        stashed: bytes of each unit's stash on the device and on the host, in what pictures show.
+        copies: the copies between device and host, in what pictures show.
+    """
+
+    found: Found
+    model: ModelConfig
+    cluster: Cluster
+    costs: CostModel
+    table: Table
+    simulation: Simulation
+    stages: tuple[StageFigures, ...]
+    parts: dict[str, float]
+    tokens_s: float
+    mfu: float | None
+    link_busy_s: float
+    stashed: UnitBytes
+    copies: tuple[Copy, ...]
+
+    @property
+    def plan(self) -> Plan:
+        return self.found.plan
+
+    @property
+    def num_devices(self) -> int:
+        return self.plan.mesh.data * self.plan.mesh.pipe * self.plan.mesh.seq
+
+    def copy_s(self, copy: Copy) -> float:
+        """Returns the seconds a copy keeps the link to the host busy."""
+        return copy.size_bytes / self.cluster.device.host_link_bytes_s
+
+    @property
+    def sequences_left_out(self) -> int:
+        """Sequences of a pipeline that pictures leave out."""
+        return self.plan.sequences_per_pipeline - self.table.num_sequences
+
+
+def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures:
+    """Derives a report's figures.
+
+    Args:
+        found: what the search found.
+        model: the model shape.
+        costs: seconds of the units of the chosen plan.
+    """
+    plan, outline = found.plan, found.plan.outline()
+    shape = Shape(
+        model=model,
+        layers=costs.layers,
+        seq=plan.mesh.seq,
+        ulysses=plan.ulysses,
+        compute_bytes=costs.compute_bytes,
+    )
+    seconds_of = costs.of_table(plan.chunk_lengths)
+    step = simulate(outline, seconds_of, copy_seconds(outline, shape, plan.stash, costs))
+    table = drawn_table(plan)
+    simulation = simulate(table, seconds_of, copy_seconds(table, shape, plan.stash, costs))
+    stashed = unit_bytes(table, shape, plan.stash)
+    step_s = plan.predicted.step_s
+    tokens_s = plan.sequence_length * plan.sequences_per_pipeline * plan.mesh.data / step_s
+    return Figures(
+        found=found,
+        model=model,
+        cluster=costs.cluster,
+        costs=costs,
+        table=table,
+        simulation=simulation,
+        stages=tuple(_stages(found, outline, step, seconds_of)),
+        parts=step_parts(outline, costs, step, step_s),
+        tokens_s=tokens_s,
+        mfu=_mfu(model, plan, tokens_s, costs.cluster),
+        link_busy_s=_link_busy_s(outline, unit_bytes(outline, shape, plan.stash), costs.cluster),
+        stashed=stashed,
+        copies=tuple(host_copies(table, stashed)),
+    )
+
+
+def drawn_table(plan: Plan) -> Table:
+    """Returns what a picture shows of a plan's schedule: all of it, or a step of fewer sequences where it is too long.
+
+    The ticks that are left out are those of the sequences that are shown, over and over.
+    """
+    outline = plan.outline()
+    if sum(tick_rounds(outline)) * outline.num_stages <= _MOST_CELLS:
+        return plan.table()
+    return first_rounds(outline)
+
+
+def hbm_columns(hbm: dict[str, int]) -> dict[str, int]:
+    """Returns device memory summed by column of the stage table."""
+    sums = {name: sum(hbm.get(holder, 0) for holder in holders) for name, holders in COLUMNS.items()}
+    return {**sums, WORKING: sum(hbm.values()) - sum(sums.values())}
+
+
+def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: float) -> dict[str, float]:
+    """Splits a step's seconds into what they go to, on the mean of the stages.
+
+    A unit's seconds are peeled: what it takes less without padding is padding, then without scores attention, then
+    without matmuls linear layers; what is left of its compute is adding up gradients.
+
+    Args:
+        table: the schedule, or its outline.
+        costs: seconds of units.
+        simulation: its run, with the copies to the host.
+        step_s: seconds of the step.
+
+    Returns:
+        Seconds by part, largest first; they sum to `step_s`.
+    """
+    layer, tick_s = costs.layer, costs.cluster.device.overhead_s
+    no_scores = replace(costs, layer=replace(layer, pair_flops=0.0))
+    no_matmuls = replace(costs, layer=replace(layer, pair_flops=0.0, linear_flops=0.0))
+    starts = list(accumulate(table.chunk_lengths, initial=0))
+    parts = dict.fromkeys(PARTS, 0.0)
+    for (kind, chunk, padded), count in _unit_counts(table).items():
+        unit, share = (kind, starts[chunk], table.chunk_lengths[chunk]), count / table.num_stages
+        compute_s, without_scores_s, rest_s = (which.compute_s(*unit) for which in (costs, no_scores, no_matmuls))
+        parts["padding"] += share * (costs.seconds(*unit, padded) - costs.seconds(*unit))
+        parts["communication"] += share * costs.transfer_s(*unit)
+        parts["overhead"] += share * tick_s
+        if kind == "H":
+            parts["head"] += share * compute_s
+            continue
+        parts["attention"] += share * (compute_s - without_scores_s)
+        parts["linear"] += share * (without_scores_s - rest_s)
+        parts["sums"] += share * rest_s
+    alone = simulate(table, costs.of_table(table.chunk_lengths))
+    parts["copies"] = simulation.step_s - alone.step_s
+    parts["bubble"] = alone.step_s - sum(alone.busy_s) / table.num_stages
+    parts["update"] = step_s - simulation.step_s
+    return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def _stages(
+    found: Found, table: Table, simulation: Simulation, seconds: Callable[[Unit, int], float]
+) -> Iterable[StageFigures]:
+    predicted, columns = found.plan.predicted, hbm_columns(found.memory.hbm)
+    ticks = list(zip(table.ticks, tick_tokens(table), tick_rounds(table), strict=True))
+    for stage in range(table.num_stages):
+        kinds = dict.fromkeys("FBH", 0.0)
+        for tick, tokens, rounds in ticks:
+            unit = tick.units[stage]
+            if unit is not None:
+                kinds[tick.kind] += rounds * seconds(unit, tokens)
+        yield StageFigures(
+            stage=stage,
+            hbm=columns,
+            hbm_bytes=predicted.hbm_bytes[stage],
+            host_bytes=predicted.host_bytes[stage],
+            forward_s=kinds["F"],
+            backward_s=kinds["B"],
+            head_s=kinds["H"],
+            idle_s=max(0.0, simulation.step_s - sum(kinds.values())),
+            peak_chunks=simulation.peak_in_flight[stage],
+        )
+
+
+def _unit_counts(table: Table) -> Counter[tuple[str, int, int]]:
+    """Returns how often each (kind, chunk, padded tokens) occurs, over all stages."""
+    counts = Counter[tuple[str, int, int]]()
+    for tick, tokens, rounds in zip(table.ticks, tick_tokens(table), tick_rounds(table), strict=True):
+        for unit in tick.units:
+            if unit is not None:
+                counts[unit.kind, unit.chunk, tokens] += rounds
+    return counts
+
+
+def _link_busy_s(table: Table, sizes: UnitBytes, cluster: Cluster) -> float:
+    """Returns the seconds for which the busiest device copies to its host."""
+    ticks, rounds, stages = unit_ticks(table), tick_rounds(table), Counter[int]()
+    for copy in host_copies(table, sizes):
+        stages[copy.stage] += copy.size_bytes * rounds[ticks[copy.unit]] if copy.out else 0
+    return max(stages.values(), default=0) / cluster.device.host_link_bytes_s
+
+
+def _mfu(model: ModelConfig, plan: Plan, tokens_s: float, cluster: Cluster) -> float | None:
+    if cluster.device.platform == "cpu":
+        return None
+    peak = DEVICES[cluster.device.name].matmul_flops_s
+    num_devices = plan.mesh.data * plan.mesh.pipe * plan.mesh.seq
+    return tokens_s * model_flops(model, plan.sequence_length) / (num_devices * peak)

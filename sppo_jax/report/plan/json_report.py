@@ -1,0 +1,44 @@
+"""A plan as JSON: plan.json itself with what a report adds to it."""
+
+import dataclasses
+from typing import Any
+
+from sppo_jax.plan.plan import REPORT_KEYS
+from sppo_jax.report.plan.figures import Figures
+
+
+def plan_dict(figures: Figures, **answers: Any) -> dict[str, Any]:
+    """Returns plan.json's keys and those of the report, REPORT_KEYS, which a plan that is read back leaves aside.
+
+    Args:
+        figures: the search's answer and what follows from it.
+        answers: to further questions, by their key.
+    """
+    found = figures.found
+    report = {
+        "fits": found.fits,
+        "problem": found.problem,
+        "rejected": [
+            {
+                "why": item.why,
+                "step_s": item.step_s,
+                "mesh": dataclasses.asdict(item.plan.mesh),
+                "chunks": len(item.plan.chunk_lengths),
+                "schedule": dataclasses.asdict(item.plan.schedule),
+                "stash": dataclasses.asdict(item.plan.stash),
+            }
+            for item in found.rejected
+        ],
+        "stages": [dataclasses.asdict(stage) for stage in figures.stages],
+        "memory": {"hbm": dict(found.memory.hbm), "host": found.memory.host},
+        "parts": figures.parts,
+        "throughput": {
+            "tokens_s": figures.tokens_s,
+            "tokens_s_device": figures.tokens_s / figures.num_devices,
+            "mfu": figures.mfu,
+        },
+        "search": {"considered": found.num_considered, "seconds": found.seconds},
+        **answers,
+    }
+    assert set(report) <= set(REPORT_KEYS)
+    return figures.plan.to_dict() | report

@@ -1,0 +1,115 @@
+"""The tables of a plan's report as rows of texts, the same for a terminal and for a page."""
+
+from dataclasses import dataclass
+
+from sppo_jax.planner.lower_bounds import usable_bytes
+from sppo_jax.planner.memory import Memory
+from sppo_jax.report.plan.figures import COLUMNS, WORKING, Figures
+from sppo_jax.report.plan.words import (
+    COLUMN_NAMES,
+    PART_NAMES,
+    TOLD_ELSEWHERE,
+    holder_of,
+    mesh_of,
+    most_alpha,
+    runs_of,
+    schedule_of,
+    seconds,
+    settings_of,
+    span,
+    stash_of,
+)
+from sppo_jax.units import format_bytes
+
+# Parts of a step below this share are shown as one.
+_SMALL_SHARE = 5e-4
+REJECTED_HEADER = ("step s", "data x pipe x seq", "chunks", "schedule", "stash in/attn/rest", "alpha", "lost because")
+STAGES_HEADER = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteUnit:
+    """The unit of all bytes of a report."""
+
+    name: str
+    size: int
+
+    def text(self, value: float) -> str:
+        """Returns bytes in the unit: two decimals, one where there are hundreds."""
+        return f"{value / self.size:.2f}" if value < 100 * self.size else f"{value / self.size:.1f}"
+
+
+def byte_unit(memory: Memory) -> ByteUnit:
+    """Returns GiB, or MiB where a plan takes less than one GiB of a device."""
+    return ByteUnit(name="GiB", size=2**30) if memory.hbm_bytes >= 2**30 else ByteUnit(name="MiB", size=2**20)
+
+
+def choice_rows(figures: Figures) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns each choice with its value and its reasons; a reason of no choice known here comes last."""
+    reasons, shown = figures.plan.reasons, set(TOLD_ELSEWHERE)
+    rows: list[tuple[str, str, tuple[str, ...]]] = []
+    for name, value, keys in settings_of(figures.plan):
+        rows.append((name, value, tuple(reasons[key] for key in keys if key in reasons)))
+        shown.update(keys)
+    return rows + [(key, "", (reason,)) for key, reason in reasons.items() if key not in shown]
+
+
+def rejected_rows(figures: Figures) -> list[tuple[str, ...]]:
+    """Returns the best plans that lost, under REJECTED_HEADER."""
+    return [
+        (
+            seconds(item.step_s, figures.plan.predicted.step_s),
+            mesh_of(item.plan),
+            str(len(item.plan.chunk_lengths)),
+            schedule_of(item.plan),
+            stash_of(item.plan),
+            most_alpha(item.plan),
+            item.why,
+        )
+        for item in figures.found.rejected
+    ]
+
+
+def part_rows(figures: Figures) -> list[tuple[str, str, float, str]]:
+    """Returns what the step's seconds go to: name, seconds, share, and the names of what a last row sums up."""
+    step_s = figures.plan.predicted.step_s
+    shares = {name: value / step_s for name, value in figures.parts.items()}
+    rows = [
+        (PART_NAMES[name], seconds(figures.parts[name], step_s), share, "")
+        for name, share in shares.items()
+        if share >= _SMALL_SHARE
+    ]
+    rest = [name for name, share in shares.items() if 0 < share < _SMALL_SHARE]
+    if rest:
+        names = ", ".join(PART_NAMES[name] for name in rest)
+        total = sum(shares[name] for name in rest)
+        rows.append(("the rest", seconds(total * step_s, step_s), total, names))
+    return rows
+
+
+def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float, str]]:
+    """Returns what holds a device's memory, largest first, then the sums: name, bytes, share, and what it is of."""
+    memory, cluster = figures.found.memory, figures.cluster
+    capacity, host = cluster.device.hbm_bytes, cluster.device_host_bytes
+    rows = [
+        (holder_of(name), unit.text(size), size / capacity, "")
+        for name, size in sorted(memory.hbm.items(), key=lambda item: -item[1])
+        if size
+    ]
+    hbm = f"of {format_bytes(capacity)}, of which plans may take {format_bytes(usable_bytes(cluster))}"
+    return [
+        *rows,
+        ("HBM in all", unit.text(memory.hbm_bytes), memory.hbm_bytes / capacity, hbm),
+        ("host memory", unit.text(memory.host), memory.host / host, f"of {format_bytes(host)} for each device"),
+    ]
+
+
+def stage_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
+    """Returns a device of each stage, equal stages as one row, under STAGES_HEADER."""
+    step_s = figures.plan.predicted.step_s
+    rows = []
+    for stage in figures.stages:
+        sizes = (*(stage.hbm[name] for name in (*COLUMNS, WORKING)), stage.hbm_bytes, stage.host_bytes)
+        times = (stage.forward_s, stage.backward_s, stage.head_s, stage.idle_s)
+        rows.append((*map(unit.text, sizes), *(seconds(value, step_s) for value in times), str(stage.peak_chunks)))
+    return [(span(first, last), *row) for first, last, row in runs_of(rows)]

@@ -1,0 +1,144 @@
+"""A plan for a terminal: the answer, the choices and why, what lost, where seconds and bytes go. Plain ASCII."""
+
+import textwrap
+from collections.abc import Sequence
+from itertools import accumulate
+
+from sppo_jax.plan.table import Table
+from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
+from sppo_jax.report.draw.text_timeline import text_timeline
+from sppo_jax.report.draw.timeline import FADING
+from sppo_jax.report.plan.figures import Figures
+from sppo_jax.report.plan.tables import (
+    REJECTED_HEADER,
+    STAGES_HEADER,
+    byte_unit,
+    choice_rows,
+    memory_rows,
+    part_rows,
+    rejected_rows,
+    stage_rows,
+)
+from sppo_jax.report.plan.words import COLUMN_HELP, seconds, subject, verdict
+
+
+def plan_text(figures: Figures) -> str:
+    """Returns the whole report, at most 100 columns wide where no single word is wider.
+
+    Args:
+        figures: the search's answer and what follows from it.
+    """
+    blocks = [
+        "\n".join([subject(figures), *verdict(figures)]),
+        _choices(figures),
+        _considered(figures),
+        _seconds(figures),
+        _memory(figures),
+        _stages(figures),
+        _timeline(figures),
+    ]
+    return "\n\n".join(blocks)
+
+
+def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH) -> str:
+    """Draws all ticks to scale: a column is a share of the step, and each kind has as many as its share of the time.
+
+    Args:
+        table: the schedule.
+        tick_s: seconds of each tick.
+        width: columns of the terminal.
+    """
+    label = len(f"  stage {table.num_stages - 1} ")
+    ends, columns = list(accumulate(tick_s)), width - label
+    rows = []
+    for stage in range(table.num_stages):
+        spent: list[dict[str, float]] = [{} for _ in range(columns)]
+        for tick, seconds_, end in zip(table.ticks, tick_s, ends, strict=True):
+            name = "." if tick.units[stage] is None else tick.kind
+            begin, last = (end - seconds_) / ends[-1] * columns, end / ends[-1] * columns
+            for column in range(int(begin), min(columns, int(last) + 1)):
+                share = min(last, column + 1) - max(begin, column)
+                spent[column][name] = spent[column].get(name, 0.0) + share
+        rows.append(f"  stage {stage}".ljust(label) + _cells(spent))
+    return "\n".join(rows)
+
+
+def _cells(spent: list[dict[str, float]]) -> str:
+    """Returns a letter for each column: what is owed most of it; what it takes from the others is owed to them next."""
+    owed: dict[str, float] = {}
+    cells = ""
+    for column in spent:
+        for name, share in column.items():
+            owed[name] = owed.get(name, 0.0) + share
+        cells += max(column, key=lambda name: owed[name])
+        owed[cells[-1]] -= 1
+        owed = {name: FADING * debt for name, debt in owed.items()}
+    return cells
+
+
+def copies_text(figures: Figures) -> str:
+    """Returns how long a device's link to its host is busy, and how much of that is not behind compute."""
+    exposed, busy, step_s = figures.parts["copies"], figures.link_busy_s, figures.plan.predicted.step_s
+    hidden = f"{seconds(exposed, step_s)} s not behind compute" if exposed > 1e-9 else "all of it behind compute"
+    return f"{seconds(busy, step_s)} s each way on the busiest device, {hidden}"
+
+
+def left_out_text(figures: Figures) -> str:
+    """Returns what a picture of a step leaves out."""
+    shown, planned = figures.table.num_sequences, figures.plan.sequences_per_pipeline
+    return (
+        f"Shown is a step of {shown} of the {planned:,} sequences of a pipeline: "
+        f"in the ticks of the other {figures.sequences_left_out:,} the same repeats."
+    )
+
+
+def _choices(figures: Figures) -> str:
+    lines = ["Plan, and why"]
+    for name, value, reasons in choice_rows(figures):
+        lines.append(paragraph(name, value))
+        lines += [paragraph("", f"- {reason}") for reason in reasons]
+    return "\n".join(lines)
+
+
+def _considered(figures: Figures) -> str:
+    found, rows = figures.found, rejected_rows(figures)
+    title = f"Considered {found.num_considered:,} plans in {found.seconds:.2f} s"
+    if not rows:
+        return f"{title}; the settings leave no other"
+    return f"{title}; the best {len(rows)} that lost\n{aligned(REJECTED_HEADER, rows, left=(1, 3, 4, 6), wrap=6)}"
+
+
+def _seconds(figures: Figures) -> str:
+    rows = [(name, spent, f"{share:.1%}", names or bar(share)) for name, spent, share, names in part_rows(figures)]
+    lines = [
+        f"Where the {seconds(figures.plan.predicted.step_s)} s of a step go (mean of the stages)",
+        aligned(("", "seconds", "share", ""), rows, left=(0, 3), wrap=3),
+    ]
+    if figures.copies:
+        lines.append(paragraph("host link", copies_text(figures)))
+    return "\n".join(lines)
+
+
+def _memory(figures: Figures) -> str:
+    unit = byte_unit(figures.found.memory)
+    rows = [(name, size, f"{share:.1%}", of or bar(share)) for name, size, share, of in memory_rows(figures, unit)]
+    return "Memory of a device\n" + aligned(("", unit.name, "share", ""), rows, left=(0, 3))
+
+
+def _stages(figures: Figures) -> str:
+    unit = byte_unit(figures.found.memory)
+    title = f"Stages: a device of each, in {unit.name} and seconds a step"
+    table = aligned(STAGES_HEADER, stage_rows(figures, unit))
+    return f"{title}\n{table}\n{paragraph('', COLUMN_HELP, width=0)}"
+
+
+def _timeline(figures: Figures) -> str:
+    table, tick_s = figures.table, figures.simulation.tick_s
+    step_s = sum(tick_s)
+    scaled = scaled_timeline(table, tick_s)
+    title = f"Timeline to scale: a column is {seconds(step_s / len(scaled.splitlines()[0].split()[-1]))} s"
+    # The first and the last ticks one by one.
+    ticks = text_timeline(table, width=WIDTH, max_blocks=2).splitlines()
+    wrapped = [line if len(line) <= WIDTH else textwrap.fill(line, WIDTH) for line in ticks]
+    note = [paragraph("", left_out_text(figures))] if figures.sequences_left_out else []
+    return "\n".join([title, scaled, *note, "", "Ticks", *wrapped])

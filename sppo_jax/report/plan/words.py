@@ -1,0 +1,153 @@
+"""How plans are put in words: the same in text and on pages."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.problem import HOLDERS
+from sppo_jax.report.plan.figures import Figures
+from sppo_jax.units import format_bytes
+
+PART_NAMES = {
+    "attention": "attention",
+    "linear": "linear layers",
+    "head": "head and loss",
+    "communication": "communication",
+    "sums": "gradient sums",
+    "overhead": "start of ticks",
+    "padding": "padding",
+    "copies": "host copies, exposed",
+    "bubble": "waiting (bubble)",
+    "update": "end of the step",
+}
+# Reasons that stand beside other figures, or say nothing where there is nothing to choose.
+TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind", "alpha")
+COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
+COLUMN_HELP = (
+    "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations that wait for "
+    "backward; other: a tick's own buffers; peak: peak HBM, the sum of these; chunks: most stashes held at once"
+)
+
+
+def seconds(value: float, largest: float = 0.0) -> str:
+    """Returns seconds with as many decimals as the largest of the figures beside it needs."""
+    largest = max(abs(value), largest)
+    decimals = next((n for n, least in ((1, 100), (2, 10), (3, 1), (4, 0.1)) if largest >= least), 6)
+    return f"{value:.{decimals}f}"
+
+
+def mesh_of(plan: Plan) -> str:
+    """Returns the mesh as data x pipe x seq."""
+    return f"{plan.mesh.data} x {plan.mesh.pipe} x {plan.mesh.seq}"
+
+
+def stash_of(plan: Plan) -> str:
+    """Returns the places of layer inputs, attention outputs and the rest."""
+    return "/".join((plan.stash.inputs, plan.stash.attention, plan.stash.rest))
+
+
+def most_alpha(plan: Plan) -> str:
+    """Returns the largest alpha, "-" where it divides nothing."""
+    return f"{max(plan.stash.alpha):g}" if "host" in (plan.stash.inputs, plan.stash.attention) else "-"
+
+
+def holder_of(name: str) -> str:
+    """Returns what a part of device memory holds."""
+    return HOLDERS.get(name, name.replace("_", " "))
+
+
+def schedule_of(plan: Plan) -> str:
+    """Returns the schedule's name; where a stage has several groups of layers, their number instead of the prefix."""
+    name, interleave = plan.schedule.name, plan.schedule.interleave
+    return name if interleave == 1 else f"{name.removeprefix('interleaved-')} v={interleave}"
+
+
+def chunks_of(plan: Plan) -> str:
+    """Returns the chunk lengths as runs: count x length."""
+    lengths = plan.chunk_lengths
+    if len(set(lengths)) == 1:
+        return f"{len(lengths)} of {lengths[0]:,} tokens"
+    runs = ", ".join(f"{last - first + 1} x {value:,}" for first, last, value in runs_of(lengths))
+    return f"{len(lengths)}: {runs} tokens"
+
+
+def runs_of(values: Iterable[Any]) -> list[tuple[int, int, Any]]:
+    """Returns runs of equal values as (first index, last index, value)."""
+    found: list[tuple[int, int, Any]] = []
+    for index, value in enumerate(values):
+        if found and found[-1][2] == value:
+            found[-1] = (found[-1][0], index, value)
+        else:
+            found.append((index, index, value))
+    return found
+
+
+def span(first: int, last: int) -> str:
+    """Returns numbers from first to last in short."""
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def alpha_of(plan: Plan) -> str:
+    """Returns alpha by runs of diagonals."""
+    return ", ".join(f"{value:g} on diagonals {span(first, last)}" for first, last, value in runs_of(plan.stash.alpha))
+
+
+def _alpha(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the row of alpha, where there is anything that it divides."""
+    if "host" not in (plan.stash.inputs, plan.stash.attention):
+        return []
+    return [("alpha", f"{alpha_of(plan)} (share sent to the host)", ("alpha",))]
+
+
+def verdict(figures: Figures) -> tuple[str, str]:
+    """Returns the answer in two lines: whether it fits and how fast it is, and how well it uses what there is."""
+    found, plan, cluster = figures.found, figures.plan, figures.cluster
+    answer = "fits" if found.fits else "DOES NOT FIT"
+    mfu = "" if figures.mfu is None else f"causal MFU {figures.mfu:.1%}, "
+    hbm = f"HBM {format_bytes(found.memory.hbm_bytes)} of {format_bytes(cluster.device.hbm_bytes)}"
+    host = f"host {format_bytes(found.memory.host)} of {format_bytes(cluster.device_host_bytes)} a device"
+    return (
+        f"{answer}: predicted step {seconds(plan.predicted.step_s)} s, {figures.tokens_s:,.0f} tokens/s "
+        f"({figures.tokens_s / figures.num_devices:,.0f} a device)",
+        f"{mfu}bubble {plan.predicted.bubble_fraction:.1%}, {hbm}, {host}",
+    )
+
+
+def subject(figures: Figures) -> str:
+    """Returns what was planned: model, sequences, devices."""
+    plan, model = figures.plan, figures.model
+    origin = Path(model.hf).name if model.hf else ""
+    name = model.preset or origin or f"{model.num_layers} layers, {model.hidden_size} wide"
+    sequences = plan.mesh.data * plan.sequences_per_pipeline
+    several = "" if sequences == 1 else f"{sequences} sequences of "
+    devices = figures.cluster.num_devices
+    return f"{name}, {several}{plan.sequence_length:,} tokens a step, on {figures.cluster.name} ({devices} devices)"
+
+
+def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the plan's choices as (name, value, names of the reasons that belong to it)."""
+    stash = plan.stash
+    kind = plan.sequence_kind
+    if plan.mesh.seq == 1:
+        kind = "none (one device a stage)"
+    elif plan.ulysses > 1 and plan.ring > 1:
+        kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
+    places = f"layer inputs {stash.inputs}, attention outputs {stash.attention}, the rest {stash.rest}"
+    groups = plan.schedule.interleave
+    schedule = f"{plan.schedule.name}, {groups} groups of layers a stage" if groups > 1 else plan.schedule.name
+    schedule += f", K/V of {plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'} at once"
+    return [
+        ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
+        ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
+        ("chunks", chunks_of(plan), ("chunks",)),
+        (
+            "schedule",
+            schedule,
+            ("schedule",),
+        ),
+        ("stash", places, ("stash",)),
+        *_alpha(plan),
+        ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
+        ("kernel", plan.kernel, ("kernel",)),
+    ]

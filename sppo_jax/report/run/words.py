@@ -1,0 +1,179 @@
+"""What a run's report says in words: the head line, tables, and five lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sppo_jax.plan.plan import Plan
+from sppo_jax.report.draw.chart import count_text
+from sppo_jax.report.plan.words import seconds, settings_of
+from sppo_jax.report.run.data import number
+from sppo_jax.report.run.figures import RunFigures, duration
+from sppo_jax.units import format_bytes
+
+_KINDS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "stopped answering": "not"}
+# Rows of the tables of events and of skipped steps.
+_MOST_ROWS = 60
+_COLLAPSED = ("save", "skip", "spike")
+
+
+def subject_of_run(figures: RunFigures) -> str:
+    """Returns what is trained on what: model, sequences, devices."""
+    config, plan = figures.data.config, figures.data.plan
+    parts = []
+    if config:
+        model = config.model
+        parts.append(model.preset or f"{model.num_layers} layers, {model.hidden_size} wide")
+    if plan:
+        several = "" if figures.num_sequences == 1 else f"{figures.num_sequences} sequences of "
+        parts.append(f"{several}{plan.sequence_length:,} tokens a step in {len(plan.chunk_lengths)} chunks")
+        mesh = plan.mesh
+        parts.append(
+            f"{mesh.data * mesh.pipe * mesh.seq} devices: data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq}"
+        )
+    return "; ".join(parts) or "settings not known yet"
+
+
+def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
+    """Returns the figures that come first, as (large, below, kind)."""
+    status, step, num_steps = figures.status, figures.step, figures.num_steps
+    boxes = [
+        (status.word, status.why, _KINDS[status.word]),
+        (f"{step:,}", f"of {num_steps:,} steps" if num_steps else "steps", ""),
+    ]
+    loss = figures.recent("loss")
+    if loss is not None:
+        boxes.append((f"{loss:.4f}", "loss, nats a token", ""))
+    if figures.validations:
+        last, best = figures.validations[-1], min(figures.validations, key=lambda v: v.loss)
+        below = "validation loss" + ("" if best is last else f", best {best.loss:.4f} at {best.step:,}")
+        boxes.append((f"{last.loss:.4f}", below, ""))
+        if last.late_minus_early is not None:
+            boxes.append((f"{last.late_minus_early:+.3f}", "nats, late minus early", ""))
+    if figures.recalls:
+        recall = figures.recalls[-1]
+        boxes.append((f"{recall.accuracies[-1]:.1%}", f"recall at distance {recall.distances[-1]:,}", ""))
+    speed, mfu = figures.recent("tokens_per_s"), figures.recent("mfu")
+    if speed is not None:
+        boxes.append((f"{speed:,.0f}" if speed < 1e5 else count_text(speed), "tokens/s", ""))
+    if mfu is not None:
+        boxes.append((f"{mfu:.1%}", "causal MFU", ""))
+    if figures.tokens:
+        boxes.append((count_text(figures.tokens), "tokens", ""))
+    if figures.trained_s:
+        boxes.append((duration(figures.trained_s), _left(figures), ""))
+    if figures.num_skipped:
+        boxes.append((f"{figures.num_skipped}", "steps skipped", "warn"))
+    return boxes
+
+
+def part_rows(figures: RunFigures) -> list[tuple[str, str, float]]:
+    """Returns what the run's time went to: name, time, share."""
+    total = figures.trained_s
+    return [(name, duration(spent), spent / total) for name, spent in figures.parts_s.items() if spent]
+
+
+def predicted_rows(figures: RunFigures) -> list[tuple[str, str, str]]:
+    """Returns the planner's figures beside those of the run."""
+    plan, step_s = figures.data.plan, figures.recent("step_s")
+    if plan is None or step_s is None:
+        return []
+    predicted = plan.predicted
+    rows = [("step, seconds", seconds(predicted.step_s, step_s), seconds(step_s, predicted.step_s))]
+    peak = figures.recent("hbm_peak_bytes")
+    if peak is not None:
+        rows.append(("fullest device", format_bytes(max(predicted.hbm_bytes)), format_bytes(peak)))
+    return rows
+
+
+def skip_rows(figures: RunFigures) -> list[tuple[str, str, str]]:
+    """Returns the last steps that were skipped, newest first."""
+    return [_row(event)[:2] + (_row(event)[3],) for event in reversed(figures.of_kind("skip")[-_MOST_ROWS:])]
+
+
+def event_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
+    """Returns the run's events, newest first, without validations; saves that follow each other are one row."""
+    runs: list[list[Mapping[str, Any]]] = []
+    for event in figures.data.events:
+        kind = event["kind"]
+        if kind == "validation":
+            continue
+        if runs and kind in _COLLAPSED and runs[-1][0]["kind"] == kind:
+            runs[-1].append(event)
+        else:
+            runs.append([event])
+    rows = []
+    for run in reversed(runs[-_MOST_ROWS:]):
+        step, time, kind, text = _row(run[-1])
+        first = _row(run[0])[0]
+        steps = f"{first}-{step}" if len(run) > 1 and first != step else step
+        rows.append((steps, time, kind, text if len(run) == 1 else f"{len(run)} of them; the last: {text}"))
+    return rows
+
+
+def choice_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Returns the plan's choices with their reasons."""
+    return [
+        (name, value, "; ".join(plan.reasons[key] for key in keys if key in plan.reasons))
+        for name, value, keys in settings_of(plan)
+    ]
+
+
+def summary(figures: RunFigures) -> str:
+    """Returns five lines for a terminal."""
+    status, num_steps, held_out = figures.status, figures.num_steps, figures.validations
+    loss, speed, mfu = (figures.recent(key) for key in ("loss", "tokens_per_s", "mfu"))
+    steps = f"step {figures.step:,}" + (f" of {num_steps:,}" if num_steps else "")
+    first = f"{figures.loss[0].value:.4f} at the start, " if figures.loss else ""
+    lines = [f"{figures.data.name}: {status.word} ({status.why}), {steps}"]
+    lines.append(f"loss         {first}{loss:.4f} now" if loss is not None else "loss         none logged yet")
+    lines.append(f"validation   {_validation_words(held_out)}")
+    if speed is None:
+        lines.append("speed        not known yet")
+    else:
+        share = f", MFU {mfu:.1%}" if mfu is not None else ""
+        lines.append(f"speed        {speed:,.0f} tokens/s{share}, {duration(figures.trained_s)} so far")
+    troubles = [
+        f"{count} {name}{'' if count == 1 else 's'}"
+        for name, count in (
+            ("resume", len(figures.resumes)),
+            ("skipped step", figures.num_skipped),
+            ("spike", len(figures.of_kind("spike"))),
+            ("warning", len(figures.of_kind("warning", "corrupt"))),
+        )
+    ]
+    return "\n".join([*lines, f"events       {', '.join(troubles)}"])
+
+
+def _validation_words(held_out: Sequence) -> str:
+    if not held_out:
+        return "none yet"
+    last, gain = held_out[-1], held_out[-1].late_minus_early
+    far = "" if gain is None else f", late positions {gain:+.4f} against early ones"
+    return f"{last.loss:.4f} at step {last.step:,}{far}"
+
+
+def _left(figures: RunFigures) -> str:
+    if figures.status.word != "running" or not figures.eta_s:
+        return "of training"
+    return f"of training, {duration(figures.eta_s)} left"
+
+
+def _row(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    step = number(event, "step")
+    return (
+        "" if step is None else f"{step:,.0f}",
+        _clock(event.get("time")),
+        str(event["kind"]),
+        " ".join(str(event.get("text") or "").split())[:400],
+    )
+
+
+def _clock(time: Any) -> str:
+    """Returns a time of events.jsonl to the second, as it was there."""
+    try:
+        return f"{datetime.fromisoformat(str(time)):%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return ""

@@ -1,0 +1,261 @@
+"""config.json files as they are published, both ways, and as `model: hf:PATH` in a config; no weights, no jax."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sppo_jax.config import ConfigError, ModelConfig, config_from_dict, load_config, to_yaml
+from sppo_jax.config.hf_config import read_shape, shape_from_hf, shape_to_hf
+from sppo_jax.models import PRESETS, apply_preset
+
+SMALL = dict(
+    architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=300, hidden_size=64, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, intermediate_size=128, hidden_act="silu", rms_norm_eps=1e-5,
+    max_position_embeddings=8192, rope_theta=500000.0, bos_token_id=5,
+)  # fmt: skip
+# As they are published: with settings in the old places, and with what says nothing to us.
+PUBLISHED = {
+    "llama2-7b": dict(
+        architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=4096, intermediate_size=11008,
+        max_position_embeddings=4096, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=32,
+        rms_norm_eps=1e-5, rope_scaling=None, tie_word_embeddings=False, vocab_size=32000, pretraining_tp=1,
+    ),
+    "llama3.2-1b": dict(
+        architectures=["LlamaForCausalLM"], model_type="llama", attention_bias=False, attention_dropout=0.0,
+        head_dim=64, hidden_act="silu", hidden_size=2048, intermediate_size=8192, max_position_embeddings=131072,
+        mlp_bias=False, num_attention_heads=32, num_hidden_layers=16, num_key_value_heads=8, rms_norm_eps=1e-5,
+        rope_scaling=dict(
+            factor=32.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=8192,
+            rope_type="llama3",
+        ),
+        rope_theta=500000.0, tie_word_embeddings=True, vocab_size=128256,
+    ),
+    "qwen2.5-0.5b": dict(
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", attention_dropout=0.0, hidden_act="silu",
+        hidden_size=896, intermediate_size=4864, max_position_embeddings=32768, max_window_layers=24,
+        num_attention_heads=14, num_hidden_layers=24, num_key_value_heads=2, rms_norm_eps=1e-6, rope_theta=1000000.0,
+        sliding_window=32768, tie_word_embeddings=True, use_mrope=False, use_sliding_window=False, vocab_size=151936,
+    ),
+    "qwen3-8b": dict(
+        architectures=["Qwen3ForCausalLM"], model_type="qwen3", attention_bias=False, head_dim=128, hidden_act="silu",
+        hidden_size=4096, intermediate_size=12288, max_position_embeddings=40960, max_window_layers=36,
+        num_attention_heads=32, num_hidden_layers=36, num_key_value_heads=8, rms_norm_eps=1e-6, rope_scaling=None,
+        rope_theta=1000000, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
+    ),
+    "mistral-7b-v0.3": dict(
+        architectures=["MistralForCausalLM"], model_type="mistral", hidden_act="silu", hidden_size=4096,
+        intermediate_size=14336, max_position_embeddings=32768, num_attention_heads=32, num_hidden_layers=32,
+        num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1000000.0, sliding_window=None, tie_word_embeddings=False,
+        vocab_size=32768,
+    ),
+}  # fmt: skip
+
+
+def without_length(model):
+    """Leave out of an unscaled rotation the length: presets do not say it, and nothing reads it there."""
+    rope = replace(model.rope, original_length=0) if model.rope.scaling == "none" else model.rope
+    return replace(model, preset=None, rope=rope)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_the_preset_of_its_name(name):
+    got = ModelConfig(**shape_from_hf(PUBLISHED[name]))
+    assert without_length(got) == without_length(ModelConfig(**apply_preset(name)))
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith("gpt")])
+def test_every_preset_survives_the_way_there_and_back(name):
+    model = ModelConfig(**apply_preset(name))
+    content = json.loads(json.dumps(shape_to_hf(model, like={}, length=0, dtype="bfloat16")))
+    assert content["model_type"] in name.replace("2.5", "2") or name.startswith("mistral")
+    for leave_out in ([], ["rope_parameters"], ["rope_theta", "rope_scaling"]):  # each place alone is enough
+        kept = {key: value for key, value in content.items() if key not in leave_out}
+        assert without_length(ModelConfig(**shape_from_hf(kept))) == without_length(model)
+
+
+def test_lengths_of_a_scaling_are_found_where_they_may_stand():
+    yarn = {"type": "yarn", "beta_slow": 2}
+    for changes, factor, original in (
+        (dict(rope_scaling={**yarn, "factor": 4.0, "original_max_position_embeddings": 1024}), 4.0, 1024),
+        (dict(rope_scaling={**yarn, "factor": 4.0}), 4.0, 8192),  # as transformers: the length of the model
+        (dict(rope_scaling={**yarn, "factor": None}, original_max_position_embeddings=2048), 4.0, 2048),
+    ):
+        rope = ModelConfig(**shape_from_hf({**SMALL, **changes})).rope
+        assert (rope.scaling, rope.factor, rope.original_length, rope.beta_slow) == ("yarn", factor, original, 2.0)
+
+
+def test_what_the_origin_says_beside_the_shape_is_kept():
+    model = ModelConfig(**shape_from_hf(SMALL))
+    content = shape_to_hf(model, like={**SMALL, "dtype": "bfloat16", "rope_theta": 7}, length=16384, dtype="float32")
+    assert (content["bos_token_id"], content["rope_theta"], content["torch_dtype"]) == (5, 500000.0, "float32")
+    assert content["max_position_embeddings"] == 16384 and "dtype" not in content
+    mistral = shape_to_hf(model, like={"model_type": "mistral"}, length=0, dtype="float32")
+    assert (mistral["model_type"], mistral["sliding_window"]) == ("mistral", None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        (dict(model_type="mistral", sliding_window=4096), 4096),
+        (dict(model_type="mistral", sliding_window=None), 0),
+        (dict(model_type="mistral"), 4096),  # the family's, where the key is left out
+        (dict(model_type="qwen2", use_sliding_window=False, sliding_window=32768), 0),
+        (dict(model_type="qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=4), 0),
+        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=3), 64),
+        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention", "sliding_attention"] * 2), 64),
+        (dict(model_type="llama", sliding_window=64), 0),
+    ],
+)
+def test_the_sliding_window_is_what_layers_use(changes, window):
+    model = ModelConfig(**shape_from_hf({**SMALL, "architectures": None, **changes}))
+    assert model.sliding_window == window
+    content = shape_to_hf(model, like={}, length=0, dtype="float32")
+    assert ModelConfig(**shape_from_hf(content)).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(model_type="gpt2"), "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        (dict(model_type=None), "model_type must be one of"),
+        (dict(architectures=["LlamaForSequenceClassification"]), "must be a language model (LlamaForCausalLM), got"),
+        (dict(attention_bias=True), "attention_bias must be false, got True"),
+        (dict(mlp_bias=True), "mlp_bias must be false, got True"),
+        (dict(hidden_act="gelu"), "hidden_act must be silu, got 'gelu'"),
+        (dict(attention_dropout=0.1), "attention_dropout must be 0, got 0.1"),
+        (
+            dict(quantization_config=dict(quant_method="fp8")),
+            "quantization_config must be absent, got quant_method='fp8'",
+        ),
+        (dict(rope_scaling=dict(type="dynamic", factor=2.0)), "got rope_type='dynamic'"),
+        (dict(rope_parameters=dict(rope_type="longrope")), "got rope_type='longrope'"),
+        (dict(partial_rotary_factor=0.5), "partial_rotary_factor must be 1, got 0.5"),
+        (
+            dict(rope_scaling=dict(type="yarn", factor=4.0, attention_factor=1.0)),
+            "attention_factor must be 1.13863, got 1",
+        ),
+        (dict(rope_scaling=dict(type="yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0)), "attention_factor must be"),
+        (dict(rope_scaling=dict(type="yarn", factor=4.0, truncate=False)), "truncate must be 1, got 0"),
+        (dict(layer_types=["chunked_attention"] * 4, model_type="qwen3", architectures=None), "'chunked_attention'"),
+        (dict(hidden_size=None), "must hold numbers"),
+        (dict(hidden_size=-64), "model.hidden_size must be at least 1, got -64"),
+        (
+            dict(num_attention_heads=3, num_key_value_heads=2),
+            "model.num_heads must be a multiple of model.num_kv_heads",
+        ),
+    ],
+)
+def test_what_cannot_be_represented_is_refused_by_name(tmp_path, changes, words):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **changes}))
+    with pytest.raises(ConfigError) as error:
+        config_from_dict({"model": f"hf:{tmp_path}", "sequence": {"length": 64}, "train": {"steps": 1}})
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_folders_without_a_readable_config_are_refused(tmp_path):
+    for text, words in (
+        ("{", "must be JSON"),
+        ("[]", "must hold a JSON object"),
+        ('{"model_type": "llama"}', "must give"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            read_shape(tmp_path)
+    with pytest.raises(ValueError, match="must be a local folder with config.json, got .*none .* hf download"):
+        read_shape(tmp_path / "none")
+
+
+ANYTHING = st.sampled_from([None, 0, -1, 3, 2.5, 1e300, "4", "yarn", [], ["x"], {}, {"type": "yarn"}, True])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.sampled_from([*PUBLISHED["qwen2.5-0.5b"], "rope_scaling", "layer_types"]), value=ANYTHING, inner=ANYTHING
+)
+def test_anything_in_a_config_gives_a_model_or_one_line(tmp_path_factory, name, value, inner):
+    folder = tmp_path_factory.getbasetemp() / "any"
+    folder.mkdir(exist_ok=True)
+    base = PUBLISHED["qwen2.5-0.5b"] | {"rope_scaling": {"type": "yarn", "factor": inner, "beta_fast": inner}}
+    (folder / "config.json").write_text(json.dumps(base | {name: value}))
+    try:
+        config_from_dict({"model": f"hf:{folder}", "sequence": {"length": 64}, "train": {"steps": 1}})
+    except ConfigError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    return folder
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "config.yaml"
+    base = {"model": {"vocab_size": 257, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "mlp_size": 8}}
+    path.write_text(yaml.safe_dump({**base, "sequence": {"length": 4096}, "train": {"steps": 10}}))
+    return path
+
+
+def test_a_config_takes_the_shape_and_stretches_the_rotation(path, folder):
+    changes = ["model.rope.scaling=yarn", "model.rope.factor=4", "model.kernel=blockwise"]
+    model = load_config(path, [f"model=hf:{folder}", *changes]).model
+    assert (model.hidden_size, model.vocab_size, model.norm_eps, model.hf) == (64, 300, 1e-5, str(folder))
+    rope = model.rope
+    assert (rope.theta, rope.scaling, rope.factor, rope.original_length) == (500000.0, "yarn", 4.0, 8192)
+    path.write_text(f"model: hf:{folder}\nsequence: {{length: 64}}\ntrain: {{steps: 1}}\n")
+    assert load_config(path, changes).model == model
+    path.write_text(f"model: {{hf: {folder}, rope: {{scaling: yarn, factor: 4}}, kernel: blockwise}}\n"
+                    "sequence: {length: 64}\ntrain: {steps: 1}\n")  # fmt: skip
+    assert load_config(path).model == model
+
+
+def test_a_resolved_config_loads_when_the_folder_is_gone(path, folder):
+    config = load_config(path, [f"model=hf:{folder}"])
+    path.write_text(to_yaml(config))
+    (folder / "config.json").unlink()
+    assert load_config(path) == config
+    with pytest.raises(ConfigError, match="model.hf: a Hugging Face model must be a local folder"):
+        load_config(path, [f"model=hf:{folder}"])
+
+
+def test_settings_against_the_weights_are_refused(path, folder):
+    for change, words in (
+        ([f"model.hf={folder}"], "model.vocab_size must be 300, as in the weights of .*, got 257; remove it"),
+        ([f"model=hf:{folder}", "model.num_layers=2"], "model.num_layers must be 4"),
+        ([f"model=hf:{folder}", "model.preset=llama3-8b"], "must have a preset or hf, got both"),
+        (["model.hf=3"], "model.hf must be the folder of a Hugging Face model, got 3"),
+        (["model.hf=''"], "model.hf must be the folder of a Hugging Face model, got ''"),
+        ([f"model={folder}"], "model must be a group of settings, got"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_config(path, change)
+
+
+def test_a_window_shorter_than_the_sequence_must_be_lifted(path, folder):
+    (folder / "config.json").write_text(
+        json.dumps({**SMALL, "model_type": "mistral", "architectures": None, "sliding_window": 1024})
+    )
+    with pytest.raises(ConfigError, match="model.sliding_window must be at least sequence.length = 4096, .* got 1024"):
+        load_config(path, [f"model=hf:{folder}"])
+    assert load_config(path, [f"model=hf:{folder}", "model.sliding_window=0"]).model.sliding_window == 0
+    assert load_config(path, [f"model=hf:{folder}", "sequence.length=1024"]).model.sliding_window == 1024
+
+
+def test_planning_for_a_hugging_face_model_imports_no_jax(path, folder):
+    code = (
+        "import sys; from sppo_jax.cli import main; "
+        f"code = main(['plan', {str(path)!r}, 'model=hf:{folder}', 'hardware.cluster=a100-80g:1x2']); "
+        "sys.exit(code or ('jax' in sys.modules) or ('safetensors' in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("llama, 4,096 tokens")

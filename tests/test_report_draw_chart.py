@@ -1,0 +1,124 @@
+"""Charts: well-formed, every point at its place, round ticks, and refusals that name the axis."""
+
+import math
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from sppo_jax.report.draw.chart import LEFT, PALETTE, RIGHT, TOP, Axis, Look, Panel, Rule, Series, chart_svg, count_text
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw(*series, x=None, y=None, **sizes):
+    panel = Panel(title="t <&>", x=x or Axis(label="x"), y=y or Axis(label="y"), series=series)
+    return ElementTree.fromstring(chart_svg([panel], **sizes))
+
+
+def texts(root):
+    return [element.text for element in root.iter(f"{SVG}text")]
+
+
+def test_points_lie_where_their_values_are():
+    corners = Series(name="a", x=(0, 10), y=(0, 5), line=False, mark="circle")
+    root = draw(corners, x=Axis(label="x", low=0, high=10), y=Axis(label="y", low=0, high=5), width=400, height=300)
+    (first, last) = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter(f"{SVG}circle")][:2]
+    assert first == (LEFT, 250) and last == (400 - RIGHT, TOP)
+
+
+def test_logarithmic_axes_put_powers_at_equal_steps():
+    root = draw(
+        Series(name="", x=(16, 32, 64), y=(0.01, 0.1, 1.0), line=False, mark="circle"),
+        x=Axis(label="N", log=True),
+        y=Axis(label="share", log=True, percent=True),
+    )
+    places = [(float(c.get("cx")), float(c.get("cy"))) for c in root.iter(f"{SVG}circle")]
+    assert places[1][0] == pytest.approx((places[0][0] + places[2][0]) / 2, abs=0.1)
+    assert places[1][1] == pytest.approx((places[0][1] + places[2][1]) / 2, abs=0.1)
+    assert {"16", "32", "64", "1%", "10%", "100%"} <= set(texts(root))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7.3), (-3, 4), (0.001, 0.0042), (0, 12345)])
+def test_ticks_are_few_round_and_inside(low, high):
+    root = draw(Series(name="", x=(low, high), y=(low, high)))
+    ticks = [float(text) for text in texts(root) if text not in ("t <&>", "x", "y")]
+    assert 6 <= len(ticks) <= 16
+    margin = 0.05 * (high - low)
+    assert all(low - margin <= tick <= high + margin for tick in ticks)
+
+
+def test_legend_names_series_and_wraps():
+    series = [
+        Series(name=f"series number {i}", x=(0, 1), y=(0, i), color=i, mark="ring", dashed=True) for i in range(6)
+    ]
+    root = draw(*series, width=300, height=200)
+    assert {f"series number {i}" for i in range(6)} <= set(texts(root))
+    rows = {e.get("y") for e in root.iter(f"{SVG}text") if (e.text or "").startswith("series")}
+    assert len(rows) > 1 and float(root.get("height")) >= 200 + 18 * len(rows)
+    assert all(float(e.get("x")) < 300 for e in root.iter(f"{SVG}text"))
+
+
+def test_names_stand_at_whole_numbers_and_labels_beside_points():
+    root = draw(
+        Series(name="", x=(1, 2), y=(1, 2), line=False, mark="square", labels=("1.0x", "2.0x")),
+        x=Axis(label="", low=0.5, high=2.5, names=("first", "second")),
+    )
+    assert {"first", "second", "1.0x", "2.0x"} <= set(texts(root))
+
+
+def test_panels_stand_side_by_side_and_in_rows():
+    panel = Panel(title="", x=Axis(label=""), y=Axis(label=""), series=[Series(name="", x=(0, 1), y=(0, 1))])
+    assert ElementTree.fromstring(chart_svg([panel] * 3, width=100, height=90)).get("width") == "300"
+    root = ElementTree.fromstring(chart_svg([panel] * 3, width=100, height=90, columns=2))
+    assert (root.get("width"), root.get("height")) == ("200", "180")
+
+
+def test_a_line_has_all_points_and_its_colour():
+    root = draw(Series(name="a", x=range(5), y=range(5), color=1))
+    (line,) = root.iter(f"{SVG}polyline")
+    assert len(line.get("points").split()) == 5 and line.get("stroke") == PALETTE[1]
+
+
+@pytest.mark.parametrize(
+    ("series", "axis", "words"),
+    [
+        (Series(name="", x=(), y=()), Axis(label="x"), "at least one point"),
+        (Series(name="", x=(1.0,), y=(math.nan,)), Axis(label="x"), "the axis 'y' takes finite values, got others"),
+        (
+            Series(name="", x=(0.0, 1.0), y=(1, 2)),
+            Axis(label="N", log=True),
+            "the axis 'N' takes finite values above 0",
+        ),
+    ],
+)
+def test_bad_values_are_refused(series, axis, words):
+    with pytest.raises(ValueError, match=words):
+        draw(series, x=axis)
+
+
+def test_a_page_chooses_the_colours_and_gets_what_hovering_needs():
+    look = Look(paper="var(--card)", palette=("var(--a)",), hover=True)
+    line = Series(name="", x=(0, 10), y=(0, 5), hint="step <1>", strength=0.5, width=3)
+    area = Series(name="area", x=(0, 10), y=(3, 4), floor=(1, 2), line=False)
+    zero = Series(name="", x=(0, 10), y=(0, 0), dashed=True)
+    x = Axis(label="step", whole=True, low=0, high=10)
+    rules = [Rule(x=5, title="resumed")]
+    panel = Panel(title="", x=x, y=Axis(label="y", low=0, high=5), series=(line, area, zero), rules=rules)
+    root = ElementTree.fromstring(chart_svg([panel], width=400, height=300, look=look))
+    assert "white" not in ElementTree.tostring(root, "unicode")
+    (plot,) = [group for group in root.iter(f"{SVG}g") if group.get("class") == "plot"]
+    start, stop, low, high, kind = plot.get("data-x").split()
+    assert (int(start), int(stop), float(low), float(high), kind) == (LEFT, 400 - RIGHT, 0, 10, "plain")
+    named = [e.get("data-name") for e in root.iter(f"{SVG}polyline")]
+    assert named == ["step <1>", None]
+    (polygon,) = root.iter(f"{SVG}polygon")
+    assert len(polygon.get("points").split()) == 4
+    (rule,) = [e for e in root.iter(f"{SVG}line") if e.find(f"{SVG}title") is not None]
+    assert float(rule.get("x1")) == (LEFT + 400 - RIGHT) / 2 and rule.find(f"{SVG}title").text == "resumed"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (950, "950"), (9999, "9,999"), (12000, "12K"), (1.5e6, "1.5M"), (3e9, "3B")]
+)
+def test_counts_in_short(value, text):
+    assert count_text(value) == text

@@ -1,0 +1,86 @@
+"""What reports derive from a plan: sums that must come out, against the planner's own figures."""
+
+import dataclasses
+
+import pytest
+from report_cases import small_figures, too_large
+
+from sppo_jax.report.plan import figures as module
+from sppo_jax.report.plan.figures import figures_of, hbm_columns
+from sppo_jax.report.plan.html import plan_html
+from sppo_jax.report.plan.text import plan_text
+
+CASES = {
+    "one sequence": {},
+    "several sequences": {"sequence": {"per_pipeline": 3}},
+    "interleaved": {"schedule": {"interleave": 2}},
+    "unequal chunks": {"sequence": {"chunks": [16384, 16384, 8192, 8192, 8192, 8192]}},
+    "sequence members": {"mesh": {"pipe": 2, "seq": 2}},
+    "copies too slow to hide": {"hardware": {"host_link_bytes_s": 1e6}, "stash": {"alpha": 1.0}},
+}
+
+
+@pytest.mark.parametrize("groups", CASES.values(), ids=CASES)
+def test_parts_and_stages_add_up_to_the_predicted_step(groups):
+    figures = small_figures(**groups)
+    step_s = figures.plan.predicted.step_s
+    assert sum(figures.parts.values()) == pytest.approx(step_s)
+    assert min(figures.parts.values()) >= -1e-12
+    for stage in figures.stages:
+        spent = stage.forward_s + stage.backward_s + stage.head_s + stage.idle_s
+        assert spent == pytest.approx(figures.simulation.step_s)
+        assert sum(stage.hbm.values()) == stage.hbm_bytes == figures.found.memory.hbm_bytes
+    idle = sum(stage.idle_s for stage in figures.stages) / len(figures.stages)
+    assert idle == pytest.approx(figures.parts["bubble"] + figures.parts["copies"])
+
+
+def test_the_parts_answer_to_their_causes():
+    plain, slow_links = small_figures(), small_figures(mesh={"pipe": 2, "seq": 2}, hardware={"link_bytes_s": 1e9})
+    quick_links = small_figures(mesh={"pipe": 2, "seq": 2})
+    assert slow_links.parts["communication"] > 50 * quick_links.parts["communication"] > 0
+    unequal = small_figures(sequence={"chunks": [32768, 16384, 8192, 8192]})
+    assert unequal.parts["padding"] > plain.parts["padding"] == 0
+    assert small_figures(**CASES["copies too slow to hide"]).parts["copies"] > plain.parts["copies"]
+    # Twice the length: four times the scores, twice the linear layers.
+    longer = small_figures(sequence={"length": 131072, "chunks": 16})
+    assert longer.parts["attention"] / plain.parts["attention"] == pytest.approx(4, rel=0.1)
+    assert longer.parts["linear"] / plain.parts["linear"] == pytest.approx(2, rel=0.1)
+
+
+def test_throughput_counts_all_pipelines():
+    one = small_figures(mesh={"data": 1, "pipe": 4, "seq": 1})
+    two = small_figures("h100:1x8", mesh={"data": 2, "pipe": 4, "seq": 1})
+    assert two.tokens_s / one.tokens_s == pytest.approx(2, rel=0.02)
+    assert two.mfu == pytest.approx(one.mfu, rel=0.02)
+    assert 0 < one.mfu < 1 and one.num_devices == 4
+
+
+def test_a_cpu_has_no_mfu():
+    assert small_figures("cpu:1x4").mfu is None
+
+
+def test_unknown_holders_count_as_working():
+    columns = hbm_columns({"params": 4, "grads": 1, "kv": 2, "kv_grad": 4, "stash": 1, "news": 7})
+    assert columns == {"params": 5, "kv": 2, "kv_grad": 4, "stash": 1, "working": 7}
+
+
+def test_a_plan_that_does_not_fit_has_figures_too():
+    assert not too_large().found.fits and too_large().found.problem
+
+
+@pytest.mark.parametrize("schedule", ["sppo", "seq1f1b", "gpipe", "interleaved-seq1f1b"])
+def test_figures_of_a_step_too_long_to_draw_are_those_of_the_whole_step(schedule, monkeypatch):
+    interleave = 2 if "interleaved" in schedule else 1
+    whole = small_figures(schedule={"name": schedule, "interleave": interleave}, sequence={"per_pipeline": 24})
+    monkeypatch.setattr(module, "_MOST_CELLS", 100)
+    short = figures_of(whole.found, model=whole.model, costs=whole.costs)
+    assert len(short.table.ticks) < len(whole.table.ticks)
+    assert short.sequences_left_out > 0 == whole.sequences_left_out
+    for stage, expected in zip(short.stages, whole.stages, strict=True):
+        got, wanted = dataclasses.asdict(stage), dataclasses.asdict(expected)
+        assert got.pop("hbm") == wanted.pop("hbm") and got == pytest.approx(wanted)
+    assert short.parts == pytest.approx(whole.parts)
+    assert short.link_busy_s == pytest.approx(whole.link_busy_s) and whole.link_busy_s > 0
+    note = f"Shown is a step of {short.table.num_sequences} of the 24 sequences"
+    assert note in " ".join(plan_text(short).split()) and note in plan_html(short)
+    assert "Shown is" not in plan_text(whole)

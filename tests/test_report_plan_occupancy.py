@@ -1,0 +1,60 @@
+"""Memory in use and copies, tick by tick."""
+
+from collections import Counter
+
+import pytest
+from report_cases import small_figures
+from test_report_plan_figures import CASES
+
+from sppo_jax.report.plan.occupancy import occupancy
+
+GROUPS = [name for name in CASES if name != "copies too slow to hide"]
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_use_begins_and_ends_empty_and_stays_within_what_is_allocated(name):
+    figures = small_figures(**CASES[name])
+    memory, table = figures.found.memory, figures.table
+    for stage in range(table.num_stages):
+        curve = occupancy(table, memory, figures.stashed, stage, figures.plan.kv_slots)
+        assert max(curve.kv) <= memory.hbm["kv"] and max(curve.kv_grad) <= memory.hbm["kv_grad"]
+        assert max(curve.host) <= memory.host
+        assert max(curve.stash) <= memory.hbm["stash"]
+        # What the last backward works on is all that is left in the last tick of the stage.
+        last = max(index for index, tick in enumerate(table.ticks) if tick.units[stage] is not None)
+        unit = table.ticks[last].units[stage]
+        assert unit.kind == "B"
+        key = unit.sequence, unit.chunk, unit.virtual_stage
+        assert (curve.stash[last], curve.host[last]) == figures.stashed[key]
+        assert curve.kv_grad[: next(i for i, tick in enumerate(table.ticks) if tick.kind == "B")] == (0,) * next(
+            i for i, tick in enumerate(table.ticks) if tick.kind == "B"
+        )
+
+
+def test_one_sequence_fills_all_of_keys_and_values():
+    figures = small_figures()
+    curve = occupancy(figures.table, figures.found.memory, figures.stashed, 0, figures.plan.kv_slots)
+    assert max(curve.kv) == figures.found.memory.hbm["kv"]
+    assert max(curve.host) > 0
+    rising = curve.kv[: figures.table.num_chunks]
+    assert list(rising) == sorted(rising)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_goes_to_the_host_comes_back_between_the_two_uses(name):
+    figures = small_figures(**CASES[name])
+    table, copies = figures.table, figures.copies
+    out = {(copy.stage, *key(copy.unit)): copy for copy in copies if copy.out}
+    back = {(copy.stage, *key(copy.unit)): copy for copy in copies if not copy.out}
+    assert out.keys() == back.keys() and out
+    for name_of, copy in out.items():
+        assert copy.size_bytes == back[name_of].size_bytes
+        assert copy.tick <= back[name_of].tick
+        assert table.ticks[copy.tick].kind != "H" != table.ticks[back[name_of].tick].kind
+    # Each device copies one stash out and one back behind a tick, at most.
+    assert max(Counter((copy.stage, copy.tick, copy.out) for copy in copies).values()) == 1
+    assert figures.link_busy_s > 0
+
+
+def key(unit):
+    return unit.sequence, unit.chunk, unit.virtual_stage

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sppo_jax.pipeline.stash import StashLayout, chunk_entries
-from sppo_jax.plan.program import StashClass
+from sppo_jax.plan.stash import StashClass
 
 
 def layout(stash: StashClass, tokens: int, **shapes) -> StashLayout:

@@ -96,10 +96,10 @@ def test_hops_are_one_a_tick_along_the_pipeline_and_as_many_a_layer_round_the_ri
         forwards = {"F": 1, "B": int(again), "H": 0}[spec.kind]
         more = plan.ring - 1
         # With "q", q, out and LSE go round and the last two come home.
-        hops += layers * forwards * {"kv": 2 * more, "q": 3 * more + 2}[spec.forward_pass] * (more > 0)
+        hops += layers * forwards * {"kv": 2 * more, "q": 3 * more + 2}[spec.passes.forward] * (more > 0)
         if spec.kind == "B":
             # With "kv", so do dK and dV; with "q" the queries, three cotangents and dQ, of which dQ comes home.
-            hops += layers * {"kv": 4 * more + 2, "q": 5 * more + 1}[spec.backward_pass] * (more > 0)
+            hops += layers * {"kv": 4 * more + 2, "q": 5 * more + 1}[spec.passes.backward] * (more > 0)
         # To heads go q, K, V, or q, dOut and the LSE; back come out and LSE, or dQ, dK and dV.
         heads += layers * ({"F": 5, "B": 6}.get(spec.kind, 0) + 3 * (again and spec.kind == "B"))
     assert count["ppermute", ("ring",)] == hops

@@ -5,7 +5,8 @@ import pytest
 from exactness import small_plan
 
 from sppo_jax.plan.fold import Loop, fold, num_segments, unfold
-from sppo_jax.plan.program import AttentionShape, lower
+from sppo_jax.plan.program import lower
+from sppo_jax.plan.ring import AttentionShape
 
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=6, itemsize=4)
 

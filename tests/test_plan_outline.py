@@ -93,8 +93,8 @@ def test_an_outline_holds_as_much_at_once_as_its_table_has_slots():
 
 
 def test_an_outline_takes_the_time_of_its_table_to_the_last_bit():
-    def costs(unit, padded):
-        return {"F": 0.1, "B": 0.27, "H": 0.03}[unit.kind] * (1 + unit.chunk**1.5) + 0.001 * padded
+    def costs(unit, tick):
+        return {"F": 0.1, "B": 0.27, "H": 0.03}[unit.kind] * (1 + unit.chunk**1.5) + 0.001 * tick.tokens
 
     for table, outline in pairs():
         least_s = [0.3 * (tokens % 3) for tokens in tick_tokens(outline)]

@@ -7,7 +7,8 @@ import pytest
 from exactness import small_plan
 
 from sppo_jax.plan.fold import unfold
-from sppo_jax.plan.program import FIELDS, AttentionShape, lower
+from sppo_jax.plan.program import FIELDS, lower
+from sppo_jax.plan.ring import AttentionShape
 
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=6, itemsize=4)
 HOST = dict(places=("host", "host", "recompute"), alpha=(0.5, 1.0))
@@ -140,13 +141,13 @@ def test_evaluation_has_the_same_forward_and_nothing_of_the_backward(name):
 
 def test_keys_travel_while_the_prefix_is_short_and_queries_once_it_is_long():
     _, program, specs = made("ring")
-    passes = [spec.forward_pass for spec in specs if spec.kind == "F"]
+    passes = [spec.passes.forward for spec in specs if spec.kind == "F"]
     assert passes[0] == "kv" and passes == sorted(passes)  # kv before q
     for index, spec in enumerate(specs):
-        if "kv" in (spec.forward_pass, spec.backward_pass) and spec.kind != "H":
+        if "kv" in (spec.passes.forward, spec.passes.backward) and spec.kind != "H":
             ends = (program.rows["start"] + program.rows["length"])[index][program.rows["active"][index] == 1]
-            assert spec.bound * 4 >= ends.max()  # on each of four members: all of the longest prefix
+            assert spec.passes.bound * 4 >= ends.max()  # on each of four members: all of the longest prefix
     for wish in ("kv", "q"):
         plan = small_plan(**PLANS["ring"], ring_pass=wish)
         specs = unfold(lower(plan, SHAPE).items)
-        assert {s.forward_pass for s in specs if s.kind != "H"} == {wish}
+        assert {s.passes.forward for s in specs if s.kind != "H"} == {wish}

@@ -41,7 +41,7 @@ def test_unimodal_chunks_take_the_time_of_a_flow_shop(lengths):
     # The longest chunk of each diagonal is the padded length, so a cost in padded tokens shows the tick's length.
     for stages in range(1, 6):
         table = make_table("sppo", stages, 1, lengths)
-        found = simulate(table, lambda unit, tokens: float(tokens) if unit.kind == "F" else 0.0)
+        found = simulate(table, lambda unit, tick: float(tick.tokens) if unit.kind == "F" else 0.0)
         assert found.step_s == sum(lengths) + (stages - 1) * max(lengths)
 
 
@@ -49,8 +49,8 @@ def test_a_tick_lasts_as_long_as_its_slowest_unit_and_sees_padded_tokens():
     table = make_table("sppo", 2, 1, (16, 8))
     seen = {}
 
-    def costs(unit, tokens):
-        seen[str(unit)] = tokens
+    def costs(unit, tick):
+        seen[str(unit)] = tick.tokens
         return 3.0 if unit.virtual_stage == 1 and unit.kind == "F" else 1.0
 
     found = simulate(table, costs)

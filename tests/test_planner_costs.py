@@ -6,6 +6,8 @@ import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.plan.diagonals import TickShape
+from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.table import Unit
 from sppo_jax.planner.costs import CostModel, chunk_pairs, cost_model, layer_costs, model_flops, vocabulary_params
@@ -23,10 +25,12 @@ PLAIN = replace(
 LAYER = layer_costs(MODEL)
 
 
-def costs(pipe=1, seq=1, *, data=1, ring=1, layers=2, linear=True, attention=False, size=2, **figures) -> CostModel:
+def costs(pipe=1, seq=1, *, data=1, ring=1, layers=2, linear=True, attention=False, size=2, **given) -> CostModel:
+    asked = {"kernel": "cudnn", "ring_pass": "auto"}
+    asked = {name: given.pop(name, value) for name, value in asked.items()}
     return cost_model(
         MODEL,
-        cluster=make_cluster(replace(PLAIN, **figures), data * pipe * seq),
+        cluster=make_cluster(replace(PLAIN, **given), data * pipe * seq),
         mesh=MeshShape(data=data, pipe=pipe, seq=seq),
         ulysses=seq // ring,
         ring=ring,
@@ -34,6 +38,8 @@ def costs(pipe=1, seq=1, *, data=1, ring=1, layers=2, linear=True, attention=Fal
         compute_bytes=size,
         recompute_linear=linear,
         recompute_attention=attention,
+        length=2**14,
+        **asked,
     )
 
 
@@ -64,8 +70,9 @@ def test_units_compute_their_flops_and_padding_in_linear_layers_alone():
     backward = 2 * (3 * LAYER.linear_flops * 8 + 2.5 * LAYER.pair_flops * pairs) / 4
     assert model.seconds("B", 16, 8) == backward
     assert model.seconds("H", 16, 8) == 3 * 2 * 100 * 8 * 2 / 2
-    assert model.of_table((16, 8))(Unit("B", 0, 1, 0), 8) == backward
-    padded = model.of_table((16, 8))(Unit("F", 0, 1, 0), 16) - model.seconds("F", 16, 8)
+    of_table = model.of_table(make_table("gpipe", 2, 1, (16, 8)))
+    assert of_table(Unit("B", 0, 1, 0), TickShape(8, 24)) == backward
+    padded = of_table(Unit("F", 0, 1, 0), TickShape(16, 24)) - model.seconds("F", 16, 8)
     assert padded == 2 * LAYER.linear_flops * 2
 
 
@@ -106,7 +113,7 @@ def test_ulysses_sends_all_heads_but_its_own():
     sent = costs(seq=4, link_bytes_s=1.0)
     assert sent.transfer_s("F", 16, 8) == pytest.approx(2 * 2 * forward)
     assert sent.transfer_s("B", 16, 8) == pytest.approx(2 * 2 * backward)
-    assert sent.transfer_s("F", 16, 8, padded=16) == pytest.approx(2 * 4 * forward)
+    assert sent.transfer_s("F", 16, 8, TickShape(16, 24)) == pytest.approx(2 * 4 * forward)
     assert sent.transfer_s("H", 16, 8) == 0
     anew = costs(seq=4, attention=True, link_bytes_s=1.0).transfer_s("B", 16, 8)
     assert anew == pytest.approx(2 * 2 * (backward + 0.75 * (2 * 8 * 2 + 4 * 4)))
@@ -122,13 +129,21 @@ def test_stages_send_a_hop_and_the_vocabularys_sums():
 
 def test_ring_passes_the_prefix_while_it_is_short_then_the_queries():
     sent = costs(seq=4, ring=4, link_bytes_s=1.0)
-    # k and v of 2 heads of 2 elements, a quarter of the prefix a device, in 3 hops; lengths are powers of two.
+    # k and v of 2 heads of 2 elements, a quarter of the prefix a device, in 3 hops; lengths are power-of-two shares.
     assert sent.transfer_s("F", 0, 16) == pytest.approx(2 * 3 * 4 * 2 * 2 * 2 * 2)
     assert sent.transfer_s("F", 2, 15) == pytest.approx(2 * 3 * 8 * 2 * 2 * 2 * 2)
-    # q with out in float32 and LSE, 4 hops; no longer dependent on the prefix.
-    queries = 2 * 4 * 4 * 4 * (2 * 6 + 4)
+    # A tick whose other stages reach further sends their prefix.
+    assert sent.transfer_s("F", 0, 16, TickShape(16, 32)) == pytest.approx(2 * 3 * 8 * 2 * 2 * 2 * 2)
+    # q in 3 hops, out in float32 and LSE in 4; no longer dependent on the prefix.
+    queries = 2 * 4 * 4 * (3 * 2 * 2 + 4 * (2 + 1) * 4)
     assert sent.transfer_s("F", 4096, 16) == sent.transfer_s("F", 8192, 16) == pytest.approx(queries)
-    assert sent.transfer_s("B", 8192, 16) == pytest.approx(2 * 4 * 4 * 4 * (2 * 10 + 4))
+    # Back: q, dout and out in 3 hops with LSE in float32, dq in float32 in 4.
+    assert sent.transfer_s("B", 8192, 16) == pytest.approx(2 * 4 * 4 * (3 * (3 * 2 * 2 + 4) + 4 * 2 * 4))
+    # The blockwise kernel asks for a float32 a row instead of the output; what is asked for travels.
+    rows = costs(seq=4, ring=4, kernel="blockwise", link_bytes_s=1.0)
+    assert rows.transfer_s("B", 8192, 16) == pytest.approx(2 * 4 * 4 * (3 * (2 * 2 * 2 + 2 * 4) + 4 * 2 * 4))
+    pinned = costs(seq=4, ring=4, ring_pass="q", link_bytes_s=1.0)
+    assert pinned.transfer_s("F", 0, 16) == pytest.approx(queries)
 
 
 def test_a_network_between_hosts_is_slower():
@@ -179,4 +194,6 @@ def test_factors_must_make_up_the_axis():
             compute_bytes=2,
             recompute_linear=True,
             recompute_attention=False,
+            kernel="cudnn",
+            length=64,
         )

@@ -38,10 +38,10 @@ from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.structure import Structure, check_params
+from sppo_jax.plan.layers import check_host_layers, layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.program import AttentionShape, Program, lower
-from sppo_jax.planner.parallel import layers_per_virtual_stage
-from sppo_jax.planner.stash import check_host_layers
+from sppo_jax.plan.program import Program, lower
+from sppo_jax.plan.ring import AttentionShape
 
 
 class TokenScores(NamedTuple):

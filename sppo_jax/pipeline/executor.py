@@ -26,7 +26,8 @@ from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.storage import sum_over_members
 from sppo_jax.plan.fold import Loop, unfold
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.program import Program, StashClass, TickSpec
+from sppo_jax.plan.program import Program, TickSpec
+from sppo_jax.plan.stash import StashClass
 
 # Under these a profile shows the operations of a tick.
 TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
@@ -172,7 +173,7 @@ class Executor:
             length,
             spec.tokens * self.plan.ulysses,
             self._split(passes),
-            bound=spec.bound,
+            bound=spec.passes.bound,
         )
         return Chunk((row["kv_slot"][me], row["group"][me]), start, length, tags)
 
@@ -186,7 +187,7 @@ class Executor:
         me = vocabulary.stage_index(self.num_stages)
         own = [self._own(x, row, me, spec.tokens) for x in (self.sequences.positions, self.sequences.documents)]
         start = row["start"][me] // self.plan.ring
-        return sequence.write_tags(tags, Tags(*own), row["kv_slot"][me], start, self._split(spec.forward_pass))
+        return sequence.write_tags(tags, Tags(*own), row["kv_slot"][me], start, self._split(spec.passes.forward))
 
     def _shift(self, x, step: int):
         if self.num_stages == 1:
@@ -207,8 +208,8 @@ class Executor:
             part = layout.host_part() if spec.stash.uses_host else None
             filling = (layout, state.kept[spec.stash], part)
         tags = self._write_tags(spec, row, state.tags)
-        unit = self._unit(spec, row, spec.forward_pass, tags)
-        split = self._split(spec.forward_pass)
+        unit = self._unit(spec, row, spec.passes.forward, tags)
+        split = self._split(spec.passes.forward)
         y_TD, cache, filled, held = stages.forward(self.stage, unit, x_TD, state.cache, split, filling, coming)
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
         state = state._replace(x_TD=register, cache=cache, tags=tags)
@@ -263,13 +264,13 @@ class Executor:
         dy_TD = jnp.where((self._real(row, me, size) & (row["active"][me] == 1))[:, None], dy_TD, 0)
 
         splits = stages.Splits(
-            backward=self._split(spec.backward_pass),
-            forward=self._split(spec.forward_pass),
-            forward_chunk=self._chunk(spec, row, spec.forward_pass, state.tags),
+            backward=self._split(spec.passes.backward),
+            forward=self._split(spec.passes.forward),
+            forward_chunk=self._chunk(spec, row, spec.passes.forward, state.tags),
         )
         filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched)
         sums = stages.Sums(state.dcache, state.grads.layers)
-        unit = self._unit(spec, row, spec.backward_pass, state.tags)
+        unit = self._unit(spec, row, spec.passes.backward, state.tags)
         dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         # The next forward writes what this backward has read: without an order between them XLA copies the buffers.
         # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.

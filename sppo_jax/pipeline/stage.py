@@ -16,7 +16,7 @@ from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.pipeline.block import Block, Residuals, Weights
 from sppo_jax.pipeline.stash import StashLayout, chunk_entries
 from sppo_jax.plan.plan import StashPlan
-from sppo_jax.plan.program import StashClass
+from sppo_jax.plan.stash import StashClass
 
 
 def _rest_names(q_TNH, leaves) -> dict:

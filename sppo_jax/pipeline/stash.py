@@ -15,7 +15,7 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
-from sppo_jax.plan.program import StashClass
+from sppo_jax.plan.stash import StashClass
 
 Arrays = dict[str, jax.Array]
 UNIT = jnp.uint16  # what packed arrays are made of, whatever their dtypes

@@ -1,5 +1,7 @@
 """Anti-diagonals of a table: the units that share a tick's static shape and its share of offloaded tokens."""
 
+from typing import NamedTuple
+
 from sppo_jax.plan.table import Table, Unit, remembered, unit_ticks
 
 # Compute ticks that must lie between writing a stash and reading it back for the copies to hide.
@@ -39,7 +41,7 @@ def diagonal_groups(table: Table) -> tuple[int, ...]:
         return diagonal
 
     for tick in table.ticks:
-        if tick.kind == "H":
+        if not tick.is_compute:
             continue
         first, *others = [root(diagonals[_key(unit)]) for unit in tick.units if unit is not None]
         for other in others:
@@ -57,7 +59,7 @@ def group_gaps(table: Table) -> tuple[int, ...]:
     groups, diagonals = diagonal_groups(table), unit_diagonals(table)
     number, compute = 0, {}
     for index, tick in enumerate(table.ticks):
-        if tick.kind != "H":
+        if tick.is_compute:
             compute[index] = number
             number += 1
     ticks = unit_ticks(table)
@@ -66,6 +68,12 @@ def group_gaps(table: Table) -> tuple[int, ...]:
         gap = compute[ticks[Unit("B", *key)]] - compute[ticks[Unit("F", *key)]]
         gaps[groups[diagonal]] = min(gaps[groups[diagonal]], gap)
     return tuple(gaps)
+
+
+@remembered
+def hides_copies(table: Table) -> tuple[bool, ...]:
+    """Returns, for each group, whether its stashes wait long enough for copies to the host and back to hide."""
+    return tuple(gap >= MIN_HOST_GAP for gap in group_gaps(table))
 
 
 @remembered
@@ -86,7 +94,7 @@ def tick_groups(table: Table) -> tuple[int | None, ...]:
     groups, diagonals = diagonal_groups(table), unit_diagonals(table)
     # All units of a tick are in one group, by construction of the groups.
     return tuple(
-        None if tick.kind == "H" else groups[diagonals[_key(next(unit for unit in tick.units if unit is not None))]]
+        groups[diagonals[_key(next(unit for unit in tick.units if unit is not None))]] if tick.is_compute else None
         for tick in table.ticks
     )
 
@@ -106,6 +114,28 @@ def tick_tokens(table: Table) -> tuple[int, ...]:
         if tick.kind == "F":
             forward = tokens[-1]
     return tuple(tokens)
+
+
+class TickShape(NamedTuple):
+    """What all stages' units of a tick have in common.
+
+    Args:
+        tokens: the tokens of the tick, padding included, over all devices of a stage.
+        reach: tokens of the sequence up to the end of the tick's furthest chunk.
+    """
+
+    tokens: int
+    reach: int
+
+
+@remembered
+def tick_shapes(table: Table) -> tuple[TickShape, ...]:
+    """Returns the shape of each tick."""
+    ends = table.chunk_starts[1:]
+    return tuple(
+        TickShape(tokens, max(ends[unit.chunk] for unit in tick.units if unit is not None))
+        for tick, tokens in zip(table.ticks, tick_tokens(table), strict=True)
+    )
 
 
 def _key(unit: Unit) -> tuple[int, int, int]:

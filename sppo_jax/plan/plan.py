@@ -8,7 +8,7 @@ from typing import Any
 
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
-from sppo_jax.plan.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps
+from sppo_jax.plan.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, hides_copies
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.peaks import kv_peak
@@ -328,7 +328,7 @@ def _check_table(plan: Plan, table: Table) -> None:
 
 
 def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
-    groups, gaps = diagonal_groups(table), group_gaps(table)
+    groups, hides = diagonal_groups(table), hides_copies(table)
     if len(alpha) != len(groups):
         raise ValueError(f"stash.alpha has one value for each of the {len(groups)} diagonals, got {len(alpha)}")
     of_group: dict[int, float] = {}
@@ -340,10 +340,10 @@ def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
                 f"stash.alpha must be the same on diagonals that share ticks, got {value} at diagonal {diagonal} "
                 f"and {of_group[group]} at diagonal {groups.index(group)}"
             )
-        if value > 0 and gaps[group] < MIN_HOST_GAP:
+        if value > 0 and not hides[group]:
             raise ValueError(
                 f"stash.alpha must be 0 on diagonals that are read back less than {MIN_HOST_GAP} compute ticks "
-                f"after they are written, got {value} at diagonal {diagonal}, which has {gaps[group]}"
+                f"after they are written, got {value} at diagonal {diagonal}, which has {group_gaps(table)[group]}"
             )
 
 

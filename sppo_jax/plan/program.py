@@ -4,16 +4,19 @@ Everything that a compiled tick depends on is its `TickSpec`; everything else (s
 int32 per stage. Ticks of one spec share a scan body. No jax here.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from sppo_jax.plan.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, tick_tokens, unit_diagonals
+from sppo_jax.plan.diagonals import diagonal_groups, tick_groups, tick_shapes, unit_diagonals
 from sppo_jax.plan.fold import fold
 from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.slots import head_slots, kv_slots, stash_slots
-from sppo_jax.plan.table import Table, Tick, Unit
+from sppo_jax.plan.stash import StashClass, stash_classes
+from sppo_jax.plan.table import Table
 
 FIELDS = (
     "active",  # 1 where the stage has a unit in this tick
@@ -31,20 +34,6 @@ FIELDS = (
 )
 
 
-@dataclass(frozen=True, order=True)
-class StashClass:
-    """Stashes of one shape: tokens of a chunk on one device, and how many of them go to the host."""
-
-    tokens: int
-    host_inputs: int = 0
-    host_attention: int = 0
-    host_rest: bool = False
-
-    @property
-    def uses_host(self) -> bool:
-        return bool(self.host_inputs or self.host_attention or self.host_rest)
-
-
 @dataclass(frozen=True)
 class TickSpec:
     """The static shape of a tick.
@@ -55,9 +44,7 @@ class TickSpec:
         stash: class of the stash made (F) or used (B); None for H, or where nothing is stashed.
         write: class of the stash that is copied to the host meanwhile; None for none.
         fetch: class of the stash that is copied back meanwhile; None for none.
-        forward_pass: what travels on the ring in a forward: "kv" or "q".
-        backward_pass: the same in a backward.
-        bound: keys of a ring member's buffer that travel where "kv" does.
+        passes: what travels on the ring.
     """
 
     kind: str
@@ -65,9 +52,7 @@ class TickSpec:
     stash: StashClass | None = None
     write: StashClass | None = None
     fetch: StashClass | None = None
-    forward_pass: str = "q"
-    backward_pass: str = "q"
-    bound: int = 0
+    passes: RingPasses = RingPasses()
 
 
 @dataclass(frozen=True)
@@ -91,16 +76,6 @@ class Program:
     max_tokens: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionShape:
-    """Heads of one device after the all-to-all, and bytes of an element; decides what travels on the ring."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    itemsize: int
-
-
 def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     """Make a plan executable.
 
@@ -113,10 +88,12 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         The program.
     """
     table = plan.table()
-    class_of = _class_of(plan, table) if train else {}
-    slots = stash_slots(table, lambda unit: class_of[_key(unit)]) if train else {}
-    specs = _specs(plan, table, shape, class_of)
-    rows = _rows(plan, table, class_of, slots)
+    classes = stash_classes(table, plan.stash, plan.mesh.seq) if train else ()
+    of_tick = [classes[group] if train and group is not None else None for group in tick_groups(table)]
+    slots = _stash_slots(table, classes) if train else {}
+    copies = _copies(table, of_tick)
+    specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies)
+    rows = _rows(plan, table, of_tick, slots, copies)
     if not train:
         chosen = [index for index, tick in enumerate(table.ticks) if tick.kind != "B"]
         specs, rows = [specs[i] for i in chosen], {name: value[chosen] for name, value in rows.items()}
@@ -130,117 +107,77 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     )
 
 
-def _key(unit: Unit) -> tuple[int, int, int]:
-    return unit.sequence, unit.chunk, unit.virtual_stage
+def ring_of(plan: Plan, shape: AttentionShape) -> Ring:
+    """Return the ring of a plan."""
+    return Ring(
+        members=plan.ring,
+        ulysses=plan.ulysses,
+        length=plan.sequence_length,
+        asked=plan.ring_pass,
+        kernel=plan.kernel,
+        shape=shape,
+    )
 
 
-def _class_of(plan: Plan, table: Table) -> dict[tuple[int, int, int], StashClass]:
-    """Give every unit the stash class of its diagonal group."""
-    groups, gaps, diagonals = diagonal_groups(table), group_gaps(table), unit_diagonals(table)
-    tokens = {}
-    for tick, count in zip(table.ticks, tick_tokens(table), strict=True):
-        if tick.kind == "F":
-            tokens.update({_key(unit): count // plan.mesh.seq for unit in tick.units if unit is not None})
+class _Copies(NamedTuple):
+    """Of each tick that writes to or fetches from the host: the F tick written, the B tick fetched for."""
 
-    def make(unit_key: tuple[int, int, int], diagonal: int) -> StashClass:
-        away = gaps[groups[diagonal]] >= MIN_HOST_GAP
-        alpha = plan.stash.alpha[diagonal] if away else 0.0
-        count = round(alpha * tokens[unit_key])
-        return StashClass(
-            tokens=tokens[unit_key],
-            host_inputs=count if plan.stash.inputs == "host" else 0,
-            host_attention=count if plan.stash.attention == "host" else 0,
-            host_rest=away and plan.stash.rest == "host",
-        )
-
-    return {unit_key: make(unit_key, diagonal) for unit_key, diagonal in diagonals.items()}
+    writes: dict[int, int]
+    fetches: dict[int, int]
 
 
-def _first_class(tick: Tick, class_of: dict) -> StashClass | None:
-    """The class of a tick's units; they share a diagonal group, hence a class."""
-    return next((class_of.get(_key(unit)) for unit in tick.units if unit is not None), None)
+def _stash_slots(table: Table, classes: Sequence[StashClass]) -> dict[StashClass, tuple[int, dict]]:
+    groups, diagonals = diagonal_groups(table), unit_diagonals(table)
+    return stash_slots(table, lambda unit: classes[groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]]])
 
 
-def _neighbour(table: Table, index: int, step: int) -> int | None:
-    """The next compute tick (F or B) in the direction of `step`."""
-    index += step
-    while 0 <= index < len(table.ticks):
-        if table.ticks[index].kind != "H":
-            return index
-        index += step
-    return None
-
-
-def _copies(table: Table, class_of: dict) -> tuple[dict[int, int], dict[int, int]]:
-    """For each tick that writes to or fetches from the host: the F tick written, the B tick fetched for."""
-    writes: dict[int, int] = {}
-    fetches: dict[int, int] = {}
-    for index, tick in enumerate(table.ticks):
-        made = _first_class(tick, class_of) if tick.kind != "H" else None
+def _copies(table: Table, of_tick: Sequence[StashClass | None]) -> _Copies:
+    """Write a stash behind the next compute tick, and fetch it behind the one before its backward."""
+    compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
+    copies = _Copies({}, {})
+    for place, index in enumerate(compute):
+        made = of_tick[index]
         if made is None or not made.uses_host:
             continue
-        step, copies = (1, writes) if tick.kind == "F" else (-1, fetches)
-        other = _neighbour(table, index, step)
-        assert other is not None, "a stash that is written is read, and one that is read was written"
-        copies[other] = index
-    return writes, fetches
+        # A stash that is written is read, and one that is read was written: there are neighbours.
+        if table.ticks[index].kind == "F":
+            copies.writes[compute[place + 1]] = index
+        else:
+            copies.fetches[compute[place - 1]] = index
+    return copies
 
 
-def _specs(plan: Plan, table: Table, shape: AttentionShape, class_of: dict) -> list[TickSpec]:
-    writes, fetches = _copies(table, class_of)
+def _specs(
+    plan: Plan, table: Table, ring: Ring, of_tick: Sequence[StashClass | None], copies: _Copies
+) -> list[TickSpec]:
     specs = []
-    for index, (tick, tokens) in enumerate(zip(table.ticks, tick_tokens(table), strict=True)):
-        local = tokens // plan.mesh.seq
-        if tick.kind == "H":
-            specs.append(TickSpec("H", local))
+    for index, (tick, shape) in enumerate(zip(table.ticks, tick_shapes(table), strict=True)):
+        tokens = shape.tokens // plan.mesh.seq
+        if not tick.is_compute:
+            specs.append(TickSpec(tick.kind, tokens))
             continue
+        written, fetched = copies.writes.get(index), copies.fetches.get(index)
         specs.append(
             TickSpec(
                 kind=tick.kind,
-                tokens=local,
-                stash=_first_class(tick, class_of),
-                write=_first_class(table.ticks[writes[index]], class_of) if index in writes else None,
-                fetch=_first_class(table.ticks[fetches[index]], class_of) if index in fetches else None,
-                **_ring_passes(plan, table, tick, local, shape),
+                tokens=tokens,
+                stash=of_tick[index],
+                write=None if written is None else of_tick[written],
+                fetch=None if fetched is None else of_tick[fetched],
+                passes=ring.passes(tokens, shape.reach),
             )
         )
     return specs
 
 
-def _ring_passes(plan: Plan, table: Table, tick: Tick, tokens: int, shape: AttentionShape) -> dict:
-    """Choose by bytes what travels: the prefix, rounded up to a power-of-two share of the sequence, or the queries.
-
-    The queries travel with their output and LSE in float32, and back with dQ; dK and dV travel with the prefix.
-    """
-    if plan.ring == 1:
-        return {}
-    reach = max(sum(table.chunk_lengths[: unit.chunk + 1]) for unit in tick.units if unit is not None)
-    bound = plan.sequence_length
-    while bound % 2 == 0 and bound // 2 >= reach and bound // 2 % plan.mesh.seq == 0:
-        bound //= 2
-    bound //= plan.ring
-    queries = tokens * plan.ulysses * shape.num_heads
-    keys = bound * shape.num_kv_heads * shape.head_dim
-    size, dim = shape.itemsize, shape.head_dim
-    forward = _cheaper(plan.ring_pass, keys * 2 * size, queries * (dim * size + 4 * dim + 4))
-    backward = _cheaper(plan.ring_pass, keys * (2 * size + 8), queries * (dim * (2 * size + 4) + 8))
-    used = bound if "kv" in (forward, backward) else 0
-    return {"forward_pass": forward, "backward_pass": backward, "bound": used}
-
-
-def _cheaper(wish: str, kv_bytes: int, q_bytes: int) -> str:
-    if wish != "auto":
-        return wish
-    return "kv" if kv_bytes <= q_bytes else "q"
-
-
-def _rows(plan: Plan, table: Table, class_of: dict, slots: dict) -> dict[str, np.ndarray]:
+def _rows(
+    plan: Plan, table: Table, of_tick: Sequence[StashClass | None], slots: dict, copies: _Copies
+) -> dict[str, np.ndarray]:
     rows = {name: np.zeros((len(table.ticks), table.num_stages), np.int32) for name in FIELDS}
-    rows["start"][:] = plan.sequence_length  # an idle stage writes into the room behind the sequence
+    rows["start"][:] = plan.sequence_length  # an idle stage writes behind the sequence, where there is space for it
     kv, heads = kv_slots(table)[1], head_slots(table)[1]
-    stash = _stash_of(class_of, slots)
     for index, tick in enumerate(table.ticks):
-        made = _first_class(tick, class_of)
+        made = of_tick[index]
         rows["stash_slot"][index] = slots[made][0] if made is not None else 0  # the trash slot
         for stage, unit in enumerate(tick.units):
             if unit is None:
@@ -248,7 +185,7 @@ def _rows(plan: Plan, table: Table, class_of: dict, slots: dict) -> dict[str, np
             values = {
                 "active": 1,
                 "sequence": unit.sequence,
-                "start": sum(table.chunk_lengths[: unit.chunk]),
+                "start": table.chunk_starts[unit.chunk],
                 "length": table.chunk_lengths[unit.chunk],
                 "group": unit.virtual_stage // table.num_stages,
                 "first": unit.virtual_stage == 0,
@@ -256,16 +193,11 @@ def _rows(plan: Plan, table: Table, class_of: dict, slots: dict) -> dict[str, np
                 "kv_slot": kv[stage, unit.sequence],
                 "head_slot": heads[unit.sequence, unit.chunk],
             }
-            if tick.kind != "H" and made is not None:
-                values["stash_slot"] = stash(unit, stage)
+            if made is not None:
+                values["stash_slot"] = slots[made][1][stage, unit.sequence, unit.chunk, unit.virtual_stage]
             for name, value in values.items():
                 rows[name][index, stage] = value
-    for name, copies in zip(("write_slot", "fetch_slot"), _copies(table, class_of), strict=True):
-        for index, other in copies.items():
+    for name, others in zip(("write_slot", "fetch_slot"), copies, strict=True):
+        for index, other in others.items():
             rows[name][index] = rows["stash_slot"][other]
     return rows
-
-
-def _stash_of(class_of: dict, slots: dict) -> Callable[[Unit, int], int]:
-    """Return the lookup of a unit's stash slot on its stage."""
-    return lambda unit, stage: slots[class_of[_key(unit)]][1][stage, *_key(unit)]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sppo_jax.plan.diagonals import tick_tokens
+from sppo_jax.plan.diagonals import TickShape, tick_shapes
 from sppo_jax.plan.outline import all_rounds, tick_rounds
 from sppo_jax.plan.peaks import in_flight
 from sppo_jax.plan.table import Table, Unit
@@ -28,7 +28,9 @@ class Simulation:
     tick_s: tuple[float, ...]
 
 
-def simulate(table: Table, costs: Callable[[Unit, int], float], least_s: Sequence[float] | None = None) -> Simulation:
+def simulate(
+    table: Table, costs: Callable[[Unit, TickShape], float], least_s: Sequence[float] | None = None
+) -> Simulation:
     """Runs the table in lock-step: a tick lasts as long as its slowest unit, and padding is computed like tokens.
 
     With P stages of v groups, N chunks and M sequences, units of equal cost f (forward), b (backward) and h
@@ -45,13 +47,13 @@ def simulate(table: Table, costs: Callable[[Unit, int], float], least_s: Sequenc
 
     Args:
         table: a checked table, or an outline.
-        costs: seconds of a unit, given the unit and the padded tokens of its tick.
+        costs: seconds of a unit, given the unit and the shape of its tick.
         least_s: seconds that each tick takes at least, for what goes on behind it; None: nothing does.
     """
     tick_s: list[float] = []
     unit_s: list[list[float]] = []
-    for tick, tokens, least in zip(table.ticks, tick_tokens(table), least_s or [0.0] * len(table.ticks), strict=True):
-        unit_s.append([0.0 if unit is None else costs(unit, tokens) for unit in tick.units])
+    for tick, shape, least in zip(table.ticks, tick_shapes(table), least_s or [0.0] * len(table.ticks), strict=True):
+        unit_s.append([0.0 if unit is None else costs(unit, shape) for unit in tick.units])
         tick_s.append(max(least, *unit_s[-1]))
     # One by one, so that an outline takes to the last bit what its table does.
     step_s = sum(all_rounds(tick_s, table.repeats))

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import lru_cache, wraps
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
+# Kinds of units: forward, backward, and head. All stages compute the units of SHARED_KINDS together.
 KINDS = ("F", "B", "H")
+SHARED_KINDS = ("H",)
 Result = TypeVar("Result")
 
 
@@ -35,6 +38,11 @@ class Tick:
 
     kind: str
     units: tuple[Unit | None, ...]
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether each stage computes a unit of its own, on its own layers."""
+        return self.kind not in SHARED_KINDS
 
 
 class Repeat(NamedTuple):
@@ -89,6 +97,16 @@ class Table:
     @property
     def num_virtual_stages(self) -> int:
         return self.num_stages * self.num_groups
+
+    @property
+    def chunk_starts(self) -> tuple[int, ...]:
+        """First token of each chunk, and behind them the length of a sequence."""
+        return _chunk_starts(self.chunk_lengths)
+
+
+@lru_cache(maxsize=1024)
+def _chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(accumulate(chunk_lengths, initial=0))
 
 
 def remembered(function: Callable[["Table"], Result]) -> Callable[["Table"], Result]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sppo_jax.config import Config, MeshConfig
-from sppo_jax.planner.parallel import divisors
+from sppo_jax.plan.layers import divisors
 
 if TYPE_CHECKING:
     from sppo_jax.planner.request import Layout, Request

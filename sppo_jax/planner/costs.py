@@ -19,13 +19,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.measured_figures import block_pairs
+from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.plan import MeshShape
-from sppo_jax.plan.table import Unit
+from sppo_jax.plan.ring import AttentionShape, Ring
+from sppo_jax.plan.table import Table, Unit
 from sppo_jax.planner.layer import (
     LINEAR_BACKWARD,
     LayerCosts,
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 _FLOAT32 = 4
+# The tick of a chunk by itself.
+ALONE = TickShape(0, 0)
 # Passes over float32 parameters at the end of a step: the update reads four arrays (parameters, gradients and both
 # moments) and writes three; the norm for clipping reads gradients once more.
 _OPTIMIZER_PASSES = 8
@@ -66,7 +69,7 @@ class CostModel:
         head_dim: elements of a head.
         mesh: devices along each axis.
         ulysses: devices over which heads are spread.
-        ring: devices round which keys and values, or queries, travel.
+        ring: the ring, and what travels on it.
         compute_bytes: bytes of an activation.
         recompute_linear: how often backward computes the linear parts anew: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention anew.
@@ -81,52 +84,69 @@ class CostModel:
     head_dim: int
     mesh: MeshShape
     ulysses: int
-    ring: int
+    ring: Ring
     compute_bytes: int
     recompute_linear: int
     recompute_attention: bool
     cluster: Cluster
 
-    def seconds(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
+    def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
 
         Args:
             kind: "F", "B" or "H".
             start: tokens of the sequence before the chunk.
             tokens: tokens of the chunk.
-            padded: tokens of the tick, if more. Linear layers compute padding, attention skips it.
+            tick: the shape of the tick, where it is larger than the chunk. Linear layers compute padding, attention
+                skips it. What travels on the ring depends on the tick's reach.
         """
-        sent = self.transfer_s(kind, start, tokens, padded)
-        return self.compute_s(kind, start, tokens, padded) + sent + self.cluster.device.overhead_s
+        sent = self.transfer_s(kind, start, tokens, tick)
+        return self.compute_s(kind, start, tokens, tick) + sent + self.cluster.device.overhead_s
 
-    def compute_s(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
+    def compute_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds in which a unit computes; arguments as `seconds`."""
         # A short matmul waits for its weights, as if it had some tokens more.
         extra = self.cluster.device.overhead_tokens
         linear_s, pair_s = self._compute_rates[kind]
-        seconds = linear_s * (max(tokens, padded) / self.mesh.seq + extra)
+        seconds = linear_s * (max(tokens, tick.tokens) / self.mesh.seq + extra)
         if kind == "H":
             return seconds
         seconds += self._memory_bytes(kind, start + tokens) / self.cluster.device.hbm_bytes_s
         block = self.cluster.device.attention_block
         if block:
             # Every ring member has its own blocks, of tokens that lie `ring` apart.
-            return seconds + pair_s * block_pairs(start, tokens, block * self.ring) / self.mesh.seq
+            return seconds + pair_s * block_pairs(start, tokens, block * self.ring.members) / self.mesh.seq
         seconds += pair_s * chunk_pairs(start, tokens) / self.mesh.seq
         # Forward attention is spread over blocks of queries and waits for the last ones; backward over those of keys.
         return seconds + (pair_s * extra * start if kind == "F" else 0.0)
 
-    def transfer_s(self, kind: str, start: int, tokens: int, padded: int = 0) -> float:
+    def transfer_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.
 
         That is the all-to-all of ulysses and the hops of the ring in every layer, the hop to the next stage, and the
         sums over the stages that embedding, head and their gradients take. Copies to the host are not in it: they hide.
         """
-        local = max(tokens, padded) / self.mesh.seq
+        local = max(tokens, tick.tokens) / self.mesh.seq
         seconds = self._token_transfer_s[kind] * local
-        if self.ring > 1 and kind != "H":
-            seconds += self.layers * self._ring_bytes(kind, start + tokens, local) / self._seq_link
+        if self.ring.members > 1 and kind != "H":
+            sent_bytes = self.ring_bytes(kind, math.ceil(local), max(start + tokens, tick.reach))
+            seconds += self.layers * sent_bytes / self._seq_link
         return seconds
+
+    def ring_bytes(self, kind: str, tokens: int, reach: int) -> int:
+        """Returns the bytes that a device sends on the ring in one layer of a tick.
+
+        Args:
+            kind: "F" or "B".
+            tokens: of the tick on one device.
+            reach: tokens of the sequence up to the end of the tick's furthest chunk.
+        """
+        ring, passes = self.ring, self.ring.passes(tokens, reach)
+        forward = ring.forward_bytes(passes.forward, tokens, passes.bound)
+        if kind == "F":
+            return forward
+        backward = ring.backward_bytes(passes.backward, tokens, passes.bound)
+        return backward + (forward if self.recompute_attention else 0)
 
     def step_overhead_s(self) -> float:
         """Returns the seconds of a step that belong to no tick.
@@ -141,12 +161,16 @@ class CostModel:
         updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
         return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s
 
-    def of_table(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, int], float]:
-        """Returns the costs that `simulate` asks for."""
-        starts = list(accumulate(chunk_lengths, initial=0))
+    def of_table(self, table: Table) -> Callable[[Unit, TickShape], float]:
+        """Returns the costs that `simulate` asks for; a chunk's are the same on every stage and in every sequence."""
+        starts, lengths = table.chunk_starts, table.chunk_lengths
+        known: dict[tuple[str, int, TickShape], float] = {}
 
-        def seconds(unit: Unit, padded: int) -> float:
-            return self.seconds(unit.kind, starts[unit.chunk], chunk_lengths[unit.chunk], padded)
+        def seconds(unit: Unit, tick: TickShape) -> float:
+            key = unit.kind, unit.chunk, tick
+            if key not in known:
+                known[key] = self.seconds(unit.kind, starts[unit.chunk], lengths[unit.chunk], tick)
+            return known[key]
 
         return seconds
 
@@ -174,7 +198,7 @@ class CostModel:
         written.
         """
         copied, added = 2 * self.compute_bytes, 2 * self.compute_bytes + 2 * _FLOAT32
-        prefix = reach / self.ring * 2 * self.kv_heads / self.ulysses * self.head_dim
+        prefix = reach / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
         if kind == "F":
             return self.layers * prefix * copied
         anew = copied if self.recompute_attention else 0
@@ -224,31 +248,6 @@ class CostModel:
         away = (self.ulysses - 1) / self.ulysses
         return away * forward, away * backward
 
-    def _ring_bytes(self, kind: str, reach: int, local: float) -> float:
-        """Returns the bytes that the ring sends in one layer of a unit: the prefix or the queries, whichever is less.
-
-        Args:
-            kind: "F" or "B".
-            reach: tokens of the sequence up to the end of the chunk.
-            local: tokens of the tick on a device.
-        """
-        size, hops = self.compute_bytes, self.ring
-        # What travels has one of a few static lengths: a power-of-two share of the sequence.
-        keys = 2 ** math.ceil(math.log2(reach)) / self.ring * self.kv_heads / self.ulysses * self.head_dim
-        heads = self.layer.lse_elements
-        dim = self.layer.attention_elements // heads
-        forward = min(
-            (hops - 1) * keys * 2 * size,
-            hops * local * heads * (dim * (size + _FLOAT32) + _FLOAT32),
-        )
-        if kind == "F":
-            return forward
-        backward = min(
-            (hops - 1) * keys * 2 * size + hops * keys * 2 * _FLOAT32,
-            hops * local * heads * (dim * (3 * size + _FLOAT32) + _FLOAT32),
-        )
-        return backward + (forward if self.recompute_attention else 0)
-
 
 def cost_model(
     model: ModelConfig,
@@ -261,6 +260,9 @@ def cost_model(
     compute_bytes: int,
     recompute_linear: int,
     recompute_attention: bool,
+    kernel: str,
+    length: int,
+    ring_pass: str = "auto",
 ) -> CostModel:
     """Returns the seconds of units of a model on a mesh.
 
@@ -274,6 +276,9 @@ def cost_model(
         compute_bytes: bytes of an activation.
         recompute_linear: how often backward computes the linear parts anew: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention anew.
+        kernel: the attention kernel, "blockwise" or "cudnn".
+        length: tokens of a sequence.
+        ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
 
     Raises:
         ValueError: the factors do not make up the `seq` axis.
@@ -290,7 +295,19 @@ def cost_model(
         head_dim=model.head_dim,
         mesh=mesh,
         ulysses=ulysses,
-        ring=ring,
+        ring=Ring(
+            members=ring,
+            ulysses=ulysses,
+            length=length,
+            asked=ring_pass,
+            kernel=kernel,
+            shape=AttentionShape(
+                num_heads=model.num_heads // ulysses,
+                num_kv_heads=math.lcm(model.num_kv_heads, ulysses) // ulysses,
+                head_dim=model.head_dim,
+                itemsize=compute_bytes,
+            ),
+        ),
         compute_bytes=compute_bytes,
         recompute_linear=recompute_linear,
         recompute_attention=recompute_attention,

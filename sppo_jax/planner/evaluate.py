@@ -1,19 +1,18 @@
 """What one choice of layout, chunks, schedule and stash costs: a Plan with its memory and its simulated step."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.peaks import kv_peak
 from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_outline
 from sppo_jax.plan.simulate import Simulation, simulate
-from sppo_jax.plan.table import Table, Unit
+from sppo_jax.plan.table import Table
 from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.memory import Memory, Shape, predict_memory
-from sppo_jax.planner.parallel import SequenceSplit, layers_per_virtual_stage
-from sppo_jax.planner.request import Layout, Request, choose_kernel, read_request
-from sppo_jax.planner.stash import Places, choose_alpha, copy_seconds, largest_alpha
+from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
+from sppo_jax.planner.request import Layout, Request, SequenceSplit, kernel_of, read_request
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__
 
@@ -109,7 +108,7 @@ def plan_of(request: Request, outcome: Outcome, reasons: dict[str, str]) -> Plan
             host_bytes=(memory.host,) * layout.mesh.pipe,
         ),
         ring_pass=config.sequence.ring_pass,
-        kernel=choose_kernel(config.model, request.cluster.device, request.compute_bytes),
+        kernel=kernel_of(request),
         model={name: getattr(config.model, name) for name in MODEL_FIELDS},
         reasons={**reasons, "alpha": outcome.alpha_reason, **_memory_reasons(memory, request.cluster)},
     )
@@ -144,6 +143,9 @@ def layout_costs(request: Request, layout: Layout, places: Places) -> CostModel:
         compute_bytes=request.compute_bytes,
         recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
         recompute_attention=attention == "recompute",
+        kernel=kernel_of(request),
+        length=request.config.sequence.length,
+        ring_pass=request.config.sequence.ring_pass,
     )
 
 
@@ -165,20 +167,7 @@ def simulation_of(plan: Plan, config: Config, cluster: Cluster | None = None) ->
 
 
 def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) -> Simulation:
-    return simulate(table, _remembered_costs(costs, table), copy_seconds(table, shape, stash, costs))
-
-
-def _remembered_costs(costs: CostModel, table: Table) -> Callable[[Unit, int], float]:
-    """Returns the costs that `simulate` asks for; a chunk's are the same on every stage and in every sequence."""
-    seconds_of, known = costs.of_table(table.chunk_lengths), {}
-
-    def seconds(unit: Unit, padded: int) -> float:
-        key = unit.kind, unit.chunk, padded
-        if key not in known:
-            known[key] = seconds_of(unit, padded)
-        return known[key]
-
-    return seconds
+    return simulate(table, costs.of_table(table), copy_seconds(table, shape, stash, costs))
 
 
 def _outline_of(request: Request, choice: Choice) -> Table:

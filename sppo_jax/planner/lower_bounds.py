@@ -15,14 +15,13 @@ from sppo_jax.planner.memory import _RESERVE as RESERVE
 from sppo_jax.planner.memory import (
     Memory,
     backward_work,
-    kept_bytes,
     kv_heads_per_device,
-    offload_bytes,
     predict_memory,
+    token_bytes,
 )
+from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition, smallest_chunk
 from sppo_jax.planner.request import Layout, Request
-from sppo_jax.planner.stash import Places
 
 # Chunks at which the cost along a sequence is sampled, and the margin for what lies between them.
 _SAMPLES, _MARGIN = 9, 0.99
@@ -64,7 +63,7 @@ class LowerBounds:
         costs, layout = self._costs(partition.layout, places), partition.layout
         # Diagonals that are read back at once have no copies: at most those of the last chunks.
         copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
-        bytes_a_token = sum(offload_bytes(shape_of(self.request, layout), _stash(places, self.dtype)))
+        bytes_a_token = token_bytes(shape_of(self.request, layout), _stash(places, self.dtype)).away
         copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.device.host_link_bytes_s
         total = costs.step_overhead_s()
         for kind in "FB":
@@ -131,8 +130,8 @@ class LowerBounds:
         kv_bytes = request.compute_bytes + (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
         heads = kv_heads_per_device(model, layout.split.ulysses)
         kv = more * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
-        kept = more * layout.interleave * kept_bytes(shape, stash)
-        away = more * layout.interleave * sum(offload_bytes(shape, stash))
+        token = token_bytes(shape, stash)
+        kept, away = (more * layout.interleave * size for size in (token.kept, token.away))
         spilled = max(0, away - request.cluster.device_host_bytes)
         host = self._host_bytes(layout, tokens, stash) / request.cluster.device_host_bytes - 1
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
@@ -141,8 +140,8 @@ class LowerBounds:
     def _host_bytes(self, layout: Layout, tokens: int, stash: StashPlan) -> float:
         """Returns the least bytes on the host: what no rule for alpha can keep back, the last chunks aside."""
         asked = self.request.config.stash.alpha
-        shared, rest = offload_bytes(shape_of(self.request, layout), stash)
-        away = rest + (asked * shared if isinstance(asked, float) else 0)
+        token = token_bytes(shape_of(self.request, layout), stash)
+        away = token.rest + (asked * token.shared if isinstance(asked, float) else 0)
         surely = self.request.config.sequence.length - (layout.mesh.pipe + 3) * tokens
         return max(0, surely) / layout.mesh.seq * layout.interleave * away if layout.sequences == 1 else 0.0
 

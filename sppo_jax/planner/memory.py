@@ -5,14 +5,9 @@ from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
-from sppo_jax.plan.diagonals import (
-    MIN_HOST_GAP,
-    diagonal_groups,
-    group_gaps,
-    longest_chunks,
-)
 from sppo_jax.plan.peaks import head_peak, kv_peak, stash_peaks
-from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.plan import STASH_PLACES, StashPlan
+from sppo_jax.plan.stash import TokenBytes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
 from sppo_jax.planner.layer import layer_costs
 from sppo_jax.planner.params import largest_matrix, stage_params
@@ -84,27 +79,22 @@ class Memory:
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
 
 
-def offload_bytes(shape: Shape, stash: StashPlan) -> tuple[int, int]:
-    """Returns the bytes of a token of a virtual stage that alpha divides, and those that all go to the host."""
+def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
+    """Returns the bytes that a virtual stage stashes of a token."""
     layer, size = layer_costs(shape.model), shape.compute_bytes
-    shared = layer.input_elements * size if stash.inputs == "host" else 0
-    if stash.attention == "host":
-        shared += layer.attention_elements * size + 4 * layer.lse_elements
-    rest = layer.rest_elements * size if stash.rest == "host" else 0
-    return shape.layers * shared, shape.layers * rest
-
-
-def kept_bytes(shape: Shape, stash: StashPlan) -> int:
-    """Returns the bytes of a token of a virtual stage that always stay on the device."""
-    layer, size = layer_costs(shape.model), shape.compute_bytes
-    kept = layer.input_elements * size if stash.inputs == "keep" else 0
-    if stash.attention == "keep":
-        kept += layer.attention_elements * size + 4 * layer.lse_elements
-    if stash.rest == "keep":
-        kept += layer.rest_elements * size
+    inputs = layer.input_elements * size
+    attention = layer.attention_elements * size + shape.sum_bytes * layer.lse_elements
+    of_place = dict.fromkeys(STASH_PLACES, 0)
+    of_place[stash.inputs] += inputs
+    of_place[stash.attention] += attention
+    rest = layer.rest_elements * size
     # Without the layers' inputs, the virtual stage's input is what everything is computed from.
-    chunk_input = layer.input_elements * size if stash.inputs == "recompute" else 0
-    return shape.layers * kept + chunk_input
+    chunk_input = inputs if stash.inputs == "recompute" else 0
+    return TokenBytes(
+        kept=shape.layers * (of_place["keep"] + (rest if stash.rest == "keep" else 0)) + chunk_input,
+        shared=shape.layers * of_place["host"],
+        rest=shape.layers * rest if stash.rest == "host" else 0,
+    )
 
 
 def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int, int]:
@@ -112,21 +102,12 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
 
     Each class of stashes has a slot more than it needs: what an idle stage writes has to go somewhere.
     """
-    groups, gaps, longest = diagonal_groups(table), group_gaps(table), longest_chunks(table)
-    shared, rest = offload_bytes(shape, stash)
-    kept = kept_bytes(shape, stash)
-
-    # Stashes of one length and share have one shape and take turns in the same buffers.
-    alpha = dict(zip(groups, stash.alpha, strict=True))
-    shapes = [
-        (-(-tokens // shape.seq), alpha[group] * shared + (rest if gap >= MIN_HOST_GAP else 0))
-        for group, (tokens, gap) in enumerate(zip(longest, gaps, strict=True))
-    ]
+    token = token_bytes(shape, stash)
     device = host = copies = 0
-    for (tokens, away), count in stash_peaks(table, shapes).items():
-        device += int((count + 1) * tokens * (kept + shared + rest - away))
-        host += int((count + 1) * tokens * away)
-        copies = max(copies, int(tokens * away))
+    for of_class, count in stash_peaks(table, stash_classes(table, stash, shape.seq)).items():
+        kept, away = slot_bytes(of_class, token)
+        device, host = device + (count + 1) * kept, host + (count + 1) * away
+        copies = max(copies, away)
     if shape.platform != "tpu":
         return device, host, copies
     padding = -(-shape.layers // _TPU_ROWS) * _TPU_ROWS / shape.layers

@@ -18,9 +18,9 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, plan_of
 from sppo_jax.planner.lower_bounds import LowerBounds
+from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import Partition, chunk_counts, lengths_of, schedule_reason, schedules
 from sppo_jax.planner.request import Layout, Request, layouts, read_request
-from sppo_jax.planner.stash import Places, place_options
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: what hides goes to the host, nothing is computed anew unless it must be.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 
+from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import Table, Unit
 
@@ -70,7 +71,7 @@ def whole_step(tick_s: Sequence[float], width: int) -> Window:
 
 def timeline_svg(
     table: Table,
-    costs: Callable[[Unit, int], float],
+    costs: Callable[[Unit, TickShape], float],
     *,
     width: int = 1000,
     title: str = "",
@@ -81,7 +82,7 @@ def timeline_svg(
 
     Args:
         table: what runs when.
-        costs: seconds of a unit padded to so many tokens; gives the widths.
+        costs: seconds of a unit in a tick of some shape; they give the widths.
         width: of the picture, in pixels.
         title: a line above it; the table's name and the bubble by default.
         links: copies between devices and hosts, drawn as two lanes below each stage.

@@ -3,19 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
-from sppo_jax.plan.diagonals import tick_tokens
+from sppo_jax.plan.diagonals import TickShape, tick_shapes
 from sppo_jax.plan.outline import first_rounds, tick_rounds
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table, Unit, unit_ticks
 from sppo_jax.planner.costs import CostModel, model_flops
 from sppo_jax.planner.memory import Shape
+from sppo_jax.planner.offload import copy_seconds
 from sppo_jax.planner.search import Found
-from sppo_jax.planner.stash import copy_seconds
 from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, unit_bytes
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
@@ -138,7 +137,7 @@ def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures
         ulysses=plan.ulysses,
         compute_bytes=costs.compute_bytes,
     )
-    seconds_of = costs.of_table(plan.chunk_lengths)
+    seconds_of = costs.of_table(outline)
     step = simulate(outline, seconds_of, copy_seconds(outline, shape, plan.stash, costs))
     table = drawn_table(plan)
     simulation = simulate(table, seconds_of, copy_seconds(table, shape, plan.stash, costs))
@@ -197,12 +196,12 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     layer, tick_s = costs.layer, costs.cluster.device.overhead_s
     no_scores = replace(costs, layer=replace(layer, pair_flops=0.0))
     no_matmuls = replace(costs, layer=replace(layer, pair_flops=0.0, linear_flops=0.0))
-    starts = list(accumulate(table.chunk_lengths, initial=0))
+    starts = table.chunk_starts
     parts = dict.fromkeys(PARTS, 0.0)
-    for (kind, chunk, padded), count in _unit_counts(table).items():
+    for (kind, chunk, tick), count in _unit_counts(table).items():
         unit, share = (kind, starts[chunk], table.chunk_lengths[chunk]), count / table.num_stages
         compute_s, without_scores_s, rest_s = (which.compute_s(*unit) for which in (costs, no_scores, no_matmuls))
-        parts["padding"] += share * (costs.seconds(*unit, padded) - costs.seconds(*unit))
+        parts["padding"] += share * (costs.seconds(*unit, tick) - costs.seconds(*unit))
         parts["communication"] += share * costs.transfer_s(*unit)
         parts["overhead"] += share * tick_s
         if kind == "H":
@@ -211,7 +210,7 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
         parts["attention"] += share * (compute_s - without_scores_s)
         parts["linear"] += share * (without_scores_s - rest_s)
         parts["sums"] += share * rest_s
-    alone = simulate(table, costs.of_table(table.chunk_lengths))
+    alone = simulate(table, costs.of_table(table))
     parts["copies"] = simulation.step_s - alone.step_s
     parts["bubble"] = alone.step_s - sum(alone.busy_s) / table.num_stages
     parts["update"] = step_s - simulation.step_s
@@ -219,16 +218,16 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
 
 
 def _stages(
-    found: Found, table: Table, simulation: Simulation, seconds: Callable[[Unit, int], float]
+    found: Found, table: Table, simulation: Simulation, seconds: Callable[[Unit, TickShape], float]
 ) -> Iterable[StageFigures]:
     predicted, columns = found.plan.predicted, hbm_columns(found.memory.hbm)
-    ticks = list(zip(table.ticks, tick_tokens(table), tick_rounds(table), strict=True))
+    ticks = list(zip(table.ticks, tick_shapes(table), tick_rounds(table), strict=True))
     for stage in range(table.num_stages):
         kinds = dict.fromkeys("FBH", 0.0)
-        for tick, tokens, rounds in ticks:
+        for tick, shape, rounds in ticks:
             unit = tick.units[stage]
             if unit is not None:
-                kinds[tick.kind] += rounds * seconds(unit, tokens)
+                kinds[tick.kind] += rounds * seconds(unit, shape)
         yield StageFigures(
             stage=stage,
             hbm=columns,
@@ -242,13 +241,13 @@ def _stages(
         )
 
 
-def _unit_counts(table: Table) -> Counter[tuple[str, int, int]]:
-    """Returns how often each (kind, chunk, padded tokens) occurs, over all stages."""
-    counts = Counter[tuple[str, int, int]]()
-    for tick, tokens, rounds in zip(table.ticks, tick_tokens(table), tick_rounds(table), strict=True):
+def _unit_counts(table: Table) -> Counter[tuple[str, int, TickShape]]:
+    """Returns how often each (kind, chunk, shape of the tick) occurs, over all stages."""
+    counts = Counter[tuple[str, int, TickShape]]()
+    for tick, shape, rounds in zip(table.ticks, tick_shapes(table), tick_rounds(table), strict=True):
         for unit in tick.units:
             if unit is not None:
-                counts[unit.kind, unit.chunk, tokens] += rounds
+                counts[unit.kind, unit.chunk, shape] += rounds
     return counts
 
 

@@ -1,12 +1,12 @@
 """What a device holds and copies tick by tick: memory in use, and the copies between device and host."""
 
 from dataclasses import dataclass
-from itertools import accumulate
 
-from sppo_jax.plan.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, unit_diagonals
+from sppo_jax.plan.diagonals import diagonal_groups, unit_diagonals
 from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, Unit, unit_ticks
-from sppo_jax.planner.memory import Memory, Shape, kept_bytes, longest_chunks, offload_bytes
+from sppo_jax.planner.memory import Memory, Shape, token_bytes
 
 # Bytes that a device stashes of each (sequence, chunk, virtual stage): on itself, and on the host.
 UnitBytes = dict[tuple[int, int, int], tuple[int, int]]
@@ -54,16 +54,9 @@ class Occupancy:
 
 def unit_bytes(table: Table, shape: Shape, stash: StashPlan) -> UnitBytes:
     """Returns the bytes a device stashes of each (sequence, chunk, virtual stage): on itself, and on the host."""
-    groups, gaps, longest = diagonal_groups(table), group_gaps(table), longest_chunks(table)
-    shared, rest = offload_bytes(shape, stash)
-    kept = kept_bytes(shape, stash)
-    found = {}
-    for key, diagonal in unit_diagonals(table).items():
-        group = groups[diagonal]
-        away = stash.alpha[diagonal] * shared + (rest if gaps[group] >= MIN_HOST_GAP else 0)
-        tokens = -(-longest[group] // shape.seq)
-        found[key] = int(tokens * (kept + shared + rest - away)), int(tokens * away)
-    return found
+    groups, token = diagonal_groups(table), token_bytes(shape, stash)
+    sizes = [slot_bytes(of_class, token) for of_class in stash_classes(table, stash, shape.seq)]
+    return {key: sizes[groups[diagonal]] for key, diagonal in unit_diagonals(table).items()}
 
 
 def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
@@ -73,7 +66,7 @@ def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
         table: the schedule.
         sizes: from `unit_bytes`.
     """
-    compute = [index for index, tick in enumerate(table.ticks) if tick.kind != "H"]
+    compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     after = dict(zip(compute, compute[1:], strict=False))
     before = dict(zip(compute[1:], compute, strict=False))
     copies = []
@@ -98,7 +91,7 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_slo
         stage: the stage of the device.
         kv_slots: sequences for which K/V and dK/dV have room.
     """
-    of_stage = [tick.units[stage] if tick.kind != "H" else None for tick in table.ticks]
+    of_stage = [tick.units[stage] if tick.is_compute else None for tick in table.ticks]
     spread = sum(table.chunk_lengths) * table.num_groups * max(kv_slots, 1)
     kv, grads = memory.hbm.get("kv", 0), memory.hbm.get("kv_grad", 0)
     tokens, grad_tokens = _prefix_tokens(table, of_stage)
@@ -115,7 +108,7 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_slo
 
 def _prefix_tokens(table: Table, of_stage: list[Unit | None]) -> tuple[list[int], list[int]]:
     """Returns, for each tick, tokens with K/V and tokens with dK/dV, added up over sequences and groups of layers."""
-    ends = list(accumulate(table.chunk_lengths))
+    ends = table.chunk_starts[1:]
     last = {(unit.sequence, unit.virtual_stage): index for index, unit in enumerate(of_stage) if unit is not None}
     written: dict[tuple[int, int], int] = {}
     summed: dict[tuple[int, int], int] = {}

@@ -201,9 +201,10 @@ def _plan(figures: RunFigures) -> list[str]:
     if config is None:
         return parts
     try:
-        costs = costs_of(plan, config).of_table(plan.chunk_lengths)
+        drawn = drawn_table(plan)
+        costs = costs_of(plan, config).of_table(drawn)
         title = f"{plan.schedule.name}: one step, as predicted"
-        svg = timeline_svg(drawn_table(plan), costs, width=_TIMELINE, title=title)
+        svg = timeline_svg(drawn, costs, width=_TIMELINE, title=title)
     except ValueError as error:  # a plan that was given by hand need not be one that the planner can price
         return [*parts, f"<p class='note'>The timeline cannot be drawn ({escape(str(error))}).</p>"]
     return [*parts, f"<div class='wide'>{svg}</div>"]

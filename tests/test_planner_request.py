@@ -1,6 +1,6 @@
 """The numbers that divide another."""
 
-from sppo_jax.planner.parallel import divisors
+from sppo_jax.plan.layers import divisors
 
 
 def test_divisors_rise_and_are_all():

@@ -2,28 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, product
+from itertools import product
 
 from sppo_jax.config import StashConfig
 from sppo_jax.plan.diagonals import (
     MIN_HOST_GAP,
+    TickShape,
     diagonal_groups,
-    group_gaps,
+    hides_copies,
     longest_chunks,
     tick_groups,
-    tick_tokens,
     unit_diagonals,
 )
+from sppo_jax.plan.layers import MIN_HOST_LAYERS, too_few_layers
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
+from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, remembered
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import Shape, offload_bytes, stash_bytes
+from sppo_jax.planner.memory import Shape, stash_bytes, token_bytes
 from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
 ALPHA_LEVELS = (0.0, 0.25, 0.5, 1.0)
-# Layers of a virtual stage behind which copies can hide.
-MIN_HOST_LAYERS = 2
 
 Places = tuple[str, str, str]  # of layer inputs, attention outputs and the rest
 # Those to consider, preferred in this order where times are equal.
@@ -71,7 +71,7 @@ def place_options(config: StashConfig, layers: int) -> list[Places]:
         found = [places for places in found if "host" in places[:2]]
     possible = [places for places in found if layers >= MIN_HOST_LAYERS or "host" not in places]
     if not possible:
-        raise ValueError(_too_few_layers(layers))
+        raise ValueError(too_few_layers(layers))
     return possible
 
 
@@ -99,7 +99,7 @@ def choose_alpha(
         ValueError: a list of the wrong length.
     """
     device, host_bytes = costs.cluster.device, costs.cluster.device_host_bytes
-    groups, gaps = diagonal_groups(table), group_gaps(table)
+    groups, hides = diagonal_groups(table), hides_copies(table)
     if isinstance(requested, Sequence) and not isinstance(requested, str):
         if len(requested) != len(groups):
             raise ValueError(
@@ -110,10 +110,10 @@ def choose_alpha(
     if "host" not in (stash.inputs, stash.attention):
         stash = replace(stash, alpha=(0.0,) * len(groups))
         return stash, "neither inputs nor attention outputs go to the host"
-    late = sum(gaps[group] < MIN_HOST_GAP for group in groups)
+    late = sum(not hides[group] for group in groups)
     zeros = f"0 on the {late} of {len(groups)} diagonals that are read back within {MIN_HOST_GAP - 1} ticks"
     if not isinstance(requested, str):
-        by_group = [float(requested) if gap >= MIN_HOST_GAP else 0.0 for gap in gaps]
+        by_group = [float(requested) if hidden else 0.0 for hidden in hides]
         return replace(stash, alpha=tuple(by_group[group] for group in groups)), f"{requested} as requested; {zeros}"
     if requested == "hidden":
         shares = _hidden_shares(stash, table, shape, costs)
@@ -121,11 +121,11 @@ def choose_alpha(
             f"the largest share whose copy at {device.host_link_bytes_s / 1e9:.3g} GB/s hides behind the chunk; {zeros}"
         )
     else:
-        shares = [1.0 if gap >= MIN_HOST_GAP else 0.0 for gap in gaps]
+        shares = [float(hidden) for hidden in hides]
         why = f"all of it, to save device memory; {zeros}"
     # Every unit in a slot of its own is the most that a host can need.
     most = max(longest_chunks(table)) * table.num_sequences * table.num_chunks * table.num_groups
-    ample = most / shape.seq * sum(offload_bytes(shape, stash)) <= host_bytes
+    ample = most / shape.seq * token_bytes(shape, stash).away <= host_bytes
     for cap in reversed(ALPHA_LEVELS):
         levels = [_round_down(min(cap, share)) for share in shares]
         stash = replace(stash, alpha=tuple(levels[group] for group in groups))
@@ -139,8 +139,8 @@ def choose_alpha(
 @remembered
 def largest_alpha(table: Table) -> tuple[float, ...]:
     """Returns the largest alpha that a table allows: 1, but 0 where a stash is read back at once."""
-    gaps = group_gaps(table)
-    return tuple(1.0 if gaps[group] >= MIN_HOST_GAP else 0.0 for group in diagonal_groups(table))
+    hides = hides_copies(table)
+    return tuple(float(hides[group]) for group in diagonal_groups(table))
 
 
 def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
@@ -149,58 +149,33 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
     A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
     alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal.
     """
-    shared, rest = offload_bytes(shape, stash)
-    if not shared and not rest:
+    token = token_bytes(shape, stash)
+    if not token.away:
         return (0.0,) * len(table.ticks)
-    groups, gaps = diagonal_groups(table), group_gaps(table)
-    away = {
-        group: (alpha * shared + rest * (gaps[group] >= MIN_HOST_GAP)) / costs.cluster.device.host_link_bytes_s
-        for alpha, group in zip(stash.alpha, groups, strict=True)
-    }
-    return tuple(
-        0.0 if group is None else tokens / shape.seq * away[group]
-        for tokens, group in zip(tick_tokens(table), tick_groups(table), strict=True)
-    )
+    copied = [slot_bytes(of_class, token)[1] for of_class in stash_classes(table, stash, shape.seq)]
+    link_bytes_s = costs.cluster.device.host_link_bytes_s
+    return tuple(0.0 if group is None else copied[group] / link_bytes_s for group in tick_groups(table))
 
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:
     """Returns, for each diagonal group, the share of tokens whose copy hides behind its shortest forward."""
-    groups, gaps, longest = diagonal_groups(table), group_gaps(table), longest_chunks(table)
-    starts = list(accumulate(table.chunk_lengths, initial=0))
+    groups, longest, starts = diagonal_groups(table), longest_chunks(table), table.chunk_starts
     known: dict[tuple[int, int], float] = {}
-    forward_s = [float("inf")] * len(gaps)
+    forward_s = [float("inf")] * len(longest)
     for (_, chunk, _), diagonal in unit_diagonals(table).items():
         group = groups[diagonal]
         key = chunk, longest[group]
         if key not in known:
-            known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], longest[group])
+            known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], TickShape(longest[group], 0))
         forward_s[group] = min(forward_s[group], known[key])
-    shared, rest = offload_bytes(shape, stash)
+    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.device.host_link_bytes_s
     shares = []
-    for group, gap in enumerate(gaps):
+    for group, hides in enumerate(hides_copies(table)):
         tokens = longest[group] / shape.seq
-        room = costs.cluster.device.host_link_bytes_s * forward_s[group] - rest * tokens
-        shares.append(min(1.0, max(0.0, room / (shared * tokens))) if gap >= MIN_HOST_GAP else 0.0)
+        spare_bytes = link_bytes_s * forward_s[group] - token.rest * tokens
+        shares.append(min(1.0, max(0.0, spare_bytes / (token.shared * tokens))) if hides else 0.0)
     return shares
 
 
 def _round_down(share: float) -> float:
     return max(level for level in ALPHA_LEVELS if level <= share)
-
-
-def check_host_layers(stash: StashPlan, layers: int) -> None:
-    """Checks that a virtual stage has the layers behind which copies hide, if anything goes to the host.
-
-    Raises:
-        ValueError: it has fewer.
-    """
-    shared = max(stash.alpha) > 0 and "host" in (stash.inputs, stash.attention)
-    if (shared or stash.rest == "host") and layers < MIN_HOST_LAYERS:
-        raise ValueError(_too_few_layers(layers))
-
-
-def _too_few_layers(layers: int) -> str:
-    return (
-        f"stash on the host needs at least {MIN_HOST_LAYERS} layers a virtual stage to hide copies behind, "
-        f"got {layers}: use fewer stages (mesh.pipe, schedule.interleave), or stash keep"
-    )

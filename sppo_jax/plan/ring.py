@@ -1,0 +1,121 @@
+"""What travels on the ring in a tick: the prefix's keys and values, or the chunk's queries, and how many bytes that is.
+
+The ring itself is `attention/ring.py`. Its hops are counted here, so that what the planner charges is what the program
+sends: with R members, what comes home makes R hops and what need not come home makes R - 1.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape:
+    """Attention of one device after the all-to-all.
+
+    Args:
+        num_heads: query heads.
+        num_kv_heads: key-value heads.
+        head_dim: elements of a head.
+        itemsize: bytes of an element in the compute dtype.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    itemsize: int
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of an element of a sum: float32 at least."""
+        return max(4, self.itemsize)
+
+
+@dataclass(frozen=True)
+class RingPasses:
+    """What travels in a tick.
+
+    Args:
+        forward: "kv" or "q", in a forward, or in a backward that computes its forward again.
+        backward: the same for a backward.
+        bound: keys of a member's buffer that travel where "kv" does.
+    """
+
+    forward: str = "q"
+    backward: str = "q"
+    bound: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ring:
+    """The ring of a plan.
+
+    Args:
+        members: devices on the ring.
+        ulysses: devices over which heads are spread.
+        length: tokens of a sequence.
+        asked: "kv" or "q" for every tick, or "auto" for the fewer bytes, tick by tick.
+        kernel: "blockwise" or "cudnn"; their backwards ask for different arrays.
+        shape: attention of one device.
+    """
+
+    members: int
+    ulysses: int
+    length: int
+    asked: str
+    kernel: str
+    shape: AttentionShape
+
+    def passes(self, tokens: int, reach: int) -> RingPasses:
+        """Returns what travels in a tick.
+
+        Args:
+            tokens: of the tick on one device, padding included.
+            reach: tokens of the sequence up to the end of the tick's furthest chunk.
+        """
+        if self.members == 1:
+            return RingPasses()
+        bound = self._bound(reach)
+        forward = self._fewer(self.forward_bytes("kv", tokens, bound), self.forward_bytes("q", tokens, bound))
+        backward = self._fewer(self.backward_bytes("kv", tokens, bound), self.backward_bytes("q", tokens, bound))
+        return RingPasses(forward, backward, bound if "kv" in (forward, backward) else 0)
+
+    def forward_bytes(self, passes: str, tokens: int, bound: int) -> int:
+        """Returns the bytes that a device sends in one layer's forward.
+
+        Args:
+            passes: "kv" or "q".
+            tokens: of the tick on one device.
+            bound: keys of a member's buffer that travel.
+        """
+        hops, shape = self.members - 1, self.shape
+        if passes == "kv":
+            return hops * self._keys(bound) * shape.itemsize
+        rows = tokens * self.ulysses * shape.num_heads
+        result = shape.sum_bytes * (shape.head_dim + 1)  # output and LSE
+        return rows * (hops * shape.head_dim * shape.itemsize + self.members * result)
+
+    def backward_bytes(self, passes: str, tokens: int, bound: int) -> int:
+        """Returns the bytes that a device sends in one layer's backward; arguments as `forward_bytes`."""
+        hops, shape = self.members - 1, self.shape
+        if passes == "kv":
+            return self._keys(bound) * (hops * shape.itemsize + self.members * shape.sum_bytes)
+        rows = tokens * self.ulysses * shape.num_heads
+        # The fused kernel asks for the whole output, the blockwise one for its product with the cotangent alone.
+        summary = shape.head_dim * shape.itemsize if self.kernel == "cudnn" else shape.sum_bytes
+        travels = 2 * shape.head_dim * shape.itemsize + shape.sum_bytes + summary  # q, dout, LSE and the summary
+        return rows * (hops * travels + self.members * shape.head_dim * shape.sum_bytes)
+
+    def _keys(self, bound: int) -> int:
+        """Returns the elements of keys and values that travel."""
+        return 2 * bound * self.shape.num_kv_heads * self.shape.head_dim
+
+    def _bound(self, reach: int) -> int:
+        """Returns the keys of a member that travel: a power-of-two share of the sequence, so that shapes are few."""
+        bound, seq = self.length, self.members * self.ulysses
+        while bound % 2 == 0 and bound // 2 >= reach and bound // 2 % seq == 0:
+            bound //= 2
+        return bound // self.members
+
+    def _fewer(self, kv_bytes: int, q_bytes: int) -> str:
+        if self.asked != "auto":
+            return self.asked
+        return "kv" if kv_bytes <= q_bytes else "q"

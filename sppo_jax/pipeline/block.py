@@ -57,10 +57,22 @@ def _keep_products(f: Callable) -> Callable:
     return jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
 
 
+class Constant(NamedTuple):
+    """A leaf that is the same in every call."""
+
+    value: jax.Array
+
+
 class Residuals(NamedTuple):
     """How to take a vjp function apart into arrays worth saving, and to put it together again.
 
-    Leaves that are the function's own arguments (weights above all) are not saved: `origin` says which argument.
+    Leaves that are the function's own arguments (weights above all) are not saved, nor are constants such as rotary
+    frequencies.
+
+    Args:
+        treedef: of the function.
+        origin: of each leaf: None where it is saved, the number of an argument, or a `Constant`.
+        shapes: of the leaves that are saved.
     """
 
     treedef: jax.tree_util.PyTreeDef
@@ -76,9 +88,7 @@ class Residuals(NamedTuple):
             _, function = vjp(*args)
             leaves, found["treedef"] = jax.tree.flatten(function)
             flat = jax.tree.leaves(args)
-            found["origin"] = tuple(
-                next((i for i, argument in enumerate(flat) if argument is leaf), None) for leaf in leaves
-            )
+            found["origin"] = tuple(_origin(leaf, flat) for leaf in leaves)
             return [leaf for leaf, source in zip(leaves, found["origin"], strict=True) if source is None]
 
         shapes = tuple(jax.eval_shape(probe, *args))
@@ -93,4 +103,16 @@ class Residuals(NamedTuple):
     def restore(self, saved: list[jax.Array], *args) -> Callable:
         """Rebuild the vjp function from saved leaves and the same arguments."""
         flat, rest = jax.tree.leaves(args), iter(saved)
-        return jax.tree.unflatten(self.treedef, [next(rest) if i is None else flat[i] for i in self.origin])
+
+        def leaf(source):
+            if isinstance(source, Constant):
+                return source.value
+            return next(rest) if source is None else flat[source]
+
+        return jax.tree.unflatten(self.treedef, [leaf(source) for source in self.origin])
+
+
+def _origin(leaf, arguments: list) -> "int | Constant | None":
+    if not isinstance(leaf, jax.core.Tracer):
+        return Constant(leaf)
+    return next((number for number, argument in enumerate(arguments) if argument is leaf), None)

@@ -155,14 +155,19 @@ def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Cost
     return layout_costs(request, layout, (plan.stash.inputs, plan.stash.attention, plan.stash.rest))
 
 
+def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> Shape:
+    """Returns what the memory of a plan depends on besides table and stash; arguments as `make_plan`."""
+    return shape_of(read_request(config, cluster), _layout_of(plan, config))
+
+
 def memory_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Memory:
     """Returns the bytes of a device that the planner predicted for a plan, by what holds them."""
-    return predict_memory(plan.outline(), shape_of(read_request(config, cluster), _layout_of(plan, config)), plan.stash)
+    return predict_memory(plan.outline(), shape_of_plan(plan, config, cluster), plan.stash)
 
 
 def simulation_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Simulation:
     """Returns the step that the planner simulated for a plan, host copies charged."""
-    shape = shape_of(read_request(config, cluster), _layout_of(plan, config))
+    shape = shape_of_plan(plan, config, cluster)
     return _simulate(plan.outline(), costs_of(plan, config, cluster), shape, plan.stash)
 
 

@@ -1,0 +1,219 @@
+"""What the planner charges is what the program performs: ring bytes, stash bytes by class, slots and ticks, exactly."""
+
+import random
+from collections import Counter
+from functools import lru_cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxprs import walk
+
+from sppo_jax.attention import ring
+from sppo_jax.attention.blockwise import accumulator
+from sppo_jax.attention.tags import Tags
+from sppo_jax.config import config_from_dict
+from sppo_jax.models import build_model
+from sppo_jax.pipeline.api import Step
+from sppo_jax.pipeline.block import Weights
+from sppo_jax.pipeline.stage import Stage
+from sppo_jax.plan.diagonals import tick_shapes
+from sppo_jax.plan.fold import unfold
+from sppo_jax.plan.outline import tick_rounds
+from sppo_jax.plan.peaks import head_peak, kv_peak, stash_peaks
+from sppo_jax.plan.stash import slot_bytes, stash_classes
+from sppo_jax.planner.evaluate import costs_of, shape_of_plan
+from sppo_jax.planner.make import make_plan
+from sppo_jax.planner.memory import token_bytes
+
+NUM_PLANS = 200
+PLACES = [
+    ("keep", "keep", "keep"),
+    ("keep", "keep", "recompute"),
+    ("keep", "recompute", "recompute"),
+    ("recompute", "recompute", "recompute"),
+    ("host", "host", "recompute"),
+    ("host", "recompute", "recompute"),
+    ("host", "host", "host"),
+    ("host", "keep", "keep"),
+]
+MESHES = [(1, 1, 4), (1, 2, 4), (2, 1, 4), (1, 1, 8), (1, 2, 2), (1, 4, 2), (1, 4, 1), (2, 2, 2), (1, 1, 6)]
+
+
+def draw(generator: random.Random):
+    """Draws a config; some of them are refused."""
+    pick = generator.choice
+    data, pipe, seq = pick(MESHES)
+    dtype = pick(["float32", "bfloat16", "float64"])
+    fused = dtype == "bfloat16" and generator.random() < 0.7
+    heads = pick([4, 6])
+    inputs, attention, rest = pick(PLACES)
+    kind = pick(["auto", "ring", "hybrid", "ulysses"])
+    per_pipeline = pick([1, 1, 2, 3, 9])
+    chunks = pick([1, 2, 3, 4, 6, 7, 8, 12])
+    unit = seq * pick([1, 2]) * (16 if fused else 1)
+    if generator.random() < 0.4:
+        lengths = [unit * pick([1, 2, 4]) for _ in range(chunks)]
+        chunks, length = (lengths if per_pipeline < 9 else len(lengths)), sum(lengths)
+    else:
+        length = unit * chunks * pick([1, 3, 4])
+    return config_from_dict(
+        {
+            "model": {
+                "vocab_size": 40,
+                "hidden_size": 8 * heads,
+                "num_layers": pipe * pick([2, 4]),
+                "num_heads": heads,
+                "num_kv_heads": pick([count for count in (1, 2, 4, heads) if heads % count == 0]),
+                "mlp_size": 48,
+                "mlp": pick(["swiglu", "gelu"]),
+                "qk_norm": pick([False, True]),
+                "qkv_bias": pick([False, True]),
+                "compute_dtype": dtype,
+                "kernel": "cudnn" if fused else "blockwise",
+            },
+            "mesh": {"data": data, "pipe": pipe, "seq": seq},
+            "sequence": {
+                "length": length,
+                "chunks": chunks,
+                "kind": kind,
+                "per_pipeline": per_pipeline,
+                "ring_pass": pick(["auto", "auto", "kv", "q"]),
+            },
+            "schedule": {"name": pick(["auto", "sppo", "seq1f1b", "gpipe"]), "interleave": pick([1, 1, 2])},
+            "stash": {
+                "inputs": inputs,
+                "attention": attention,
+                "rest": rest,
+                "alpha": pick(["auto", 0.25, 0.4, 1.0]),
+            },
+            "hardware": {"cluster": f"{'a100-80g' if fused else 'cpu'}:1x{data * pipe * seq}"},
+            "train": {"steps": 1},
+        }
+    )
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* distinct chunk lengths")
+
+
+@pytest.fixture(scope="module")
+def plans():
+    """Two hundred plans with what they were made of."""
+    generator, found = random.Random(0), []
+    with jax.enable_x64(True):
+        while len(found) < NUM_PLANS:
+            try:
+                config = draw(generator)
+                plan = make_plan(config)
+                step = Step(plan, build_model(config, abstract=True), None, train=True)
+            except ValueError:
+                continue  # a draw that the rules do not allow
+            found.append((config, plan, step))
+        yield found
+
+
+def layouts(step: Step):
+    """Yields each stash class of a program with the buffers that the executor makes for it."""
+    program, places = step.program, step.plan.stash
+
+    def on_stage(x):  # [groups, layers, ...]; vectors stay in their own dtype
+        dtype = jnp.dtype(step.model.dtype) if x.ndim > 2 else x.dtype
+        return jax.ShapeDtypeStruct((1, *x.shape), dtype)
+
+    weights = Weights(jax.tree.map(on_stage, step.params["layers"]), step.block.others)
+    stage = Stage(step.block, weights, step.num_layers, places)
+    hidden = step.params["embedding"].get_value().shape[1]
+    for name, slots in program.classes.items():
+        x_TD = jax.ShapeDtypeStruct((name.tokens, hidden), jnp.dtype(step.model.dtype))
+        yield name, stage.layout(name, slots, x_TD, jax.ShapeDtypeStruct((name.tokens,), jnp.int32))
+
+
+def nbytes(tree) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+@lru_cache(maxsize=None)
+def sent_bytes(kind: str, passes: str, members: int, tokens: int, bound: int, heads, kv_heads, dim, dtype, kernel):
+    """Returns the bytes that one layer's attention sends on the ring, read from its jaxpr."""
+    room = max(bound, tokens)
+    q, k = jnp.zeros((tokens, heads, dim), dtype), jnp.zeros((kv_heads, room, dim), dtype)
+    lse = jnp.zeros((tokens, heads), accumulator(dtype))
+    tags = [Tags(*(jnp.zeros((members, size), jnp.int32),) * 2) for size in (tokens, room)]
+
+    def run(q, k, lse):
+        masks = ring.ring_tags(*tags, jnp.int32(0), kernel=kernel, passes=passes, bound=bound or None)
+        if kind == "F":
+            return ring.forward(q, k, k, (), masks, passes=passes)
+        cotangent = ring.Cotangent(q, lse, q if kernel == "cudnn" else lse)
+        sums = k.astype(accumulator(dtype))
+        return ring.backward(q, cotangent, k, k, (), sums, sums, (), masks, passes=passes)
+
+    found = walk(jax.make_jaxpr(run, axis_env=[("ring", members)])(q, k, lse).jaxpr)
+    sends = [item for item in found if item.name == "ppermute"]
+    return sum(item.times * nbytes([var.aval for var in item.eqn.invars]) for item in sends)
+
+
+def test_slots_and_ticks_are_those_charged(plans):
+    for _, plan, step in plans:
+        outline, program = plan.outline(), step.program
+        rounds = Counter()
+        for tick, count in zip(outline.ticks, tick_rounds(outline), strict=True):
+            rounds[tick.kind] += count
+        assert rounds == Counter(spec.kind for spec in unfold(program.items))
+        assert kv_peak(outline) == program.num_kv_slots and head_peak(outline) == program.num_head_slots
+
+
+def test_stash_bytes_are_those_charged_class_by_class(plans):
+    seen = Counter()
+    for config, plan, step in plans:
+        outline, shape = plan.outline(), shape_of_plan(plan, config)
+        classes = stash_peaks(outline, stash_classes(outline, plan.stash, plan.mesh.seq))
+        assert classes == step.program.classes
+        token = token_bytes(shape, plan.stash)
+        for name, layout in layouts(step):
+            kept = nbytes(jax.eval_shape(layout.kept_buffers))
+            host = (classes[name] + 1) * nbytes(jax.eval_shape(layout.host_part)) if name.uses_host else 0
+            charged = [size * (classes[name] + 1) for size in slot_bytes(name, token)]
+            assert charged == [kept, host], (plan.stash, name)
+            seen[bool(kept), bool(host)] += 1
+    assert min(seen[True, True], seen[True, False], seen[False, True]) > 10
+
+
+@pytest.fixture
+def cheap_attention(monkeypatch):
+    """Attention between hops that computes nothing: the hops are what counts, and tracing kernels takes minutes."""
+
+    def attend(q_TNH, *_):
+        return q_TNH.astype(accumulator(q_TNH.dtype)), jnp.zeros(q_TNH.shape[:2], accumulator(q_TNH.dtype))
+
+    def differentiate(q_TNH, tags, prefix, meets, cotangent, dk, dv, index):
+        return q_TNH.astype(accumulator(q_TNH.dtype)), dk, dv
+
+    monkeypatch.setattr(ring, "_attend", attend)
+    monkeypatch.setattr(ring, "_differentiate", differentiate)
+    for masks in ("find_spans", "block_range"):
+        monkeypatch.setattr(ring, masks, lambda *_: Tags(jnp.zeros(1), jnp.zeros(1)))
+
+
+def test_ring_bytes_are_those_charged(plans, cheap_attention):
+    seen = Counter()
+    for config, plan, step in plans:
+        costs, outline, shape = costs_of(plan, config), plan.outline(), step.head_shape
+        charged = 0
+        for tick, of_tick, count in zip(outline.ticks, tick_shapes(outline), tick_rounds(outline), strict=True):
+            if tick.is_compute and plan.ring > 1:
+                charged += count * costs.ring_bytes(tick.kind, of_tick.tokens // plan.mesh.seq, of_tick.reach)
+        sent = 0
+        for spec in unfold(step.program.items):
+            if spec.kind == "H" or plan.ring == 1:
+                continue
+            passes = [("F", spec.passes.forward)] if spec.kind == "F" or plan.stash.attention == "recompute" else []
+            passes += [("B", spec.passes.backward)] if spec.kind == "B" else []
+            for kind, which in passes:
+                heads = shape.num_heads, shape.num_kv_heads, shape.head_dim, np.dtype(step.model.dtype)
+                tokens = spec.tokens * plan.ulysses
+                sent += sent_bytes(kind, which, plan.ring, tokens, spec.passes.bound, *heads, plan.kernel)
+                seen[kind, which, plan.kernel] += 1
+        assert charged == sent, plan.describe()
+    assert len(seen) == 8 and min(seen.values()) > 50

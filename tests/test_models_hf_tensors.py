@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.models.counts import num_params
 from sppo_jax.models.hf_tensors import (
     RULES,
     parameter_shapes,
@@ -15,7 +16,6 @@ from sppo_jax.models.hf_tensors import (
     tensor_shapes,
     to_tensor,
 )
-from sppo_jax.models.size import num_params
 
 MODEL = ModelConfig(
     vocab_size=11, hidden_size=6, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10, mlp_size=7,

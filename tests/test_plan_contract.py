@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from functools import lru_cache
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +133,7 @@ def nbytes(tree) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@lru_cache(maxsize=None)
+@cache
 def sent_bytes(kind: str, passes: str, members: int, tokens: int, bound: int, heads, kv_heads, dim, dtype, kernel):
     """Returns the bytes that one layer's attention sends on the ring, read from its jaxpr."""
     room = max(bound, tokens)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sppo_jax.config.model import ModelConfig
-from sppo_jax.models.size import num_params
+from sppo_jax.models.counts import num_params
 from sppo_jax.plan.spread import Cut, padded, spread
 from sppo_jax.planner.params import stage_params
 

@@ -7,11 +7,12 @@ import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.generators import GENERATORS, make_table
 from sppo_jax.plan.outline import all_rounds, make_outline
 from sppo_jax.plan.peaks import kv_peak
 from sppo_jax.plan.plan import MeshShape, StashPlan
-from sppo_jax.planner.costs import cost_model, layer_costs
+from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from sppo_jax.config import MetricsConfig, ModelConfig, OptimizerConfig
-from sppo_jax.models import num_params
+from sppo_jax.config import MetricsConfig, OptimizerConfig
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.train.evaluate import evaluate, position_edges
-from sppo_jax.train.meter import causal_flops_per_token, peak_flops_per_s, peak_memory
+from sppo_jax.train.meter import peak_flops_per_s, peak_memory
 from sppo_jax.train.record import Progress
 from sppo_jax.train.step import is_matrix, make_optimizer, make_schedule
 
@@ -119,11 +118,6 @@ def test_position_buckets_cover_every_length(length):
     scores = TokenScores(np.ones((1, length)), None)
     found = evaluate(lambda params, batch: scores, None, [batch], lambda batch: batch)
     assert found.num_targets == sum(bucket.num_targets for bucket in found.buckets) == length
-
-
-def test_causal_flops_by_hand():
-    model = ModelConfig(vocab_size=10, hidden_size=8, num_layers=3, num_heads=4, head_dim=6, mlp_size=16)
-    assert causal_flops_per_token(model, 100) == 6 * num_params(model) + 6 * 3 * 24 * 100
 
 
 def test_peak_flops_are_as_configured_or_of_a_known_device():

@@ -14,7 +14,7 @@ from gpu_parts.case import Case, Emit
 from gpu_parts.program import TIMED_RUNS, Program, Target, target_here
 from sppo_jax.attention import cudnn
 from sppo_jax.config import ModelConfig
-from sppo_jax.planner.layer import ATTENTION_BACKWARD, chunk_pairs, layer_costs
+from sppo_jax.models.counts import ATTENTION_BACKWARD, chunk_pairs, layer_costs
 from sppo_jax.profile import measure
 from sppo_jax.profile.measure import Work, attention_work, default_model, default_sizes
 from sppo_jax.profile.timing import Timer

@@ -11,7 +11,7 @@ from gpu_parts.program import Program, Target
 from gpu_parts.step import FEW_LAYERS, ONE_BILLION, TINY
 from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES
-from sppo_jax.train.meter import causal_flops_per_token
+from sppo_jax.models.counts import flops_per_token
 
 _K = 1024
 _SHAPE = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_size")
@@ -67,7 +67,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
 
     def emit_with_mfu(row: dict[str, Any]) -> None:
         if row.get("tokens_per_s"):
-            flops_s = causal_flops_per_token(model, row["length"]) * row["tokens_per_s"]
+            flops_s = flops_per_token(model, row["length"]) * row["tokens_per_s"]
             row["mfu"] = flops_s / DEVICES[device].matmul_flops_s
         kernel = f", {settings['attention']} attention" if "attention" in settings else ""
         emit({"what": f"{settings['framework']}, {model.num_layers} layers{kernel}", **layers, **row})

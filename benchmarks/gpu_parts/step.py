@@ -20,11 +20,12 @@ from sppo_jax.config import Config, config_from_dict, to_dict
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.lowering import TrainProgram, train_program
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster
+from sppo_jax.models.counts import flops_per_token
 from sppo_jax.pipeline.layout import stripe
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.search import search
-from sppo_jax.train.meter import causal_flops_per_token, peak_memory
+from sppo_jax.train.meter import peak_memory
 from sppo_jax.train.state import TrainState, init_state
 
 _K, _GIB = 1024, 2**30
@@ -98,7 +99,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     seconds = timed(ready.once)
     config, plan = ready.config, ready.plan
     tokens = plan.sequence_length
-    flops = causal_flops_per_token(config.model, tokens) * tokens
+    flops = flops_per_token(config.model, tokens) * tokens
     figures = Figures.of(ready.compiled)
     emit(
         {

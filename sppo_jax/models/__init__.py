@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from sppo_jax.config.presets import PRESETS, apply_preset
-from sppo_jax.models.size import layer_params, num_params
+from sppo_jax.models.counts import layer_params, num_params
 
 _LAZY = {
     "Decoder": "decoder",

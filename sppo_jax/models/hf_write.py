@@ -18,12 +18,12 @@ from flax import nnx
 
 from sppo_jax.config.hf_config import CONFIG, read_config, shape_to_hf
 from sppo_jax.config.model import ModelConfig
+from sppo_jax.models.counts import num_params
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS
 from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor
 from sppo_jax.models.hf_tokenizer import copy_tokenizer
-from sppo_jax.models.size import num_params
 from sppo_jax.stopping import removed_if_stopped
 from sppo_jax.units import format_bytes
 

@@ -23,30 +23,12 @@ from functools import cached_property
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.measured_figures import block_pairs
+from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs
 from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.ring import AttentionShape, Ring
 from sppo_jax.plan.table import Table, Unit
-from sppo_jax.planner.layer import (
-    LINEAR_BACKWARD,
-    LayerCosts,
-    balance_weights,
-    chunk_pairs,
-    layer_costs,
-    model_flops,
-    vocabulary_params,
-)
-
-__all__ = [
-    "CostModel",
-    "LayerCosts",
-    "balance_weights",
-    "chunk_pairs",
-    "cost_model",
-    "layer_costs",
-    "model_flops",
-    "vocabulary_params",
-]
+from sppo_jax.planner.params import stage_params
 
 _FLOAT32 = 4
 # The tick of a chunk by itself.
@@ -289,8 +271,8 @@ def cost_model(
     return CostModel(
         layer=layer,
         layers=layers,
-        head_flops=3 * 2.0 * model.vocab_size * model.hidden_size,
-        params=-(-model.num_layers * layer.params // mesh.pipe) - (-vocabulary_params(model) // mesh.pipe),
+        head_flops=3 * head_flops(model),
+        params=stage_params(model, -(-model.num_layers // mesh.pipe), mesh.pipe, mesh.data, mesh.seq).whole,
         kv_heads=math.lcm(model.num_kv_heads, ulysses),
         head_dim=model.head_dim,
         mesh=mesh,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
+from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.peaks import head_peak, kv_peak, stash_peaks
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.stash import TokenBytes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
-from sppo_jax.planner.layer import layer_costs
 from sppo_jax.planner.params import largest_matrix, stage_params
 from sppo_jax.units import format_bytes
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.models.counts import layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.spread import padded, spread
 
 
@@ -25,8 +26,8 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
         data: pipelines.
         seq: devices of a stage in one pipeline.
     """
-    arrays = [*_layer_matrices(model), *_layer_vectors(model)]
-    table, tables = (-(-model.vocab_size // pipe), model.hidden_size), 1 if model.tied_embeddings else 2
+    arrays = [*layer_matrices(model), *layer_vectors(model)]
+    table, tables = (-(-model.vocab_size // pipe), model.hidden_size), num_tables(model)
     whole = layers * sum(map(math.prod, arrays)) + tables * math.prod(table)
     own = layers * sum(_share(dims, data, seq) for dims in arrays) + tables * _share(table, data, seq)
     # Every device has the final norm.
@@ -35,28 +36,8 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
 
 def largest_matrix(model: ModelConfig) -> int:
     """Returns the parameters of a layer's largest matrix."""
-    return max(map(math.prod, _layer_matrices(model)))
+    return max(map(math.prod, layer_matrices(model)))
 
 
 def _share(dims: tuple[int, ...], data: int, seq: int) -> int:
     return math.prod(padded(dims, spread(dims, data, seq))) // (data * seq)
-
-
-def _layer_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
-    """Returns the dims of a layer's matrices."""
-    hidden, head = model.hidden_size, model.head_dim
-    matrices: list[tuple[int, ...]] = [(hidden, model.num_heads, head), (model.num_heads, head, hidden)]
-    matrices += [(hidden, model.num_kv_heads, head)] * 2
-    matrices += [(hidden, model.mlp_size)] * (3 if model.mlp == "swiglu" else 2)
-    return matrices
-
-
-def _layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
-    """Returns the dims of a layer's norms and biases."""
-    head = model.head_dim
-    vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * 2
-    if model.qk_norm:
-        vectors += [(head,)] * 2
-    if model.qkv_bias:
-        vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
-    return vectors

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from sppo_jax.models.counts import balance_weights
 from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths
-from sppo_jax.planner.costs import balance_weights
 from sppo_jax.planner.request import Layout, Request, layouts, multiple_tokens
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.

@@ -20,9 +20,9 @@ from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware.measured_figures import AttentionFigure, MatmulFigure, Profile
+from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pairs, layer_costs
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline.block import Block, Weights
-from sppo_jax.planner.layer import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pairs, layer_costs
 from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
 

@@ -15,26 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from sppo_jax.config import MetricsConfig, ModelConfig
+from sppo_jax.config import MetricsConfig
 from sppo_jax.hardware import find_device
-from sppo_jax.models import num_params
+from sppo_jax.models.counts import flops_per_token
 from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.signals import GO, STOP
-
-
-def causal_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
-    """Return the FLOPs of forward and backward a token, nothing counted twice and no masked score counted.
-
-    6 for every parameter, and 6 L N H S for attention: each token sees half of the sequence on average. A sequence of
-    several documents needs less, so for packed data this is an upper bound.
-
-    Args:
-        model: its shape (L layers, N heads, H head size).
-        sequence_length: S, in tokens.
-    """
-    attention = 6 * model.num_layers * model.num_heads * model.head_dim * sequence_length
-    return 6 * num_params(model) + attention
 
 
 def peak_flops_per_s(config: MetricsConfig, device: jax.Device) -> float | None:
@@ -190,7 +176,7 @@ class Meter:
         step_s = (now_s - self._since_s) / num_steps
         tokens_per_s = config.num_sequences * length / step_s
         peak = peak_flops_per_s(config.metrics, experiment.mesh.devices.flat[0])
-        flops_per_s = causal_flops_per_token(config.model, length) * tokens_per_s
+        flops_per_s = flops_per_token(config.model, length) * tokens_per_s
         return {
             "step": step,
             "loss": _finite(outputs["loss"]),

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
+from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.diagonals import TickShape, tick_shapes
 from sppo_jax.plan.outline import first_rounds, tick_rounds
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table, Unit, unit_ticks
-from sppo_jax.planner.costs import CostModel, model_flops
+from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.memory import Shape
 from sppo_jax.planner.offload import copy_seconds
 from sppo_jax.planner.search import Found
@@ -264,4 +265,4 @@ def _mfu(model: ModelConfig, plan: Plan, tokens_s: float, cluster: Cluster) -> f
         return None
     peak = DEVICES[cluster.device.name].matmul_flops_s
     num_devices = plan.mesh.data * plan.mesh.pipe * plan.mesh.seq
-    return tokens_s * model_flops(model, plan.sequence_length) / (num_devices * peak)
+    return tokens_s * flops_per_token(model, plan.sequence_length) / (num_devices * peak)

@@ -1,0 +1,136 @@
+"""Parameters, FLOPs and activation elements of a decoder, from its shape alone: counts, no seconds, no jax.
+
+Planner, metrics, reports and benchmarks all count with this file.
+
+Letters: V vocabulary, D hidden size, L layers, N query heads, K key and value heads, H head size, F MLP size,
+S tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sppo_jax.config import ModelConfig
+
+# Attention has two matmuls forward and five backward; a linear layer has one and two.
+ATTENTION_BACKWARD = 2.5
+LINEAR_BACKWARD = 2.0
+
+
+def layer_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
+    """Return the dims of a layer's matrices."""
+    hidden, head = model.hidden_size, model.head_dim
+    matrices: list[tuple[int, ...]] = [(hidden, model.num_heads, head), (model.num_heads, head, hidden)]
+    matrices += [(hidden, model.num_kv_heads, head)] * 2
+    matrices += [(hidden, model.mlp_size)] * (3 if model.mlp == "swiglu" else 2)
+    return matrices
+
+
+def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
+    """Return the dims of a layer's norms and biases."""
+    head = model.head_dim
+    vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * 2
+    if model.qk_norm:
+        vectors += [(head,)] * 2
+    if model.qkv_bias:
+        vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    return vectors
+
+
+def num_tables(model: ModelConfig) -> int:
+    """Return the number of tables [V, D]: the embedding and, where the two are not tied, the head."""
+    return 1 if model.tied_embeddings else 2
+
+
+def layer_params(model: ModelConfig) -> int:
+    """Count the parameters of one decoder layer."""
+    return sum(map(math.prod, (*layer_matrices(model), *layer_vectors(model))))
+
+
+def vocabulary_params(model: ModelConfig) -> int:
+    """Count the parameters of the embedding and, where it is not tied to it, of the output head."""
+    return num_tables(model) * model.vocab_size * model.hidden_size
+
+
+def num_params(model: ModelConfig) -> int:
+    """Count all parameters of a decoder; a tied embedding counts once, and the final norm is among them."""
+    return model.num_layers * layer_params(model) + vocabulary_params(model) + model.hidden_size
+
+
+def flops_per_token(model: ModelConfig, length: int) -> float:
+    """Return the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S.
+
+    P are the parameters that multiply: the matrices of all layers, and the head V D, be it tied or not. The lookup of
+    the embedding multiplies nothing, so an embedding of its own is not in P. Attention is causal: a token sees half of
+    the sequence on average, 4 N H FLOPs for each token seen, and twice that in backward. Nothing that is computed
+    twice counts twice. A sequence of several documents needs fewer FLOPs; for packed data this is an upper bound.
+
+    Args:
+        model: the model shape.
+        length: S, tokens of the sequence.
+    """
+    layer = layer_costs(model)
+    linear = model.num_layers * layer.linear_flops + head_flops(model)
+    return 3 * (linear + model.num_layers * layer.pair_flops * length / 2)
+
+
+def head_flops(model: ModelConfig) -> float:
+    """Return the FLOPs of a token in the head, forward."""
+    return 2.0 * model.vocab_size * model.hidden_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCosts:
+    """Work and size of one decoder layer, forward.
+
+    Args:
+        params: parameters of the layer.
+        linear_flops: FLOPs of a token in the linear parts.
+        pair_flops: FLOPs of a query and a key that it attends to, over all heads.
+        input_elements: activation elements of a token's layer input.
+        attention_elements: activation elements of a token's attention output.
+        lse_elements: float32 elements of a token's log-sum-exp.
+        rest_elements: activation elements of a token that saves recomputing the linear parts.
+        kv_elements: elements of a token's keys and values together, all heads.
+    """
+
+    params: int
+    linear_flops: float
+    pair_flops: float
+    input_elements: int
+    attention_elements: int
+    lse_elements: int
+    rest_elements: int
+    kv_elements: int
+
+
+@lru_cache(maxsize=64)
+def layer_costs(model: ModelConfig) -> LayerCosts:
+    """Count one decoder layer of a model shape."""
+    hidden, query = model.hidden_size, model.num_heads * model.head_dim
+    kv = 2 * model.num_kv_heads * model.head_dim
+    mlp_inputs = 2 if model.mlp == "swiglu" else 1
+    return LayerCosts(
+        params=layer_params(model),
+        linear_flops=2.0 * sum(map(math.prod, layer_matrices(model))),
+        pair_flops=4.0 * query,
+        input_elements=hidden,
+        attention_elements=query,
+        lse_elements=model.num_heads,
+        # Queries, and the matrix products whose values gradients need: norms and activations are computed again.
+        rest_elements=query + hidden + mlp_inputs * model.mlp_size + (query + kv // 2 if model.qk_norm else 0),
+        kv_elements=kv,
+    )
+
+
+def chunk_pairs(start: int, tokens: float) -> float:
+    """Return the number of (query, key) pairs of a causal chunk that begins at token `start`."""
+    return tokens * start + tokens * tokens / 2
+
+
+def balance_weights(model: ModelConfig) -> tuple[float, float]:
+    """Return FLOPs a (query, key) pair and FLOPs a token of a layer, forward and backward with recomputed linears."""
+    layer = layer_costs(model)
+    return layer.pair_flops * (1 + ATTENTION_BACKWARD), layer.linear_flops * (2 + LINEAR_BACKWARD)

@@ -93,8 +93,8 @@ def test_what_does_not_fit_is_exit_code_3(config, capsys):
     assert "No sequence fits" in capsys.readouterr().out
 
 
-def test_a_pin_that_stops_every_plan_is_exit_code_2(tmp_path, capsys):
-    """The line names the bytes and the setting."""
+def test_a_pin_that_stops_every_plan_is_named(tmp_path, capsys):
+    """The exit code is that of any plan that does not fit; the line names the bytes and the setting."""
     model = {"vocab_size": 256, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "mlp_size": 256}
     path = tmp_path / "pinned.yaml"
     settings = {"model": model, "sequence": {"length": 16384}, "train": {"steps": 1}}
@@ -102,7 +102,7 @@ def test_a_pin_that_stops_every_plan_is_exit_code_2(tmp_path, capsys):
     words = ["plan", str(path), "hardware.hbm_bytes=80000000", "hardware.cluster=cpu:1x1"]
     assert main([*words, "--json"]) == 0
     capsys.readouterr()
-    assert main([*words, "sequence.chunks=1"]) == 2
+    assert main([*words, "sequence.chunks=1"]) == 3
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "over HBM by" in error and "sequence.chunks=1 stops it" in error
 

@@ -14,6 +14,8 @@ from sppo_jax.hardware import DEVICES, Cluster, find_device, local_cluster, make
         (" H200 ", "h200"),
         ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA GH200 480GB", "gh200"),
         ("NVIDIA A100-SXM4-40GB", "a100-40g"),
         ("NVIDIA A100-SXM4-80GB", "a100-80g"),
         ("NVIDIA B200", "b200"),

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from sppo_jax.commands.command import (
     DOES_NOT_FIT,
     DONE,
-    WRONG_INPUT,
     Parser,
     check_writable,
     config_parser,
@@ -104,4 +103,4 @@ def _exit_code(figures: Figures, bounds: dict[str, Bound]) -> int:
     if figures.found.fits:
         return DONE
     print(figures.found.problem, file=sys.stderr)
-    return WRONG_INPUT if figures.found.stopped_by else DOES_NOT_FIT
+    return DOES_NOT_FIT

@@ -116,6 +116,14 @@ GPUS = {
     "a100-40g": replace(_A100, description="NVIDIA A100-SXM4-40GB", memory_bytes=40 * _GiB, bandwidth=1_555 * 10**9),
     "a100-80g": _A100,
     "h100": _H100,
+    "h100-pcie": replace(
+        _H100,
+        description="NVIDIA H100 PCIe",
+        cores=114,
+        clock_ghz=1.755,
+        bandwidth=2_000 * 10**9,
+    ),
+    "gh200": replace(_H100, description="NVIDIA GH200 480GB", memory_bytes=97871 * _MiB, bandwidth=4_000 * 10**9),
     "h200": replace(_H100, description="NVIDIA H200", memory_bytes=143771 * _MiB, bandwidth=4_800 * 10**9),
     "b200": replace(
         _H100,

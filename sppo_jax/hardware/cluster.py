@@ -2,7 +2,8 @@
 
 Sources:
   A100: NVIDIA A100 Tensor Core GPU datasheet (40 and 80 GB SXM); DGX A100 datasheet (hosts).
-  H100, H200, B200: NVIDIA H100, H200 and DGX B200 datasheets (SXM; dense BF16, without sparsity).
+  H100, H200, B200: NVIDIA H100, H200 and DGX B200 datasheets (SXM; dense BF16, without sparsity). H100 PCIe: the same
+  datasheet. GH200: NVIDIA GH200 Grace Hopper datasheet (96 GB HBM3, NVLink-C2C 450 GB/s one way, four fifths of it).
   TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts).
   Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways, of which collectives reach about three quarters;
   a DGX has one 200 Gb/s (A100) or 400 Gb/s (H100 and later) adapter a GPU. Host links are what copies reach of PCIe
@@ -17,6 +18,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sppo_jax.hardware.measured_figures import Profile, read_profile
 
@@ -51,6 +53,7 @@ class Device:
         tile: token counts a device computes are multiples of this.
         smallest_chunk: shortest chunk, in tokens over a whole stage, that still computes efficiently.
         compute_bytes: bytes of one activation in the default compute dtype.
+        assumed: whether the efficiencies are assumptions: neither calibrated on published runs nor measured.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Device:
     tile: int = 16
     smallest_chunk: int = 2048
     compute_bytes: int = 2
+    assumed: bool = True
 
     @property
     def platform(self) -> str:
@@ -90,6 +94,9 @@ def _gpu(
     *,
     matmul: float = 0.6,
     attention: float = 0.5,
+    assumed: bool = True,
+    host_bytes: int = 2 * 1000**4,
+    devices_per_host: int = 8,
 ) -> Device:
     return Device(
         name=name,
@@ -101,9 +108,10 @@ def _gpu(
         matmul_flops_s=flops,
         matmul_efficiency=matmul,
         attention_efficiency=attention,
-        host_bytes=(1 if name == "a100-40g" else 2) * 1000**4,
-        devices_per_host=8,
+        host_bytes=host_bytes,
+        devices_per_host=devices_per_host,
         kernel="cudnn",
+        assumed=assumed,
     )
 
 
@@ -121,6 +129,9 @@ def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops:
         tile=128,
     )
 
+
+# Calibrated by benchmarks/papers.py.
+_A100: dict[str, Any] = {"matmul": 0.571, "attention": 0.574, "assumed": False}
 
 DEVICES = {
     device.name: device
@@ -141,10 +152,15 @@ DEVICES = {
             tile=1,
             smallest_chunk=256,
             compute_bytes=4,
+            assumed=False,  # a simulated device has no speed of its own
         ),
-        _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, matmul=0.571, attention=0.574),
-        _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, matmul=0.571, attention=0.574),
+        _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, host_bytes=1000**4, **_A100),
+        _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, **_A100),
         _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12),
+        # Without NVLink: devices of a host exchange over the PCIe link that their copies to the host share.
+        _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, host_bytes=1000**4),
+        # NVLink-C2C joins the chip to its own 480 GB; four chips a host.
+        _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, host_bytes=4 * 480 * 1000**3, devices_per_host=4),
         _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12),
         _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12),
         _tpu("v4", 32, 1.228e12, 400, 50e9, 275e12),
@@ -227,7 +243,10 @@ def parse_cluster(text: str) -> Cluster:
 # Words of an accelerator's own name, most telling first.
 _WORDS = (
     ("b200", "b200"),
+    ("gh200", "gh200"),
     ("h200", "h200"),
+    ("h100-pcie", "h100-pcie"),
+    ("h100 pcie", "h100-pcie"),
     ("h100", "h100"),
     ("a100-sxm4-40gb", "a100-40g"),
     ("a100-pcie-40gb", "a100-40g"),
@@ -308,4 +327,5 @@ def with_profile(device: Device, profile: Profile) -> Device:
         link_bytes_s=profile.link_bytes_s or device.link_bytes_s,
         overhead_s=profile.overhead_s,
         overhead_tokens=round(profile.overhead_tokens),
+        assumed=False,
     )

@@ -197,7 +197,17 @@ def _layout_of(plan: Plan, config: Config) -> Layout:
 
 def _memory_reasons(memory: Memory, cluster: Cluster) -> dict[str, str]:
     fits = "fits" if memory.fits(cluster) else "DOES NOT FIT"
-    return {
+    assumed = {"hardware": _assumed(cluster)} if cluster.device.assumed else {}
+    return assumed | {
         "hbm": f"{fits} in {format_bytes(cluster.device.hbm_bytes)}: {memory.describe()}",
         "host": f"of {format_bytes(cluster.device_host_bytes)} a device",
     }
+
+
+def _assumed(cluster: Cluster) -> str:
+    device = cluster.device
+    return (
+        f"ASSUMED: the efficiencies of {device.name} (matmul {device.matmul_efficiency:.0%}, attention "
+        f"{device.attention_efficiency:.0%} of the peak) are neither measured nor calibrated on published runs; "
+        "measure them with sppo profile"
+    )

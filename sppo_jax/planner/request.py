@@ -202,7 +202,7 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     pinned = {name: getattr(settings, name) for name in PINNABLE if getattr(settings, name) != "auto"}
     if "matmul_flops_s" in pinned:
         # A figure the user gives is what the device reaches, not its datasheet's peak.
-        pinned.update(matmul_efficiency=1.0, attention_efficiency=1.0)
+        pinned.update(matmul_efficiency=1.0, attention_efficiency=1.0, assumed=False)
     host_bytes = cluster.host_bytes if settings.host_bytes == "auto" else int(settings.host_bytes)
     return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes)
 

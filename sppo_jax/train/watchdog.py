@@ -141,27 +141,27 @@ class Watchdog:
             for process, seconds in self._silent_s.items()
             if process != self._me and not beats.get(process, Beat()).done
         }
-        again = "look at it, then give the same command again"
+        again = "give the same command again"
         patience_s = _SILENT_PERIODS * self._period_s if self._broken else self._heartbeat_s
         dead = [process for process, seconds in silent_s.items() if seconds >= patience_s]
         if dead:
             why = "and an exchange broke off" if self._broken else f"longer than SPPO_HEARTBEAT_S = {patience_s:g}"
-            return f"{self._gone(dead, beats)}, {why}; {again}"
+            return f"{self._gone(dead, beats)}, {why}; look at it, then {again}"
         if not self._stall_s or self._idle_s < self._stall_s:
             return None
         head = f"{_STUCK} for train.stall_s = {self._stall_s:g} s"
         if self._board is None:
-            return f"{head}, got stuck at {self._beat}; see the stacks, then give the same command again or raise it"
+            return f"{head}, got stuck at {self._beat}; see the stacks, then {again} or raise train.stall_s"
         silent = [process for process, s in silent_s.items() if s >= _SILENT_PERIODS * self._period_s]
         if silent:
-            return f"{head}: {self._gone(silent, beats)}, the others wait at {self._beat}; {again}"
+            return f"{head}: {self._gone(silent, beats)}, the others wait at {self._beat}; look at it, then {again}"
         beats[self._me] = self._beat
         reached = {process: (beat.step, beat.count) for process, beat in beats.items() if not beat.done}
         behind = [process for process, place in reached.items() if place == min(reached.values())]
         if len(behind) == len(reached):
-            return f"{head}: all processes answer and stand at {self._beat}; see the stacks, then {again[11:]}"
+            return f"{head}: all processes answer and stand at {self._beat}; see the stacks, then {again}"
         named = ", ".join(f"{self._name(process)} at {beats[process]}" for process in sorted(behind)[:8])
-        return f"{head}: {named} answers but is behind the others; see its stacks, then {again[11:]}"
+        return f"{head}: {named} answers but is behind the others; see its stacks, then {again}"
 
     def _gone(self, processes: list[int], beats: dict[int, Beat]) -> str:
         return ", ".join(

@@ -1,4 +1,4 @@
-"""The plans on which the planner's bytes are held against the compiler's; see fit.py."""
+"""The plans on which the planner's bytes are compared with the compiler's; see fit.py."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ class Case:
         chunks: their number; "auto" where the planner may choose everything.
         stash: places of inputs, attention, rest by first letter (keep, host, recompute).
         more: other settings by group.
-        calibrated: whether the planner's constants were counted in this one's program.
+        calibrated: whether the planner's constants were counted in this case's program.
     """
 
     cluster: str
@@ -32,7 +32,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What tells the case from others."""
+        """The words that tell the case from others."""
         parts = [self.model, self.cluster, "x".join(map(str, self.mesh)) or "auto", f"{self.length // K}K", self.stash]
         settings = [f"{key}={value}" for group in self.more.values() for key, value in group.items()]
         return " ".join([part for part in parts if part] + settings)
@@ -62,7 +62,7 @@ _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
 
 CASES = (
-    # The constants of planner/memory.py were counted in these.
+    # The constants of planner/memory.py were counted in these programs.
     Case(
         cluster="a100-80g:16x8",
         model="gpt-7b",
@@ -121,7 +121,7 @@ CASES = (
         calibrated=True,
     ),
     Case(cluster="v5p:2x2x4", model="llama3-8b", mesh=(4, 4), length=512 * K, chunks=32, stash="hhr", calibrated=True),
-    # These were held out.
+    # These cases were held out.
     Case(cluster="a100-80g:16x8", model="gpt-7b", length=4096 * K),
     Case(cluster="a100-80g:8x8", model="gpt-7b", length=4096 * K),
     Case(cluster="h100:1x8", model="llama3-8b", length=1536 * K),

@@ -50,9 +50,7 @@ def orderings(rows: list[Row]) -> list[Ordering]:
 def _ordering(group: str, rows: list[Row]) -> Ordering:
     published, lead = _winner({row.cell.name: row.cell.value for row in rows})
     predicted, predicted_lead = _winner({row.cell.name: row.predicted for row in rows})
-    return Ordering(
-        group=group, published=published, lead=lead, predicted=predicted, predicted_lead=predicted_lead
-    )
+    return Ordering(group=group, published=published, lead=lead, predicted=predicted, predicted_lead=predicted_lead)
 
 
 def _winner(values: dict[str, float]) -> tuple[str, float]:

@@ -74,9 +74,7 @@ assumed constants. Figures are mean absolute errors, with the worst error of the
 
 
 def _systems(judged: list[Row], rates: Calibration, cells: list[Cell]) -> list[str]:
-    others = [
-        {row.cell.name: row for row in found} for found in (mfu_rows(cells), efficiency_rows(cells, rates))
-    ]
+    others = [{row.cell.name: row for row in found} for found in (mfu_rows(cells), efficiency_rows(cells, rates))]
     lines = [
         "| system | cells | constants | cost model | worst | one MFU | two efficiencies |",
         "|---|---|---|---|---|---|---|",
@@ -265,7 +263,7 @@ def _panel(title: str, groups: dict[str, list[Row]], scale: Callable[[Row], floa
         published = [row.cell.value * scale(row) for row in rows]
         predicted = [row.predicted * scale(row) for row in rows]
         mark = "square" if name == "calibration" else "ring"
-        series.append(Series(name=name, x=published, y=predicted, color=color, line=False, mark=mark))
+        series.append(Series(name=name, x=published, y=predicted, color=color + (color >= 6), line=False, mark=mark))
     return Panel(
         title=title,
         x=Axis(label="published", log=True, low=low, high=high),

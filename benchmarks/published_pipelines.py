@@ -143,7 +143,7 @@ def _sppo_hours() -> list[Cell]:
         *(
             Cell(
                 system="Megatron",
-            name=f"Megatron 7B {length // K}K, {gpus} GPUs ({hours:g} h)",
+                name=f"Megatron 7B {length // K}K, {gpus} GPUs ({hours:g} h)",
                 source="SPPO Fig. 1",
                 mark="[V] [?]",
                 unit="tokens/GPU/s",
@@ -319,7 +319,7 @@ def length_cells() -> list[Cell]:
         cells += [
             Cell(
                 system="SPPO",
-            name=f"SPPO longest 7B, {gpus} GPUs",
+                name=f"SPPO longest 7B, {gpus} GPUs",
                 value=sppo,
                 setup=_sppo("gpt-7b", int(sppo), 160 * gpus // 32, 8, gpus // 8),
                 doubt="only 1.3M is said to be a limit, and not of what; predicted is what HBM and 2 TB a host hold",
@@ -327,7 +327,7 @@ def length_cells() -> list[Cell]:
             ),
             Cell(
                 system="Megatron",
-            name=f"Megatron longest 7B, {gpus} GPUs",
+                name=f"Megatron longest 7B, {gpus} GPUs",
                 value=megatron,
                 setup=Setup(length=int(megatron), **{**_MEGATRON_7B, "tensor": gpus}),
                 doubt="how Megatron was tuned is not said; one stage, full recomputation assumed",

@@ -1,4 +1,4 @@
-"""Plots how long stages wait against the number of chunks, and what filling that gains, into docs/validation.md.
+"""Plots how long stages wait against the number of chunks, and what less waiting gains, for docs/validation.md.
 
     python benchmarks/bubble.py                 print
     python benchmarks/bubble.py --write         print, and write the block `bubble` and docs/bubble.svg
@@ -137,7 +137,7 @@ class Gain:
 
     @property
     def limit(self) -> float:
-        """What multiplexing gained if it filled all of the bubble of SPPO's formula."""
+        """The gain of multiplexing if it filled all of the bubble of SPPO's formula."""
         return (SPPO_STAGES - 1 + SPPO_CHUNKS) / SPPO_CHUNKS
 
     @property
@@ -178,7 +178,7 @@ def picture(found: list[Point], gained: Gain) -> str:
         Panel(
             title="13B, 512K, 8 stages of 8 GPUs: gain over N = 32",
             x=Axis(label="", low=0.4, high=4.6, names=tuple(name for name, _, _ in marks)),
-            y=Axis(label="times as fast", low=1.0, high=1.25),
+            y=Axis(label="gain; of Plans, in simulation", low=1.0, high=1.25),
             series=[
                 Series(name="", x=(at,), y=(value,), color=color, line=False, mark="square", labels=(f"{value:.2f}x",))
                 for at, (_, value, color) in enumerate(marks, 1)
@@ -207,26 +207,27 @@ def _waiting_panel(stages: int, kinds: list[tuple[str, int]], found: list[Point]
 _WAITING = f"""\
 ![Waiting against the number of chunks](bubble.svg)
 
-One sequence of 1M tokens, {MODEL}, forward and back, simulated in lock-step. Equal lengths and equal costs lie on
-the formula; where costs are unequal and chunks interleaved, or of a few lengths, it is too good.
+One sequence of 1M tokens, {MODEL}, forward and backward, simulated in lock-step; nothing was run. With equal lengths
+(v = 1) and with equal costs the points lie on the formula. With unequal costs the formula is too low in two cases:
 
-* Interleaved chunks of equal length: a lock-step pipeline waits p - 1 times for every rise of the cost from one
-  chunk to the next, whatever v is; only the rest is divided by v. At long sequences, where the last chunk costs
-  twice the mean, v = 2 saves a quarter and v = 4 three eighths, instead of a half and three quarters.
-* "Equal FLOPs, 4 lengths": the cost of a chunk rises along each run of equal lengths and falls at the next, and
-  these rises add up to as much as the one long rise of equal lengths; ticks that hold two lengths are padded. So a
-  few lengths help only where their runs are shorter than the pipeline (p = 16, N to 64).
+* Interleaved chunks of equal length. A lock-step pipeline waits p - 1 times for every rise of the cost from one chunk
+  to the next, whatever v is; only the rest is divided by v. At long sequences the last chunk costs twice the mean, so
+  v = 2 saves a quarter of the wait and v = 4 saves three eighths, instead of a half and three quarters.
+* "Equal FLOPs, 4 lengths". The cost of a chunk rises along each run of equal lengths and falls at the next run. These
+  rises add up to as much as the one long rise of equal lengths, and ticks that hold two lengths are padded. So a few
+  lengths help only where their runs are shorter than the pipeline (p = 16, N up to 64).
 
-The search weighs all of them in the simulator.
+The search simulates all of these and takes the shortest step.
 """
 _GAIN = """\
-SPPO reports 1.23x to 1.44x for its multiplexed partition at 13B, 512K, N = 32, PP = 8: a gain of {published:.2f}x,
-where filling the whole bubble of its formula, 7/32, would give {limit:.2f}x. Our Plan for the same mesh moves no
-weights; it takes {chunks} chunks and v = {groups} (five layers a stage do not divide further) and has a bubble of
-{bubble:.1%}. Its step of {ours_s:.1f} s is **{over_lockstep:.2f}x** as fast as N = 32 in our lock-step simulation
-({lockstep_s:.1f} s, bubble {lockstep_bubble:.1%}) and **{over_formula:.2f}x** as fast as SPPO's formula makes N = 32
-({formula_s:.1f} s). More chunks shrink the bubble, but each costs its tick, the attention's last blocks, and another
-addition to the gradients: what they gain over the formula is less than what SPPO reports for multiplexing.
+SPPO reports 1.23x to 1.44x for its multiplexed partition at 13B, 512K, N = 32, PP = 8: a gain of {published:.2f}x, run on
+their GPUs. Filling the whole bubble of their formula, 7/32, would give {limit:.2f}x. Our Plan for the same mesh moves no
+weights. It takes {chunks} chunks and v = {groups} (five layers a stage do not divide further) and has a bubble of
+{bubble:.1%}. Its simulated step takes {ours_s:.1f} s: a gain in simulation of **{over_lockstep:.2f}x** over N = 32 in our
+lock-step simulation ({lockstep_s:.1f} s, bubble {lockstep_bubble:.1%}), and of **{over_formula:.2f}x** over N = 32 by
+SPPO's formula ({formula_s:.1f} s). More chunks shrink the bubble, but each chunk costs a tick, the attention's last
+blocks, and another addition to the gradients. The gain over the formula is below the gain that SPPO reports for
+multiplexing.
 """
 
 

@@ -327,12 +327,12 @@ def text_of(report: dict) -> str:
         f"Rank correlation (Spearman) of predicted and measured step times over {verdict['plans']} Plans: "
         f"**{verdict['spearman']}** (aim: at least 0.8). The Plan with the shortest predicted step "
         f"({verdict['chosen']}) takes **{verdict['chosen_to_best']}** times the best of them ({verdict['best']}; aim: "
-        f"at most 1.1). Measured times are {verdict['measured_to_predicted']} times the predicted ones in the median; "
-        f"beside that factor the worst is {verdict['worst_error_after_scaling']:.0%} off.",
+        f"at most 1.1). The median of measured over predicted times is {verdict['measured_to_predicted']}; after "
+        f"division by this factor the worst Plan is {verdict['worst_error_after_scaling']:.0%} off.",
     ]
     for name in CHOICES:
         if name in verdict:
-            lines.append(f"The {name} ({verdict[name]}) takes **{verdict[f'{name}, to best']}** times that best.")
+            lines.append(f"The {name} ({verdict[name]}) takes **{verdict[f'{name}, to best']}** times the best Plan.")
         now = report.get("choices_now", {}).get(name)
         row = next((row for row in report["rows"] if row["plan"] == name), None)
         if now and row and not {**now, "predicted_s": row["predicted_s"]}.items() <= row.items():

@@ -44,6 +44,7 @@ def measure(case: Case) -> dict[str, Any]:
         "name": case.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "calibrated": case.calibrated,
+        "unequal": case.unequal,
         "mesh": [mesh.data, mesh.pipe, mesh.seq],
         "chunks": len(plan.chunk_lengths),
         "schedule": plan.schedule.name,
@@ -58,7 +59,7 @@ def predicted_again(case: Case, row: dict[str, Any]) -> dict[str, Any]:
     config, cluster = config_from_dict(case.config()), parse_cluster(case.cluster)
     memory = memory_of(Plan.from_dict(row["plan"]), config, cluster)
     predicted = {"hbm_bytes": memory.hbm_bytes, "host_bytes": memory.host}
-    return {**row, "predicted": predicted, "calibrated": case.calibrated}
+    return {**row, "predicted": predicted, "calibrated": case.calibrated, "unequal": case.unequal}
 
 
 def errors(rows: list[dict[str, Any]], key: str) -> list[float]:
@@ -69,9 +70,12 @@ def errors(rows: list[dict[str, Any]], key: str) -> list[float]:
 def summary(rows: list[dict[str, Any]]) -> list[str]:
     """Write the errors of each set as a table."""
     lines = ["| | plans | HBM: median error | worst | most under | host: worst |", "|---|---|---|---|---|---|"]
-    sets = {"counted in": True, "held out": False}
-    for name, calibrated in sets.items():
-        own = [row for row in rows if row["calibrated"] == calibrated]
+    sets = {
+        "counted in": [row for row in rows if row["calibrated"]],
+        "held out": [row for row in rows if not row["calibrated"] and not row["unequal"]],
+        "held out, chunks of several lengths on TPUs": [row for row in rows if row["unequal"]],
+    }
+    for name, own in sets.items():
         if not own:
             continue
         hbm, host = errors(own, "hbm_bytes"), errors(own, "host_bytes") or [0.0]

@@ -31,6 +31,11 @@ class Case:
     calibrated: bool = False
 
     @property
+    def unequal(self) -> bool:
+        """Whether chunks of several lengths were asked for."""
+        return self.more.get("sequence", {}).get("balance") == "flops"
+
+    @property
     def name(self) -> str:
         """The words that tell the case from others."""
         parts = [self.model, self.cluster, "x".join(map(str, self.mesh)) or "auto", f"{self.length // K}K", self.stash]
@@ -58,6 +63,7 @@ class Case:
 
 _HALF = {"stash": {"kv_grad_dtype": "bfloat16"}}
 _EQUAL = {"sequence": {"balance": "equal"}}
+_UNEQUAL = {"sequence": {"balance": "flops"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
 
@@ -164,4 +170,7 @@ CASES = (
     Case(cluster="h100:8x8", model="qwen3-32b", mesh=(8, 8), length=512 * K, chunks=32, stash="hhr", more=_HALF),
     Case(cluster="b200:2x8", model="mistral-7b-v0.3", mesh=(2, 8), length=512 * K, chunks=32, stash="hrr"),
     Case(cluster="v5p:4x4x4", model="gpt-13b", mesh=(8, 8), length=256 * K, chunks=16, stash="hhr"),
+    # Chunks of several lengths on TPUs; held out as well.
+    Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
+    Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),
 )

@@ -168,8 +168,8 @@ def _orders(rows: list[Row], rates: Calibration) -> list[str]:
     lines = ["| group | published winner | lead | predicted winner | lead | verdict |", "|---|---|---|---|---|---|"]
     for order in found:
         lines.append(
-            f"| {order.group} | {order.published} | {order.lead:.1%} | {order.predicted} | {order.predicted_lead:.1%} | "
-            f"{order.verdict} |"
+            f"| {order.group} | {order.published} | {order.lead:.1%} | {order.predicted} | "
+            f"{order.predicted_lead:.1%} | {order.verdict} |"
         )
     return ["**The fastest setting of a group**", text, "\n".join(lines)]
 

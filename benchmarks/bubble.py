@@ -220,14 +220,14 @@ One sequence of 1M tokens, {MODEL}, forward and backward, simulated in lock-step
 The search simulates all of these and takes the shortest step.
 """
 _GAIN = """\
-SPPO reports 1.23x to 1.44x for its multiplexed partition at 13B, 512K, N = 32, PP = 8: a gain of {published:.2f}x, run on
-their GPUs. Filling the whole bubble of their formula, 7/32, would give {limit:.2f}x. Our Plan for the same mesh moves no
-weights. It takes {chunks} chunks and v = {groups} (five layers a stage do not divide further) and has a bubble of
-{bubble:.1%}. Its simulated step takes {ours_s:.1f} s: a gain in simulation of **{over_lockstep:.2f}x** over N = 32 in our
-lock-step simulation ({lockstep_s:.1f} s, bubble {lockstep_bubble:.1%}), and of **{over_formula:.2f}x** over N = 32 by
-SPPO's formula ({formula_s:.1f} s). More chunks shrink the bubble, but each chunk costs a tick, the attention's last
-blocks, and another addition to the gradients. The gain over the formula is below the gain that SPPO reports for
-multiplexing.
+SPPO reports 1.23x to 1.44x for its multiplexed partition at 13B, 512K, N = 32, PP = 8: a gain of {published:.2f}x, run
+on their GPUs. Filling the whole bubble of their formula, 7/32, would give {limit:.2f}x. Our Plan for the same mesh
+moves no weights. It takes {chunks} chunks and v = {groups} (five layers a stage do not divide further) and has a
+bubble of {bubble:.1%}. Its simulated step takes {ours_s:.1f} s: a gain in simulation of **{over_lockstep:.2f}x** over
+N = 32 in our lock-step simulation ({lockstep_s:.1f} s, bubble {lockstep_bubble:.1%}), and of **{over_formula:.2f}x**
+over N = 32 by SPPO's formula ({formula_s:.1f} s). More chunks shrink the bubble, but each chunk costs a tick, the
+attention's last blocks, and another addition to the gradients. The gain over the formula is below the gain that SPPO
+reports for multiplexing.
 """
 
 

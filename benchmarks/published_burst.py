@@ -2,7 +2,8 @@
 
 Source: arXiv 2509.19836; repository thunlp/BurstEngine at commit 426eb7a: plot_code/burst_attn/burst_exp.xlsx (one
 sheet for each model and number of nodes), kernel_bench/bench_fb.md, and the model shapes of
-BurstEngine/apps/llama/config and plot_code/burst_attn/convert_csv.py. The "14B" model is Llama 2 13B with a vocabulary of 120000.
+BurstEngine/apps/llama/config and plot_code/burst_attn/convert_csv.py. The "14B" model is Llama 2 13B with a
+vocabulary of 120000.
 
 Rows without a suffix keep attention outputs; rows "w/o sele-ckpt" recompute attention; "half-ckpt" keeps the outputs of
 the second half of the sequence, which has three quarters of the (query, key) pairs. All recompute the linear parts.

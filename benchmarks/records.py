@@ -3,7 +3,8 @@
     python benchmarks/records.py                 print
     python benchmarks/records.py --write         print, and write the block `records` of docs/records.md
 
-Theirs are published figures of runs. Ours are plans: nothing was run on a GPU or TPU. No jax needed; takes some minutes.
+Theirs are published figures of runs. Ours are plans: nothing was run on a GPU or TPU.
+No jax needed; takes two minutes.
 """
 
 import argparse

@@ -70,9 +70,10 @@ _SUMMARY = """\
 On {count} settings the simulated step of the searched Plan is shorter than that of `planner: paper` by a factor of
 {low:.2f} to {high:.2f} where both fit ({fit}), and shorter than that of the paper's own mesh and N by a factor of
 {own_low:.2f} to {own_high:.2f} where those fit ({own_fit}). It is longer on {slower}. These factors are gains in
-simulation with one cost model, on `a100-80g` with 12.5 GB/s between nodes for each GPU, as in the paper. No step was run.
+simulation with one cost model, on `a100-80g` with 12.5 GB/s between nodes for each GPU, as in the paper. No step was
+run.
 
-| setting | paper's mesh and N | `planner: paper` | searched | gain in simulation over `paper` | over its own mesh and N |
+| setting | paper's mesh and N | `planner: paper` | searched | simulated gain over `paper` | over its own mesh and N |
 |---|---|---|---|---|---|
 """
 

@@ -4,10 +4,10 @@
     options: --rounds 5  --out benchmarks/results  --only SUBSTRING  --cache DIR (keeps compiled programs)
 
 The devices are simulated in this process, each with one thread: the compiler is told to cut no loop and no matrix
-product into pieces for other threads, or a device would use the cores that idle ones leave and hide every bubble. That
-is checked: work on one device alone must keep one core busy. First both devices measure what `sppo profile` measures,
+product into pieces for other threads, or a device would use the cores of idle devices and hide every bubble. The
+benchmark checks this: work on one device alone must keep one core busy. First both devices measure what `sppo profile` measures,
 with this model's shapes; then the planner, given those figures, predicts every Plan; then every Plan's train step is
-timed, round by round, all Plans in every round, so that a load which comes and goes strikes all. Every Plan trains the
+timed, round by round, with all Plans in every round, so that a passing load slows all of them. Every Plan trains the
 same tokens.
 """
 
@@ -33,8 +33,8 @@ from sppo_jax.planner.plan import Plan
 from sppo_jax.report.chart import Axis, Panel, Series, chart_svg
 
 DOCS = Path(__file__).parents[1] / "docs"
-# Memory that a step gives back is kept for the next, as accelerators do, and new pages are large: else a step's buffers
-# are fresh pages each time, and touching them first takes longer than all that is written to them.
+# Memory that a step gives back is kept for the next step, as on accelerators, and new pages are large. Otherwise every
+# buffer has fresh pages in each step, and the first touch takes longer than all later writes.
 MEMORY = (
     "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736"
 )

@@ -1,8 +1,8 @@
 """Systems that others published, modelled with this project's cost of compute and their own way of sending and waiting.
 
-What differs from the product, and so lives here: Megatron splits weights over the tensor-parallel GPUs of a stage and
-gathers activations; stages run freely instead of in lock-step; the last stage alone computes the head; context-parallel
-systems have no stages and hide their ring.
+These systems differ from this project in four ways. Megatron splits weights over the tensor-parallel GPUs of a stage
+and gathers activations. Its stages run freely instead of in lock-step. Its last stage alone computes the head.
+Context-parallel systems have no stages and hide their ring.
 """
 
 import math
@@ -220,7 +220,7 @@ class _Stages:
         if setup.offload == "full":
             seconds = max(seconds, self.offload_bytes(tokens) / (setup.host_link_bytes_s * self.rates.scales.host_link))
         if last:
-            # The head and loss stand on the last stage alone, a third of them in the forward.
+            # Only the last stage computes head and loss, a third of them in the forward.
             seconds += self.costs.compute_s("H", start, tokens) * (1 if kind == "F" else 2) / 3 + gathered
         return seconds + self.rates.overhead_s
 
@@ -371,15 +371,15 @@ def longest_tokens(setup: Setup) -> float:
     """
     model, devices = model_of(setup), setup.tensor * setup.pipe
     hidden = model.hidden_size
-    room = GPU.hbm_bytes * 0.95 - _state_bytes(setup) - _FRAMEWORK_BYTES
+    free_bytes = GPU.hbm_bytes * 0.95 - _state_bytes(setup) - _FRAMEWORK_BYTES
     if setup.offload != "none":
         # While a chunk computes, the copy of the one before may still be under way.
         chunk = 2 * _TOKEN_BYTES * hidden * max(segment_lengths(setup)) * model.num_layers / devices
         resident = 2 * layer_costs(model).kv_elements * 2 * model.num_layers / devices
         host = 34 * hidden * model.num_layers * GPUS_PER_NODE / devices
-        return min((room - chunk) / resident, NODE_BYTES / host)
+        return min((free_bytes - chunk) / resident, NODE_BYTES / host)
     inputs = 2 * hidden * model.num_layers / devices
-    return room / (inputs + _TOKEN_BYTES * hidden / devices + 4 * 2 * hidden + 10 * model.vocab_size / devices)
+    return free_bytes / (inputs + _TOKEN_BYTES * hidden / devices + 4 * 2 * hidden + 10 * model.vocab_size / devices)
 
 
 Predict = Callable[[Setup, Rates], float]

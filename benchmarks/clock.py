@@ -7,9 +7,9 @@ The devices are simulated in this process, each with one thread: the compiler is
 product into pieces for other threads, or a device would use the cores of idle devices and hide every bubble. The
 benchmark checks this: work on one device alone must keep one core busy.
 
-First both devices measure what `sppo profile` measures, with this model's shapes. Then the planner, given those figures,
-predicts every Plan. Then every Plan's train step is timed, round by round, with all Plans in every round, so that a
-passing load slows all of them. Every Plan trains the same tokens.
+First both devices measure what `sppo profile` measures, with this model's shapes. Then the planner, given those
+figures, predicts every Plan. Then every Plan's train step is timed, round by round, with all Plans in every round, so
+that a passing load slows all of them. Every Plan trains the same tokens.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """The generated blocks of docs/validation.md and its pictures are what the code makes today, byte for byte."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -20,12 +21,12 @@ pytestmark = pytest.mark.xdist_group("validation")
 
 @pytest.fixture(scope="module")
 def made():
-    return {name: make() for name, make in validation.BLOCKS.items()}
+    return functools.cache(lambda name: validation.BLOCKS[name]())
 
 
 @pytest.mark.parametrize("name", validation.BLOCKS)
 def test_block_and_pictures_are_of_todays_code(made, name):
-    text, files = made[name]
+    text, files = made(name)
     again = f"is stale: make it again with `{validation.COMMAND}`"
     assert read_block(PAGE, name) == text.strip(), f"the block {name!r} of docs/validation.md {again}"
     for path, content in files.items():
@@ -45,15 +46,15 @@ def test_every_compiled_case_keeps_its_plan_and_the_block_shows_the_compilers_by
     assert {row["name"] for row in results["rows"]} == {case.name for case in fit.CASES}
     changed = {**results, "rows": [dict(row) for row in results["rows"]]}
     changed["rows"][3]["compiler"] = {"hbm_bytes": 2**30, "host_bytes": 0}
-    assert fit.block(fit.predicted_rows(changed), changed["jax"]) != made["fit"][0]
+    assert fit.block(fit.predicted_rows(changed), changed["jax"]) != made("fit")[0]
 
 
 def test_the_clocks_block_shows_the_measured_seconds_and_todays_predictions(made):
     stored = json.loads((ROOT / "benchmarks" / "results" / "clock_cpu_2dev.json").read_text())
     slower = {**stored, "rows": [{**row, "measured_s": row["measured_s"] * 2} for row in stored["rows"]]}
-    assert clock.block(clock.predicted_again(slower)) != made["clock"][0]
+    assert clock.block(clock.predicted_again(slower)) != made("clock")[0]
     forgotten = {**stored, "rows": [{**row, "predicted_s": 9.0} for row in stored["rows"]]}
-    assert clock.block(clock.predicted_again(forgotten)) == made["clock"][0]
+    assert clock.block(clock.predicted_again(forgotten)) == made("clock")[0]
 
 
 def test_a_choice_that_was_not_timed_is_named_and_another_case_is_refused():
@@ -70,9 +71,9 @@ def test_a_choice_that_was_not_timed_is_named_and_another_case_is_refused():
 def test_the_command_writes_blocks_and_pictures(made, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(validation, "DOCS", tmp_path / "docs")
     monkeypatch.setattr(validation, "HERE", tmp_path / "benchmarks")
-    monkeypatch.setattr(validation, "BLOCKS", {name: lambda name=name: made[name] for name in made})
+    monkeypatch.setattr(validation, "BLOCKS", {name: functools.partial(made, name) for name in validation.BLOCKS})
     (tmp_path / "docs").mkdir()
     assert validation.main() == 0
-    assert read_block(tmp_path / "docs" / "validation.md", "bubble") == made["bubble"][0].strip()
+    assert read_block(tmp_path / "docs" / "validation.md", "bubble") == made("bubble")[0].strip()
     assert (tmp_path / "docs" / "papers.svg").read_text() == (ROOT / "docs" / "papers.svg").read_text()
-    assert capsys.readouterr().out.count("written") == len(made)
+    assert capsys.readouterr().out.count("written") == len(validation.BLOCKS)

@@ -1,6 +1,19 @@
-"""Generated parts of a Markdown file: each stands between two marks and is written anew by the command that made it."""
+"""Generated blocks of a Markdown file: each lies between two marks, and a command writes and rewrites it."""
 
 from pathlib import Path
+
+
+def read_block(path: str | Path, name: str) -> str:
+    """Returns the text between the marks of a block.
+
+    Raises:
+        ValueError: the file has no such block.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    begin, end = f"<!-- begin {name} -->\n", f"\n<!-- end {name} -->"
+    if begin not in text or end not in text:
+        raise ValueError(f"{path} must have a block {name!r}, got none: write the block with its command")
+    return text.partition(begin)[2].partition(end)[0]
 
 
 def write_block(path: str | Path, name: str, text: str) -> None:
@@ -10,8 +23,8 @@ def write_block(path: str | Path, name: str, text: str) -> None:
 
     Args:
         path: the Markdown file.
-        name: what the marks are called.
-        text: what stands between them from now on.
+        name: the name in the marks.
+        text: the new text between the marks.
 
     Raises:
         ValueError: the file has one of the marks without the other, in the wrong order, or twice.
@@ -26,7 +39,7 @@ def write_block(path: str | Path, name: str, text: str) -> None:
         path.write_text(f"{old.rstrip()}{gap}{block}\n", encoding="utf-8")
         return
     if counts != (1, 1) or old.index(begin) > old.index(end):
-        raise ValueError(f"{path} must have {begin} once and {end} once after it, got {counts}: mend the marks")
+        raise ValueError(f"{path} must have {begin} once and {end} once after it, got {counts}: restore the marks")
     before, _, tail = old.partition(begin)
     after = tail.partition(end)[2]
     path.write_text(before + block + after, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Plots how long stages wait against the number of chunks, and what filling that gains, into docs/validation.md.
+"""Plots how long stages wait against the number of chunks, and what less waiting gains, for docs/validation.md.
 
     python benchmarks/bubble.py                 print
     python benchmarks/bubble.py --write         print, and write the block `bubble` and docs/bubble.svg
@@ -18,6 +18,7 @@ from blocks import write_block
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
 from sppo_jax.models.counts import balance_weights
+from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import MeshShape, Plan
 from sppo_jax.plan.simulate import simulate
@@ -33,7 +34,7 @@ STAGES, COUNTS, GROUPS = (4, 8, 16), (16, 32, 64, 128, 256), (1, 2, 4)
 # What SPPO reports for 13B, 512K, N = 32, PP = 8 without and with multiplexed partitioning (its Fig. 11).
 SPPO_WITHOUT, SPPO_WITH, SPPO_STAGES, SPPO_CHUNKS = 1.23, 1.44, 8, 32
 
-Costs = Callable[[Unit, int], float]
+Costs = Callable[[Unit, TickShape], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ def waiting(stages: int, groups: int, lengths: tuple[int, ...], costs: Costs) ->
     table = make_table("sppo", stages, 1, lengths, groups)
     step_s = simulate(table, costs).step_s
     forward, backward, head = (
-        [costs(Unit(kind, 0, chunk, 0), tokens) for chunk, tokens in enumerate(lengths)] for kind in "FBH"
+        [costs(Unit(kind, 0, chunk, 0), TickShape(tokens, 0)) for chunk, tokens in enumerate(lengths)] for kind in "FBH"
     )
     work_s = groups * (sum(forward) + sum(backward))
     extra = (step_s - sum(head) - work_s) / work_s
@@ -82,7 +83,7 @@ def points(counts: tuple[int, ...] = COUNTS) -> Iterator[Point]:
             for groups in GROUPS:
                 layer_costs = _layer_costs(stages * groups)
                 for kind, own in lengths.items() if groups == 1 else [("equal lengths", lengths["equal lengths"])]:
-                    yield _point(kind, stages, groups, own, layer_costs.of_table(own))
+                    yield _point(kind, stages, groups, own, layer_costs.of_chunks(own))
                 yield _point("equal costs", stages, groups, (1,) * chunks, _equal_costs)
 
 
@@ -91,7 +92,7 @@ def _point(kind: str, stages: int, groups: int, lengths: tuple[int, ...], costs:
     return Point(kind=kind, stages=stages, groups=groups, chunks=len(lengths), simulated=simulated, formula=formula)
 
 
-def _equal_costs(unit: Unit, padded: int) -> float:
+def _equal_costs(unit: Unit, tick: TickShape) -> float:
     return {"F": 1.0, "B": 2.25, "H": 0.0}[unit.kind]
 
 
@@ -121,6 +122,8 @@ def _layer_costs(stages: int) -> CostModel:
         compute_bytes=2,
         recompute_linear=False,
         recompute_attention=False,
+        kernel="cudnn",
+        length=LENGTH,
     )
 
 
@@ -138,7 +141,7 @@ class Gain:
 
     @property
     def limit(self) -> float:
-        """What multiplexing gained if it filled all of the bubble of SPPO's formula."""
+        """The gain of multiplexing if it filled all of the bubble of SPPO's formula."""
         return (SPPO_STAGES - 1 + SPPO_CHUNKS) / SPPO_CHUNKS
 
     @property
@@ -179,7 +182,7 @@ def picture(found: list[Point], gained: Gain) -> str:
         Panel(
             title="13B, 512K, 8 stages of 8 GPUs: gain over N = 32",
             x=Axis(label="", low=0.4, high=4.6, names=tuple(name for name, _, _ in marks)),
-            y=Axis(label="times as fast", low=1.0, high=1.25),
+            y=Axis(label="gain; of Plans, in simulation", low=1.0, high=1.25),
             series=[
                 Series(name="", x=(at,), y=(value,), color=color, line=False, mark="square", labels=(f"{value:.2f}x",))
                 for at, (_, value, color) in enumerate(marks, 1)
@@ -208,26 +211,27 @@ def _waiting_panel(stages: int, kinds: list[tuple[str, int]], found: list[Point]
 _WAITING = f"""\
 ![Waiting against the number of chunks](bubble.svg)
 
-One sequence of 1M tokens, {MODEL}, forward and back, simulated in lock-step. Equal lengths and equal costs lie on
-the formula; where costs are unequal and chunks interleaved, or of a few lengths, it is too good.
+One sequence of 1M tokens, {MODEL}, forward and backward, simulated in lock-step; nothing was run. With equal lengths
+(v = 1) and with equal costs the points lie on the formula. With unequal costs the formula is too low in two cases:
 
-* Interleaved chunks of equal length: a lock-step pipeline waits p - 1 times for every rise of the cost from one
-  chunk to the next, whatever v is; only the rest is divided by v. At long sequences, where the last chunk costs
-  twice the mean, v = 2 saves a quarter and v = 4 three eighths, instead of a half and three quarters.
-* "Equal FLOPs, 4 lengths": the cost of a chunk rises along each run of equal lengths and falls at the next, and
-  these rises add up to as much as the one long rise of equal lengths; ticks that hold two lengths are padded. So a
-  few lengths help only where their runs are shorter than the pipeline (p = 16, N to 64).
+* Interleaved chunks of equal length. A lock-step pipeline waits p - 1 times for every rise of the cost from one chunk
+  to the next, whatever v is; only the rest is divided by v. At long sequences the last chunk costs twice the mean, so
+  v = 2 saves a quarter of the wait and v = 4 saves three eighths, instead of a half and three quarters.
+* "Equal FLOPs, 4 lengths". The cost of a chunk rises along each run of equal lengths and falls at the next run. These
+  rises add up to as much as the one long rise of equal lengths, and ticks that hold two lengths are padded. So a few
+  lengths help only where their runs are shorter than the pipeline (p = 16, N up to 64).
 
-The search weighs all of them in the simulator.
+The search simulates all of these and takes the shortest step.
 """
 _GAIN = """\
-SPPO reports 1.23x to 1.44x for its multiplexed partition at 13B, 512K, N = 32, PP = 8: a gain of {published:.2f}x,
-where filling the whole bubble of its formula, 7/32, would give {limit:.2f}x. Our Plan for the same mesh moves no
-weights; it takes {chunks} chunks and v = {groups} (five layers a stage do not divide further) and has a bubble of
-{bubble:.1%}. Its step of {ours_s:.1f} s is **{over_lockstep:.2f}x** as fast as N = 32 in our lock-step simulation
-({lockstep_s:.1f} s, bubble {lockstep_bubble:.1%}) and **{over_formula:.2f}x** as fast as SPPO's formula makes N = 32
-({formula_s:.1f} s). More chunks shrink the bubble, but each costs its tick, the attention's last blocks, and another
-addition to the gradients: what they gain over the formula is less than what SPPO reports for multiplexing.
+SPPO reports 1.23x to 1.44x for its multiplexed partition at 13B, 512K, N = 32, PP = 8: a gain of {published:.2f}x, run
+on their GPUs. Filling the whole bubble of their formula, 7/32, would give {limit:.2f}x. Our Plan for the same mesh
+moves no weights. It takes {chunks} chunks and v = {groups} (five layers a stage do not divide further) and has a
+bubble of {bubble:.1%}. Its simulated step takes {ours_s:.1f} s: a gain in simulation of **{over_lockstep:.2f}x** over
+N = 32 in our lock-step simulation ({lockstep_s:.1f} s, bubble {lockstep_bubble:.1%}), and of **{over_formula:.2f}x**
+over N = 32 by SPPO's formula ({formula_s:.1f} s). More chunks shrink the bubble, but each chunk costs a tick, the
+attention's last blocks, and another addition to the gradients. The gain over the formula is below the gain that SPPO
+reports for multiplexing.
 """
 
 

@@ -1,4 +1,4 @@
-"""What both sides of a benchmark share: the model, the plan, the batch, and the dense step on any number of devices."""
+"""Parts that both sides of a benchmark share: model, plan, batch, and the dense step on any number of devices."""
 
 import math
 from collections.abc import Callable
@@ -94,8 +94,8 @@ def dense_mesh(devices) -> Mesh:
 def dense_step(model: Decoder, mesh: Mesh) -> Callable:
     """Make the dense step: the blockwise kernel, each layer checkpointed, the loss in tiles; data-parallel.
 
-    Written with `shard_map`, for left to itself the partitioner would make every device compute all sequences: the
-    kernel takes sequences one by one. Every sequence has as many targets, so the mean of the means is the mean.
+    The step uses `shard_map`, because the kernel takes sequences one by one and the partitioner alone would make every
+    device compute all sequences. Every sequence has as many targets, so the mean of the means is the mean.
     """
     step = dense_value_and_grad(model)
     if mesh.size == 1:

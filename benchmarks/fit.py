@@ -1,9 +1,10 @@
-"""Holds the planner's bytes against the compiler's, for machines that are not here.
+"""Compares the planner's bytes with the compiler's, for machines that are not here.
 
     python benchmarks/fit.py                  all cases: about half an hour on two cores
     python benchmarks/fit.py gpt-7b v5e       those whose name has one of the words; the others keep their results
 
-Needs the extras fit-gpu and fit-tpu. Writes results/fit.json and a part of docs/validation.md.
+Needs the extras fit-gpu and fit-tpu. Writes results/fit.json and the block `fit` of docs/validation.md.
+`python benchmarks/validation.py` predicts the compiled plans again and compiles nothing.
 """
 
 import json
@@ -43,6 +44,7 @@ def measure(case: Case) -> dict[str, Any]:
         "name": case.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "calibrated": case.calibrated,
+        "unequal": case.unequal,
         "mesh": [mesh.data, mesh.pipe, mesh.seq],
         "chunks": len(plan.chunk_lengths),
         "schedule": plan.schedule.name,
@@ -54,12 +56,10 @@ def measure(case: Case) -> dict[str, Any]:
 
 def predicted_again(case: Case, row: dict[str, Any]) -> dict[str, Any]:
     """Return a stored row with today's prediction for the plan that was compiled."""
-    if "plan" not in row:
-        return {**row, "calibrated": case.calibrated}
     config, cluster = config_from_dict(case.config()), parse_cluster(case.cluster)
     memory = memory_of(Plan.from_dict(row["plan"]), config, cluster)
     predicted = {"hbm_bytes": memory.hbm_bytes, "host_bytes": memory.host}
-    return {**row, "predicted": predicted, "calibrated": case.calibrated}
+    return {**row, "predicted": predicted, "calibrated": case.calibrated, "unequal": case.unequal}
 
 
 def errors(rows: list[dict[str, Any]], key: str) -> list[float]:
@@ -70,9 +70,12 @@ def errors(rows: list[dict[str, Any]], key: str) -> list[float]:
 def summary(rows: list[dict[str, Any]]) -> list[str]:
     """Write the errors of each set as a table."""
     lines = ["| | plans | HBM: median error | worst | most under | host: worst |", "|---|---|---|---|---|---|"]
-    sets = {"counted in": True, "held out": False}
-    for name, calibrated in sets.items():
-        own = [row for row in rows if row["calibrated"] == calibrated]
+    sets = {
+        "counted in": [row for row in rows if row["calibrated"]],
+        "held out": [row for row in rows if not row["calibrated"] and not row["unequal"]],
+        "held out, chunks of several lengths on TPUs": [row for row in rows if row["unequal"]],
+    }
+    for name, own in sets.items():
         if not own:
             continue
         hbm, host = errors(own, "hbm_bytes"), errors(own, "host_bytes") or [0.0]
@@ -112,45 +115,56 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def load() -> dict[str, dict[str, Any]]:
-    """Return the stored rows by name."""
-    rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
-    return {row["name"]: row for row in rows}
+def load() -> dict[str, Any]:
+    """Return the stored results: the version of jax, and the rows."""
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """Write the results and the part of the document."""
-    import jax
+def predicted_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of all cases that were compiled, predicted with today's planner."""
+    rows = {row["name"]: row for row in results["rows"]}
+    return [predicted_again(case, rows[case.name]) for case in CASES if case.name in rows]
 
-    RESULTS.write_text(json.dumps({"jax": jax.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+def block(rows: list[dict[str, Any]], jax_version: str) -> str:
+    """Return the text between the marks of docs/validation.md."""
     dates = sorted({row["date"] for row in rows})
     text = [
-        f"The very train step of each plan (forward, backward, optimizer) compiled by XLA:GPU or XLA:TPU of jax "
-        f"{jax.__version__} for clusters that were not there ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
-        "HBM is arguments + outputs + temporaries - aliases, GiB of one device. Copies are exposed where no matrix "
-        "product or loop with one stands between their start and their end in the compiled schedule. Made by "
-        "`python benchmarks/fit.py`.",
+        f"The train step of each plan (forward, backward, optimizer) compiled by XLA:GPU or XLA:TPU of jax "
+        f"{jax_version} for clusters that were not there ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
+        "none was run. HBM is arguments + outputs + temporaries - aliases, GiB of one device. A copy is exposed if the "
+        "compiled schedule has no matrix product, and no loop with one, between the copy's start and its end. "
+        "Predictions are today's planner's, of the plans that were compiled.",
         "",
         *summary(rows),
         "",
         *table(rows),
     ]
-    write_block(DOCUMENT, "fit", "\n".join(text))
+    return "\n".join(text)
+
+
+def write(rows: list[dict[str, Any]], jax_version: str) -> None:
+    """Write the results, a row a line, and the block of the document."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    RESULTS.write_text(f'{{"jax": {json.dumps(jax_version)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+    write_block(DOCUMENT, "fit", block(rows, jax_version))
 
 
 def main(words: list[str]) -> int:
     """Measure the cases asked for, keep the others, write the results after each."""
     prepare_environment()
-    rows = load()
-    chosen = [case for case in CASES if not words or any(word in case.name for word in words)]
-    for case in chosen:
-        rows[case.name] = measure(case)
-        row = rows[case.name]
+    import jax
+
+    results = load()
+    for case in CASES:
+        if words and not any(word in case.name for word in words):
+            continue
+        row = measure(case)
         print(f"{case.name}: {errors([row], 'hbm_bytes')[0]:+.1%}, compiled in {row['compile_s']:.0f} s", flush=True)
-        write([rows[case.name] for case in CASES if case.name in rows])
-    kept = [predicted_again(case, rows[case.name]) for case in CASES if case.name in rows]
-    write(kept)
-    print("\n".join(summary(kept)))
+        others = [other for other in results["rows"] if other["name"] != case.name]
+        results = {"jax": jax.__version__, "rows": [*others, row]}
+        write(predicted_rows(results), jax.__version__)
+    print("\n".join(summary(results["rows"])))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The plans on which the planner's bytes are held against the compiler's; see fit.py."""
+"""The plans on which the planner's bytes are compared with the compiler's; see fit.py."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ class Case:
         chunks: their number; "auto" where the planner may choose everything.
         stash: places of inputs, attention, rest by first letter (keep, host, recompute).
         more: other settings by group.
-        calibrated: whether the planner's constants were counted in this one's program.
+        calibrated: whether the planner's constants were counted in this case's program.
     """
 
     cluster: str
@@ -31,8 +31,13 @@ class Case:
     calibrated: bool = False
 
     @property
+    def unequal(self) -> bool:
+        """Whether chunks of several lengths were asked for."""
+        return self.more.get("sequence", {}).get("balance") == "flops"
+
+    @property
     def name(self) -> str:
-        """What tells the case from others."""
+        """The words that tell the case from others."""
         parts = [self.model, self.cluster, "x".join(map(str, self.mesh)) or "auto", f"{self.length // K}K", self.stash]
         settings = [f"{key}={value}" for group in self.more.values() for key, value in group.items()]
         return " ".join([part for part in parts if part] + settings)
@@ -58,11 +63,12 @@ class Case:
 
 _HALF = {"stash": {"kv_grad_dtype": "bfloat16"}}
 _EQUAL = {"sequence": {"balance": "equal"}}
+_UNEQUAL = {"sequence": {"balance": "flops"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
 
 CASES = (
-    # The constants of planner/memory.py were counted in these.
+    # The constants of planner/memory.py were counted in these programs.
     Case(
         cluster="a100-80g:16x8",
         model="gpt-7b",
@@ -121,7 +127,7 @@ CASES = (
         calibrated=True,
     ),
     Case(cluster="v5p:2x2x4", model="llama3-8b", mesh=(4, 4), length=512 * K, chunks=32, stash="hhr", calibrated=True),
-    # These were held out.
+    # These cases were held out.
     Case(cluster="a100-80g:16x8", model="gpt-7b", length=4096 * K),
     Case(cluster="a100-80g:8x8", model="gpt-7b", length=4096 * K),
     Case(cluster="h100:1x8", model="llama3-8b", length=1536 * K),
@@ -164,4 +170,7 @@ CASES = (
     Case(cluster="h100:8x8", model="qwen3-32b", mesh=(8, 8), length=512 * K, chunks=32, stash="hhr", more=_HALF),
     Case(cluster="b200:2x8", model="mistral-7b-v0.3", mesh=(2, 8), length=512 * K, chunks=32, stash="hrr"),
     Case(cluster="v5p:4x4x4", model="gpt-13b", mesh=(8, 8), length=256 * K, chunks=16, stash="hhr"),
+    # Chunks of several lengths on TPUs; held out as well.
+    Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
+    Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),
 )

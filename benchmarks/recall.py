@@ -101,7 +101,7 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
     params = nnx.state(model, nnx.Param)
     state, training, found = (params, optimizer.init(params)), batches(data.training), []
     step = jax.jit(step, donate_argnums=0)
-    # Sharded results are traced anew, so the cut lasts for the whole run; validation has no gradients to cut.
+    # Sharded results are traced again, so the cut lasts for the whole run; validation has no gradients to cut.
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     for done in range(1, config.train.steps + 1):
         with prefix_gradient_cut() if cut else nullcontext():

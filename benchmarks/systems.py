@@ -1,8 +1,8 @@
 """Systems that others published, modelled with this project's cost of compute and their own way of sending and waiting.
 
-What differs from the product, and so lives here: Megatron splits weights over the tensor-parallel GPUs of a stage and
-gathers activations; stages run freely instead of in lock-step; the last stage alone computes the head; context-parallel
-systems have no stages and hide their ring.
+These systems differ from this project in four ways. Megatron splits weights over the tensor-parallel GPUs of a stage
+and gathers activations. Its stages run freely instead of in lock-step. Its last stage alone computes the head.
+Context-parallel systems have no stages and hide their ring.
 """
 
 import math
@@ -22,12 +22,34 @@ Op = tuple[str, int, int, int]  # kind, sequence, segment, virtual stage
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scales:
+    """Factors on rates and costs that are taken from datasheets, not calibrated; 1: as they are.
+
+    Args:
+        hbm: bytes a second of device memory.
+        link: bytes a second between GPUs of a node.
+        network: bytes a second between nodes.
+        host_link: bytes a second to the host.
+        overhead_tokens: tokens that a matmul waits for its weights.
+        attention_backward: seconds of attention's backward for one of its forward.
+    """
+
+    hbm: float = 1.0
+    link: float = 1.0
+    network: float = 1.0
+    host_link: float = 1.0
+    overhead_tokens: float = 1.0
+    attention_backward: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The constants that are calibrated."""
+    """The constants that are calibrated, and factors on those that are not."""
 
     matmul_efficiency: float
     attention_efficiency: float
     overhead_s: float
+    scales: Scales = Scales()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +66,9 @@ class Setup:
         segments: parts of equal FLOPs that a sequence is cut into.
         interleave: virtual stages of a stage.
         vocab_size: 0: the preset's.
-        recompute_linear: whether backward computes the linear parts anew.
-        recompute_attention: share of the (query, key) pairs whose attention backward computes anew.
+        heads: query heads, key-value heads and their size; empty: the preset's.
+        recompute_linear: whether backward recomputes the linear parts.
+        recompute_attention: share of the (query, key) pairs whose attention backward recomputes.
         offload: "none", "hidden" (copies hide behind compute), or "full" (everything is copied, and waited for).
         no_bubble: whether idle stages are put to use, at no cost.
         context: GPUs over which a system without stages spreads the sequence; 0: there are stages.
@@ -63,6 +86,7 @@ class Setup:
     segments: int = 1
     interleave: int = 1
     vocab_size: int = 0
+    heads: tuple[int, ...] = ()
     recompute_linear: bool = False
     recompute_attention: float = 0.0
     offload: str = "none"
@@ -80,7 +104,8 @@ class Setup:
 @lru_cache
 def model_of(setup: Setup) -> ModelConfig:
     """Returns the model shape of a setup."""
-    model = {"preset": setup.model, **({"vocab_size": setup.vocab_size} if setup.vocab_size else {})}
+    heads = dict(zip(("num_heads", "num_kv_heads", "head_dim"), setup.heads, strict=False))
+    model = {"preset": setup.model, **heads, **({"vocab_size": setup.vocab_size} if setup.vocab_size else {})}
     return config_from_dict({"model": model, "sequence": {"length": setup.length}, "train": {"steps": 1}}).model
 
 
@@ -110,15 +135,18 @@ def segment_lengths(setup: Setup) -> list[int]:
 
 
 def _costs(setup: Setup, rates: Rates, *, layers: int, devices: int, attention: bool = False) -> CostModel:
-    device = DEVICES[setup.gpu]
+    device, scales = DEVICES[setup.gpu], rates.scales
     device = replace(
         device,
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,
+        attention_backward=device.attention_backward * scales.attention_backward,
         overhead_s=rates.overhead_s,
-        network_bytes_s=setup.network_bytes_s,
+        hbm_bytes_s=device.hbm_bytes_s * scales.hbm,
+        link_bytes_s=device.link_bytes_s * scales.link,
+        network_bytes_s=setup.network_bytes_s * scales.network,
         # Split weights are read by every GPU in part; whole ones by every GPU.
-        overhead_tokens=device.overhead_tokens // setup.tensor,
+        overhead_tokens=int(device.overhead_tokens * scales.overhead_tokens) // setup.tensor,
     )
     if not setup.context:
         # Gradients of split weights are charged in `_Stages`.
@@ -133,6 +161,8 @@ def _costs(setup: Setup, rates: Rates, *, layers: int, devices: int, attention: 
         compute_bytes=2,
         recompute_linear=setup.recompute_linear,
         recompute_attention=attention,
+        kernel="cudnn",
+        length=setup.length,
     )
 
 
@@ -140,10 +170,10 @@ def _context_step_s(setup: Setup, rates: Rates) -> float:
     """Returns the seconds of a step without stages: compute alone, unless heads are exchanged in the open."""
     model = model_of(setup)
     costs = _costs(setup, rates, layers=model.num_layers, devices=setup.context)
-    anew = replace(costs, recompute_attention=True)
+    recomputed = replace(costs, recompute_attention=True)
     forward, backward = (costs.compute_s(kind, 0, setup.length) for kind in "FB")
-    again = setup.recompute_attention * (anew.compute_s("B", 0, setup.length) - backward)
-    sent = sum(anew.transfer_s(kind, 0, setup.length) for kind in "FB") if setup.ulysses else 0.0
+    again = setup.recompute_attention * (recomputed.compute_s("B", 0, setup.length) - backward)
+    sent = sum(recomputed.transfer_s(kind, 0, setup.length) for kind in "FB") if setup.ulysses else 0.0
     return forward + backward + again + sent + costs.compute_s("H", 0, setup.length)
 
 
@@ -158,10 +188,12 @@ class _Stages:
         self.lengths = segment_lengths(setup)
         self.starts = list(accumulate(self.lengths, initial=0))
         self.cache: dict[tuple[str, int, bool], float] = {}
-        cluster = Cluster(device=self.costs.cluster.device, num_hosts=99, devices_per_host=8, host_bytes=0)
+        device = self.costs.cluster.device
+        cluster = Cluster(device=device, num_hosts=99, devices_per_host=8, host_bytes=0)
+        self.hbm_bytes_s = DEVICES[setup.gpu].hbm_bytes_s * rates.scales.hbm
         # A collective over several nodes crosses between them on the adapters of all GPUs of a node.
-        across = min(GPU.link_bytes_s, setup.network_bytes_s * GPUS_PER_NODE)
-        self.tensor_link = GPU.link_bytes_s if setup.tensor <= GPUS_PER_NODE else across
+        across = min(device.link_bytes_s, device.network_bytes_s * GPUS_PER_NODE)
+        self.tensor_link = device.link_bytes_s if setup.tensor <= GPUS_PER_NODE else across
         self.hop_link = cluster.link_bytes_s(setup.tensor * setup.pipe)
 
     def seconds(self, op: Op) -> float:
@@ -189,9 +221,9 @@ class _Stages:
         if kind == "B" and setup.recompute_linear:
             seconds += self.layers * 4 * gathered
         if setup.offload == "full":
-            seconds = max(seconds, self.offload_bytes(tokens) / setup.host_link_bytes_s)
+            seconds = max(seconds, self.offload_bytes(tokens) / (setup.host_link_bytes_s * self.rates.scales.host_link))
         if last:
-            # The head and loss stand on the last stage alone, a third of them in the forward.
+            # Only the last stage computes head and loss, a third of them in the forward.
             seconds += self.costs.compute_s("H", start, tokens) * (1 if kind == "F" else 2) / 3 + gathered
         return seconds + self.rates.overhead_s
 
@@ -200,12 +232,12 @@ class _Stages:
         return size * (self.setup.tensor - 1) / self.setup.tensor / self.tensor_link
 
     def _hbm_s(self, kind: str, reach: int) -> float:
-        """Returns what device memory adds: float32 gradients are summed, the cache of k and v is put together anew."""
+        """Returns what device memory adds: float32 gradients are summed, the cache of k and v is copied."""
         layer = layer_costs(self.model)
         weights = layer.params / self.setup.tensor * 8 if kind == "B" else 0
         prefix = reach * layer.kv_elements * 2 / self.setup.tensor if self.setup.segments > 1 else 0
         # Forward reads and writes the cache; backward writes the prefix's gradient, reads it and the sum, writes that.
-        return self.layers * (weights + prefix * (2 if kind == "F" else 4)) / GPU.hbm_bytes_s
+        return self.layers * (weights + prefix * (2 if kind == "F" else 4)) / self.hbm_bytes_s
 
     def offload_bytes(self, tokens: int) -> float:
         """Returns the bytes of a segment's activations on a GPU, k and v (4 of 38 h) excepted."""
@@ -342,15 +374,15 @@ def longest_tokens(setup: Setup) -> float:
     """
     model, devices = model_of(setup), setup.tensor * setup.pipe
     hidden = model.hidden_size
-    room = GPU.hbm_bytes * 0.95 - _state_bytes(setup) - _FRAMEWORK_BYTES
+    free_bytes = GPU.hbm_bytes * 0.95 - _state_bytes(setup) - _FRAMEWORK_BYTES
     if setup.offload != "none":
         # While a chunk computes, the copy of the one before may still be under way.
         chunk = 2 * _TOKEN_BYTES * hidden * max(segment_lengths(setup)) * model.num_layers / devices
         resident = 2 * layer_costs(model).kv_elements * 2 * model.num_layers / devices
         host = 34 * hidden * model.num_layers * GPUS_PER_NODE / devices
-        return min((room - chunk) / resident, NODE_BYTES / host)
+        return min((free_bytes - chunk) / resident, NODE_BYTES / host)
     inputs = 2 * hidden * model.num_layers / devices
-    return room / (inputs + _TOKEN_BYTES * hidden / devices + 4 * 2 * hidden + 10 * model.vocab_size / devices)
+    return free_bytes / (inputs + _TOKEN_BYTES * hidden / devices + 4 * 2 * hidden + 10 * model.vocab_size / devices)
 
 
 Predict = Callable[[Setup, Rates], float]

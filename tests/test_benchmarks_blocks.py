@@ -35,6 +35,6 @@ def test_a_missing_file_is_made(tmp_path):
 def test_broken_marks_are_refused_and_nothing_is_written(tmp_path, text):
     path = tmp_path / "page.md"
     path.write_text(text)
-    with pytest.raises(ValueError, match="mend the marks"):
+    with pytest.raises(ValueError, match="restore the marks"):
         write_block(path, "a", "one")
     assert path.read_text() == text

@@ -57,4 +57,4 @@ def test_searched_plans_are_not_slower_than_the_papers(monkeypatch):
     (setting,) = table4.settings()
     assert setting.searched.fits and setting.gain(setting.paper) >= 1 and setting.gain(setting.published) >= 1
     assert len(setting.published.plan.chunk_lengths) == rows[length]
-    assert "7B 512K" in table4.report([setting]) and "slower on 0" in table4.report([setting])
+    assert "7B 512K" in table4.report([setting]) and "longer on 0" in table4.report([setting])

@@ -8,7 +8,6 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.counts import chunk_pairs, layer_costs, vocabulary_params
 from sppo_jax.plan.diagonals import TickShape
-from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.table import Unit
 from sppo_jax.planner.costs import CostModel, cost_model
@@ -50,7 +49,7 @@ def test_units_compute_their_flops_and_padding_in_linear_layers_alone():
     backward = 2 * (3 * LAYER.linear_flops * 8 + 2.5 * LAYER.pair_flops * pairs) / 4
     assert model.seconds("B", 16, 8) == backward
     assert model.seconds("H", 16, 8) == 3 * 2 * 100 * 8 * 2 / 2
-    of_table = model.of_table(make_table("gpipe", 2, 1, (16, 8)))
+    of_table = model.of_chunks((16, 8))
     assert of_table(Unit("B", 0, 1, 0), TickShape(8, 24)) == backward
     padded = of_table(Unit("F", 0, 1, 0), TickShape(16, 24)) - model.seconds("F", 16, 8)
     assert padded == 2 * LAYER.linear_flops * 2

@@ -101,11 +101,12 @@ class Table:
     @property
     def chunk_starts(self) -> tuple[int, ...]:
         """First token of each chunk, and behind them the length of a sequence."""
-        return _chunk_starts(self.chunk_lengths)
+        return chunk_starts(self.chunk_lengths)
 
 
 @lru_cache(maxsize=1024)
-def _chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
+def chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the first token of each chunk, and behind them the length of a sequence."""
     return tuple(accumulate(chunk_lengths, initial=0))
 
 

@@ -27,7 +27,7 @@ from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, hea
 from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.ring import AttentionShape, Ring
-from sppo_jax.plan.table import Table, Unit
+from sppo_jax.plan.table import Unit, chunk_starts
 from sppo_jax.planner.params import stage_params
 
 _FLOAT32 = 4
@@ -143,9 +143,9 @@ class CostModel:
         updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
         return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s
 
-    def of_table(self, table: Table) -> Callable[[Unit, TickShape], float]:
+    def of_chunks(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, TickShape], float]:
         """Returns the costs that `simulate` asks for; a chunk's are the same on every stage and in every sequence."""
-        starts, lengths = table.chunk_starts, table.chunk_lengths
+        starts, lengths = chunk_starts(chunk_lengths), chunk_lengths
         known: dict[tuple[str, int, TickShape], float] = {}
 
         def seconds(unit: Unit, tick: TickShape) -> float:

@@ -172,7 +172,7 @@ def simulation_of(plan: Plan, config: Config, cluster: Cluster | None = None) ->
 
 
 def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) -> Simulation:
-    return simulate(table, costs.of_table(table), copy_seconds(table, shape, stash, costs))
+    return simulate(table, costs.of_chunks(table.chunk_lengths), copy_seconds(table, shape, stash, costs))
 
 
 def _outline_of(request: Request, choice: Choice) -> Table:

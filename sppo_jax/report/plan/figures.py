@@ -138,7 +138,7 @@ def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures
         ulysses=plan.ulysses,
         compute_bytes=costs.compute_bytes,
     )
-    seconds_of = costs.of_table(outline)
+    seconds_of = costs.of_chunks(outline.chunk_lengths)
     step = simulate(outline, seconds_of, copy_seconds(outline, shape, plan.stash, costs))
     table = drawn_table(plan)
     simulation = simulate(table, seconds_of, copy_seconds(table, shape, plan.stash, costs))
@@ -211,7 +211,7 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
         parts["attention"] += share * (compute_s - without_scores_s)
         parts["linear"] += share * (without_scores_s - rest_s)
         parts["sums"] += share * rest_s
-    alone = simulate(table, costs.of_table(table))
+    alone = simulate(table, costs.of_chunks(table.chunk_lengths))
     parts["copies"] = simulation.step_s - alone.step_s
     parts["bubble"] = alone.step_s - sum(alone.busy_s) / table.num_stages
     parts["update"] = step_s - simulation.step_s

@@ -108,7 +108,7 @@ def _picture(figures: Figures, window: Window, title: str) -> str:
         LinkUse(stage=copy.stage, tick=copy.tick, out=copy.out, seconds=figures.copy_s(copy)) for copy in figures.copies
     ]
     table = figures.table
-    costs = figures.costs.of_table(table)
+    costs = figures.costs.of_chunks(table.chunk_lengths)
     svg = timeline_svg(table, costs, width=WIDTH, title=f"{table.name}: {title}", links=links, window=window)
     return f"<div class='wide'>{svg}</div>"
 

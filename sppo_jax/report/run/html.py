@@ -202,7 +202,7 @@ def _plan(figures: RunFigures) -> list[str]:
         return parts
     try:
         drawn = drawn_table(plan)
-        costs = costs_of(plan, config).of_table(drawn)
+        costs = costs_of(plan, config).of_chunks(drawn.chunk_lengths)
         title = f"{plan.schedule.name}: one step, as predicted"
         svg = timeline_svg(drawn, costs, width=_TIMELINE, title=title)
     except ValueError as error:  # a plan that was given by hand need not be one that the planner can price

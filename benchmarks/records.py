@@ -1,0 +1,94 @@
+"""Compares this project's plans with the records of other systems, on their own cells, in docs/records.md.
+
+    python benchmarks/records.py                 print
+    python benchmarks/records.py --write         print, and write the block `records` of docs/records.md
+
+Theirs are published figures of runs. Ours are plans: nothing was run on a GPU or TPU.
+No jax needed; takes two minutes.
+"""
+
+import argparse
+import warnings
+from pathlib import Path
+from typing import Any
+
+from blocks import write_block
+from record_cells import LENGTHS, THROUGHPUT, Record
+
+from sppo_jax.hardware import parse_cluster
+from sppo_jax.planner.limits import max_length
+from sppo_jax.planner.search import search
+
+PAGE = Path(__file__).parents[1] / "docs" / "records.md"
+# The planner's mean error on published throughput is about a tenth, so a smaller lead decides nothing.
+CLOSE = 0.10
+
+
+def throughput_row(record: Record) -> str:
+    """Plans a record's setting and writes its row."""
+    found = _quiet(lambda: search(record.config(), parse_cluster(record.cluster)))
+    plan = found.plan
+    devices = plan.mesh.data * plan.mesh.pipe * plan.mesh.seq
+    ours = record.per_step * record.length / (devices * plan.predicted.step_s)
+    mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}, {len(plan.chunk_lengths)} chunks"
+    if not found.fits:
+        return _row(record, f"{record.figure:.1f}", "no plan fits", f"{record.theirs}")
+    lead = ours / record.figure - 1
+    leader = f"ours by {lead:.0%}, if the plan holds" if lead > 0 else f"{record.theirs} by {1 / (lead + 1) - 1:.0%}"
+    close = -CLOSE < lead < CLOSE
+    leader = f"too close to say (ours {lead:+.0%})" if close else leader
+    return _row(record, f"{record.figure:.1f}", f"{ours:.1f} ({mesh})", leader)
+
+
+def length_row(record: Record) -> str:
+    """Searches the longest sequence of a record's setting and writes its row."""
+    bound = _quiet(lambda: max_length(record.config(), parse_cluster(record.cluster), budget_s=600))
+    theirs = f"{record.figure / 1e6:.2f}M"
+    if bound.best is None:
+        return _row(record, theirs, "none fits", record.theirs)
+    ours = bound.best.size
+    leader = f"ours, {ours / record.figure:.1f} times as long, if the plan holds"
+    if ours < record.figure:
+        leader = f"{record.theirs}, {record.figure / ours:.1f} times as long"
+    return _row(record, theirs, f"{ours / 1e6:.2f}M", leader)
+
+
+def _quiet(make: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a plan that does not fit is an answer here
+        return make()
+
+
+def _row(record: Record, theirs: str, ours: str, leader: str) -> str:
+    leader += f"; {record.remark}" if record.remark else ""
+    return f"| {record.cell} | {record.theirs} | {theirs} | {record.source} | {ours} | {leader} |"
+
+
+_HEAD = "| setting | their system | {theirs} | source | ours, planned, not run | leads |\n|---|---|---|---|---|---|\n"
+
+
+def report() -> str:
+    """Writes the block."""
+    return "\n".join(
+        [
+            "**Tokens a second a device**\n",
+            _HEAD.format(theirs="theirs, run") + "\n".join(map(throughput_row, THROUGHPUT)),
+            "\n**Longest sequence, in millions of tokens**\n",
+            _HEAD.format(theirs="theirs, run") + "\n".join(map(length_row, LENGTHS)),
+        ]
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write the block `records` of docs/records.md")
+    args = parser.parse_args(arguments)
+    text = report()
+    print(text)
+    if args.write:
+        write_block(PAGE, "records", text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

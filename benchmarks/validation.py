@@ -1,0 +1,85 @@
+"""Re-makes every block of docs/validation.md that needs no clock and no compiler, and the pictures beside them.
+
+    python benchmarks/validation.py
+
+The blocks `papers`, `table4` and `bubble` are predictions alone. Of `clock` and `fit` the predicted columns are made
+again; the measured and compiled columns come from results/clock_cpu_2dev.json and results/fit.json, which
+`python benchmarks/clock.py` and `python benchmarks/fit.py` write. Takes about half a minute.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import bubble  # noqa: E402
+import clock  # noqa: E402
+import fit  # noqa: E402
+import papers  # noqa: E402
+import table4  # noqa: E402
+from blocks import write_block  # noqa: E402
+from calibration import calibrate, predictions  # noqa: E402
+from published import published_cells  # noqa: E402
+
+DOCS, RESULTS = HERE.parent / "docs", HERE / "results"
+COMMAND = "python benchmarks/validation.py"
+Files = dict[str, str]  # paths from the root of the repository, and their text
+
+
+def papers_block() -> tuple[str, Files]:
+    """Returns the block `papers` and its picture."""
+    cells = published_cells()
+    rates = calibrate(cells)
+    rows = predictions(cells, rates)
+    return papers.block(rates, rows), {"docs/papers.svg": papers.picture(rows)}
+
+
+def table4_block() -> tuple[str, Files]:
+    """Returns the block `table4`."""
+    return table4.report(list(table4.settings())), {}
+
+
+def bubble_block() -> tuple[str, Files]:
+    """Returns the block `bubble` and its picture."""
+    found, gained = list(bubble.points()), bubble.gain()
+    return bubble.report(found, gained), {"docs/bubble.svg": bubble.picture(found, gained)}
+
+
+def clock_block() -> tuple[str, Files]:
+    """Returns the block `clock` and its picture."""
+    stored = json.loads((RESULTS / "clock_cpu_2dev.json").read_text(encoding="utf-8"))
+    report = clock.predicted_again(stored)
+    return clock.block(report), {"docs/clock.svg": clock.picture(report["rows"])}
+
+
+def fit_block() -> tuple[str, Files]:
+    """Returns the block `fit`."""
+    results = fit.load()
+    return fit.block(fit.predicted_rows(results), results["jax"]), {}
+
+
+BLOCKS: dict[str, Callable[[], tuple[str, Files]]] = {
+    "papers": papers_block,
+    "table4": table4_block,
+    "bubble": bubble_block,
+    "clock": clock_block,
+    "fit": fit_block,
+}
+
+
+def main() -> int:
+    """Writes all blocks and pictures."""
+    for name, make in BLOCKS.items():
+        text, files = make()
+        write_block(DOCS / "validation.md", name, text)
+        for path, content in files.items():
+            (HERE.parent / path).write_text(content + "\n", encoding="utf-8")
+        print(f"{name}: written", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

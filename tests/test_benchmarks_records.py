@@ -1,0 +1,43 @@
+"""The table of records: rows are what the planner finds today, and a small lead decides nothing."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import records  # noqa: E402
+from blocks import read_block  # noqa: E402
+
+STALE = "docs/records.md is stale: make it again with `python benchmarks/records.py --write`"
+ROWS = {record.cell + record.theirs: record for record in records.THROUGHPUT}
+
+
+@pytest.mark.parametrize("name", ["7B, 4M, 64 A800BurstEngine", "Qwen3-8B, 1M, 8 H100TRL", "7B, 1M, 8 A800MEMO"])
+def test_throughput_is_todays(name):
+    assert records.throughput_row(ROWS[name]) in read_block(records.PAGE, "records"), STALE
+
+
+@pytest.mark.parametrize("cell", ["8B, 1 H200", "7B, 8 A800"])
+def test_lengths_are_todays(cell):
+    record = next(record for record in records.LENGTHS if record.cell == cell)
+    assert records.length_row(record) in read_block(records.PAGE, "records"), STALE
+
+
+def test_every_record_has_a_row_and_its_source():
+    block = read_block(records.PAGE, "records")
+    for record in (*records.THROUGHPUT, *records.LENGTHS):
+        assert f"| {record.cell} | {record.theirs} |" in block and record.source in block, STALE
+        assert "[V]" in record.source or "[C]" in record.source
+
+
+def test_who_leads(monkeypatch):
+    record = replace(ROWS["7B, 4M, 64 A800BurstEngine"], length=2**20)
+    plan = records.search(record.config(), records.parse_cluster(record.cluster))
+    ours = record.length / (64 * plan.plan.predicted.step_s)
+    monkeypatch.setattr(records, "search", lambda *_: plan)
+    leaders = {factor: records.throughput_row(replace(record, figure=ours * factor)) for factor in (0.5, 0.95, 1.05, 2)}
+    assert "ours by 100%, if the plan holds" in leaders[0.5] and "BurstEngine by 100%" in leaders[2]
+    assert "too close to say" in leaders[0.95] and "too close to say" in leaders[1.05]

@@ -1,6 +1,7 @@
 """Devices, clusters and measured figures: what is read, and what is refused in one line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -154,3 +155,29 @@ def test_measured_figures_take_the_place_of_the_datasheet(tmp_path):
 def test_figures_of_another_device_are_refused(tmp_path):
     with pytest.raises(ValueError, match="planned for, h100, got .*profile.json, measured on h200: measure there"):
         measured(DEVICES["h100"], write(tmp_path, PROFILE))
+
+
+def test_float32_is_slower_than_bfloat16_on_a_gpu_and_not_on_a_tpu():
+    gpu, tpu, cpu = (DEVICES[name] for name in ("a100-80g", "v5p", "cpu"))
+    assert gpu.linear_flops_s(4) == gpu.linear_flops_s(2) / 2 == 312e12 * 0.571 / 2
+    assert tpu.linear_flops_s(4) == tpu.linear_flops_s(2)
+    assert cpu.linear_flops_s(8) == cpu.linear_flops_s(4) / 2
+    assert gpu.linear_flops_s(8) == gpu.linear_flops_s(2) / 16
+
+
+def test_the_blockwise_kernel_is_bound_by_the_scores_it_moves():
+    device = DEVICES["h100"]
+    assert device.attention_flops_s(2, "cudnn", 128) == 989e12 * 0.5
+    # 4 * 128 FLOPs a score, 12 bytes of it in float32 and 4 of its exponential in bfloat16.
+    assert device.attention_flops_s(2, "blockwise", 128) == 512 * 3.35e12 / 16
+    assert DEVICES["v5p"].attention_flops_s(4, "blockwise", 64) == 256 * 2.765e12 / 20
+    # What was measured, or a CPU's figure, is of the blockwise kernel already.
+    assert replace(device, attention_block=512).attention_flops_s(2, "blockwise", 128) == 989e12 * 0.5
+    assert DEVICES["cpu"].attention_flops_s(4, "blockwise", 64) == 5e10
+
+
+def test_the_devices_of_a_host_share_its_memory():
+    assert parse_cluster("a100-80g:2x8").host_link_bytes_s == 13e9
+    assert parse_cluster("h100:2x8").host_link_bytes_s == 614e9 / 16
+    assert parse_cluster("h100:2x4").host_link_bytes_s == 50e9
+    assert make_cluster(DEVICES["cpu"], 2).host_link_bytes_s == 10e9

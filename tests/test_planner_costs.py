@@ -160,6 +160,16 @@ def test_sums_between_hosts_use_the_adapters_of_all_members_of_a_host():
     assert seconds(4, 1, 2) == pytest.approx(seconds(2, 2, 2) * 2)
 
 
+def test_pipelines_inside_a_host_sum_over_its_links():
+    rates = dict(link_bytes_s=1e9, network_bytes_s=1e3)
+    near = replace(PLAIN, **rates)
+    inside, across = (
+        replace(costs(2, 2, data=2, **rates), cluster=replace(make_cluster(near, 8), **shape)).step_overhead_s()
+        for shape in ({"num_hosts": 1, "devices_per_host": 8}, {"num_hosts": 2, "devices_per_host": 4})
+    )
+    assert across == pytest.approx(inside * 1e9 / 2e3)
+
+
 def test_factors_must_make_up_the_axis():
     with pytest.raises(ValueError, match="ulysses \\* ring must be mesh.seq=4, got 2 \\* 1"):
         replace_seq = MeshShape(data=1, pipe=1, seq=4)

@@ -110,9 +110,10 @@ def test_more_sequences_and_longer_chunks_need_more():
 
 def test_fits_leaves_a_reserve_and_looks_at_the_host_too():
     cluster = replace(make_cluster(replace(DEVICES["cpu"], hbm_bytes=1000), 2), host_bytes=200)
-    assert Memory(hbm={"a": 900, "b": 10}, host=100).fits(cluster)
-    assert not Memory(hbm={"a": 990}, host=0).fits(cluster)
-    assert not Memory(hbm={"a": 10}, host=101).fits(cluster)
+    # 6% of a device's memory stay free, and 5% of its part of the host's.
+    assert Memory(hbm={"a": 900, "b": 40}, host=95).fits(cluster)
+    assert not Memory(hbm={"a": 941}, host=0).fits(cluster)
+    assert not Memory(hbm={"a": 10}, host=96).fits(cluster)
 
 
 def test_a_tpu_keeps_tiles_and_copies_what_wants_another_layout():

@@ -9,6 +9,8 @@ Sources:
   a DGX has one 200 Gb/s (A100) or 400 Gb/s (H100 and later) adapter a GPU. Host links are what copies reach of PCIe
   gen 5 x16, about four fifths; on the A100, where pairs of GPUs share a gen 4 x16 link, 13 GB/s (SPPO's Fig. 5: 12.9
   to 14.4; PipeOffload takes 15).
+  Memory of hosts: 16 channels of DDR4-3200 (DGX A100) or DDR5-4800 (DGX H100, taken for later ones too); 384 GB/s a
+  GH200. Float32 products of GPUs are TF32, at half the peak; those of TPUs are passes of bfloat16 at the peak.
   Efficiencies of the A100 are calibrated on published runs by benchmarks/papers.py: attention on BurstAttention's own
   kernel benchmark (512K tokens, forward and backward), matmul on the 1F1B run of 7B, 32K tokens, 16 sequences in
   Seq1F1B's table. Those of all other devices are assumptions.
@@ -25,6 +27,8 @@ from sppo_jax.hardware.measured_figures import Profile, read_profile
 _GiB = 2**30
 # Above any machine; a planner that tries every divisor of more would not come back.
 _MOST_DEVICES = 2**20
+# Share of the peak in float64 on devices that compute in bfloat16.
+_FLOAT64_SHARE = 1 / 16
 # What collectives reach of NVLink's rate: nccl-tests' bus bandwidth on a DGX A100 is about 230 of 300 GB/s.
 _COLLECTIVE_SHARE = 0.77
 
@@ -53,6 +57,8 @@ class Device:
         tile: token counts a device computes are multiples of this.
         smallest_chunk: shortest chunk, in tokens over a whole stage, that still computes efficiently.
         compute_bytes: bytes of one activation in the default compute dtype.
+        host_memory_bytes_s: bytes a second of a usual host's memory, which the copies of all its devices share.
+        float32_share: share of the peak in float32, where `compute_bytes` is 2.
         assumed: whether the efficiencies are assumptions: neither calibrated on published runs nor measured.
     """
 
@@ -75,12 +81,45 @@ class Device:
     tile: int = 16
     smallest_chunk: int = 2048
     compute_bytes: int = 2
+    host_memory_bytes_s: float = math.inf
+    float32_share: float = 1.0
     assumed: bool = True
 
     @property
     def platform(self) -> str:
         """The compiler that makes its programs: "cpu", "gpu" or "tpu"."""
         return "cpu" if self.name == "cpu" else "tpu" if self.name.startswith("v") else "gpu"
+
+    def peak_flops_s(self, compute_bytes: int) -> float:
+        """Returns the peak FLOP/s of a matmul whose operands have elements of so many bytes."""
+        if compute_bytes <= self.compute_bytes:
+            return self.matmul_flops_s
+        if compute_bytes == 8:
+            return self.matmul_flops_s * (0.5 if self.compute_bytes == 4 else _FLOAT64_SHARE)
+        return self.matmul_flops_s * self.float32_share
+
+    def linear_flops_s(self, compute_bytes: int) -> float:
+        """Returns the FLOP/s that a long matmul reaches."""
+        return self.peak_flops_s(compute_bytes) * self.matmul_efficiency
+
+    def attention_flops_s(self, compute_bytes: int, kernel: str, head_dim: int) -> float:
+        """Returns the FLOP/s that attention over a long prefix reaches.
+
+        The figures of an accelerator are those of a fused kernel, unless they were measured. The blockwise kernel
+        passes its scores through device memory: in float32 they are written once and read twice, and their exponentials
+        are written and read in the compute dtype. So many bytes a second are then what limits it (an assumption: no
+        blockwise kernel was measured on an accelerator).
+
+        Args:
+            compute_bytes: bytes of an element.
+            kernel: "cudnn" or "blockwise".
+            head_dim: elements of a head.
+        """
+        reached = self.peak_flops_s(compute_bytes) * self.attention_efficiency
+        if kernel == "cudnn" or self.platform == "cpu" or self.attention_block:
+            return reached
+        score_bytes = 3 * max(4, compute_bytes) + 2 * compute_bytes
+        return min(reached, 4 * head_dim * self.hbm_bytes_s / score_bytes)
 
 
 def _gpu(
@@ -97,6 +136,7 @@ def _gpu(
     assumed: bool = True,
     host_bytes: int = 2 * 1000**4,
     devices_per_host: int = 8,
+    host_memory: float = 614e9,
 ) -> Device:
     return Device(
         name=name,
@@ -111,6 +151,8 @@ def _gpu(
         host_bytes=host_bytes,
         devices_per_host=devices_per_host,
         kernel="cudnn",
+        host_memory_bytes_s=host_memory,
+        float32_share=0.5,
         assumed=assumed,
     )
 
@@ -130,8 +172,9 @@ def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops:
     )
 
 
+_GRACE: dict[str, Any] = {"host_bytes": 4 * 480 * 1000**3, "devices_per_host": 4, "host_memory": 4 * 384e9}
 # Calibrated by benchmarks/papers.py.
-_A100: dict[str, Any] = {"matmul": 0.571, "attention": 0.574, "assumed": False}
+_A100: dict[str, Any] = {"matmul": 0.571, "attention": 0.574, "assumed": False, "host_memory": 410e9}
 
 DEVICES = {
     device.name: device
@@ -160,7 +203,7 @@ DEVICES = {
         # Without NVLink: devices of a host exchange over the PCIe link that their copies to the host share.
         _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, host_bytes=1000**4),
         # NVLink-C2C joins the chip to its own 480 GB; four chips a host.
-        _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, host_bytes=4 * 480 * 1000**3, devices_per_host=4),
+        _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, **_GRACE),
         _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12),
         _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12),
         _tpu("v4", 32, 1.228e12, 400, 50e9, 275e12),
@@ -197,6 +240,12 @@ class Cluster:
     def device_host_bytes(self) -> int:
         """Host memory that one device can have for itself."""
         return self.host_bytes // self.devices_per_host
+
+    @property
+    def host_link_bytes_s(self) -> float:
+        """Bytes a second of a device to its host, one way, while all devices of the host copy both ways."""
+        share = self.device.host_memory_bytes_s / (2 * self.devices_per_host)
+        return min(self.device.host_link_bytes_s, share)
 
     @property
     def name(self) -> str:
@@ -324,6 +373,8 @@ def with_profile(device: Device, profile: Profile) -> Device:
         attention_block=profile.attention_block,
         hbm_bytes_s=profile.hbm_bytes_s,
         host_link_bytes_s=profile.host_link_bytes_s or device.host_link_bytes_s,
+        # Copies were measured on all devices at once.
+        host_memory_bytes_s=math.inf if profile.host_link_bytes_s else device.host_memory_bytes_s,
         link_bytes_s=profile.link_bytes_s or device.link_bytes_s,
         overhead_s=profile.overhead_s,
         overhead_tokens=round(profile.overhead_tokens),

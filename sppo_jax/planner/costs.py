@@ -160,9 +160,11 @@ class CostModel:
     def _compute_rates(self) -> dict[str, tuple[float, float]]:
         """Seconds of a token of a device and of a (query, key) pair, over the layers of a virtual stage."""
         device = self.cluster.device
-        token_s = self.layers * self.layer.linear_flops / (device.matmul_flops_s * device.matmul_efficiency)
-        pair_s = self.layers * self.layer.pair_flops / (device.matmul_flops_s * device.attention_efficiency)
-        head_s = self.head_flops / (device.matmul_flops_s * device.matmul_efficiency * self.mesh.pipe)
+        linear_flops_s = device.linear_flops_s(self.compute_bytes)
+        attention_flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, self.head_dim)
+        token_s = self.layers * self.layer.linear_flops / linear_flops_s
+        pair_s = self.layers * self.layer.pair_flops / attention_flops_s
+        head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         return {
             "F": (token_s, pair_s),
             "B": (
@@ -194,7 +196,8 @@ class CostModel:
     def _stage_link(self) -> float:
         """Bytes a second of a sum over the devices of a stage, by the adapters of all its members on a host."""
         device, seq = self.cluster.device, self.mesh.seq
-        if self.mesh.data == 1 and seq <= self.cluster.devices_per_host:
+        span = seq if self.mesh.data == 1 else self.mesh.data * self.mesh.pipe * seq
+        if span <= self.cluster.devices_per_host:
             return device.link_bytes_s
         return min(device.link_bytes_s, device.network_bytes_s * min(seq, self.cluster.devices_per_host))
 

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from sppo_jax.hardware import Cluster
 from sppo_jax.plan.diagonals import diagonal_groups
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.table import Repeat, Table, Tick, Unit
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs, shape_of
-from sppo_jax.planner.memory import _RESERVE as RESERVE
 from sppo_jax.planner.memory import (
     Memory,
     backward_work,
     kv_heads_per_device,
     predict_memory,
     token_bytes,
+    usable_bytes,
+    usable_host_bytes,
 )
 from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition, smallest_chunk
@@ -64,7 +64,7 @@ class LowerBounds:
         # Diagonals that are read back at once have no copies: at most those of the last chunks.
         copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
         bytes_a_token = token_bytes(shape_of(self.request, layout), _stash(places, self.dtype)).away
-        copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.device.host_link_bytes_s
+        copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.host_link_bytes_s
         total = costs.step_overhead_s()
         for kind in "FB":
             # What is recomputed changes the backwards alone.
@@ -89,7 +89,7 @@ class LowerBounds:
     def excess_of(self, memory: Memory) -> float:
         """Returns by how much memory is over a limit, as a share of it; at most 0 if it fits."""
         cluster = self.request.cluster
-        return max(memory.hbm_bytes / usable_bytes(cluster) - 1, memory.host / cluster.device_host_bytes - 1)
+        return max(memory.hbm_bytes / usable_bytes(cluster) - 1, memory.host / usable_host_bytes(cluster) - 1)
 
     def _costs(self, layout: Layout, places: Places) -> CostModel:
         key = layout, _recomputed(places)
@@ -132,8 +132,8 @@ class LowerBounds:
         kv = more * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
         token = token_bytes(shape, stash)
         kept, away = (more * layout.interleave * size for size in (token.kept, token.away))
-        spilled = max(0, away - request.cluster.device_host_bytes)
-        host = self._host_bytes(layout, tokens, stash) / request.cluster.device_host_bytes - 1
+        spilled = max(0, away - usable_host_bytes(request.cluster))
+        host = self._host_bytes(layout, tokens, stash) / usable_host_bytes(request.cluster) - 1
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
         return max(host, (smallest.hbm_bytes + work + kv + kept + spilled) / usable_bytes(request.cluster) - 1)
 
@@ -201,11 +201,6 @@ def _tick_seconds(units: list[float], num_stages: int, num_groups: int) -> list[
 def _recomputed(places: Places) -> tuple[bool, ...]:
     """Returns what of places the seconds of units depend on."""
     return tuple(place == "recompute" for place in places)
-
-
-def usable_bytes(cluster: Cluster) -> int:
-    """Returns the device memory that a plan may take."""
-    return max(1, int(cluster.device.hbm_bytes * (1 - RESERVE)))
 
 
 def _stash(places: Places, kv_grad_dtype: str) -> StashPlan:

@@ -25,6 +25,8 @@ _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
 # fetched), and copies K, V and what is kept once between forward and backward, which want other layouts.
 _TPU_ROWS, _TPU_LANES, _TPU_PARTS = 8, 128, 4
+# Share of a host's memory that stays free: the system, reading data, the copies of a save.
+_HOST_RESERVE = 0.05
 # Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
 _RESERVE = 0.06
 
@@ -70,13 +72,22 @@ class Memory:
 
     def fits(self, cluster: Cluster) -> bool:
         """Returns whether a device, with a small reserve, has this much."""
-        room = cluster.device.hbm_bytes * (1 - _RESERVE)
-        return self.hbm_bytes <= room and self.host <= cluster.device_host_bytes
+        return self.hbm_bytes <= usable_bytes(cluster) and self.host <= usable_host_bytes(cluster)
 
     def describe(self) -> str:
         """Returns the parts, largest first."""
         parts = sorted(self.hbm.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
+
+
+def usable_bytes(cluster: Cluster) -> int:
+    """Returns the device memory that a plan may take."""
+    return max(1, int(cluster.device.hbm_bytes * (1 - _RESERVE)))
+
+
+def usable_host_bytes(cluster: Cluster) -> int:
+    """Returns the host memory that a plan may take for a device."""
+    return max(1, int(cluster.device_host_bytes * (1 - _HOST_RESERVE)))
 
 
 def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:

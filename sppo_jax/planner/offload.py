@@ -19,7 +19,7 @@ from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, remembered
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import Shape, stash_bytes, token_bytes
+from sppo_jax.planner.memory import Shape, stash_bytes, token_bytes, usable_host_bytes
 from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
@@ -98,7 +98,7 @@ def choose_alpha(
     Raises:
         ValueError: a list of the wrong length.
     """
-    device, host_bytes = costs.cluster.device, costs.cluster.device_host_bytes
+    cluster, host_bytes = costs.cluster, usable_host_bytes(costs.cluster)
     groups, hides = diagonal_groups(table), hides_copies(table)
     if isinstance(requested, Sequence) and not isinstance(requested, str):
         if len(requested) != len(groups):
@@ -117,9 +117,8 @@ def choose_alpha(
         return replace(stash, alpha=tuple(by_group[group] for group in groups)), f"{requested} as requested; {zeros}"
     if requested == "hidden":
         shares = _hidden_shares(stash, table, shape, costs)
-        why = (
-            f"the largest share whose copy at {device.host_link_bytes_s / 1e9:.3g} GB/s hides behind the chunk; {zeros}"
-        )
+        rate = f"{cluster.host_link_bytes_s / 1e9:.3g} GB/s"
+        why = f"the largest share whose copy at {rate} hides behind the chunk; {zeros}"
     else:
         shares = [float(hidden) for hidden in hides]
         why = f"all of it, to save device memory; {zeros}"
@@ -153,7 +152,7 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
     if not token.away:
         return (0.0,) * len(table.ticks)
     copied = [slot_bytes(of_class, token)[1] for of_class in stash_classes(table, stash, shape.seq)]
-    link_bytes_s = costs.cluster.device.host_link_bytes_s
+    link_bytes_s = costs.cluster.host_link_bytes_s
     return tuple(0.0 if group is None else copied[group] / link_bytes_s for group in tick_groups(table))
 
 
@@ -168,7 +167,7 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
         if key not in known:
             known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], TickShape(longest[group], 0))
         forward_s[group] = min(forward_s[group], known[key])
-    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.device.host_link_bytes_s
+    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
     shares = []
     for group, hides in enumerate(hides_copies(table)):
         tokens = longest[group] / shape.seq

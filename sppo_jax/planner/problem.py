@@ -9,8 +9,7 @@ from sppo_jax.config import Config
 from sppo_jax.planner.advice import released
 from sppo_jax.planner.best_first import BestFirst, Candidate, start_of
 from sppo_jax.planner.evaluate import Outcome
-from sppo_jax.planner.lower_bounds import usable_bytes
-from sppo_jax.planner.memory import Memory
+from sppo_jax.planner.memory import Memory, usable_bytes, usable_host_bytes
 from sppo_jax.planner.partitions import schedule_reason
 from sppo_jax.planner.request import Request, read_request
 from sppo_jax.units import format_bytes
@@ -49,7 +48,7 @@ def over(request: Request, outcome: Outcome) -> str:
     """Returns which limit an outcome breaks and by how much; empty if it fits."""
     cluster, memory = request.cluster, outcome.memory
     over_hbm = memory.hbm_bytes - usable_bytes(cluster)
-    over_host = memory.host - cluster.device_host_bytes
+    over_host = memory.host - usable_host_bytes(cluster)
     if over_hbm > 0:
         return f"over HBM by {format_bytes(over_hbm)} a device"
     return f"over host memory by {format_bytes(over_host)} a device" if over_host > 0 else ""
@@ -67,7 +66,7 @@ def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
     """
     cluster, memory = request.cluster, least.memory
     stopped_by, change = _nearest_change(request)
-    room, host = format_bytes(usable_bytes(cluster)), format_bytes(cluster.device_host_bytes)
+    room, host = format_bytes(usable_bytes(cluster)), format_bytes(usable_host_bytes(cluster))
     line = (
         f"no plan fits: the least one is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
         f"({_largest(memory)}) of {room} that plans may take and {format_bytes(memory.host)} of host memory of {host}; "

@@ -203,6 +203,8 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     if "matmul_flops_s" in pinned:
         # A figure the user gives is what the device reaches, not its datasheet's peak.
         pinned.update(matmul_efficiency=1.0, attention_efficiency=1.0, assumed=False)
+    if "host_link_bytes_s" in pinned:
+        pinned["host_memory_bytes_s"] = math.inf
     host_bytes = cluster.host_bytes if settings.host_bytes == "auto" else int(settings.host_bytes)
     return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes)
 

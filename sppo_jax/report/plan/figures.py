@@ -114,7 +114,7 @@ class Figures:
 
     def copy_s(self, copy: Copy) -> float:
         """Returns the seconds a copy keeps the link to the host busy."""
-        return copy.size_bytes / self.cluster.device.host_link_bytes_s
+        return copy.size_bytes / self.cluster.host_link_bytes_s
 
     @property
     def sequences_left_out(self) -> int:
@@ -257,7 +257,7 @@ def _link_busy_s(table: Table, sizes: UnitBytes, cluster: Cluster) -> float:
     ticks, rounds, stages = unit_ticks(table), tick_rounds(table), Counter[int]()
     for copy in host_copies(table, sizes):
         stages[copy.stage] += copy.size_bytes * rounds[ticks[copy.unit]] if copy.out else 0
-    return max(stages.values(), default=0) / cluster.device.host_link_bytes_s
+    return max(stages.values(), default=0) / cluster.host_link_bytes_s
 
 
 def _mfu(model: ModelConfig, plan: Plan, tokens_s: float, cluster: Cluster) -> float | None:

@@ -1,0 +1,108 @@
+"""One program of the pipeline step, and its loss and every gradient against the dense model's."""
+
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+import pytest
+from exactness import assert_exact, dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
+from flax import nnx
+from hlo_order import overtaking
+
+from sppo_jax.attention import blockwise, flash
+from sppo_jax.pipeline.api import Step, value_and_grad
+from sppo_jax.schedule.diagonals import MIN_HOST_GAP, group_gaps
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+KV_GRAD_TOLERANCE = 1e-2
+HOST = ("host", "host", "recompute")
+NOTHING = ("recompute", "recompute", "recompute")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and how it is compiled.
+
+    Args:
+        plan: arguments of `small_plan`.
+        model: arguments of `small_model`.
+        dtype: compute dtype.
+        blocks: queries and keys in a block of the blockwise kernel; the second is also the fused kernel's tile.
+        optimised: whether to compile at the compiler's normal level, as a user's run does.
+    """
+
+    plan: dict
+    model: dict = field(default_factory=dict)
+    dtype: str = "float64"
+    blocks: tuple[int, int] = (8, 16)
+    optimised: bool = False
+
+    def make_plan(self):
+        return small_plan(**self.plan)
+
+    def make_model(self, dtype=None):
+        return small_model(dtype=dtype or self.dtype, **self.model)
+
+
+def host_kinds(plan) -> tuple[bool, bool]:
+    """Return whether shares of tokens wait on the host, and whether the rest of a layer does."""
+    shares = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention)
+    return shares, plan.stash.rest == "host" and max(group_gaps(plan.table())) >= MIN_HOST_GAP
+
+
+def batches(rng, plan, vocab_size, count):
+    """Draw batches; of several, one has holes, and one a padding so long that whole chunks have no token."""
+    length, rows = plan.sequence_length, plan.mesh.data * plan.sequences_per_pipeline
+    for index in range(count):
+        documents = int(rng.integers(1, min(7, length)))
+        padding = [int(rng.integers(0, 4)), 0, int(rng.integers(length // 3, length))][index % 3]
+        holes = [0, int(rng.integers(1, length // 2)), 0][index % 3]
+        holes = 0 if plan.kernel == "cudnn" else holes  # which wants documents in one piece
+        yield random_batch(rng, rows, length, vocab_size, documents=documents, padding=padding, holes=holes)
+
+
+def compiled_step(case, plan, model, batch):
+    """Compile the pipeline step with the blocks of the case; refuse a program whose collectives have no order."""
+    jit = jax.jit if case.optimised else quick_jit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blockwise, "BLOCK_Q", case.blocks[0])
+        patch.setattr(blockwise, "BLOCK_K", case.blocks[1])
+        patch.setattr(flash, "MAX_TILE", case.blocks[1])
+        step = jit(value_and_grad(plan, model)).lower(nnx.state(model, nnx.Param), batch).compile()
+    assert overtaking(step.as_text()) == []
+    return step
+
+
+def compare(case, seed, count):
+    """Compare one program with the dense model on several batches; the dense one has its blocks whole."""
+    plan, model = case.make_plan(), case.make_model()
+    assert Step(plan, model, None, train=True).uses_host == any(host_kinds(plan))
+    drawn = list(batches(np.random.default_rng(seed), plan, model.config.vocab_size, count))
+    step, dense = compiled_step(case, plan, model, drawn[0]), dense_step(model)
+    if case.dtype == "bfloat16":
+        exact = dense_step(case.make_model("float32"))
+        for batch in drawn:
+            assert_as_exact_as_dense(nnx.state(model, nnx.Param), batch, step, dense, exact)
+        return
+    tolerance = KV_GRAD_TOLERANCE if plan.stash.kv_grad_dtype == "bfloat16" else TOLERANCE[case.dtype]
+    for batch in drawn:
+        assert_exact(plan, model, batch, tolerance=tolerance, step=step, dense=dense)
+
+
+def distances(got, want) -> dict[str, float]:
+    """Return each leaf's distance over the length of `want`, and that of all leaves as one vector under "all"."""
+    got, want = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (got, want))
+    squares = {
+        jax.tree_util.keystr(path): (np.square(np.float64(a) - np.float64(b)).sum(), np.square(np.float64(b)).sum())
+        for (path, a), (_, b) in zip(got, want, strict=True)
+    }
+    squares["all"] = tuple(map(sum, zip(*squares.values(), strict=True)))
+    return {name: float(np.sqrt(over / max(under, 1e-60))) for name, (over, under) in squares.items()}
+
+
+def assert_as_exact_as_dense(params, batch, step, dense, exact):
+    """Compare a bfloat16 step with the dense step in bfloat16 and in float32: loss and every gradient."""
+    (loss, grads), (dense_loss, dense_grads), (true_loss, true) = (f(params, batch) for f in (step, dense, exact))
+    assert jax.tree.map(lambda g: g.dtype, grads) == jax.tree.map(lambda p: p.dtype, params)
+    errors, dense_errors, apart = distances(grads, true), distances(dense_grads, true), distances(grads, dense_grads)
+    print(loss - true_loss, dense_loss - true_loss, true_loss, {n: (round(errors[n] / dense_errors[n],2), round(apart[n] / dense_errors[n],2), round(dense_errors[n],4)) for n in errors})

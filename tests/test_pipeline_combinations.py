@@ -15,7 +15,7 @@ from sppo_jax.planner.make import make_plan
 WRITTEN = {
     "interleaved-hybrid-host-unequal-tied": Case(
         dict(
-            chunks=(24, 16, 12, 8), mesh=(1, 2, 4), kind="hybrid", ulysses=2, interleave=2, places=HOST, alpha=(0.6, 1.0)
+            chunks=(24, 12), mesh=(1, 2, 4), kind="hybrid", ulysses=2, interleave=2, places=HOST, alpha=(0.6, 1.0)
         ),
         dict(num_layers=8, tied_embeddings=True),
     ),
@@ -25,11 +25,11 @@ WRITTEN = {
         optimised=True,
     ),
     "rest-on-host-unequal": Case(
-        dict(chunks=(20, 12, 16, 8), mesh=(1, 2, 2), places=("keep", "keep", "host")), dict(qkv_bias=True)
+        dict(chunks=(24, 16, 8), mesh=(1, 2, 2), places=("keep", "keep", "host")), dict(qkv_bias=True)
     ),
     "hybrid-fused-rest-on-host": Case(
         dict(
-            chunks=(24, 16, 16, 8),
+            chunks=(24, 16, 8),
             mesh=(1, 2, 4),
             kind="hybrid",
             ulysses=2,

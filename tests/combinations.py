@@ -76,7 +76,7 @@ def draw(seed: int) -> Case:
         places=places,
         alpha=tuple(draws.pick((0.3, 0.7, 1.0, 0.0)) for _ in range(draws.number(1, 3))) if shares else 0.0,
         ring_pass=draws.pick(("auto", "kv", "q")),
-        kv_grad_dtype=draws.pick(("float32", "float32", "bfloat16")),
+        kv_grad_dtype=draws.pick(("float32", "float32", "float32", "bfloat16")),
         kernel=kernel,
         **schedule,
     )
@@ -86,7 +86,7 @@ def draw(seed: int) -> Case:
     return Case(
         plan,
         _draw_model(draws, layers, ulysses, kernel),
-        dtype=draws.pick(("float64", "float64", "float32", "bfloat16")),
+        dtype=draws.pick(("float64", "float64", "float64", "float32", "bfloat16")),
         blocks=(draws.number(1, 11), draws.number(1, 19)),
         optimised=draws.chance(0.15),
     )
@@ -145,7 +145,7 @@ def _draw_model(draws: Draws, layers: int, ulysses: int, kernel: str) -> dict:
 
 
 def features(case: Case) -> frozenset[str]:
-    """Name the features that a program really has: a share for the host that the schedule does not let leave is none."""
+    """Name the features of a program; a share for the host counts only where the schedule lets it leave."""
     plan, model = case.make_plan(), case.model
     shares, rest = host_kinds(plan)
     found = {

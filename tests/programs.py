@@ -1,5 +1,6 @@
 """One program of the pipeline step, and its loss and every gradient against the dense model's."""
 
+import warnings
 from dataclasses import dataclass, field
 
 import jax
@@ -17,6 +18,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 # Each time that a block of queries adds to dK and dV their sum is rounded to bfloat16, by up to 2^-9 of it. In these
 # programs some 25 such roundings, which are independent, come to 5 of 2^-9.
 KV_GRAD_TOLERANCE = 1e-2
+AFTER_KV = ("query", "query_bias", "query_norm", "output", "mlp_norm", "gate", "up", "down")
 HOST = ("host", "host", "recompute")
 NOTHING = ("recompute", "recompute", "recompute")
 
@@ -66,7 +68,8 @@ def batches(rng, plan, vocab_size, count):
 def compiled_step(case, plan, model, batch):
     """Compile the pipeline step with the blocks of the case; refuse a program whose collectives have no order."""
     jit = jax.jit if case.optimised else quick_jit
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the plan's kernel is cudnn")
         patch.setattr(blockwise, "BLOCK_Q", case.blocks[0])
         patch.setattr(blockwise, "BLOCK_K", case.blocks[1])
         patch.setattr(flash, "MAX_TILE", case.blocks[1])
@@ -86,9 +89,27 @@ def compare(case, seed, count):
         for batch in drawn:
             assert_as_exact_as_dense(nnx.state(model, nnx.Param), batch, step, dense, exact)
         return
-    tolerance = KV_GRAD_TOLERANCE if plan.stash.kv_grad_dtype == "bfloat16" else TOLERANCE[case.dtype]
+    rounded, tolerance = plan.stash.kv_grad_dtype == "bfloat16", TOLERANCE[case.dtype]
     for batch in drawn:
-        assert_exact(plan, model, batch, tolerance=tolerance, step=step, dense=dense)
+        if rounded:
+            assert_exact_but_for_kv(nnx.state(model, nnx.Param), batch, step, dense, tolerance)
+        assert_exact(plan, model, batch, tolerance=KV_GRAD_TOLERANCE if rounded else tolerance, step=step, dense=dense)
+
+
+def assert_exact_but_for_kv(params, batch, step, dense, tolerance):
+    """Compare the loss, and the gradients that do not depend on dK and dV: the head's and part of the last layer's.
+
+    A tied embedding is left out: its gradient depends on dK and dV through the first layer.
+    """
+    (loss, grads), (want_loss, want) = (f(params, batch) for f in (step, dense))
+    np.testing.assert_allclose(loss, want_loss, rtol=tolerance)
+
+    def free(tree):
+        last = {k: jax.tree.map(lambda x: x[-1], tree["layers"][k]) for k in AFTER_KV if k in tree["layers"]}
+        return last | {k: tree[k] for k in ("head", "final_norm") if k in tree}
+
+    errors = relative_errors(free(grads), free(want))
+    assert max(errors.values()) < tolerance, errors
 
 
 def distances(got, want) -> dict[str, float]:

@@ -36,7 +36,7 @@ def test_bfloat16_loses_no_more_than_in_the_dense_step(name):
 
 
 def test_sums_over_sequences_and_pipelines_are_float32():
-    """Of 8 equal sequences, one with targets gives the gradients of all 8: each adds the same, to the bit."""
+    """Of 8 equal sequences, all with targets and one with targets give the same gradients."""
     case = Case(
         dict(chunks=(8, 8), mesh=(2, 2, 2), schedule="seq1f1b", sequences=4, places=HOST, alpha=1.0), dtype="bfloat16"
     )
@@ -46,8 +46,8 @@ def test_sums_over_sequences_and_pipelines_are_float32():
     first = all_of_them | {"targets": np.where(np.arange(8)[:, None] == 0, one["targets"], -1).astype(np.int32)}
     step, params = quick_jit(value_and_grad(plan, model)), nnx.state(model, nnx.Param)
     (loss, grads), (want_loss, want) = step(params, all_of_them), step(params, first)
-    # An eighth of a bfloat16 number is one too, so a sequence's share is rounded alike in both batches. Each of 8 sums in
-    # float32 is off by 2^-24 at most, 5e-7 together; in bfloat16 it is off by 2^-9, and three times g is no such number.
+    # An eighth of a bfloat16 number is a bfloat16 number, so both batches round a sequence's part alike. Each of the 8
+    # sums in float32 is off by at most 2^-24, all together by 5e-7. One sum in bfloat16 is off by up to 2^-9.
     np.testing.assert_allclose(loss, want_loss, rtol=1e-6)
     errors = relative_errors(grads, want)
     assert max(errors.values()) < 1e-6, errors

@@ -11,7 +11,7 @@ from sppo_jax.pipeline.api import value_and_grad
 CASES = {
     "hybrid-fused-rest-on-host": Case(
         dict(
-            chunks=(24, 16, 8),
+            chunks=(24, 16),
             mesh=(1, 2, 4),
             kind="hybrid",
             ulysses=2,

@@ -24,12 +24,23 @@ TINY = dict(vocab_size=53, hidden_size=24, num_layers=4, num_heads=4, num_kv_hea
 def small_model(seed=0, dtype="float64", layer=None, **changes) -> Decoder:
     """Make a small decoder with every parameter random (norm scales and biases too)."""
     config = ModelConfig(**{**TINY, "compute_dtype": dtype, "init_scale": 0.3, **changes})
-    model = Decoder(config, rngs=nnx.Rngs(seed), **({} if layer is None else {"layer": layer}))
+
+    def make():
+        return Decoder(config, rngs=nnx.Rngs(seed), **({} if layer is None else {"layer": layer}))
+
+    graph, params, others = nnx.split(nnx.eval_shape(make), nnx.Param, ...)  # nothing is compiled
+    if jax.tree.leaves(others):
+        graph, params, others = nnx.split(make(), nnx.Param, ...)  # what is no parameter keeps its values
     rng = np.random.default_rng(seed)
-    state = nnx.state(model, nnx.Param)
-    state = jax.tree.map(lambda x: x + jnp.asarray(0.05 * rng.normal(size=x.shape), x.dtype), state)
-    nnx.update(model, state)
-    return model
+    depth = np.sqrt(2 * config.num_layers)
+
+    def fill(path, like):
+        name = jax.tree_util.keystr(path)
+        small = "scale" in name or "bias" in name
+        size = 0.05 if small else config.init_scale / (depth if "output" in name or "down" in name else 1)
+        return jnp.asarray(float("scale" in name) + size * rng.normal(size=like.shape), like.dtype)
+
+    return nnx.merge(graph, jax.tree_util.tree_map_with_path(fill, params), others)
 
 
 def small_plan(

@@ -1,0 +1,178 @@
+"""Programs that combine features, drawn from a seed: one generator for what CI compiles and for the slow draws."""
+
+import math
+import random
+from dataclasses import replace
+from itertools import combinations
+
+from programs import Case, host_kinds
+
+from sppo_jax.plan.check import check
+from sppo_jax.plan.csv_format import to_csv
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.table import Table
+
+MESHES = [
+    (data, pipe, seq)
+    for data in (1, 2)
+    for pipe in (1, 2, 3, 4)
+    for seq in (1, 2, 3, 4, 5, 6)
+    if data * pipe * seq <= 8
+] + 4 * [(1, 2, 4), (2, 1, 4), (1, 1, 6)]  # the meshes that a hybrid can have are few
+KEPT = (("keep", "keep", "keep"), ("keep", "keep", "recompute"), ("keep", "recompute", "keep"))
+AGAIN = (("keep", "recompute", "recompute"), ("recompute", "recompute", "recompute"))
+HOSTED = (
+    ("host", "host", "keep"),
+    ("host", "host", "recompute"),
+    ("host", "recompute", "recompute"),
+    ("keep", "host", "keep"),
+)
+REST_HOSTED = (("host", "host", "host"), ("keep", "keep", "host"), ("host", "keep", "host"))
+
+# Two of one line never stand in one program.
+EXCLUSIVE = (
+    ("ulysses", "ring", "hybrid"),
+    ("float64", "float32", "bfloat16"),
+    ("recomputes all", "shares on host"),
+    ("recomputes all", "rest on host"),
+)
+
+
+class Draws:
+    """A seed's numbers, taken from `random()` alone: Python promises the same ones in every version."""
+
+    def __init__(self, seed: int):
+        self._random = random.Random(seed)
+
+    def pick(self, options):
+        return options[int(self._random.random() * len(options))]
+
+    def number(self, low: int, high: int) -> int:
+        """Draw one of low, ..., high."""
+        return low + int(self._random.random() * (high - low + 1))
+
+    def chance(self, share: float) -> bool:
+        return self._random.random() < share
+
+
+def draw(seed: int) -> Case:
+    """Draw a program that the planner takes.
+
+    Args:
+        seed: the same seed gives the same program.
+    """
+    draws = Draws(seed)
+    data, pipe, seq = mesh = draws.pick(MESHES)
+    interleave = draws.pick((1, 1, 2, 3)) if pipe > 1 else 1
+    places = draws.pick(draws.pick((KEPT, AGAIN, HOSTED, REST_HOSTED)))
+    shares = "host" in places[:2]
+    ulysses = draws.pick([factor for factor in range(1, seq + 1) if seq % factor == 0])
+    kernel = draws.pick(("blockwise", "blockwise", "cudnn"))
+    schedule, csv = _draw_schedule(draws, pipe, seq, interleave)
+    plan = dict(
+        mesh=mesh,
+        kind="ulysses" if ulysses == seq else "ring" if ulysses == 1 else "hybrid",
+        ulysses=ulysses,
+        places=places,
+        alpha=tuple(draws.pick((0.3, 0.7, 1.0, 0.0)) for _ in range(draws.number(1, 3))) if shares else 0.0,
+        ring_pass=draws.pick(("auto", "kv", "q")),
+        kv_grad_dtype=draws.pick(("float32", "float32", "float32", "bfloat16")),
+        kernel=kernel,
+        **schedule,
+    )
+    if csv:
+        plan["csv"] = csv
+    layers = pipe * interleave * (2 if "host" in places else draws.number(1, 2))
+    return Case(
+        plan,
+        _draw_model(draws, layers, ulysses, kernel),
+        dtype=draws.pick(("float64", "float64", "float64", "float32", "bfloat16")),
+        blocks=(draws.number(1, 11), draws.number(1, 19)),
+        optimised=draws.chance(0.15),
+    )
+
+
+def _draw_schedule(draws: Draws, pipe: int, seq: int, interleave: int) -> tuple[dict, str | None]:
+    """Draw schedule, sequences and chunks that fit together, and the table as a file's text, one time in four."""
+    name = draws.pick(("gpipe", "1f1b", "sppo", "seq1f1b"))
+    count = 1 if name == "1f1b" else draws.number(1, 5)
+    sequences = draws.number(1, 4)
+    if interleave > 1:
+        # Chunks go round the stages in whole groups.
+        sequences = pipe * draws.number(1, 2) if name == "1f1b" else draws.number(1, 3)
+        count = count if name == "1f1b" else pipe * draws.number(1, 2 if pipe < 4 else 1)
+        name = f"interleaved-{name}" if "1f1b" in name else name
+    same = draws.number(3, 9)
+    lengths = [same] * count if draws.chance(0.5) else [draws.number(2, 9) for _ in range(count)]
+    lengths = [length * max(1, math.ceil(12 / (sum(lengths) * seq))) for length in lengths]
+    chunks = tuple(length * seq for length in lengths)
+    settings = dict(schedule=name, interleave=interleave, sequences=sequences, chunks=chunks)
+    table = _reordered(draws, make_table(name, pipe, sequences, chunks, interleave))
+    return settings, to_csv(table) if draws.chance(0.25) else None
+
+
+def _reordered(draws: Draws, table: Table) -> Table:
+    """Move a backward tick behind the forward tick (and its head) after it, where that is a legal table too."""
+    ticks = list(table.ticks)
+    turns = [i for i in range(len(ticks) - 1) if ticks[i].kind == "B" and ticks[i + 1].kind == "F"]
+    if not turns:
+        return table
+    first = draws.pick(turns)
+    last = first + 3 if first + 2 < len(ticks) and ticks[first + 2].kind == "H" else first + 2
+    moved = replace(table, ticks=(*ticks[:first], *ticks[first + 1 : last], ticks[first], *ticks[last:]), name="own")
+    try:
+        check(moved)
+    except ValueError:
+        return table
+    return moved
+
+
+def _draw_model(draws: Draws, layers: int, ulysses: int, kernel: str) -> dict:
+    kv_heads = draws.number(1, 4)
+    return dict(
+        num_layers=layers,
+        num_heads=math.lcm(kv_heads, ulysses) * draws.number(1, 2),
+        num_kv_heads=kv_heads,
+        head_dim=8 * draws.number(1, 2) if kernel == "cudnn" else 2 * draws.number(1, 5),
+        hidden_size=draws.number(6, 24),
+        mlp_size=draws.number(8, 39),
+        vocab_size=draws.number(20, 59),
+        mlp=draws.pick(("swiglu", "gelu")),
+        qk_norm=draws.chance(0.5),
+        qkv_bias=draws.chance(0.5),
+        tied_embeddings=draws.chance(0.5),
+    )
+
+
+def features(case: Case) -> frozenset[str]:
+    """Name the features of a program; a share for the host counts only where the schedule lets it leave."""
+    plan, model = case.make_plan(), case.model
+    shares, rest = host_kinds(plan)
+    found = {
+        plan.sequence_kind: plan.mesh.seq > 1,
+        case.dtype: True,
+        "data parallel": plan.mesh.data > 1,
+        "pipelined": plan.mesh.pipe > 1,
+        "several sequences": plan.sequences_per_pipeline > 1,
+        "interleaved": plan.schedule.interleave > 1,
+        "unequal chunks": len(set(plan.chunk_lengths)) > 1,
+        "table from CSV": plan.schedule.csv is not None,
+        "shares on host": shares,
+        "rest on host": rest,
+        "recomputes all": plan.stash.inputs == "recompute",
+        "bfloat16 dK, dV": plan.stash.kv_grad_dtype == "bfloat16",
+        "fused kernel": plan.kernel == "cudnn",
+        "tied embeddings": model["tied_embeddings"],
+    }
+    return frozenset(name for name, has in found.items() if has)
+
+
+def possible_pairs(names) -> set[tuple[str, str]]:
+    """Return the pairs of features that can stand in one program."""
+    excluded = {pair for line in EXCLUSIVE for pair in combinations(sorted(line), 2)}
+    return set(combinations(sorted(names), 2)) - excluded
+
+
+def pairs(case: Case) -> set[tuple[str, str]]:
+    """Return the pairs of features of a program."""
+    return set(combinations(sorted(features(case)), 2))

@@ -1,0 +1,125 @@
+"""Programs that combine features, against the dense model: a few written out, some drawn in CI, many behind `slow`."""
+
+import zlib
+from dataclasses import fields
+from itertools import chain
+
+import pytest
+from combinations import draw, features, pairs, possible_pairs
+from exactness import TINY
+from programs import HOST, Case, compare
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.make import make_plan
+
+WRITTEN = {
+    "interleaved-hybrid-host-unequal-tied": Case(
+        dict(chunks=(24, 12), mesh=(1, 2, 4), kind="hybrid", ulysses=2, interleave=2, places=HOST, alpha=(0.6, 1.0)),
+        dict(num_layers=8, tied_embeddings=True),
+    ),
+    "hybrid-data-sequences": Case(
+        dict(chunks=(16, 16), mesh=(2, 1, 4), kind="hybrid", ulysses=2, schedule="seq1f1b", sequences=3),
+        dict(num_layers=2, qk_norm=True),
+    ),
+    "rest-on-host-unequal": Case(
+        dict(chunks=(24, 16, 8), mesh=(1, 2, 2), places=("keep", "keep", "host")), dict(qkv_bias=True)
+    ),
+    "hybrid-fused-rest-on-host": Case(
+        dict(
+            chunks=(24, 16),
+            mesh=(1, 2, 4),
+            kind="hybrid",
+            ulysses=2,
+            kernel="cudnn",
+            places=("host",) * 3,
+            alpha=1.0,
+        ),
+        dict(head_dim=8),
+        optimised=True,
+    ),
+}
+
+# Together they have every pair of features that can stand in one program.
+DRAWN_IN_CI = (49, 155, 180, 223, 228, 721, 1028, 1943, 2086, 2160, 2712, 2778)
+DRAWN_SLOWLY = range(10_000, 10_040)
+SCHEDULES = {"gpipe", "1f1b", "sppo", "seq1f1b", "interleaved-1f1b", "interleaved-seq1f1b"}
+
+
+def config_of(case, path):
+    """Return the config of a user who pins everything in a case, with a table in a file, and the devices for it.
+
+    No CPU runs the fused kernel, nor does it take float64: its cases are planned for GPUs and in bfloat16.
+    """
+    plan, fused = case.make_plan(), case.plan["kernel"] == "cudnn"
+    schedule = {"name": plan.schedule.name, "interleave": plan.schedule.interleave}
+    if plan.schedule.csv is not None:
+        path.write_text(plan.schedule.csv)
+        schedule["table"] = str(path)
+    sequence = {
+        "length": plan.sequence_length,
+        "chunks": list(plan.chunk_lengths),
+        "kind": plan.sequence_kind,
+        "ulysses": plan.ulysses if plan.sequence_kind == "hybrid" else 0,
+        "ring_pass": plan.ring_pass,
+        "per_pipeline": plan.sequences_per_pipeline,
+    }
+    dtype = {"compute_dtype": "bfloat16" if fused else case.dtype, "kernel": plan.kernel}
+    groups = {
+        "model": TINY | case.model | dtype,
+        "mesh": vars(plan.mesh),
+        "sequence": sequence,
+        "schedule": schedule,
+        "stash": vars(plan.stash),
+        "train": {"steps": 1},
+    }
+    return config_from_dict(groups), make_cluster(DEVICES["h200" if fused else "cpu"], 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*distinct chunk lengths")
+@pytest.mark.parametrize("seeds", [DRAWN_IN_CI, DRAWN_SLOWLY, range(300)], ids=["CI", "slow", "others"])
+def test_the_planner_takes_every_draw_as_it_is(seeds, tmp_path):
+    chosen = {field.name for field in fields(Plan)} - {"predicted", "reasons", "model"}
+    for seed in seeds:
+        made, drawn = make_plan(*config_of(draw(seed), tmp_path / "table.csv")), draw(seed).make_plan()
+        assert {name: getattr(made, name) for name in chosen} == {name: getattr(drawn, name) for name in chosen}, seed
+
+
+def test_draws_are_the_same_everywhere():
+    assert draw(3) == draw(3)
+    assert zlib.crc32(repr([draw(seed) for seed in range(200)]).encode()) == 3508125771
+
+
+def test_the_draws_of_ci_have_every_pair_of_features():
+    cases = [draw(seed) for seed in DRAWN_IN_CI]
+    names = set(chain.from_iterable(features(draw(seed)) for seed in range(300)))
+    assert len(names) == 18
+    assert set(chain.from_iterable(map(pairs, cases))) == possible_pairs(names)
+    assert {case.plan["schedule"] for case in cases} == SCHEDULES
+    assert {case.plan["mesh"][1] for case in cases} == {1, 2, 3, 4}
+    assert {case.plan["mesh"][2] for case in cases} == {1, 2, 3, 4, 5, 6}
+    assert {case.plan["ring_pass"] for case in cases if case.make_plan().ring > 1} == {"auto", "kv", "q"}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_combination_has_the_dense_loss_and_gradients(name, x64):
+    compare(WRITTEN[name], seed=0, count=2)
+
+
+def compare_draw(seed, request):
+    case = draw(seed)
+    if case.dtype == "float64":
+        request.getfixturevalue("x64")
+    compare(case, seed, count=2)
+
+
+@pytest.mark.parametrize("seed", DRAWN_IN_CI)
+def test_a_drawn_combination_has_the_dense_loss_and_gradients(seed, request):
+    compare_draw(seed, request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", DRAWN_SLOWLY)
+def test_more_drawn_combinations_have_the_dense_loss_and_gradients(seed, request):
+    compare_draw(seed, request)

@@ -1,17 +1,26 @@
-# `make quickstart` trains a small model on simulated devices, `make test` checks everything; Python and make will do.
+# `make quickstart` trains a small model on simulated devices, `make test` runs what CI runs; Python and make will do.
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
+FAST := $(filter-out tests/test_plan_contract.py, $(foreach name, cli commands_plan config files hardware imports \
+  models_counts output plan planner rendezvous report units version, $(wildcard tests/test_$(name).py tests/test_$(name)_*.py)))
 
-.PHONY: quickstart test clean
+.PHONY: quickstart check test-fast test clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/sppo train configs/quickstart.yaml
 
-test: $(VENV)/installed-dev
+check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_imports.py
+
+# What compiles no training step.
+test-fast: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n 2 -q $(FAST)
+
+test: check
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -q
 
 clean:

@@ -1,0 +1,82 @@
+"""Who may import whom: each package imports packages above it in this list alone, so there is no circle.
+
+What stands here is the map in CONTRIBUTING.md.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "sppo_jax"
+LAYERS = (
+    "version",
+    "units",
+    "files",
+    "positions",
+    "output",
+    "stopping",
+    "rendezvous",
+    "buffers",
+    "config",
+    "hardware",
+    "compat",
+    "collectives",
+    "attention",
+    "models",
+    "plan",
+    "environment",
+    "distributed",
+    "planner",
+    "data",
+    "pipeline",
+    "profile",
+    "report",
+    "train",
+    "fit",
+    "commands",
+    "cli",
+)
+WITHOUT_JAX = ("version", "units", "files", "output", "stopping", "rendezvous", "config", "hardware", "plan", "planner")
+
+
+def imported(tree: ast.AST) -> list[str]:
+    """Returns the full names of all modules that a file imports, wherever in the file."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def package(parts: tuple[str, ...]) -> str:
+    return parts[0].removesuffix(".py")
+
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_packages_above_its_own_alone(path):
+    own = package(path.relative_to(ROOT).parts)
+    for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
+        if name.startswith("sppo_jax."):
+            other = name.split(".")[1]
+            assert other == own or LAYERS.index(other) < LAYERS.index(own), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("name", WITHOUT_JAX)
+def test_what_plans_does_not_import_jax(name):
+    files = [path for path in FILES if package(path.relative_to(ROOT).parts) == name]
+    assert files
+    for path in files:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert not {"jax", "flax", "optax"} & {name.split(".")[0] for name in imported(tree)}, path
+
+
+def test_the_map_in_the_guide_is_this_one():
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert [name for name in rows if name in LAYERS] == list(LAYERS)

@@ -11,9 +11,9 @@ import pytest
 from jaxprs import walk
 
 from sppo_jax.attention import ring
-from sppo_jax.attention.blockwise import accumulator
 from sppo_jax.attention.tags import Tags
 from sppo_jax.config import config_from_dict
+from sppo_jax.dtypes import accumulator
 from sppo_jax.models import build_model
 from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights

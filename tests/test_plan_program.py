@@ -147,7 +147,7 @@ def test_keys_travel_while_the_prefix_is_short_and_queries_once_it_is_long():
         if "kv" in (spec.passes.forward, spec.passes.backward) and spec.kind != "H":
             ends = (program.rows["start"] + program.rows["length"])[index][program.rows["active"][index] == 1]
             assert spec.passes.bound * 4 >= ends.max()  # on each of four members: all of the longest prefix
-    for wish in ("kv", "q"):
-        plan = small_plan(**PLANS["ring"], ring_pass=wish)
+    for asked in ("kv", "q"):
+        plan = small_plan(**PLANS["ring"], ring_pass=asked)
         specs = unfold(lower(plan, SHAPE).items)
-        assert {s.passes.forward for s in specs if s.kind != "H"} == {wish}
+        assert {s.passes.forward for s in specs if s.kind != "H"} == {asked}

@@ -31,7 +31,7 @@ def test_sigterm_is_a_wish_to_stop():
 
 
 def test_the_command_that_takes_signals_keeps_them():
-    """Before the first step they are the command's, from then on wishes."""
+    """Before the first step they are the command's, from then on requests."""
     with Stopping() as stopping:
         with Signals(MESH) as signals:
             assert in_force() is stopping and stopping.mode == ENDS

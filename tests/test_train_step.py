@@ -55,10 +55,10 @@ def test_a_step_that_is_not_finite_changes_nothing_but_counts(step_and_state, ba
 def test_every_process_sees_the_largest_wish(step_and_state):
     step, state = step_and_state
     spread = NamedSharding(MESH, PartitionSpec("data"))
-    for wishes in ([GO, GO], [GO, SAVE], [STOP, SAVE], [GO, STOP]):
-        signals = jax.device_put(jnp.array(wishes, jnp.int32), spread)
+    for requests in ([GO, GO], [GO, SAVE], [STOP, SAVE], [GO, STOP]):
+        signals = jax.device_put(jnp.array(requests, jnp.int32), spread)
         state, metrics = step(state, batch(1, 2, 3), signals)
-        assert int(metrics["signal"]) == max(wishes)
+        assert int(metrics["signal"]) == max(requests)
 
 
 def test_the_first_state_counts_from_nothing():

@@ -16,6 +16,7 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention.tags import BlockRange, Tags, visible
+from sppo_jax.dtypes import accumulator
 
 BLOCK_Q = 512
 BLOCK_K = 512
@@ -33,11 +34,6 @@ class Prefix(NamedTuple):
 def block_sizes(num_queries: int, num_keys: int) -> tuple[int, int]:
     """Return (queries, keys) in a block: the tuned sizes, or all there is if that is less."""
     return min(BLOCK_Q, num_queries), min(BLOCK_K, num_keys)
-
-
-def accumulator(dtype) -> jnp.dtype:
-    """Return the dtype of sums over `dtype` values: float32 at least."""
-    return jnp.dtype(dtype) if jnp.dtype(dtype).itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
 def _start(block, num_keys: int, block_k: int):

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import compat
-from sppo_jax.attention.blockwise import accumulator
+from sppo_jax.dtypes import accumulator
+from sppo_jax.plan.plan import cudnn_takes
 
 
 def supports(dtype, head_dim: int) -> bool:
     """Return whether cuDNN takes this dtype and head size on every GPU since Ampere."""
-    return jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= 128
+    return jnp.issubdtype(dtype, jnp.floating) and cudnn_takes(jnp.dtype(dtype).itemsize, head_dim)
 
 
 def forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool) -> tuple[jax.Array, jax.Array]:

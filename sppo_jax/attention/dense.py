@@ -9,6 +9,7 @@ from jax import lax
 
 from sppo_jax.attention import blockwise
 from sppo_jax.attention.tags import Tags, block_range
+from sppo_jax.dtypes import accumulator
 
 
 @jax.custom_vjp
@@ -53,7 +54,7 @@ def _backward(saved, dout_BTNH):
 
     def one(args):
         q, k, v, tags, out, lse, dout = args
-        zeros = jnp.zeros(k.swapaxes(0, 1).shape, blockwise.accumulator(k.dtype))
+        zeros = jnp.zeros(k.swapaxes(0, 1).shape, accumulator(k.dtype))
         dq, dk, dv = blockwise.backward(
             q, tags, _prefix(k, v, tags), _blocks(tags), dout, lse, blockwise.delta(out, dout), zeros, zeros, ()
         )

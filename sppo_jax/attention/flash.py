@@ -13,8 +13,9 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import cudnn
-from sppo_jax.attention.blockwise import Prefix, accumulator, merge
+from sppo_jax.attention.blockwise import Prefix, merge
 from sppo_jax.attention.spans import Spans, shift_rows
+from sppo_jax.dtypes import accumulator
 
 # Keys of the past in one kernel call: many, so that merging is little work, within what a tile's copies may take.
 TILE_BYTES, MAX_TILE = 64 * 2**20, 32768

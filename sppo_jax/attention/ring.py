@@ -15,9 +15,10 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import blockwise, flash
-from sppo_jax.attention.blockwise import Prefix, accumulator, block_sizes, merge
+from sppo_jax.attention.blockwise import Prefix, block_sizes, merge
 from sppo_jax.attention.spans import Spans, find_spans
 from sppo_jax.attention.tags import BlockRange, Tags, block_range
+from sppo_jax.dtypes import accumulator
 
 AXIS = "ring"
 

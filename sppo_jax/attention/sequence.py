@@ -16,8 +16,9 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import ring, ulysses
-from sppo_jax.attention.blockwise import accumulator, delta
+from sppo_jax.attention.blockwise import delta
 from sppo_jax.attention.tags import Tags
+from sppo_jax.dtypes import accumulator
 
 
 class Cache(NamedTuple):

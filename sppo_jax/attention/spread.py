@@ -19,9 +19,9 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from sppo_jax.attention import ring, sequence, ulysses
-from sppo_jax.attention.blockwise import accumulator
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
+from sppo_jax.dtypes import accumulator
 
 
 def make_attention(

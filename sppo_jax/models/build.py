@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import jax
 from flax import nnx
 
+from sppo_jax.dtypes import compute_dtype
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.models.dtypes import compute_dtype
 
 if TYPE_CHECKING:
     from sppo_jax.config import Config

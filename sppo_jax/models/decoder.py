@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sppo_jax.attention.dense import dense_attention
-from sppo_jax.models.dtypes import at_least_float32, compute_dtype
+from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.layers import DecoderLayer, RMSNorm, normal_param
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Decoder(nnx.Module):
         """
         self.config = config
         self.dtype = compute_dtype(config.compute_dtype)
-        stored = at_least_float32(self.dtype)
+        stored = accumulator(self.dtype)
         self.embedding = normal_param(rngs, (config.vocab_size, config.hidden_size), config.init_scale, stored)
         self.layers = stack_layers(config, rngs=rngs, layer=layer)
         self.final_norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=stored)
@@ -108,7 +108,7 @@ class Decoder(nnx.Module):
             "...d,dv->...v",
             self.final_norm(x_BSD.astype(self.dtype)),
             self.head_matrix().astype(self.dtype),
-            preferred_element_type=at_least_float32(self.dtype),
+            preferred_element_type=accumulator(self.dtype),
         )
 
     def __call__(

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sppo_jax.dtypes import accumulator
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.models.dtypes import at_least_float32
 
 _TILE_TOKENS = 2048
 
@@ -50,7 +50,7 @@ def tiled_loss_sum(
         return total + jnp.sum(jnp.where(targets_T >= 0, loss_T, jnp.zeros_like(loss_T))), None
 
     tiles = _tiled(x_BSD, tile_tokens, 0), _tiled(targets_BS, tile_tokens, -1)
-    return jax.lax.scan(add_tile, jnp.zeros((), at_least_float32(x_BSD.dtype)), tiles)[0]
+    return jax.lax.scan(add_tile, jnp.zeros((), accumulator(x_BSD.dtype)), tiles)[0]
 
 
 def dense_loss(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]) -> jax.Array:

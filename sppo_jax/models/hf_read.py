@@ -18,8 +18,8 @@ from flax import nnx
 
 from sppo_jax.config.group import build_group
 from sppo_jax.config.model import ModelConfig
+from sppo_jax.dtypes import compute_dtype
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.models.dtypes import compute_dtype
 from sppo_jax.models.hf_folder import TensorFolder
 from sppo_jax.models.hf_tensors import parameter_shapes, read_parameter, rules_for, sizes_of
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sppo_jax.models.dtypes import at_least_float32, compute_dtype
+from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.rotary import rotary_cos_sin, rotate
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Normalise the last axis, with statistics in at least float32, and return the dtype of `x`."""
-        wide = x.astype(at_least_float32(x.dtype))
+        wide = x.astype(accumulator(x.dtype))
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         scale = self.scale[...].astype(wide.dtype)
         return (wide * jax.lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
@@ -61,7 +61,7 @@ class DecoderLayer(nnx.Module):
         """
         self.config = config
         self.dtype = compute_dtype(config.compute_dtype)
-        stored = at_least_float32(self.dtype)
+        stored = accumulator(self.dtype)
         hidden, size, scale = config.hidden_size, config.head_dim, config.init_scale
         # Each layer adds twice to the residual stream; this keeps its variance independent of depth.
         residual_scale = scale / math.sqrt(2 * config.num_layers)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.models.dtypes import at_least_float32
+from sppo_jax.dtypes import accumulator
 
 if TYPE_CHECKING:
     from sppo_jax.config.model import RopeConfig
@@ -81,7 +81,7 @@ def rotary_cos_sin(
         cos_TR and sin_TR in at least float32.
     """
     frequency_R, amplitude = rotary_frequencies(rope, head_dim)
-    wide = at_least_float32(dtype)
+    wide = accumulator(dtype)
     # In float32 the product of a position of millions with a frequency near one is off by a tenth of a radian. Split
     # the position, and take whole turns out of the coarse step while it is still a float64 constant.
     coarse_R = np.remainder(_PERIOD_TOKENS * frequency_R + np.pi, 2.0 * np.pi) - np.pi

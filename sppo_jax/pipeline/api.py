@@ -30,6 +30,7 @@ from sppo_jax.compat import (
     scatters_sums,
     without_explicit_sharding,
 )
+from sppo_jax.dtypes import accumulator
 from sppo_jax.environment import check_memory_limits
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline import executor as run
@@ -182,7 +183,7 @@ class Step:
         weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
         sequences = self._sequences(striped)
         count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
-        scale = 1 / jnp.maximum(count, 1).astype(run.accumulator(dtype))
+        scale = 1 / jnp.maximum(count, 1).astype(accumulator(dtype))
         stage = Stage(self.block, weights.layers, self.num_layers, plan.stash)
         executor = run.Executor(
             plan, program, stage, weights, self.norm, self.model.config.vocab_size, sequences, scale, self.train
@@ -201,7 +202,7 @@ class Step:
         return program.num_kv_slots, *groups, shape.num_kv_heads, tokens, shape.head_dim
 
     def _kv_grad_dtype(self, dtype):
-        return run.accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
+        return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
 
     def _sequences(self, striped: list[jax.Array]) -> run.Sequences:
         """Give every buffer room for one longest chunk behind the sequence."""

@@ -17,9 +17,9 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import sequence
-from sppo_jax.attention.blockwise import accumulator
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
+from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
@@ -309,7 +309,20 @@ def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtyp
 
     slots, tokens, ring = cache_shape[0], cache_shape[-2], executor.plan.ring
     tags = Tags(*(jnp.zeros((slots, ring, tokens), jnp.int32) for _ in range(2)))
-    state = State(register, register, pair(dtype), tags, None, {}, {}, None, None, None, None, jnp.zeros((), acc))
+    state = State(
+        x_TD=register,
+        dx_TD=register,
+        cache=pair(dtype),
+        tags=tags,
+        dcache=None,
+        kept={},
+        host={},
+        part=None,
+        fetched=None,
+        head_dx=None,
+        grads=None,
+        losses=jnp.zeros((), acc),
+    )
     if not executor.train:
         shape = executor.sequences.tokens.shape
         return state._replace(losses=jnp.zeros(shape, acc), hits=jnp.zeros(shape, bool))

@@ -11,8 +11,8 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import sequence
-from sppo_jax.attention.blockwise import accumulator
 from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
 from sppo_jax.pipeline.stash import StashLayout, chunk_entries
 from sppo_jax.plan.plan import StashPlan

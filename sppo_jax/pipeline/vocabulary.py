@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.attention.blockwise import accumulator
+from sppo_jax.dtypes import accumulator
 
 AXIS = "pipe"
 TILE_TOKENS = 1024

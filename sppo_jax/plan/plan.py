@@ -34,6 +34,13 @@ REPORT_KEYS = (
     "min_devices",
 )
 KERNELS = ("blockwise", "cudnn")
+
+
+def cudnn_takes(itemsize: int, head_dim: int) -> bool:
+    """Returns whether cuDNN's attention takes elements of so many bytes and heads of so many, on GPUs since Ampere."""
+    return itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
+
+
 # Fields of a model that a plan depends on.
 MODEL_FIELDS = (
     "vocab_size",

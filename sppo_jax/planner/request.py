@@ -12,7 +12,7 @@ from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_clus
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.layers import MIN_HOST_LAYERS, divisors, layers_per_virtual_stage
-from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.plan import MeshShape, cudnn_takes
 from sppo_jax.plan.table import Table
 from sppo_jax.planner.advice import nearest_changes, rules_of
 from sppo_jax.planner.chunks import check_length, equal_lengths, given_lengths
@@ -238,7 +238,7 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
-    possible = compute_bytes == 2 and model.head_dim % 8 == 0 and model.head_dim <= 128
+    possible = cudnn_takes(compute_bytes, model.head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
         raise ValueError(
             f"model.kernel=cudnn needs a GPU, bfloat16 and heads of a multiple of 8 up to 128, got {device.name}, "

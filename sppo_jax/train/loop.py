@@ -1,4 +1,10 @@
-"""The training loop, top to bottom."""
+"""The training loop, top to bottom.
+
+Outputs are read one step late: the loop hands step n + 1 to the devices, then waits for step n, so that the devices
+always have work. Step n also brings back what all processes agreed to do next: go on, save, or save and stop. Before
+the state is saved or validated the loop waits for the newest step too, because the next step gives the state's memory
+away.
+"""
 
 from __future__ import annotations
 
@@ -63,31 +69,35 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
             return Result(step=start.step, validation=None, stopped_by=None)
         step = _compile(experiment, start.state, signals, record)
         checkpoints = Checkpoints(start.directory, config.checkpoint)
-        meter, state, validation, wish = Meter(experiment, record, first=start.step), start.state, None, GO
-        done, saved_s = start.step, time.monotonic()
-        alone = one_at_a_time(mesh.devices.flat[0].platform)
+        meter, state, validation = Meter(experiment, record, first=start.step), start.state, None
+        done, saved_s, asked = start.step, time.monotonic(), GO
+        one_step_in_flight = one_at_a_time(mesh.devices.flat[0].platform)
         signals.begin()
 
         with Watchdog(config.train.stall_s) as watchdog:
-            while done < config.train.steps and wish < STOP:
+            while done < config.train.steps and asked < STOP:
+                # Read the sequences of this process and put them on its devices.
                 done += 1
                 watchdog.beat(done, "data")
                 with meter.loading():
                     batch = place_batch(next(experiment.loader), experiment.plan, mesh)
 
+                # Start this step; then wait for the step before, write its metrics, and learn what is asked for.
                 watchdog.beat(done, "step")
                 overdue = 0 < config.checkpoint.every_s <= time.monotonic() - saved_s
                 state, outputs = step(state, batch, signals.array(save=overdue))
-                wish = meter.wait()  # for the step before, while this one runs
-                if alone:
+                asked = meter.wait()
+                if one_step_in_flight:
                     jax.block_until_ready(outputs)
                 meter.write()
                 meter.expect(done, outputs)
 
-                validates, saves = _due(config, done, wish)
+                validates, saves = _due(config, done, asked)
                 if not (validates or saves):
                     continue
-                wish, validated = max(wish, meter.wait()), None
+
+                # Validate: wait for this step, then score the sequences held out.
+                asked, validated = max(asked, meter.wait()), None
                 if validates:
                     watchdog.beat(done, "evaluate")
                     validated = _validate(experiment, state)
@@ -95,7 +105,9 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 meter.write(validated.metrics() if validated else None)
                 if validated:
                     record.say(validated.describe())
-                if saves or wish > GO:
+
+                # Save: the copy to disk goes on beside the next steps.
+                if saves or asked > GO:
                     watchdog.beat(done, "save")
                     with meter.saving():
                         loss = validated.loss if validated else None
@@ -119,12 +131,12 @@ def _compile(experiment: Experiment, state: TrainState, signals: Signals, record
     return compiled
 
 
-def _due(config: Config, done: int, wish: int) -> tuple[bool, bool]:
+def _due(config: Config, done: int, asked: int) -> tuple[bool, bool]:
     """Return whether to validate, and whether to save, after a step."""
     train, checkpoint, is_last = config.train, config.checkpoint, done == config.train.steps
     in_turn = train.eval_every > 0 and done % train.eval_every == 0
-    to_validate = is_last or (in_turn and wish < STOP)  # who is told to stop has little time left
-    to_save = wish > GO or (is_last and checkpoint.final) or (to_validate and checkpoint.keep_best > 0)
+    to_validate = is_last or (in_turn and asked < STOP)  # who is told to stop has little time left
+    to_save = asked > GO or (is_last and checkpoint.final) or (to_validate and checkpoint.keep_best > 0)
     return to_validate, to_save or (checkpoint.every_steps > 0 and done % checkpoint.every_steps == 0)
 
 

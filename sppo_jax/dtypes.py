@@ -1,4 +1,4 @@
-"""The three number formats of a model: compute, parameters and accumulation."""
+"""The dtypes of a model: that in which layers compute, and that of sums and parameters."""
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,6 @@ def compute_dtype(name: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
-    """Return float64 for float64 and float32 for anything narrower: the dtype of statistics, sums and parameters."""
-    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+def accumulator(dtype) -> jnp.dtype:
+    """Return the dtype of sums, statistics and parameters: float64 for float64, float32 for anything narrower."""
+    return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)

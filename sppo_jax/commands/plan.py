@@ -21,6 +21,7 @@ from sppo_jax.config import Config
 from sppo_jax.planner.limits import Bound, max_length, min_devices
 from sppo_jax.planner.make import costs_of, resolve_cluster
 from sppo_jax.planner.search import search
+from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html
 from sppo_jax.report.plan.json_report import plan_dict
@@ -38,6 +39,8 @@ def run(words: Sequence[str]) -> int:
     config = load(args)
     if args.html:
         check_writable(args.html, "--html")
+    if args.trace:
+        check_writable(args.trace, "--trace")
     bounds: dict[str, Bound] = {}
     with _seconds_shown():
         found = search(config)
@@ -48,6 +51,8 @@ def run(words: Sequence[str]) -> int:
             bounds["min_devices"] = min_devices(config, found=found)
     if args.html:
         args.html.write_text(plan_html(figures), encoding="utf-8")
+    if args.trace:
+        args.trace.write_text(chrome_trace(figures), encoding="utf-8")
     print(_output(args, config, figures, bounds))
     return _exit_code(figures, bounds)
 
@@ -57,6 +62,7 @@ def _parser() -> Parser:
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
     parser.add_argument("--json", action="store_true", help="print plan.json and the report as JSON instead of text")
     parser.add_argument("--html", type=some_path, metavar="FILE", help="write a page with pictures of the step as well")
+    parser.add_argument("--trace", type=some_path, metavar="FILE", help="write the step as a Chrome trace for Perfetto")
     parser.add_argument("--max-length", action="store_true", help="find the longest sequence that fits the devices")
     parser.add_argument("--min-devices", action="store_true", help="find the smallest cluster that fits the sequence")
     return parser

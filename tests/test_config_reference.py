@@ -30,7 +30,8 @@ def numeric_keys():
     for group in GROUPS:
         hints = typing.get_type_hints(group)
         for name, text in sentences(group).items():
-            kinds = {hints[name], *(() if typing.get_origin(hints[name]) is tuple else typing.get_args(hints[name]))}
+            hint = hints.get(name)
+            kinds = {hint, *(() if typing.get_origin(hint) is tuple else typing.get_args(hint))}
             if kinds & {int, float}:
                 yield f"{group.group}.{name}", text, int if int in kinds else float
 

@@ -89,7 +89,7 @@ class DataConfig(Group):
         wrong = {source: weight for source, weight in sources.items() if not weight > 0}
         if wrong or not sources:
             got = ", ".join(f"{source}: {weight:g}" for source, weight in wrong.items()) or "no source"
-            change = "raise the weight or remove the source" if wrong else "name a source"
+            change = "leave the source out or raise the weight" if wrong else "name a source"
             raise ConfigError(f"data.{name} must give every source a weight above 0, got {got}; {change}")
         if "recall" in sources and (isinstance(getattr(self, name), dict) or name != "source"):
             raise ConfigError(

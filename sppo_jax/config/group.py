@@ -56,7 +56,7 @@ class Group:
         for name in names:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(
-                    f"{self._name(name)} must be in [0, 1), got {getattr(self, name)}; choose a value in it"
+                    f"{self._name(name)} must be in [0, 1), got {getattr(self, name)}; choose a value in that range"
                 )
 
 

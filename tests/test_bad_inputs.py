@@ -88,7 +88,7 @@ SETTINGS = [
     ("hardware.measured=c.yaml", "which is no JSON"),
     ("stash.alpha=2", "stash.alpha must be auto or in [0, 1]"),
     ("stash.alpha=[0.5]", "give 2 values, one number, or auto"),
-    ("schedule.name=table", "schedule.table (a CSV file) goes with schedule.name=table"),
+    ("schedule.name=table", "schedule.table (a CSV file) must be given with schedule.name=table"),
     ("schedule.name=table schedule.table=absent.csv", "schedule.table must be a readable CSV file"),
     ("schedule.name=table schedule.table=c.yaml", "mend c.yaml"),
     ("model=hf:", "model.hf must be the folder of a Hugging Face model, got ''; give its path"),
@@ -100,7 +100,7 @@ SETTINGS = [
     ("model.head_dim=7", "model.head_dim must be even"),
     ("model.kernel=cudnn", "use model.kernel=blockwise"),
     ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1 or use float32"),
-    ("model.sliding_window=3", "set it to 0 to train with that"),
+    ("model.sliding_window=3", "set 0 to train with full attention"),
     ("model.rope.scaling=yarn", "set it, e.g. to 8192"),
 ]
 
@@ -116,13 +116,16 @@ CONFIGS = {
     "binary": (bytes(range(256)), "a config must be a readable YAML file, got x.yaml"),
     "UTF-16": ("model: 1".encode("utf-16"), "a config must be a readable YAML file"),
     "a tab": (b"model:\n\thidden_size: 3\n", "settings must be YAML, got x.yaml"),
-    "a group twice": (b"train: {steps: 5}\nmodel: {}\ntrain: {steps: 6}\n", "got train again on line 3; make them one"),
+    "a group twice": (
+        b"train: {steps: 5}\nmodel: {}\ntrain: {steps: 6}\n",
+        "got train again on line 3; keep one of the two",
+    ),
     "a key twice": (b"train:\n  steps: 5\n  steps: 6\n", "x.yaml: a key must be given once, got steps again on line 3"),
     "two documents": (b"a: 1\n---\nb: 2\n", "settings must be YAML"),
     "an alias of nothing": (b"model: *shape\n", "settings must be YAML"),
     "a key that is a list": (b"? [a, b]\n: 3\n", "settings must be YAML"),
     "a key that is a number": (b"1: 2\n", "1 is no setting"),
-    "very deep": (b"[" * 5000, "settings must be YAML of a few levels"),
+    "very deep": (b"[" * 5000, "settings must be YAML with few nested levels"),
     "code": (b"!!python/object/apply:os.system ['echo hi']", "settings must be YAML"),
     "a list for a group": (
         b"model: {preset: gpt-7b}\ntrain: {steps: 1}\nsequence: [1]\n",

@@ -1,4 +1,4 @@
-"""The settings of the data: sources, tokens, packing, and the recall task; imports no jax."""
+"""Settings of the data: sources, tokens, packing, and the recall task; imports no jax."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from sppo_jax.config.group import ConfigError, Group
 
 @dataclass(frozen=True, kw_only=True)
 class RecallConfig(Group):
-    """The recall task (`data.source: recall`): keys with a value each, asked for later; chance is 1 / values.
+    """The recall task (`data.source: recall`): each key has a value, which the sequence asks for later.
 
     Args:
-        pairs: keys of a sequence, each asked for once.
-        values: what may stand behind a key, and everywhere else.
-        distances: how many tokens before a question its answer stands, each as often as every other.
+        pairs: number of keys of a sequence, each asked for once; at least 1.
+        values: number of different values, so that a guess is right with probability 1 / values; at least 2.
+        distances: tokens between a question and its answer, each distance as frequent as the others; a list of
+            different whole numbers, each at least 1.
     """
 
     group: ClassVar[str] = "data.recall"
@@ -39,23 +40,26 @@ class DataConfig(Group):
     """Where the documents come from and how they fill sequences.
 
     Args:
-        source: a file, a directory or a pattern of .txt, .jsonl, .jsonl.gz, .parquet, .bin or .npy files, or "stdlib"
-            (the running Python's own standard library); or a mapping of several of these to their weights; or
-            "recall" (sequences drawn at random, see `recall`).
-        tokenizer: a tokenizer.json, or a directory with one, for text; None: that of model.hf, else text is bytes.
-        text_key: key of the text in a JSON line, column of the text in a Parquet file.
-        start_token: what every document of text begins with; "auto": what the tokenizer puts there; None: nothing.
-        end_token: what every document of text ends with; as before.
-        token_dtype: element type of a .bin file.
-        separator: token id that ends a document in a .npy or .bin file; None: the file is one document.
-        pack: "whole": documents packed into sequences by best fit, cut only where they are longer than a sequence;
-            "stream": end to end, cut wherever a sequence ends; "none": every document in sequences of its own.
-        validation_source: documents to validate on, given like `source`; None: some are held out of `source`.
-        validation_fraction: share of each source's documents held out, by a hash of their names, where no
-            validation_source is given.
-        seed: which documents share a sequence, and the order of the sequences.
-        cache: directory for what is tokenized once; None: the user's cache directory.
-        recall: the task of `source: recall`.
+        source: a file, a directory or a pattern of .txt, .jsonl, .jsonl.gz, .parquet, .bin or .npy files; "stdlib": the
+            source files of the running Python's standard library; "recall": sequences of the recall task; or a mapping
+            of several sources (all but "recall") to their weights, which are shares of the sequences relative to each
+            other, each above 0.
+        tokenizer: path of a tokenizer.json, or of a directory with one, for text; null: the tokenizer of `model.hf`,
+            or bytes as tokens where no model is imported.
+        text_key: key of the text in a line of JSON, or column of the text in a Parquet file.
+        start_token: token that begins every document of text; "auto": the tokenizer's own; null: none.
+        end_token: token that ends every document of text; "auto": the tokenizer's own; null: none.
+        token_dtype: dtype of the tokens in a .bin file.
+        separator: token id that ends a document in a .npy or .bin file; at least 0; null: the file is one document.
+        pack: how documents fill sequences: "whole" packs them by best fit and cuts only those longer than a sequence,
+            "stream" puts them end to end and cuts wherever a sequence ends, "none" gives each its own sequences.
+        validation_source: documents to validate on, given like `data.source` but never "recall"; null: some documents
+            of `data.source` are held out.
+        validation_fraction: share of the documents of each source that is held out, where `data.validation_source` is
+            null; at least 0 (none), below 1.
+        seed: seed of the packing and of the order of the sequences; 0 to 2147483647.
+        cache: directory of the tokenized text; null: the user's cache directory.
+        recall: settings of the recall task.
     """
 
     group: ClassVar[str] = "data"
@@ -85,11 +89,12 @@ class DataConfig(Group):
         wrong = {source: weight for source, weight in sources.items() if not weight > 0}
         if wrong or not sources:
             got = ", ".join(f"{source}: {weight:g}" for source, weight in wrong.items()) or "no source"
-            raise ConfigError(f"data.{name} must give every source a weight above 0, got {got}; leave such sources out")
+            change = "leave the source out or raise the weight" if wrong else "name a source"
+            raise ConfigError(f"data.{name} must give every source a weight above 0, got {got}; {change}")
         if "recall" in sources and (isinstance(getattr(self, name), dict) or name != "source"):
             raise ConfigError(
                 f"recall must be the only data.source (it draws its own validation), got it in data.{name}; "
-                f"write data.source: recall alone"
+                f"set data.source to recall and no other source"
             )
 
     @property
@@ -99,7 +104,7 @@ class DataConfig(Group):
 
     @property
     def validation_sources(self) -> dict[str, float]:
-        """Weights by source of documents that are for validation alone."""
+        """Weights by source of the documents that are used only for validation."""
         return _weights(self.validation_source or {})
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 
 class ConfigError(ValueError):
-    """A setting the user gave is wrong; the message is one line."""
+    """A setting that the user gave is wrong; the message is one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
@@ -31,7 +31,7 @@ class Group:
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the settings that follow from those given, before what is missing is looked for."""
+        """Add the settings that follow from those given, before missing settings are reported."""
         return settings
 
     def _check(self) -> None:
@@ -55,7 +55,9 @@ class Group:
     def _fraction(self, *names: str) -> None:
         for name in names:
             if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{self._name(name)} must be in [0, 1), got {getattr(self, name)}; choose one there")
+                raise ConfigError(
+                    f"{self._name(name)} must be in [0, 1), got {getattr(self, name)}; choose a value in that range"
+                )
 
 
 def build_group(cls: type[Group], settings: Any, name: str) -> Group:
@@ -63,7 +65,7 @@ def build_group(cls: type[Group], settings: Any, name: str) -> Group:
 
     Args:
         cls: the dataclass of the group.
-        settings: what the user gave, a mapping.
+        settings: the user's settings, a mapping.
         name: dotted name of the group, for errors; "" for the outermost.
 
     Raises:

@@ -18,7 +18,14 @@ _MOST_SIMULATED = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig(Group):
-    """Number of devices along each mesh axis; the planner shares out over "auto" axes what the others leave."""
+    """Number of devices along each axis of the mesh.
+
+    Args:
+        data: number of pipelines, each with its own sequences; at least 1, or "auto": 1 where `sequence.per_step` is 0,
+            else chosen by the planner.
+        pipe: number of pipeline stages; at least 1, or "auto": chosen by the planner.
+        seq: number of devices that share the tokens of a chunk; at least 1, or "auto": chosen by the planner.
+    """
 
     group: ClassVar[str] = "mesh"
     data: Literal["auto"] | int = "auto"
@@ -37,16 +44,24 @@ class MeshConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceConfig(Group):
-    """Length of a sequence in tokens, its chunks, and how a chunk is spread over the `seq` axis.
+    """Length of a sequence, its chunks, how a chunk is spread over the `seq` axis, and sequences per step.
 
     Args:
-        chunks: "auto", a count, or a list of lengths in tokens.
-        balance: chunks of a count have equal lengths, or equal FLOPs; "auto": whichever is faster.
-        ulysses: the hybrid kind's inner factor; 0: chosen by the planner.
-        ring_pass: what travels on a ring: keys and values, queries, or whichever is fewer bytes in each tick.
-        per_pipeline: sequences a pipeline takes in one step.
-        per_step: sequences of one step over all pipelines, shared out by the planner where `mesh.data` is auto;
-            0: `mesh.data * sequence.per_pipeline`, with one pipeline where `mesh.data` is auto.
+        length: tokens of a sequence; 1 to 2147483647.
+        chunks: number of chunks of a sequence, at least 1; or a list of chunk lengths in tokens, each at least 1, which
+            add up to `sequence.length`; "auto": chosen by the planner.
+        balance: whether the chunks have "equal" lengths or equal "flops", where `sequence.chunks` is a number or auto;
+            "auto": the faster of the two.
+        kind: how attention is spread over the `seq` axis: "ulysses" exchanges heads, "ring" passes arrays from device
+            to device, "hybrid" does both; "auto": chosen by the planner.
+        ulysses: devices of one Ulysses group, within which attention heads are exchanged; at least 1, a divisor of
+            `mesh.seq` where `mesh.seq` is a number; 0: chosen by the planner.
+        ring_pass: arrays that travel on the ring: keys and values ("kv") or queries ("q"); "auto": the fewer bytes in
+            each tick.
+        per_pipeline: sequences of one pipeline in one step; 1 to 2147483647.
+        per_step: sequences of all pipelines in one step; 1 to 2147483647, a multiple of `sequence.per_pipeline` and of
+            `mesh.data`, and equal to their product where `mesh.data` is a number and `sequence.per_pipeline` is above
+            1; 0: `mesh.data * sequence.per_pipeline`.
     """
 
     group: ClassVar[str] = "sequence"
@@ -66,7 +81,7 @@ class SequenceConfig(Group):
         if self.per_step % self.per_pipeline:
             raise ConfigError(
                 f"sequence.per_step must be a multiple of sequence.per_pipeline = {self.per_pipeline}, "
-                f"got {self.per_step}; change one of them"
+                f"got {self.per_step}; change one of the two"
             )
         lengths = self.chunks if isinstance(self.chunks, tuple) else ()
         if self.chunks == () or (isinstance(self.chunks, int) and self.chunks < 1) or any(c < 1 for c in lengths):
@@ -80,12 +95,12 @@ class SequenceConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Group):
-    """Order of the units.
+    """Order of the forward and backward passes of the chunks on each stage.
 
     Args:
-        name: the schedule's name.
-        interleave: layer groups that a device holds; "auto": chosen by the planner.
-        table: a CSV file with the schedule, for the name "table".
+        name: name of the schedule; "table" reads `schedule.table`; "auto": chosen by the planner.
+        interleave: layer groups (virtual stages) that a device holds; at least 1, or "auto": chosen by the planner.
+        table: path of a CSV file with the schedule, given if and only if `schedule.name` is "table"; null: none.
     """
 
     group: ClassVar[str] = "schedule"
@@ -99,14 +114,28 @@ class ScheduleConfig(Group):
         self._at_least(1, "interleave")
         if (self.name == "table") != (self.table is not None):
             raise ConfigError(
-                f"schedule.table (a CSV file) goes with schedule.name=table and with no other, "
-                f"got name={self.name} and table={self.table}; give both or neither"
+                f"schedule.table (a CSV file) must be given with schedule.name=table and with no other name, "
+                f"got name={self.name} and table={'null' if self.table is None else self.table}; give both or neither"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StashConfig(Group):
-    """Where each kind of activation waits for the backward pass; alpha is the share of tokens that goes to the host."""
+    """Where each kind of activation waits for the backward pass.
+
+    Args:
+        inputs: place of the inputs of the layers: "keep" is device memory, "host" is host memory, "recompute" computes
+            them again from the input of the virtual stage; "auto": chosen by the planner.
+        attention: place of the attention outputs: "keep" is device memory, "host" is host memory, "recompute" computes
+            them again in the backward pass; "auto": chosen by the planner.
+        rest: place of the other saved matrix products of a layer: "keep" is device memory, "host" is host memory,
+            "recompute" computes them again in the backward pass; "auto": chosen by the planner.
+        alpha: share of the tokens of a chunk whose inputs and attention outputs go to the host, where their place is
+            "host"; 0 to 1, one number or a list with one number per diagonal of the schedule; "auto": chosen by the
+            planner.
+        kv_grad_dtype: dtype in which the gradients of keys and values are summed; "auto": float32 where it fits, else
+            bfloat16.
+    """
 
     group: ClassVar[str] = "stash"
     inputs: Place = "auto"
@@ -118,12 +147,25 @@ class StashConfig(Group):
     def _check(self) -> None:
         values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
         if any(not isinstance(value, str) and not 0 <= value <= 1 for value in values):
-            raise ConfigError(f"stash.alpha must be auto or in [0, 1], got {self.alpha}; it is a share of tokens")
+            raise ConfigError(f"stash.alpha must be auto or in [0, 1], got {self.alpha}; give a share of tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Group):
-    """AdamW with linear warm-up and a cosine decay to `lr * min_lr_ratio`; gradients are clipped by global norm."""
+    """AdamW with a linear warm-up and a cosine decay of the learning rate, and clipping by global norm.
+
+    Args:
+        lr: peak learning rate; 0 to 1e30.
+        warmup_steps: steps of the linear warm-up; 0 (none) to `train.steps`.
+        min_lr_ratio: learning rate of the last step as a multiple of `optimizer.lr`; 0 to 1e30.
+        weight_decay: decay coefficient of AdamW, applied to matrices only and multiplied by the learning rate; 0 (none)
+            to 1e30.
+        b1: decay rate per step of the first moment; at least 0, below 1.
+        b2: decay rate per step of the second moment; at least 0, below 1.
+        eps: term that AdamW adds to the denominator; 0 to 1e30.
+        clip_norm: largest global norm of the gradient, to which a larger gradient is scaled down; above 0, at most
+            1e30.
+    """
 
     group: ClassVar[str] = "optimizer"
     lr: float = 3e-4
@@ -141,19 +183,25 @@ class OptimizerConfig(Group):
         self._at_most(1e30, "lr", "min_lr_ratio", "weight_decay", "eps", "clip_norm")
         self._fraction("b1", "b2")
         if self.clip_norm <= 0:
-            raise ConfigError(f"optimizer.clip_norm must be above 0, got {self.clip_norm}; a large one never clips")
+            raise ConfigError(f"optimizer.clip_norm must be above 0, got {self.clip_norm}; raise it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Group):
-    """Length of the run and how often it reports.
+    """Length of the run, its devices, how often it reports and validates, and when it gives up.
 
     Args:
-        devices: "auto", or "cpu:N" for N devices simulated on the CPU.
-        eval_every: steps between validations; 0: only at the end.
-        eval_sequences: validation sequences, rounded up to whole batches.
-        max_nonfinite: steps in a row whose loss or gradient is not finite, and which are skipped, before the run stops.
-        stall_s: seconds without progress after which the run names the process that stopped, and ends; 0: never.
+        steps: number of optimizer steps; 1 to 2147483647.
+        seed: seed of the initial parameters; 0 to 2147483647.
+        devices: devices to train on; "cpu:N" simulates N devices on the CPU, N from 1 to 1024, a multiple of the
+            product of the mesh axes that are numbers, and equal to the product where all three axes are numbers;
+            "auto": the devices present.
+        log_every: steps between two lines of metrics; at least 1.
+        eval_every: steps between two validations, besides the one at the end; at least 1, or 0: only at the end.
+        eval_sequences: sequences of one validation, rounded up to whole batches; 0 (no validation) to 2147483647.
+        max_nonfinite: number of skipped steps in a row after which the run stops, where a step is skipped if its loss
+            or gradient is not finite; at least 1.
+        stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never.
     """
 
     group: ClassVar[str] = "train"
@@ -171,7 +219,7 @@ class TrainConfig(Group):
         self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
         self._at_most(_INT32, "steps", "seed", "eval_sequences")
         if 0 < self.stall_s < 1:
-            raise ConfigError(f"train.stall_s must be 0 or at least 1, got {self.stall_s}; no step is that quick")
+            raise ConfigError(f"train.stall_s must be 0 or at least 1, got {self.stall_s}; raise it or set 0")
         if self.devices != "auto" and not self.num_simulated_devices:
             raise ConfigError(f"train.devices must be auto or cpu:N, got {self.devices}; write e.g. cpu:8")
         if self.num_simulated_devices > _MOST_SIMULATED:
@@ -189,16 +237,17 @@ class TrainConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Group):
-    """When the run is saved, where, and what is kept.
+    """When the run saves checkpoints, where they go, and which are kept.
 
     Args:
-        dir: where checkpoints go; None: `checkpoints` in the run directory.
-        every_s: seconds between saves; 0: not by the clock.
-        every_steps: steps between saves; 0: not by steps.
-        keep_last: newest checkpoints to keep.
-        keep_every: steps whose multiples are kept for good; 0: none.
-        keep_best: checkpoints of the lowest validation loss to keep, saved right after a validation; 0: none.
-        final: save the end of the run.
+        dir: directory of the checkpoints; null: `checkpoints` in the run directory.
+        every_s: seconds between two checkpoints; above 0, or 0: no checkpoints by time.
+        every_steps: steps between two checkpoints; at least 1, or 0: no checkpoints by steps.
+        keep_last: number of newest checkpoints to keep; at least 1.
+        keep_every: number of steps, at whose multiples a saved checkpoint is never deleted; at least 1, or 0: none.
+        keep_best: number of checkpoints with the lowest validation loss to keep, each saved right after its validation;
+            at least 1, or 0: none.
+        final: whether to save a checkpoint after the last step; true or false.
     """
 
     group: ClassVar[str] = "checkpoint"
@@ -217,12 +266,14 @@ class CheckpointConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig(Group):
-    """What is reported besides metrics.jsonl and report.html.
+    """What the run reports besides metrics.jsonl and report.html.
 
     Args:
-        peak_flops: FLOP/s of one device, of which the share that is used (MFU) is reported; "auto": the datasheet's.
-        tensorboard: whether to write TensorBoard events into the run directory too.
-        wandb: project at Weights & Biases to report to; null: none. WANDB_MODE=offline keeps it on this machine.
+        peak_flops: peak FLOP/s of one device, by which the model FLOPs utilization (MFU) is computed; at least 1, or
+            "auto": the datasheet's figure, and no MFU where the device is not known.
+        tensorboard: whether to write TensorBoard events into the run directory; true or false.
+        wandb: name of the Weights & Biases project to report to, 1 to 128 characters without any of `/ \\ # ? % :`;
+            null: none; with WANDB_MODE=offline in the environment nothing leaves the machine.
     """
 
     group: ClassVar[str] = "metrics"
@@ -242,17 +293,22 @@ class MetricsConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig(Group):
-    """What the planner may assume of the machines; "auto" takes the figure of the device found.
+    """Figures of the machines that the planner assumes; a key given here replaces the measured and datasheet figures.
 
     Args:
-        cluster: the devices to plan for, e.g. a100-80g:16x8; None: those of this machine.
-        hbm_bytes: memory of a device.
-        host_bytes: memory of a host, shared by its devices.
-        host_link_bytes_s: bytes a second between a device and its host, one way.
-        link_bytes_s: bytes a second between devices of a host, one way.
-        network_bytes_s: bytes a second between devices of different hosts, one way.
-        matmul_flops_s: FLOP/s that a device reaches.
-        measured: a file of `sppo profile`, whose figures take the place of the datasheet's; None: the datasheet.
+        cluster: devices to plan for, as NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, or a TPU slice such as v5p:4x4x4;
+            null: the simulated devices of `train.devices`, else the devices present.
+        measured: path of a file that `sppo profile` wrote, whose figures replace the datasheet's; null: the datasheet.
+        hbm_bytes: bytes of memory of one device; at least 1, or "auto": the datasheet's figure.
+        host_bytes: bytes of memory of one host, shared by its devices; at least 1, or "auto": a usual host's.
+        host_link_bytes_s: bytes a second between a device and its host, one way; at least 1, or "auto": the measured
+            figure, else the datasheet's.
+        link_bytes_s: bytes a second between two devices of a host, one way; at least 1, or "auto": the measured figure,
+            else the datasheet's.
+        network_bytes_s: bytes a second between devices of different hosts, one way; at least 1, or "auto": the
+            datasheet's figure.
+        matmul_flops_s: FLOP/s that a device reaches; at least 1, or "auto": the measured figure, else an estimate
+            from the datasheet's peak.
     """
 
     group: ClassVar[str] = "hardware"
@@ -272,7 +328,23 @@ class HardwareConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Group):
-    """All settings of a run; `planner` chooses what is "auto": our search, or the rules of the SPPO paper."""
+    """All settings of a run, one group for each part.
+
+    Args:
+        planner: method that chooses the keys left at "auto": "search" is this project's search, "paper" is the rules of
+            the SPPO paper.
+        model: shape of the decoder.
+        data: documents to train on, and how they fill sequences.
+        mesh: number of devices along each axis of the mesh.
+        sequence: length of a sequence, its chunks, and sequences per step.
+        schedule: order of the passes on each stage.
+        stash: places of the activations until the backward pass.
+        optimizer: AdamW and its learning rate.
+        train: length of the run, its devices and its reports.
+        checkpoint: times, place and number of checkpoints.
+        metrics: reports besides metrics.jsonl and report.html.
+        hardware: figures of the machines that the planner assumes.
+    """
 
     planner: Literal["search", "paper"] = "search"
     model: ModelConfig
@@ -293,7 +365,7 @@ class Config(Group):
         if 0 < self.model.sliding_window < self.sequence.length:
             raise ConfigError(
                 f"model.sliding_window must be at least sequence.length = {self.sequence.length}, or 0 for attention "
-                f"over the whole sequence, got {self.model.sliding_window}; set it to 0 to train with that"
+                f"over the whole sequence, got {self.model.sliding_window}; set 0 to train with full attention"
             )
         seq = self.mesh.pinned.get("seq", 0)
         if self.sequence.ulysses and seq % self.sequence.ulysses:
@@ -324,12 +396,13 @@ class Config(Group):
             return
         if sequence.per_step % data:
             raise ConfigError(
-                f"sequence.per_step must be a multiple of mesh.data = {data}, got {sequence.per_step}; change one"
+                f"sequence.per_step must be a multiple of mesh.data = {data}, got {sequence.per_step}; "
+                "change one of the two"
             )
         if "data" in self.mesh.pinned and sequence.per_pipeline not in (1, sequence.per_step // data):
             raise ConfigError(
                 f"sequence.per_step must be mesh.data * sequence.per_pipeline = {data * sequence.per_pipeline}, "
-                f"got {sequence.per_step}; leave one of them out"
+                f"got {sequence.per_step}; leave one of the two out"
             )
 
     @property

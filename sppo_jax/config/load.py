@@ -1,4 +1,4 @@
-"""Settings read from YAML, with overrides, and written back; a key given twice is refused."""
+"""Settings read from YAML, with overrides, and written back; duplicate keys are refused."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"a config must be a readable YAML file, got {path} ({error})") from error
+        raise ConfigError(
+            f"a config must be a readable YAML file, got {path} ({error}); correct the path or the file"
+        ) from error
     settings = _parse_yaml(text, str(path))
     if not isinstance(settings, dict):
-        raise ConfigError(f"a config must hold groups of settings such as model and train, got {path} with none")
+        raise ConfigError(
+            f"a config must hold groups of settings such as model and train, got {path} with none; add the groups"
+        )
     return config_from_dict(settings, overrides)
 
 
@@ -75,13 +79,15 @@ def _parse_yaml(text: str, source: str) -> Any:
         raise ConfigError(f"{source}: {error}") from None
     except (yaml.YAMLError, ValueError) as error:
         why = str(error).replace('in "<unicode string>", ', "at ")
-        raise ConfigError(f"settings must be YAML, got {source} ({why}); mend it") from error
+        raise ConfigError(f"settings must be YAML, got {source} ({why}); correct it") from error
     except RecursionError:
-        raise ConfigError(f"settings must be YAML of a few levels, got {source} with too many; mend it") from None
+        raise ConfigError(
+            f"settings must be YAML with few nested levels, got {source} with too many; remove levels"
+        ) from None
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML takes the last without a word."""
+    """Refuses a duplicate key, of which YAML would silently keep the last."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -89,7 +95,9 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
                 line = key.start_mark.line + 1
-                raise ConfigError(f"a key must be given once, got {key.value} again on line {line}; make them one")
+                raise ConfigError(
+                    f"a key must be given once, got {key.value} again on line {line}; keep one of the two"
+                )
             if isinstance(key, yaml.ScalarNode):
                 seen.add(key.value)
         return node
@@ -104,5 +112,5 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
         inner = expand_model(settings).get(group)
         settings[group] = dict(inner) if isinstance(inner, Mapping) else {}
         settings = settings[group]
-    # To YAML a word that begins with * stands for another, and one that ends with a colon is a key of nothing.
+    # YAML reads a word that begins with * as an alias, and a word that ends with a colon as a key without a value.
     settings[key] = text if text.startswith(("*", "hf:")) else _parse_yaml(text, override)

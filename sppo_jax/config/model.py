@@ -1,4 +1,4 @@
-"""The settings of a model: its shape and its rotary positions; imports no jax."""
+"""Settings of a model: its shape and its rotary positions; imports no jax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,23 @@ from sppo_jax.config.group import ConfigError, Group
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig(Group):
-    """Rotary position embedding and how it is stretched beyond the length the model was trained on."""
+    """Rotary position embedding, and its scaling beyond the length on which the model was trained.
+
+    Args:
+        theta: base of the rotation frequencies; at least 1.
+        scaling: rule that stretches the rotation: "linear" divides every frequency by `model.rope.factor`, "llama3" and
+            "yarn" divide only the slow ones; "none": no scaling.
+        factor: number by which frequencies are divided; at least 1.
+        original_length: tokens of the sequences on which the model was trained; at least 1 for the scalings "llama3"
+            and "yarn", any whole number for the others; 0: not known.
+        low_freq_factor: turns over `model.rope.original_length` below which "llama3" divides a frequency by the whole
+            factor; any number.
+        high_freq_factor: turns over `model.rope.original_length` above which "llama3" leaves a frequency as it is; any
+            number.
+        beta_fast: turns over `model.rope.original_length` above which "yarn" leaves a frequency as it is; any number.
+        beta_slow: turns over `model.rope.original_length` below which "yarn" divides a frequency by the whole factor;
+            any number.
+    """
 
     group: ClassVar[str] = "model.rope"
     theta: float = 10000.0
@@ -29,18 +45,40 @@ class RopeConfig(Group):
         self._at_least(1, "theta", "factor")
         if self.scaling in ("llama3", "yarn") and self.original_length < 1:
             raise ConfigError(
-                f"model.rope.scaling={self.scaling} needs the length the model was trained on, "
+                f"model.rope.scaling={self.scaling} needs the length on which the model was trained, "
                 f"got model.rope.original_length={self.original_length}; set it, e.g. to 8192"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Group):
-    """Shape of the decoder; a preset, or a Hugging Face model, fills what is not given.
+    """Shape of the decoder; a preset or a Hugging Face model fills in the keys that are not given.
 
     Args:
-        hf: folder of a Hugging Face model, from whose weights training starts; its config.json gives the shape.
-        sliding_window: attention span in tokens of the imported model; 0: the whole sequence, as attention is here.
+        preset: name of a published model shape, e.g. llama3-8b; null: none.
+        hf: directory of a Hugging Face model, whose config.json gives the shape and whose weights training starts from;
+            `model: hf:PATH` is short for this key; null: none.
+        vocab_size: number of token ids; 1 to 10000000.
+        hidden_size: elements of the hidden state of a token; 1 to 10000000.
+        num_layers: number of layers; 1 to 10000.
+        num_heads: query heads of a layer; 1 to 10000000, a multiple of `model.num_kv_heads`.
+        num_kv_heads: heads of keys and values of a layer; a divisor of `model.num_heads`, or 0: `model.num_heads`.
+        head_dim: elements of a head; an even number up to 10000000, or 0: `model.hidden_size / model.num_heads`.
+        mlp_size: elements of the hidden layer of the MLP; 1 to 10000000.
+        mlp: kind of MLP: "swiglu" has a gate, "gelu" has none.
+        qk_norm: whether queries and keys are normalized in each head; true or false.
+        qkv_bias: whether the projections to queries, keys and values have biases; true or false.
+        tied_embeddings: whether the output head is the embedding matrix; true or false.
+        norm_eps: term that RMSNorm adds to the mean square; at least 0.
+        rope: rotary position embedding.
+        sliding_window: tokens that attention reaches back in the imported model; at least `sequence.length`, because
+            only full attention is supported, or 0: the whole sequence.
+        compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.
+        kernel: attention kernel; "blockwise" runs on every device; "cudnn" needs a GPU, bfloat16, and a
+            `model.head_dim` that is a multiple of 8 and at most 128; "auto": "cudnn" where these needs are met, else
+            "blockwise".
+        dropout: must be 0; dropout is not supported.
+        init_scale: standard deviation of the initial weights; at least 0.
     """
 
     group: ClassVar[str] = "model"
@@ -72,7 +110,7 @@ class ModelConfig(Group):
     def _check(self) -> None:
         self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size")
         self._at_least(0, "num_kv_heads", "head_dim", "norm_eps", "init_scale", "sliding_window")
-        # Beyond any model: products of these stay whole numbers of jax.
+        # No model is larger, and products of these sizes fit the integers of jax.
         self._at_most(10**7, "vocab_size", "hidden_size", "num_heads", "head_dim", "mlp_size")
         self._at_most(10**4, "num_layers")
         if self.dropout != 0:
@@ -82,7 +120,7 @@ class ModelConfig(Group):
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"model.num_heads must be a multiple of model.num_kv_heads, got {self.num_heads} and "
-                f"{self.num_kv_heads}; change one of them"
+                f"{self.num_kv_heads}; change one of the two"
             )
         if not self.head_dim:
             if self.hidden_size % self.num_heads:
@@ -92,4 +130,4 @@ class ModelConfig(Group):
                 )
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         if self.head_dim % 2:
-            raise ConfigError(f"model.head_dim must be even (rotary pairs), got {self.head_dim}; change it by one")
+            raise ConfigError(f"model.head_dim must be even (rotary pairs), got {self.head_dim}; choose an even number")

@@ -1,0 +1,148 @@
+"""The reference of all settings, docs/config.md, written from the dataclasses; imports no jax.
+
+Run `python -m sppo_jax.config.reference` to write the page after a change of a group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from sppo_jax.config.group import Group
+from sppo_jax.config.groups import Config
+
+PAGE = Path(__file__).parents[2] / "docs" / "config.md"
+COMMAND = "python -m sppo_jax.config.reference"
+
+_INTRODUCTION = f"""# Configuration reference
+
+This page is generated from the code by `{COMMAND}`. Do not edit the page by hand.
+
+A config is a YAML file that holds groups of keys:
+
+```yaml
+model:
+  preset: llama3-8b
+  rope:
+    theta: 500000.0
+sequence:
+  length: 131072
+train:
+  steps: 1000
+```
+
+* A key that is not given has its default. A key marked `required` must be given.
+* An override `key=value` on the command line replaces a key of the file, e.g.
+  `sppo train c.yaml sequence.length=65536 data.source=corpus.jsonl`. The key is the full name from the tables below.
+  The value is YAML: `mesh.pipe=auto`, `sequence.chunks=[2048,2048]`, `data.tokenizer=null`.
+* An unknown key is refused, and the message names the nearest known key. A key given twice is refused too.
+* Every value is checked before anything runs. A wrong value ends the command with exit code 2 and one line with the
+  rule, the value, and what to change.
+* Numbers are finite. A whole number (`int`) may be written as `1e6`, and a number (`float`) as `3e-4`.
+* The tables state the ranges that are checked when a config is read. A plan for given devices has further rules; for
+  example, the mesh must use all devices.
+"""
+
+
+def reference() -> str:
+    """Return the text of docs/config.md."""
+    return "\n".join([_INTRODUCTION, *(_section(group) for group in groups())])
+
+
+def groups(outer: type[Group] = Config) -> Iterator[type[Group]]:
+    """Yield a group and all groups in it, in the order of their fields.
+
+    Args:
+        outer: the dataclass of the group.
+    """
+    yield outer
+    for annotation in _annotations(outer).values():
+        if _is_group(annotation):
+            yield from groups(annotation)
+
+
+def sentences(group: type[Group]) -> dict[str, str]:
+    """Return the entries of the `Args:` section of a group's docstring, each on one line.
+
+    Args:
+        group: the dataclass of the group.
+
+    Raises:
+        ValueError: an entry does not read `name: text`, or a name is given twice.
+    """
+    _, _, section = _docstring(group).partition("\nArgs:\n")
+    entries: list[str] = []
+    for line in section.splitlines():
+        if line.startswith(" " * 8):
+            entries[-1] += f" {line.strip()}"
+        else:
+            entries.append(line.strip())
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, colon, text = entry.partition(": ")
+        if not colon or not name.isidentifier() or name in found:
+            raise ValueError(
+                f"an entry in the docstring of {group.__name__} must read `name: text` with a name of its own, "
+                f"got {entry!r}; correct the entry"
+            )
+        found[name] = text
+    return found
+
+
+def _docstring(group: type[Group]) -> str:
+    return inspect.cleandoc(group.__doc__ or "")
+
+
+def _annotations(group: type[Group]) -> dict[str, Any]:
+    hints = typing.get_type_hints(group)
+    return {spec.name: hints[spec.name] for spec in dataclasses.fields(typing.cast(Any, group))}
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Group)
+
+
+def _section(group: type[Group]) -> str:
+    summary = " ".join(_docstring(group).partition("\n\n")[0].split())
+    table = ["| key | type | default | meaning, unit and range |", "|---|---|---|---|"]
+    annotations, texts = _annotations(group), sentences(group)
+    for spec in dataclasses.fields(typing.cast(Any, group)):
+        key = f"{group.group}.{spec.name}".lstrip(".")
+        cells = (f"`{key}`", _type_text(annotations[spec.name]), _default_text(spec), texts[spec.name])
+        table.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join([f"## {group.group or 'Top level'}", "", summary, "", *table, ""])
+
+
+def _type_text(annotation: Any) -> str:
+    """Return a type as a user reads it, e.g. `auto`, or `int`."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if _is_group(annotation):
+        return f"[group](#{annotation.group.replace('.', '')})"
+    if origin in (typing.Union, types.UnionType):
+        return ", or ".join(_type_text(arg) for arg in args)
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "") + " ".join(f"`{arg}`" for arg in args)
+    if origin is tuple:
+        return f"list of {_type_text(args[0])}"
+    if origin is dict:
+        return f"mapping of {_type_text(args[0])} to {_type_text(args[1])}"
+    return "`null`" if annotation is types.NoneType else f"`{annotation.__name__}`"
+
+
+def _default_text(spec: dataclasses.Field[Any]) -> str:
+    """Return a default as YAML; a group whose keys all have defaults is an empty mapping."""
+    if spec.default_factory is not dataclasses.MISSING:
+        return "`{}`"
+    if spec.default is dataclasses.MISSING:
+        return "required"
+    return f"`{spec.default if isinstance(spec.default, str) else json.dumps(spec.default)}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="ascii")

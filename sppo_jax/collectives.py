@@ -2,7 +2,7 @@
 
 XLA:CPU runs on a pool of threads whatever has its inputs. The collectives of one computation it starts in one order,
 but a loop counts as started before the collectives inside it are: one that comes after the loop, and needs nothing of
-it, may overtake them, on some devices and not on others. Devices then wait for each other for ever, or exchange with
+it, may overtake them, on some devices and not on others. Devices then wait for each other without end, or exchange with
 the wrong collective, since all of `shard_map`'s have one channel (seen with jaxlib 0.10.2, with twice as many threads
 as devices); since jaxlib 0.12 even neighbours change places. GPUs and TPUs keep the order of the compiler's schedule.
 

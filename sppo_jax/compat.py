@@ -92,7 +92,7 @@ def one_at_a_time(platform: str) -> bool:
     """Return whether a step must end before the next is dispatched.
 
     Simulated devices share a pool of threads: with several steps in flight those of a later one can hold the threads
-    for which an earlier one waits, for ever (seen with 8 devices on 2 cores, jaxlib 0.10.2). PJRT_NPROC, twice the
+    for which an earlier one waits, without end (seen with 8 devices on 2 cores, jaxlib 0.10.2). PJRT_NPROC, twice the
     number of devices or more, is another way out.
     """
     return platform == "cpu"

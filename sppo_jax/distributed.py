@@ -67,7 +67,7 @@ def _whole(values: Mapping[str, str], name: str, given: Mapping[str, str]) -> in
     if name not in values:
         raise ValueError(f"{', '.join(_NAMES)} go together, got {', '.join(given)} without {name}; set all three")
     if not values[name].strip().isdecimal():
-        raise ValueError(f"{name} must be a whole number, got {values[name]!r}; mend it")
+        raise ValueError(f"{name} must be a whole number, got {values[name]!r}; correct it")
     return int(values[name])
 
 
@@ -128,7 +128,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds < 1e7:
-        raise ValueError(f"{name} must be seconds, at least 1, got {text!r}; mend it or leave it out")
+        raise ValueError(f"{name} must be seconds, at least 1, got {text!r}; correct it or leave it out")
     return seconds
 
 

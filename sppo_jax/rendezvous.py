@@ -171,7 +171,7 @@ def _register(
         first = f"on {before[1]['host']} and on {host}" if before else f"on {host}"
         return ValueError(
             f"every process must have its own SPPO_PROCESS_ID from 0 to {place.num_processes - 1}, "
-            f"got {process} {first}; number them anew"
+            f"got {process} {first}; number them again"
         )
     theirs = {"SPPO_NUM_PROCESSES": str(hello["num_processes"]), **hello["facts"]}
     ours = {"SPPO_NUM_PROCESSES": str(place.num_processes), **facts}
@@ -233,7 +233,7 @@ def _call(host: str, port: int, place: Place, facts: Mapping[str, str], timeout_
             raise Absent(
                 f"process {place.process_id} of {place.num_processes} must reach the coordinator {place.coordinator} "
                 f"(process 0) within {timeout_s:g} s, got: {trouble}; look at process 0's log, open the port between "
-                "the hosts, mend SPPO_COORDINATOR, or raise SPPO_TIMEOUT_S"
+                "the hosts, correct SPPO_COORDINATOR, or raise SPPO_TIMEOUT_S"
             )
         time.sleep(_RETRY_S)
     if not verdict["go"]:

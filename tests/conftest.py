@@ -7,7 +7,7 @@ import pytest
 from sppo_jax.commands.command import simulate_devices
 
 simulate_devices(8)
-# Tests leave several programs in flight, and with a thread a device these can wait for each other for ever. With more,
+# Tests leave several programs in flight. With a thread a device these can wait for each other without end. With more,
 # collectives that have no fixed order show it, as they would on a machine of many cores.
 os.environ.setdefault("PJRT_NPROC", "64")
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"

@@ -90,7 +90,7 @@ SETTINGS = [
     ("stash.alpha=[0.5]", "give 2 values, one number, or auto"),
     ("schedule.name=table", "schedule.table (a CSV file) must be given with schedule.name=table"),
     ("schedule.name=table schedule.table=absent.csv", "schedule.table must be a readable CSV file"),
-    ("schedule.name=table schedule.table=c.yaml", "mend c.yaml"),
+    ("schedule.name=table schedule.table=c.yaml", "correct c.yaml"),
     ("model=hf:", "model.hf must be the folder of a Hugging Face model, got ''; give its path"),
     ("model=hf:absent", "a Hugging Face model must be a local folder with config.json"),
     ("model.hf=absent model.preset=llama3-8b", "model must have a preset or hf, got both"),

@@ -60,7 +60,7 @@ def test_copies_change_the_type_and_keep_the_numbers():
 
 
 def test_the_devices_of_these_tests_take_many_programs_at_once():
-    """With a thread a device, as simulated devices have by themselves, this stands still for ever."""
+    """With a thread a device, as simulated devices have by themselves, this stands still without end."""
 
     def around(x_D):
         for _ in range(8):

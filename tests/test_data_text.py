@@ -58,7 +58,7 @@ def test_wrong_files_are_refused_with_their_line(tmp_path):
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "cut.parquet").read_bytes()[:-30])
     cases = {
         "torn.jsonl": "torn.jsonl line 2 .Unterminated string",
-        "list.jsonl": "list.jsonl line 3 with one of type list; mend it",
+        "list.jsonl": "list.jsonl line 3 with one of type list; correct it",
         "key.jsonl": "got 'text' with .*key.jsonl line 1 having 'content', 'id'",
         "number.jsonl": "must name text, got 'text' of type int in .*number.jsonl line 1",
         "plain.jsonl.gz": "must be whole gzip, got .*plain.jsonl.gz",

@@ -92,7 +92,7 @@ def edited(**changes):
 def test_figures_that_do_not_hold_together_are_refused(tmp_path, changes, why):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(edited(**changes)))
-    with pytest.raises(ValueError, match=f"{why}; make it anew with sppo profile") as error:
+    with pytest.raises(ValueError, match=f"{why}; make it again with sppo profile") as error:
         read_profile(path)
     assert "\n" not in str(error.value)
 
@@ -101,7 +101,7 @@ def test_figures_that_do_not_hold_together_are_refused(tmp_path, changes, why):
 def test_text_that_is_no_profile_is_refused(tmp_path, text):
     path = tmp_path / "profile.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="must be what sppo profile wrote, got .*make it anew with sppo profile"):
+    with pytest.raises(ValueError, match="must be what sppo profile wrote, got .*make it again with sppo profile"):
         read_profile(path)
 
 

@@ -268,7 +268,7 @@ def test_slurm_prints_what_it_would_run(slurm):
 def test_slurm_queues_a_failed_run_anew(slurm, fate, restarts, again):
     process, notes = slurm(*JOB, fate=fate, SLURM_RESTART_COUNT=restarts)
     _, errors = process.communicate(timeout=30)
-    assert ("scontrol requeue 42" in notes()) == again == ("queued anew" in errors)
+    assert ("scontrol requeue 42" in notes()) == again == ("queued again" in errors)
     assert process.returncode == (0 if again else int(fate))
 
 

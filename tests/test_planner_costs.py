@@ -78,8 +78,8 @@ def test_units_move_the_prefix_and_backward_adds_to_gradients():
     # bfloat16 written and read, float32 read and written.
     expected = 2 * (prefix * (4 + 12) + LAYER.params * 12)
     assert model.seconds("B", 16, 8) - plain.seconds("B", 16, 8) == pytest.approx(expected)
-    anew = costs(seq=2, attention=True, hbm_bytes_s=1.0).seconds("B", 16, 8)
-    assert anew - costs(seq=2, attention=True).seconds("B", 16, 8) == pytest.approx(expected + 2 * prefix * 4)
+    again = costs(seq=2, attention=True, hbm_bytes_s=1.0).seconds("B", 16, 8)
+    assert again - costs(seq=2, attention=True).seconds("B", 16, 8) == pytest.approx(expected + 2 * prefix * 4)
     # A ring shares the tokens instead of the heads.
     ring = costs(seq=2, ring=2, hbm_bytes_s=1.0).seconds("F", 16, 8) - costs(seq=2, ring=2).seconds("F", 16, 8)
     assert ring == pytest.approx(2 * prefix * 4)
@@ -94,8 +94,8 @@ def test_ulysses_sends_all_heads_but_its_own():
     assert sent.transfer_s("B", 16, 8) == pytest.approx(2 * 2 * backward)
     assert sent.transfer_s("F", 16, 8, TickShape(16, 24)) == pytest.approx(2 * 4 * forward)
     assert sent.transfer_s("H", 16, 8) == 0
-    anew = costs(seq=4, attention=True, link_bytes_s=1.0).transfer_s("B", 16, 8)
-    assert anew == pytest.approx(2 * 2 * (backward + 0.75 * (2 * 8 * 2 + 4 * 4)))
+    again = costs(seq=4, attention=True, link_bytes_s=1.0).transfer_s("B", 16, 8)
+    assert again == pytest.approx(2 * 2 * (backward + 0.75 * (2 * 8 * 2 + 4 * 4)))
 
 
 def test_stages_send_a_hop_and_the_vocabularys_sums():

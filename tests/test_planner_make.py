@@ -357,7 +357,7 @@ def test_a_plan_agrees_with_its_own_config():
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        (dict(length=128), "agree with sequence.length = 128, got 64; set sequence.length=64, or plan anew"),
+        (dict(length=128), "agree with sequence.length = 128, got 64; set sequence.length=64, or plan again"),
         (dict(sequence={"per_pipeline": 2}), "agree with sequence.per_pipeline = 2, got 1"),
         (dict(sequence={"per_step": 2}), "agree with sequence.per_step = 2, got 1"),
         (dict(mesh={"data": 2}), "agree with mesh.data = 2, got 1"),

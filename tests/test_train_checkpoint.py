@@ -163,7 +163,7 @@ def test_numbers_that_are_not_those_saved_are_refused(copied):
 def test_a_run_does_not_begin_anew_over_its_broken_checkpoints(copied):
     for step in (3, 5):
         harm_a_file(copied / str(step) / "run" / "metadata", "empty")
-    with pytest.raises(ValueError, match="must be whole, got none of 2 .* move them away to begin anew"):
+    with pytest.raises(ValueError, match="must be whole, got none of 2 .* move them away to start over"):
         restore_newest(copied, shapes_on(1), pytest.fail)
     assert checkpoint_steps(copied) == [5, 3]
 

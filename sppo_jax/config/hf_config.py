@@ -229,7 +229,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     return config | slides | ({"max_window_layers": 0} if window else {})
 
 
-# Of a config.json that was imported: what is written anew, or was true of that file alone.
+# Of a config.json that was imported: what is written again, or was true of that file alone.
 _NOT_KEPT = (
     "_name_or_path",
     "dtype",

@@ -209,7 +209,7 @@ def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
     entry = entry_of(_cache(config), key, fill, dtype=None)
     smallest, largest = entry.facts["smallest"], entry.facts["largest"]
     if smallest < 0 or largest >= vocab_size:
-        need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file anew"
+        need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file again"
         need += ", or set data.token_dtype to its type" if path.suffix == ".bin" else ""
         raise ValueError(
             f"data.source must hold tokens in 0..{vocab_size - 1} (model.vocab_size = {vocab_size}), "
@@ -237,7 +237,7 @@ def _read_npy(path: Path) -> np.ndarray:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"data.source must be a readable .npy file, got {path} ({error}); write it anew") from error
+        raise ValueError(f"data.source must be a readable .npy file, got {path} ({error}); write it again") from error
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(
             f"data.source must hold a 1-D integer array, got {tokens.dtype} {list(tokens.shape)} in {path}; "

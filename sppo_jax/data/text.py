@@ -76,7 +76,7 @@ def _json_documents(path: Path, text_key: str) -> Iterator[str]:
                     yield _text_of(line, text_key, f"{path} line {number}")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"a .gz file must be whole gzip, got {path} ({error}, behind line {number}); copy it anew"
+            f"a .gz file must be whole gzip, got {path} ({error}, behind line {number}); copy it again"
         ) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -86,10 +86,12 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} ({error}); mend it") from error
+        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} ({error}); correct it") from error
     if not isinstance(record, dict):
         got = type(record).__name__
-        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} with one of type {got}; mend it")
+        raise ValueError(
+            f"a .jsonl file must hold a JSON object a line, got {where} with one of type {got}; correct it"
+        )
     if text_key not in record:
         keys = ", ".join(map(repr, sorted(record))) or "none"
         raise ValueError(
@@ -117,7 +119,7 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
             for batch in file.iter_batches(batch_size=256, columns=[text_key]):
                 yield from (text for text in batch.column(0).to_pylist() if text)
     except pa.ArrowException as error:
-        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write it anew") from error
+        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write it again") from error
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -35,7 +35,7 @@ def nearest_change(
     """Try changes from the smallest to the largest; return the first whose plan fits, None if none does.
 
     Args:
-        reload: reads the config anew with more overrides.
+        reload: reads the config again with more overrides.
         config: the config that does not fit.
         cluster: the devices it does not fit on.
         excess: the compiler's bytes over the predicted ones; beyond what plans leave free, devices count as smaller.

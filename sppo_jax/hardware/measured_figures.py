@@ -134,17 +134,17 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ValueError: the file cannot be read, is no profile, or lacks figures; one line that says what to do.
     """
-    rule, mend = "a file of measured figures must be what sppo profile wrote", "make it anew with sppo profile"
+    rule, change = "a file of measured figures must be what sppo profile wrote", "make it again with sppo profile"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{rule}, got {path}, which cannot be read ({type(error).__name__}): {mend}") from None
+        raise ValueError(f"{rule}, got {path}, which cannot be read ({type(error).__name__}): {change}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{rule}, got {path}, which is no JSON ({error}): {mend}") from None
+        raise ValueError(f"{rule}, got {path}, which is no JSON ({error}): {change}") from None
     try:
         return profile_from_dict(values)
     except ValueError as error:
-        raise ValueError(f"{rule}, got {path}: {error}; {mend}") from None
+        raise ValueError(f"{rule}, got {path}: {error}; {change}") from None
 
 
 def profile_from_dict(values: Any) -> Profile:

@@ -98,7 +98,7 @@ class TensorFolder:
         if missing:
             raise ValueError(
                 f"{self._folder} must have the tensor {missing[0]}, got none "
-                f"({len(missing)} of {len(wanted)} are missing); download it again, or mend its config.json"
+                f"({len(missing)} of {len(wanted)} are missing); download it again, or correct its config.json"
             )
         for name, shape in wanted.items():
             part = self._slice(name)
@@ -111,7 +111,7 @@ class TensorFolder:
             if got != shape:
                 raise ValueError(
                     f"the tensor {name} must have the shape {list(shape)} by config.json, got {list(got)} in "
-                    f"{self._folder}; mend its config.json or download it again"
+                    f"{self._folder}; correct its config.json or download it again"
                 )
         tied_head = {"lm_head.weight"} if model.tied_embeddings else set()
         unused = [name for name in self._file_of if name not in wanted and not NO_PARAMETERS.match(name)]

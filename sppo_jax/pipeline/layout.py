@@ -64,7 +64,7 @@ def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:
     want = {"data": plan.mesh.data, "pipe": plan.mesh.pipe, "seq": plan.mesh.seq}
     got = dict(mesh.shape)
     if got != want:
-        raise ValueError(f"the mesh must be the plan's, {want}, got {got}; use make_mesh(plan) or make the plan anew")
+        raise ValueError(f"the mesh must be the plan's, {want}, got {got}; use make_mesh(plan) or make the plan again")
     devices = mesh.devices.reshape(plan.mesh.data, plan.mesh.pipe, plan.ring, plan.ulysses)
     return Mesh(devices, ("data", "pipe", *SEQ), axis_types=(AxisType.Auto,) * 4)
 

@@ -156,7 +156,7 @@ class Sums(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """What travels on the ring in a backward; and in a forward that is made anew, with the chunk's tags for it."""
+    """What travels on the ring in a backward; and in a forward that is made again, with the chunk's tags for it."""
 
     backward: Split
     forward: Split
@@ -194,7 +194,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
 
 
 def _rerun(stage, unit, x_TD, cache, splits):
-    """Make a chunk's stash anew from the stage's input; its keys and values still lie in the cache."""
+    """Make a chunk's stash again from the stage's input; its keys and values still lie in the cache."""
     stash_x = jax.ShapeDtypeStruct(x_TD.shape, x_TD.dtype)
     q_TNH = stage.shapes(stash_x, unit.positions_T).q_TNH
     named = {"x": stash_x, "out": q_TNH, "lse": jax.ShapeDtypeStruct(q_TNH.shape[:2], accumulator(q_TNH.dtype))}
@@ -223,7 +223,7 @@ def _saved_vjps(stage, weights, saved, unit):
 
 
 def _made_vjps(stage, weights, saved, unit):
-    """The same, computed anew."""
+    """The same, computed again."""
     x = saved["x"]
     (q, k, _), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
     return q, k, vjp_before, lambda out: stage.block.vjp_after(weights, x, out)[1]

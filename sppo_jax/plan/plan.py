@@ -188,7 +188,7 @@ class Plan:
         values = {key: value for key, value in values.items() if key not in REPORT_KEYS}
         found = values.get("schema_version")
         if found != SCHEMA_VERSION:
-            raise ValueError(f"a plan must have schema_version {SCHEMA_VERSION}, got {found!r}: make the plan anew")
+            raise ValueError(f"a plan must have schema_version {SCHEMA_VERSION}, got {found!r}: make the plan again")
         nested = {"mesh": MeshShape, "schedule": SchedulePlan, "stash": StashPlan, "predicted": Predicted}
         try:
             read = {key: _read(nested[key], value, key) if key in nested else value for key, value in values.items()}
@@ -202,9 +202,9 @@ class Plan:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"a plan is JSON text, got something else: {error}; plan anew") from None
+            raise ValueError(f"a plan is JSON text, got something else: {error}; plan again") from None
         if not isinstance(values, dict):
-            raise ValueError(f"a plan is a JSON object, got {type(values).__name__}; plan anew")
+            raise ValueError(f"a plan is a JSON object, got {type(values).__name__}; plan again")
         return cls.from_dict(values)
 
     def describe(self) -> str:
@@ -237,7 +237,7 @@ class Plan:
 def schedule_table(
     schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
 ) -> Table:
-    """Returns the table of a schedule, not checked; the same one for the same arguments, as what it keeps is dear."""
+    """Returns the table of a schedule, not checked; equal arguments give the same object, with what it remembers."""
     if schedule.csv is None:
         return make_table(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
     return from_csv(schedule.csv)
@@ -276,7 +276,7 @@ def _read(cls: type, values: Any, where: str) -> Any:
 def _check_versions(plan: Plan) -> None:
     if plan.schema_version != SCHEMA_VERSION:
         raise ValueError(
-            f"a plan must have schema_version {SCHEMA_VERSION}, got {plan.schema_version!r}: make the plan anew"
+            f"a plan must have schema_version {SCHEMA_VERSION}, got {plan.schema_version!r}: make the plan again"
         )
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 MENU_SIZE = 4  # distinct lengths that a plan chooses by itself; each one costs segments to compile
 _MANY = 48  # chunks that are cut one by one, for lack of a faster way
-_BISECTIONS = 8  # halvings of the range in which the dearest chunk's cost lies
+_BISECTIONS = 8  # halvings of the range in which the slowest chunk's cost lies
 
 
 def check_length(length: int, multiple: int) -> None:
@@ -64,7 +64,7 @@ def flops_balanced_lengths(
     cost = _ChunkCost(pair_flops, token_flops)
     parts = next((p for p in (8, 4, 2) if num_chunks % p == 0 and num_chunks // p >= _MANY), 1)
     if parts > 1 and length % (multiple * parts) == 0:
-        # Many chunks: fewer, each cut into equal parts, which are about as dear as each other.
+        # Many chunks: fewer, each cut into equal parts, which are about as expensive as each other.
         few = _balanced(length, num_chunks // parts, multiple * parts, cost)
         return tuple(tokens // parts for tokens in few for _ in range(parts))
     return _balanced(length, num_chunks, multiple, cost)
@@ -142,7 +142,7 @@ class _ChunkCost:
         return 2 * cost / (b + math.sqrt(max(0.0, b * b - 2 * self.pair * cost)))
 
     def run_tokens(self, start: float, count: int, cost: float) -> float:
-        """Returns the length of `count` equal chunks from `start` on of which the last, the dearest, has this cost.
+        """Returns the length of `count` equal chunks from `start` on of which the last, the slowest, has this cost.
 
         The last one costs pair ((count - 1/2) x^2 + start x) + token x.
         """
@@ -165,7 +165,7 @@ def _tail_backward(length: int, num_chunks: int, multiple: int, cost: _ChunkCost
 
 
 def _menu_lengths(length: int, num_chunks: int, multiple: int, cost: _ChunkCost) -> tuple[int, ...]:
-    """Cuts runs of equal chunks so that the dearest chunk is as cheap as a few distinct lengths allow."""
+    """Cuts runs of equal chunks so that the slowest chunk is as cheap as a few distinct lengths allow."""
     best = equal_lengths(length, num_chunks, multiple)
     low, high = cost.of(0, length) / num_chunks, cost.greatest(best)
     for _ in range(_BISECTIONS):
@@ -186,7 +186,7 @@ def _menu_lengths(length: int, num_chunks: int, multiple: int, cost: _ChunkCost)
 def _longest_runs(
     num_chunks: int, multiple: int, cost: _ChunkCost, bound: float, max_runs: int
 ) -> list[tuple[int, int]]:
-    """Returns (count, tokens) of the runs that get farthest with no chunk dearer than `bound`; [] if none do."""
+    """Returns (count, tokens) of the runs that get farthest with no chunk slower than `bound`; [] if none do."""
     # ends[n]: farthest end of the first n chunks, and their runs.
     ends: dict[int, tuple[int, list[tuple[int, int]]]] = {0: (0, [])}
     for _ in range(max_runs - 1):

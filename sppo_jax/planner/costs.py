@@ -53,8 +53,8 @@ class CostModel:
         ulysses: devices over which heads are spread.
         ring: the ring, and what travels on it.
         compute_bytes: bytes of an activation.
-        recompute_linear: how often backward computes the linear parts anew: 0, 1, or 2 from a stage's input alone.
-        recompute_attention: whether backward computes attention anew.
+        recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
+        recompute_attention: whether backward computes attention again.
         cluster: the devices and what joins them.
     """
 
@@ -185,8 +185,8 @@ class CostModel:
         prefix = reach / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
         if kind == "F":
             return self.layers * prefix * copied
-        anew = copied if self.recompute_attention else 0
-        return self.layers * (prefix * (anew + copied + added) + self.layer.params * added)
+        again = copied if self.recompute_attention else 0
+        return self.layers * (prefix * (again + copied + added) + self.layer.params * added)
 
     @property
     def _seq_link(self) -> float:
@@ -222,7 +222,7 @@ class CostModel:
         """Returns the bytes that ulysses sends for a token of a device and a layer, forward and backward.
 
         Of all heads a device keeps one share. Forward: q, k, v, out and LSE. Backward: q, dout, LSE, dq, dk and dv in
-        float32, and out, of which the fused kernel wants all; if attention is computed anew, q and out once more.
+        float32, and out, of which the fused kernel wants all; if attention is computed again, q and out once more.
         """
         layer, size = self.layer, self.compute_bytes
         kv = 2 * self.kv_heads * self.head_dim
@@ -259,8 +259,8 @@ def cost_model(
         ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
         layers: layers of a virtual stage.
         compute_bytes: bytes of an activation.
-        recompute_linear: how often backward computes the linear parts anew: 0, 1, or 2 from a stage's input alone.
-        recompute_attention: whether backward computes attention anew.
+        recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
+        recompute_attention: whether backward computes attention again.
         kernel: the attention kernel, "blockwise" or "cudnn".
         length: tokens of a sequence.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.

@@ -130,7 +130,7 @@ def shape_of(request: Request, layout: Layout) -> Shape:
 def layout_costs(request: Request, layout: Layout, places: Places) -> CostModel:
     """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
 
-    From a stage's input alone the linear parts are computed twice: for the stash made anew, and for the gradients.
+    From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
     """
     inputs, attention, rest = places
     return cost_model(

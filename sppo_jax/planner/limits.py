@@ -87,7 +87,7 @@ def max_length(
     to a sixteenth of it, or less so where time runs out: `stopped` says how much more does not fit.
 
     Args:
-        config: the settings; all that is "auto" is searched anew for every length.
+        config: the settings; all that is "auto" is searched again for every length.
         cluster: the devices, as in `search`.
         found: what `search` found for the config as it is, if known.
         budget_s: seconds after which the answer is not refined further.
@@ -132,7 +132,7 @@ def min_devices(
     tried by halving the interval. A host of fewer devices keeps all of its memory.
 
     Args:
-        config: the settings; all that is "auto" is searched anew for every size.
+        config: the settings; all that is "auto" is searched again for every size.
         cluster: the kind of devices and hosts to start from, as in `search`.
         found: what `search` found for the config as it is, if known.
         budget_s: seconds after which the answer is not refined further.

@@ -168,7 +168,7 @@ def _unit_seconds(
 def stream_seconds(units: list[float], num_stages: int, num_groups: int, *, num_sequences: int = 1) -> float:
     """Returns the seconds of all ticks of one kind in a generated table.
 
-    Chunks enter in groups of one a stage and stay for a tick on each virtual stage; a tick lasts as long as the dearest
+    Chunks enter in groups of one a stage and stay for a tick on each virtual stage. A tick lasts as long as the slowest
     of the chunks that are in the pipeline, which are neighbours.
 
     Args:

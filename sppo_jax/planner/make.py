@@ -47,23 +47,23 @@ def check_plan(plan: Plan, config: Config) -> None:
         wanted[f"mesh.{axis}"] = (size, getattr(mesh, axis))
     if plan.model and set(plan.model) != set(MODEL_FIELDS):
         raise ValueError(
-            f"the plan's model must have the fields {', '.join(MODEL_FIELDS)}, got {', '.join(plan.model)}; plan anew"
+            f"the plan's model must have the fields {', '.join(MODEL_FIELDS)}, got {', '.join(plan.model)}; plan again"
         )
     for name, size in plan.model.items():
         wanted[f"model.{name}"] = (getattr(config.model, name), size)
     for name, (want, got) in wanted.items():
         if want != got:
-            raise ValueError(f"the plan must agree with {name} = {want}, got {got}; set {name}={got}, or plan anew")
+            raise ValueError(f"the plan must agree with {name} = {want}, got {got}; set {name}={got}, or plan again")
     simulated, devices = config.train.num_simulated_devices, math.prod((mesh.data, mesh.pipe, mesh.seq))
     if simulated and simulated != devices:
         raise ValueError(
             f"the plan must agree with train.devices = cpu:{simulated}, got a mesh of {devices}; "
-            f"set train.devices=cpu:{devices}, or plan anew"
+            f"set train.devices=cpu:{devices}, or plan again"
         )
     if config.model.num_heads % plan.ulysses:
         raise ValueError(
             f"the plan's ulysses factor must divide model.num_heads = {config.model.num_heads}, got {plan.ulysses}; "
-            "plan anew"
+            "plan again"
         )
     layers = layers_per_virtual_stage(config.model.num_layers, mesh.pipe, plan.schedule.interleave)
     check_host_layers(plan.stash, layers)

@@ -186,7 +186,7 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
     matrix = largest_matrix(shape.model) * (_MATRIX_COPIES * size + _MATRIX_SUMS * shape.sum_bytes)
     work = matrix + tokens * _WORK_ARRAYS * elements * size
     if stash.inputs == "recompute":
-        # A chunk's stash is made anew for all layers of the virtual stage.
+        # A chunk's stash is made again for all layers of the virtual stage.
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
         work += shape.layers * tokens * stashed
     return work

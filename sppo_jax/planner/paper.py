@@ -23,7 +23,7 @@ from sppo_jax.planner.partitions import Partition, chunk_counts, lengths_of, sch
 from sppo_jax.planner.request import Layout, Request, layouts, read_request
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
-# In the order of the paper's preference: what hides goes to the host, nothing is computed anew unless it must be.
+# In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.
 _PLACES: tuple[Places, ...] = (("host", "host", "host"), ("host", "host", "keep"), ("host", "host", "recompute"))
 # How many of the best meshes and counts are tried until one fits.
 _MOST_TRIED = 8

@@ -374,7 +374,7 @@ def _read_table(config: Config) -> tuple[Table, str]:
         table = from_csv(text)
         check(table)
     except ValueError as error:
-        raise ValueError(f"schedule.table: {error}; mend {config.schedule.table}") from None
+        raise ValueError(f"schedule.table: {error}; correct {config.schedule.table}") from None
     chunks, interleave = config.sequence.chunks, config.schedule.interleave
     for what, key, got, wanted in (
         ("sequences", "sequence.per_pipeline", table.num_sequences, config.sequence.per_pipeline),

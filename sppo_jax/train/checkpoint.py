@@ -96,7 +96,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def _start_over(self, step: int | None, error: Exception) -> str:
-        """Open anew behind a failed save; a manager that failed once fails for ever."""
+        """Open again behind a failed save; a manager that failed once fails without end."""
         text = " ".join(str(error).split())
         text = _DISK_FULL if _DISK_FULL in text else text[:200]
         self._manager = self._open()

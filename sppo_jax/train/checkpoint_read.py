@@ -206,7 +206,7 @@ def restore_newest(directory: Path, shapes: TrainState, report: Callable[[str], 
         path, why = next(iter(broken.items()))
         raise ValueError(
             f"a checkpoint of the run must be whole, got none of {len(broken)} in {directory} "
-            f"({path.name}: {why}); move them away to begin anew"
+            f"({path.name}: {why}); move them away to start over"
         )
     return None
 

@@ -50,7 +50,7 @@ def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Config, Plan]:
-    """Plans the evaluation: as in the run where the devices are as many and no such setting changes, else anew.
+    """Plans the evaluation: as in the run where the devices are as many and no such setting changes, else again.
 
     Args:
         saved: from `read_run`.

@@ -88,7 +88,7 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
 
 
-# A report is drawn anew while lines come in, after so many seconds, and never for more than this share of the time.
+# A report is drawn again while lines come in, after so many seconds, and never for more than this share of the time.
 _REPORT_EVERY_S, _REPORT_SHARE = 60.0, 0.002
 
 
@@ -154,7 +154,7 @@ class Record:
         self._report_due_s = min(self._report_due_s, self._report_affordable_s)
 
     def report(self) -> None:
-        """Draw report.html anew; a picture that fails does not end a run."""
+        """Draw report.html again; a picture that fails does not end a run."""
         if self._is_main:
             begin_s = time.monotonic()
             try:

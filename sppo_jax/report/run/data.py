@@ -113,7 +113,7 @@ def _text(path: Path) -> str:
         return ""
     except OSError as error:
         raise ValueError(
-            f"the files of a run must be readable, got {path} ({error.strerror}); mend it or move it away"
+            f"the files of a run must be readable, got {path} ({error.strerror}); correct it or move it away"
         ) from None
 
 

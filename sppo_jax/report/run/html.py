@@ -1,4 +1,4 @@
-"""A run as one page, drawn anew while it trains: how it stands, its curves, its troubles, its plan."""
+"""A run as one page, drawn again while it trains: how it stands, its curves, its troubles, its plan."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """The local kernel against plain softmax attention: values, gradients, documents, odd sizes, merging."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,7 +47,7 @@ def test_values_and_gradients_match_plain_softmax(x64, length, heads, kv_heads):
         return jnp.sum(w * naive(q, k, v, tags))
 
     got, want = (jax.value_and_grad(f, argnums=(0, 1, 2))(q, k, v) for f in (ours, theirs))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), got, want)
+    chex.assert_trees_all_close(got, want, rtol=1e-10, atol=1e-12)
 
 
 def test_block_range_covers_everything_visible_and_skips_the_rest():

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.xdist_group("validation")
 
 @pytest.fixture(scope="module")
 def made():
-    return functools.cache(lambda name: validation.BLOCKS[name]())
+    blocks = validation.BLOCKS
+    return functools.cache(lambda name: blocks[name]())
 
 
 @pytest.mark.parametrize("name", validation.BLOCKS)

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,4 +39,4 @@ def test_pipeline_equals_dense_for_a_users_block(x64):
     expected, expected_grads = jax.jit(dense_value_and_grad(model))(params, batch)
     np.testing.assert_allclose(loss, expected, rtol=1e-12)
     assert jax.tree.structure(grads) == jax.tree.structure(params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11), grads, expected_grads)
+    chex.assert_trees_all_close(grads, expected_grads, rtol=1e-9, atol=1e-11)

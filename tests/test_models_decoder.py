@@ -1,5 +1,6 @@
 """The decoder against a plain numpy forward pass, and its layers where the trainer uses them."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -183,7 +184,7 @@ def test_layer_vjp_inside_shard_map_equals_the_whole(x64):
     split, whole = PartitionSpec("seq"), PartitionSpec()
     sharded = jax.jit(jax.shard_map(grads, mesh=mesh, in_specs=(whole, split, split), out_specs=(split, whole, split)))
     expected, got = grads(state, x, positions), sharded(state, x, positions)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), got, expected)
+    chex.assert_trees_all_close(got, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_a_users_layer_is_stacked_like_ours():

@@ -1,5 +1,6 @@
 """The tiled, checkpointed dense loss against the loss computed from whole logits."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +58,7 @@ def test_loss_and_gradients_equal_the_naive_ones(tied, x64):
     assert loss.dtype == jnp.float64
     np.testing.assert_allclose(loss, expected, rtol=1e-12)
     assert jax.tree.structure(grads) == jax.tree.structure(params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), grads, expected_grads)
+    chex.assert_trees_all_close(grads, expected_grads, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("tile_tokens", [4, 26, 100])

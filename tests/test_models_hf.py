@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -147,7 +148,7 @@ def test_weights_land_on_the_mesh_piece_by_piece_and_train_there(sharded, monkey
     model = from_hf(sharded, dtype="float32", shardings=shardings)
     placed = nnx.state(model, nnx.Param)
     assert jax.tree.map(lambda x: x.sharding, placed) == shardings
-    jax.tree.map(np.testing.assert_array_equal, placed, params)
+    chex.assert_trees_all_equal(placed, params)
 
     # No tensor is read whole for a part of it: each of the two seq members reads its half, of its stage's layers only.
     halves = [part for name, part in reads if name == "model.layers.3.self_attn.q_proj.weight"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +49,7 @@ def test_it_works_whatever_mesh_is_in_force(model, case, name):
     with jax.set_mesh(meshes()[name]):
         loss, grads = value_and_grad(PLAN, model)(params, batch)
     assert float(loss) == float(want)
-    jax.tree.map(np.testing.assert_array_equal, grads, want_grads)
+    chex.assert_trees_all_equal(grads, want_grads)
 
 
 def spread_over(mesh, batch):

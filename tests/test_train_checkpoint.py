@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,7 +77,7 @@ def copied(saved, tmp_path):
 def test_what_is_saved_comes_back_on_any_mesh(saved, num_devices):
     restored = restore_newest(saved, shapes_on(num_devices), pytest.fail)
     want = make_state(seed=5)
-    jax.tree.map(np.testing.assert_array_equal, restored.state, want)
+    chex.assert_trees_all_equal(restored.state, want)
     assert restored.run["step"] == 5 and restored.run["data"] == {"sequence": 8}
     up = restored.state.opt_state[0].mu["layers"]["up"].get_value()
     assert up.sharding.is_equivalent_to(make_shardings(num_devices).params["layers"]["up"].get_value(), 3)
@@ -134,7 +135,7 @@ def test_no_harmed_file_goes_unnoticed(copied, saved, how):
         notes = []
         restored = restore_newest(copied, shapes_on(2), notes.append)
         step = restored.run["step"]
-        jax.tree.map(np.testing.assert_array_equal, restored.state, make_state(seed=step))
+        chex.assert_trees_all_equal(restored.state, make_state(seed=step))
         if step == 3:
             num_passed_over += 1
             assert len(notes) <= 1 and checkpoint_steps(copied) == [3]
@@ -193,7 +194,7 @@ def test_a_checkpoint_is_found_by_run_directory_or_path(saved):
 
 def test_parameters_are_loaded_alone(saved):
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), make_params())
-    jax.tree.map(np.testing.assert_array_equal, load_params(saved / "5", shapes), make_params(5))
+    chex.assert_trees_all_equal(load_params(saved / "5", shapes), make_params(5))
     other = nnx.State({"embedding": nnx.Param(jax.ShapeDtypeStruct((25, 8), jnp.float32))})
     with pytest.raises(ValueError, match="does not hold this model"):
         load_params(saved / "5", other)

@@ -4,6 +4,7 @@ import math
 import time
 from itertools import islice
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,6 +116,6 @@ def test_state_is_made_where_it_belongs(finished):
     up = state.params["layers"]["up"].get_value()
     assert up.sharding.spec[0] == "pipe" and up.addressable_shards[0].data.shape[0] == 2
     eager = nnx.state(build_model(experiment.config), nnx.Param)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state.params, eager)
+    chex.assert_trees_all_close(state.params, eager, rtol=1e-6)
     moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == up.shape]
     assert len(moments) == 4 and all(leaf.sharding == up.sharding for leaf in moments)

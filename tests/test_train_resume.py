@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,7 +169,7 @@ def test_a_run_goes_on_from_three_devices_to_five_to_six(x64, source, tmp_path):
     np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
     shapes = nnx.state(build_model(experiment.config, abstract=True), nnx.Param)
     saved = [load_params(tmp_path / name / "checkpoints" / "6", shapes) for name in ("odd", "alone")]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), *saved)
+    chex.assert_trees_all_close(*saved, rtol=1e-6, atol=1e-9)
 
 
 def test_a_run_stops_after_too_many_steps_that_are_not_finite(source, tmp_path):

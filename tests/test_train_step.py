@@ -1,5 +1,6 @@
 """One step by itself: what is not finite is left out, counted, and told."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,8 +42,8 @@ def test_a_step_that_is_not_finite_changes_nothing_but_counts(step_and_state, ba
     state, _ = step(state, batch(1, 2, 3), signals.array())
     before = jax.tree.map(np.array, state)
     state, metrics = step(state, batch(1, bad, 3), signals.array())
-    jax.tree.map(np.testing.assert_array_equal, state.params, before.params)
-    jax.tree.map(np.testing.assert_array_equal, state.opt_state, before.opt_state)
+    chex.assert_trees_all_equal(state.params, before.params)
+    chex.assert_trees_all_equal(state.opt_state, before.opt_state)
     assert (int(state.step), int(state.num_skipped), int(state.num_skipped_in_row)) == (2, 1, 1)
     assert not np.isfinite(metrics["loss"]) and int(metrics["num_skipped"]) == 1
     state, _ = step(state, batch(bad, bad, bad), signals.array())

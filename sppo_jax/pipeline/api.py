@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -176,11 +177,14 @@ class Step:
         if not self.train:
             return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
         loss, grads = result
-        return loss, layout.to_logical(storage.unstack(grads, shares, self.mesh), params)
+        grads = layout.to_logical(storage.unstack(grads, shares, self.mesh), params)
+        chex.assert_trees_all_equal_shapes_and_dtypes(grads, params)
+        return loss, grads
 
     def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
+        chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
         sequences = self._sequences(striped)
         count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
         scale = 1 / jnp.maximum(count, 1).astype(accumulator(dtype))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -211,6 +212,7 @@ class Executor:
         unit = self._unit(spec, row, spec.passes.forward, tags)
         split = self._split(spec.passes.forward)
         y_TD, cache, filled, held = stages.forward(self.stage, unit, x_TD, state.cache, split, filling, coming)
+        chex.assert_equal_shape((x_TD, y_TD))
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
         state = state._replace(x_TD=register, cache=cache, tags=tags)
         if spec.fetch is not None:
@@ -272,6 +274,7 @@ class Executor:
         sums = stages.Sums(state.dcache, state.grads.layers)
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
         dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
+        chex.assert_equal_shape((dx_TD, dy_TD))
         # The next forward writes what this backward has read: without an order between them XLA copies the buffers.
         # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.
         read = (state.cache, state.tags, state.kept[spec.stash])

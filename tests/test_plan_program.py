@@ -150,4 +150,7 @@ def test_keys_travel_while_the_prefix_is_short_and_queries_once_it_is_long():
     for asked in ("kv", "q"):
         plan = small_plan(**PLANS["ring"], ring_pass=asked)
         specs = unfold(lower(plan, SHAPE).items)
-        assert {s.passes.forward for s in specs if s.kind != "H"} == {asked}
+        assert {s.passes.forward for s in specs if s.kind == "F"} == {asked}
+        assert {s.passes.backward for s in specs if s.kind == "B"} == {asked}
+        # What a tick does not perform tells no two ticks apart.
+        assert {s.passes.backward for s in specs if s.kind != "B"} == {"q"}

@@ -12,7 +12,7 @@ import numpy as np
 
 from sppo_jax.plan.diagonals import diagonal_groups, tick_groups, tick_shapes, unit_diagonals
 from sppo_jax.plan.fold import fold
-from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.slots import head_slots, kv_slots, stash_slots
 from sppo_jax.plan.stash import StashClass, stash_classes
@@ -164,10 +164,17 @@ def _specs(
                 stash=of_tick[index],
                 write=None if written is None else of_tick[written],
                 fetch=None if fetched is None else of_tick[fetched],
-                passes=ring.passes(tokens, shape.reach),
+                passes=_performed(ring.passes(tokens, shape.reach), tick.kind, plan.stash),
             )
         )
     return specs
+
+
+def _performed(passes: RingPasses, kind: str, stash: StashPlan) -> RingPasses:
+    """Keep what a tick performs, so that ticks which differ in what they do not perform share a body."""
+    forward = passes.forward if kind == "F" or stash.attention == "recompute" else RingPasses.forward
+    backward = passes.backward if kind == "B" else RingPasses.backward
+    return RingPasses(forward, backward, passes.bound if "kv" in (forward, backward) else 0)
 
 
 def _rows(

@@ -28,7 +28,7 @@ from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.ring import AttentionShape, Ring
 from sppo_jax.plan.table import Unit, chunk_starts
-from sppo_jax.planner.params import stage_params
+from sppo_jax.planner.memory import stage_params
 
 _FLOAT32 = 4
 # The tick of a chunk by itself.

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
-from sppo_jax.models.counts import layer_costs
+from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.peaks import head_peak, kv_peak, stash_peaks
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
+from sppo_jax.plan.spread import padded, spread
 from sppo_jax.plan.stash import TokenBytes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
-from sppo_jax.planner.params import largest_matrix, stage_params
 from sppo_jax.units import format_bytes
+
 
 # Adam keeps two moments of each parameter.
 _MOMENTS = 2
@@ -29,6 +30,41 @@ _TPU_ROWS, _TPU_LANES, _TPU_PARTS = 8, 128, 4
 _HOST_RESERVE = 0.05
 # Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
 _RESERVE = 0.06
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageParams:
+    """Parameters of a stage: the whole of them, which a step works with, and those a device owns between steps."""
+
+    whole: int
+    own: int
+
+
+def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int) -> StageParams:
+    """Counts a stage's layers and its share of the vocabulary, spread over its devices as `pipeline.storage` does.
+
+    Args:
+        model: the model shape.
+        layers: layers of a stage.
+        pipe: stages.
+        data: pipelines.
+        seq: devices of a stage in one pipeline.
+    """
+    arrays = [*layer_matrices(model), *layer_vectors(model)]
+    table, tables = (-(-model.vocab_size // pipe), model.hidden_size), num_tables(model)
+    whole = layers * sum(map(math.prod, arrays)) + tables * math.prod(table)
+    own = layers * sum(_share(dims, data, seq) for dims in arrays) + tables * _share(table, data, seq)
+    # Every device has the final norm.
+    return StageParams(whole=whole + model.hidden_size, own=own + model.hidden_size)
+
+
+def largest_matrix(model: ModelConfig) -> int:
+    """Returns the parameters of a layer's largest matrix."""
+    return max(map(math.prod, layer_matrices(model)))
+
+
+def _share(dims: tuple[int, ...], data: int, seq: int) -> int:
+    return math.prod(padded(dims, spread(dims, data, seq))) // (data * seq)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from sppo_jax.plan.stash import TokenBytes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
 from sppo_jax.units import format_bytes
 
-
 # Adam keeps two moments of each parameter.
 _MOMENTS = 2
 # Logits of a tile of tokens: in float32, their exponentials or gradient in float32, the gradient in the compute dtype.

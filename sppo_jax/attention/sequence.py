@@ -5,7 +5,7 @@ lengths are. So a chunk is one slice of a member's tokens, it is in natural orde
 of a chunk that is shorter than its tick lies behind it, where the next chunk overwrites it.
 
 Letters: T tokens of a chunk on one device, N query heads, K key/value heads, H head dim, U ulysses members,
-M = T * U tokens of a chunk on one ring member, S tokens of a sequence on one ring member, with room for a chunk more.
+M = T * U tokens of a chunk on one ring member, S tokens of a sequence on one ring member, with space for a chunk.
 """
 
 from typing import NamedTuple
@@ -51,11 +51,11 @@ def cache_heads(num_kv_heads: int, num_members: int) -> int:
     return ulysses.replicated_heads(num_kv_heads, num_members) // num_members
 
 
-def member_tags(positions_S: jax.Array, documents_S: jax.Array, split: Split, room: int) -> Tags:
-    """Divide a sequence's tags over the ring: [R, S / R + room], the room being padding."""
+def member_tags(positions_S: jax.Array, documents_S: jax.Array, split: Split, spare: int) -> Tags:
+    """Divide a sequence's tags over the ring: [R, S / R + spare], the spare tokens being padding."""
 
     def stripe(x, fill):
-        return jnp.pad(x.reshape(-1, split.ring).T, ((0, 0), (0, room)), constant_values=fill)
+        return jnp.pad(x.reshape(-1, split.ring).T, ((0, 0), (0, spare)), constant_values=fill)
 
     return Tags(stripe(positions_S, 0), stripe(documents_S, -1))
 

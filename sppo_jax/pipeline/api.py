@@ -209,7 +209,7 @@ class Step:
         return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
 
     def _sequences(self, striped: list[jax.Array]) -> run.Sequences:
-        """Give every buffer room for one longest chunk behind the sequence."""
+        """Give every buffer space for one longest chunk behind the sequence."""
         return run.Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
 
 

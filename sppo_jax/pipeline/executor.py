@@ -1,7 +1,7 @@
 """The SPMD program of one device: ticks in nested scans over a table of numbers.
 
 All collectives run on every device in every tick of their kind; a stage without a unit computes on padding, writes to
-trash slots and to the room behind its buffers, and contributes zeros.
+trash slots and behind the sequences in its buffers, and contributes zeros.
 
 Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a tick on one device, D hidden size,
 V vocabulary entries of one stage, P stages.
@@ -35,7 +35,7 @@ TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
 
 
 class Sequences(NamedTuple):
-    """A pipeline's sequences on one device: its own tokens, [M, S / R + room] each."""
+    """A pipeline's sequences on one device: its own tokens, [M, S / R + spare] each."""
 
     tokens: jax.Array
     targets: jax.Array

@@ -120,8 +120,8 @@ def physical_specs(physical: Physical) -> Physical:
 def fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Cut an array off, or put zeros behind it, so that it has a shape."""
     x = x[tuple(slice(0, size) for size in shape)]
-    room = [(0, size - have) for size, have in zip(shape, x.shape, strict=True)]
-    return jnp.pad(x, room) if any(more for _, more in room) else x
+    behind = [(0, size - have) for size, have in zip(shape, x.shape, strict=True)]
+    return jnp.pad(x, behind) if any(more for _, more in behind) else x
 
 
 def stripe(x_BS, plan: Plan):

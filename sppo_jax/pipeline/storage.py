@@ -259,7 +259,7 @@ def unstack(grads: Physical, shares: Physical, mesh: Mesh) -> Physical:
 
 
 def _with_stage_dim(share: Share) -> Share:
-    """Make room for the dim of the stages behind that of the groups."""
+    """Leave a place for the dim of the stages behind that of the groups."""
     return Share(tuple(Cut(cut.dim + 1, cut.parts) for cut in share.cuts))
 
 

@@ -227,10 +227,10 @@ def _trim(runs: list[tuple[int, int]], length: int, multiple: int) -> tuple[int,
     excess = sum(count * tokens for count, tokens in runs) - length
     if not runs or excess < 0:
         return None
-    lower_bounds = [tokens for _, tokens in runs[1:]] + [multiple]
-    for index, ((count, tokens), floor) in enumerate(zip(runs, lower_bounds, strict=True)):
+    least_tokens = [tokens for _, tokens in runs[1:]] + [multiple]
+    for index, ((count, tokens), least) in enumerate(zip(runs, least_tokens, strict=True)):
         shorter = tokens - excess // count
-        if excess % (count * multiple) == 0 and shorter >= floor:
+        if excess % (count * multiple) == 0 and shorter >= least:
             runs = [*runs[:index], (count, shorter), *runs[index + 1 :]]
             return tuple(tokens for count, tokens in runs for _ in range(count))
     # No run can give evenly: the last one falls into two lengths.

@@ -164,7 +164,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     """Predicts the bytes of one device, part by part.
 
     Unlike the papers, which count model states, K and V, and activations of a token, this counts the buffers of the
-    program that runs: with the room of one longest chunk behind each prefix, the spare slots of idle stages, weights
+    program that runs: with the space of one longest chunk behind each prefix, the spare slots of idle stages, weights
     gathered in the compute dtype, and float32 sums of gradients. `work` is what the fuller of two moments takes: a
     layer's backward, or a tile of logits; where every head is through before the first backward, the latter takes
     place before dK and dV exist.
@@ -206,8 +206,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
 def batch_bytes(table: Table, seq: int) -> int:
     """Returns the bytes of a pipeline's sequences on one device.
 
-    Four int32 of each of its own tokens come in, and lie once more with room behind each sequence. Of the sequences in
-    flight it holds everyone's positions and documents.
+    Four int32 of each of the device's own tokens come in. They are held a second time with space for a chunk behind each
+    sequence. Of the sequences in flight the device holds the positions and documents of all tokens.
     """
     tokens, longest = sum(table.chunk_lengths), max(table.chunk_lengths)
     own = table.num_sequences * (2 * tokens + longest) // seq

@@ -66,10 +66,10 @@ def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
     """
     cluster, memory = request.cluster, least.memory
     stopped_by, change = _nearest_change(request)
-    room, host = format_bytes(usable_bytes(cluster)), format_bytes(usable_host_bytes(cluster))
+    hbm, host = format_bytes(usable_bytes(cluster)), format_bytes(usable_host_bytes(cluster))
     line = (
         f"no plan fits: the least one is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
-        f"({_largest(memory)}) of {room} that plans may take and {format_bytes(memory.host)} of host memory of {host}; "
+        f"({_largest(memory)}) of {hbm} that plans may take and {format_bytes(memory.host)} of host memory of {host}; "
         f"{change or _advice(request, memory)}"
     )
     return line, stopped_by

@@ -89,7 +89,7 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_slo
         memory: what is allocated.
         sizes: from `unit_bytes`.
         stage: the stage of the device.
-        kv_slots: sequences for which K/V and dK/dV have room.
+        kv_slots: sequences for which K/V and dK/dV have slots.
     """
     of_stage = [tick.units[stage] if tick.is_compute else None for tick in table.ticks]
     spread = sum(table.chunk_lengths) * table.num_groups * max(kv_slots, 1)

@@ -206,8 +206,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
 def batch_bytes(table: Table, seq: int) -> int:
     """Returns the bytes of a pipeline's sequences on one device.
 
-    Four int32 of each of the device's own tokens come in. They are held a second time with space for a chunk behind each
-    sequence. Of the sequences in flight the device holds the positions and documents of all tokens.
+    Four int32 of each of the device's own tokens come in. They are held a second time, with space for a chunk behind
+    each sequence. Of the sequences in flight the device holds the positions and documents of all tokens.
     """
     tokens, longest = sum(table.chunk_lengths), max(table.chunk_lengths)
     own = table.num_sequences * (2 * tokens + longest) // seq

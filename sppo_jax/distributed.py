@@ -22,7 +22,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar
 
 from sppo_jax.config import Config
-from sppo_jax.environment import set_memory_limits
+from sppo_jax.environment import joined, set_memory_limits
 from sppo_jax.hardware import Cluster, find_device
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
 from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
@@ -212,25 +212,17 @@ def _facts(config: Config) -> dict[str, str]:
 
 def num_processes() -> int:
     """Return the number of processes that have joined; 1 before `start`."""
-    return _joined()[1]
+    return joined()[1]
 
 
 def process_id() -> int:
     """Return this process's number; 0 before `start`."""
-    return _joined()[0]
+    return joined()[0]
 
 
 def is_main() -> bool:
     """Return whether this process is the one that prints and writes."""
     return process_id() == 0
-
-
-def _joined() -> tuple[int, int]:
-    if "jax" not in sys.modules:  # nothing has joined, and importing it takes seconds
-        return 0, 1
-    from sppo_jax import compat
-
-    return compat.distributed_place()
 
 
 def say(text: str) -> None:

@@ -162,9 +162,18 @@ def host_limit_gb(plan: Plan) -> int:
     host_bytes = max(plan.predicted.host_bytes)
     if not host_bytes:
         return _DEFAULT_HOST_GB
-    num_devices = math.ceil(plan.mesh.data * plan.mesh.pipe * plan.mesh.seq / _num_processes())
+    num_devices = math.ceil(plan.mesh.data * plan.mesh.pipe * plan.mesh.seq / joined()[1])
     needed_bytes = num_devices * (2 * host_bytes + max(plan.predicted.hbm_bytes))
     return max(_DEFAULT_HOST_GB, min(math.ceil(needed_bytes / _GiB), machine_gb()))
+
+
+def joined() -> tuple[int, int]:
+    """Returns this process's number and the number of processes that have joined; (0, 1) where none has."""
+    if "jax" not in sys.modules:  # nothing has joined, and importing jax takes seconds
+        return 0, 1
+    from sppo_jax import compat
+
+    return compat.distributed_place()
 
 
 def machine_gb() -> int:
@@ -237,14 +246,6 @@ def _running_platform() -> str | None:
     from sppo_jax import compat
 
     return compat.running_platform()
-
-
-def _num_processes() -> int:
-    if "jax" not in sys.modules:
-        return 1
-    from sppo_jax import compat
-
-    return compat.distributed_place()[1]
 
 
 def _warn_late(problem: str, setting: str) -> None:

@@ -17,7 +17,7 @@ class Bucket:
 
     @property
     def middle(self) -> float:
-        """A position that stands for all of them on a logarithmic axis."""
+        """The place of the bucket on a logarithmic axis."""
         return (max(self.first, self.last / 2, 0.5) * (self.last + 1)) ** 0.5
 
 

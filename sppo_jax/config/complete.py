@@ -12,7 +12,7 @@ from sppo_jax.config.presets import apply_preset
 
 
 def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write `model: hf:PATH` as the group of settings it stands for.
+    """Write `model: hf:PATH` as a group of settings.
 
     Args:
         settings: of a whole config.

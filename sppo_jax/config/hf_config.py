@@ -18,7 +18,7 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a family's name stands for, and what its config.json leaves out.
+    """What sets a family of models apart, and what its config.json leaves out.
 
     Args:
         architecture: the class in transformers.

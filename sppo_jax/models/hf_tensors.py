@@ -88,7 +88,7 @@ def rules_for(model: ModelConfig) -> dict[str, Rule]:
 
 
 def sizes_of(model: ModelConfig) -> dict[str, int]:
-    """Return the size that each shape letter stands for."""
+    """Return the size of each shape letter."""
     return {
         "v": model.vocab_size,
         "d": model.hidden_size,

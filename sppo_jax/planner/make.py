@@ -7,11 +7,11 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.layers import check_host_layers, layers_per_virtual_stage
 from sppo_jax.plan.plan import MODEL_FIELDS, Plan
-from sppo_jax.planner.evaluate import costs_of, memory_of, simulation_of
-from sppo_jax.planner.request import choose_kernel, resolve_cluster
+from sppo_jax.planner.evaluate import costs_of
+from sppo_jax.planner.request import resolve_cluster
 from sppo_jax.planner.search import search
 
-__all__ = ["check_plan", "choose_kernel", "costs_of", "make_plan", "memory_of", "resolve_cluster", "simulation_of"]
+__all__ = ["check_plan", "costs_of", "make_plan", "resolve_cluster"]
 
 
 def make_plan(config: Config, cluster: Cluster | None = None) -> Plan:

@@ -290,13 +290,14 @@ def _gpus(row: Row) -> int:
 
 
 def _panel(title: str, groups: dict[str, list[Row]], scale: Callable[[Row], float]) -> Panel:
-    ends = [row.cell.value * scale(row) for rows in groups.values() for row in rows]
+    ends = [value * scale(row) for rows in groups.values() for row in rows for value in (row.cell.value, row.predicted)]
     low, high = min(ends) * 0.7, max(ends) * 1.4
     series = [Series(name="as published", x=(low, high), y=(low, high), color=6)]
     for color, (name, rows) in enumerate(groups.items()):
         published = [row.cell.value * scale(row) for row in rows]
         predicted = [row.predicted * scale(row) for row in rows]
-        mark = "square" if name == "calibration" else "ring"
+        # There are six colors besides the line's; a seventh group takes the first of them with another mark.
+        mark = "square" if name == "calibration" else "ring" if color < 6 else "cross"
         series.append(Series(name=name, x=published, y=predicted, color=color + (color >= 6), line=False, mark=mark))
     return Panel(
         title=title,

@@ -13,7 +13,7 @@ from cells import Cell
 from systems import GPU, Rates, Setup, model_of
 
 from sppo_jax.hardware import DEVICES
-from sppo_jax.models.counts import ATTENTION_BACKWARD, flops_per_token, layer_costs
+from sppo_jax.models.counts import flops_per_token, layer_costs
 
 
 def one_mfu(cells: list[Cell]) -> dict[str, float]:
@@ -55,7 +55,7 @@ def efficient_tokens_s(setup: Setup, rates: Rates) -> float:
     layer = layer_costs(model)
     linear = 3 * 2.0 * model.vocab_size * model.hidden_size
     linear += (3 + setup.recompute_linear) * model.num_layers * layer.linear_flops
-    passes = 1 + ATTENTION_BACKWARD + setup.recompute_attention
+    passes = 1 + rates.attention_backward + setup.recompute_attention  # in forwards, as long as they take
     attention = passes * model.num_layers * layer.pair_flops * setup.length / 2
     token_s = linear / (peak * rates.matmul_efficiency) + attention / (peak * rates.attention_efficiency)
     units = setup.sequences * setup.segments * setup.interleave

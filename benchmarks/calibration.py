@@ -26,12 +26,13 @@ class Row:
 
 
 def assumed(name: str) -> Rates:
-    """Returns the planner's own constants of a device, which were calibrated on nothing."""
+    """Returns the planner's own constants of a device, of which no run that is predicted here was used."""
     device = DEVICES[name]
     return Rates(
         matmul_efficiency=device.matmul_efficiency,
         attention_efficiency=device.attention_efficiency,
         overhead_s=0.0,
+        attention_backward=device.attention_backward,
     )
 
 
@@ -44,7 +45,8 @@ def calibrate(cells: list[Cell], scales: Scales | None = None) -> Calibration:
     """
     scales = scales or Scales()
     long_units, short_units, other = (cell for cell in cells if cell.role == "calibrate")
-    start = replace(assumed(other.setup.gpu), scales=scales)
+    # ALST runs FlashAttention, not the kernel whose backward the device's figures are of.
+    start = replace(assumed(other.setup.gpu), attention_backward=Rates.attention_backward, scales=scales)
     found = {other.setup.gpu: _solve(start, "attention_efficiency", 0.1, 1.0, other)}
     for key in dict.fromkeys(cell.constants for cell in cells if cell.constants):
         found[key] = replace(assumed(key.partition(",")[0]), scales=scales)
@@ -64,7 +66,7 @@ def calibrate_on(long_units: Cell, short_units: Cell, scales: Scales | None = No
     """
     scales = scales or Scales()
     # The kernel's time is of forward and backward together, whatever their shares.
-    passes = 1 + GPU.attention_backward * scales.attention_backward
+    passes = 1 + Rates.attention_backward * scales.attention_backward
     rates = Rates(
         matmul_efficiency=GPU.matmul_efficiency,
         attention_efficiency=KERNEL.value * 1e12 / GPU.matmul_flops_s * passes / _KERNEL_PASSES,

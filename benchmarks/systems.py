@@ -44,11 +44,20 @@ class Scales:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The constants that are calibrated, and factors on those that are not."""
+    """The constants that are calibrated, and factors on those that are not.
+
+    Args:
+        matmul_efficiency: share of the peak that a long matmul reaches.
+        attention_efficiency: the same of attention's forward.
+        overhead_s: seconds of a unit whatever its length.
+        attention_backward: seconds of attention's backward for one of its forward; 2.5 as in FLOPs.
+        scales: factors on what is not calibrated.
+    """
 
     matmul_efficiency: float
     attention_efficiency: float
     overhead_s: float
+    attention_backward: float = 2.5
     scales: Scales = Scales()
 
 
@@ -140,7 +149,7 @@ def _costs(setup: Setup, rates: Rates, *, layers: int, devices: int, attention: 
         device,
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,
-        attention_backward=device.attention_backward * scales.attention_backward,
+        attention_backward=rates.attention_backward * scales.attention_backward,
         overhead_s=rates.overhead_s,
         hbm_bytes_s=device.hbm_bytes_s * scales.hbm,
         link_bytes_s=device.link_bytes_s * scales.link,

@@ -66,8 +66,24 @@ def test_every_tick_takes_its_overheads():
     slower = costs(2, 4, overhead_s=1.0, overhead_tokens=1)
     plain = costs(2, 4)
     extra = slower.seconds("F", 16, 8) - plain.seconds("F", 16, 8)
-    assert extra == pytest.approx(1 + 2 * (LAYER.linear_flops + 16 * LAYER.pair_flops))
+    assert extra == pytest.approx(1 + 2 * LAYER.linear_flops)
     assert slower.seconds("H", 16, 8) - plain.seconds("H", 16, 8) == pytest.approx(1 + 3 * 2 * 100 * 8 / 2)
+
+
+def test_fused_attention_takes_whole_waves_and_waits_for_the_diagonal():
+    # Eight devices' worth of tokens and heads: 2 ring members hold 1 of 4 heads each, so a wave is 2 * 24 tokens.
+    waves, plain = (costs(seq=8, ring=2, linear=False, attention_rows=rows) for rows in (24, 0))
+    unit = 2 * LAYER.pair_flops / 8
+    for tokens, unfilled in ((8, 40), (48, 0), (49, 47), (96, 0)):
+        extra = waves.compute_s("F", 16, tokens) - plain.compute_s("F", 16, tokens)
+        assert extra == pytest.approx(unit * (unfilled * 16 + 0.75 * 48 * tokens))
+        back = waves.compute_s("B", 16, tokens) - plain.compute_s("B", 16, tokens)
+        assert back == pytest.approx(unit * 2.5 * (0.75 * 48 + 160) * tokens)
+    again = costs(seq=8, ring=2, linear=False, attention=True, attention_rows=24)
+    made_again = again.compute_s("B", 16, 8) - waves.compute_s("B", 16, 8)
+    assert made_again == pytest.approx(unit * (chunk_pairs(16, 8) + 40 * 16 + 0.75 * 48 * 8))
+    blockwise = costs(seq=8, ring=2, linear=False, kernel="blockwise", attention_rows=24)
+    assert blockwise.compute_s("F", 16, 8) == plain.compute_s("F", 16, 8)
 
 
 def test_units_move_the_prefix_and_backward_adds_to_gradients():
@@ -94,6 +110,10 @@ def test_ulysses_sends_all_heads_but_its_own():
     assert sent.transfer_s("B", 16, 8) == pytest.approx(2 * 2 * backward)
     assert sent.transfer_s("F", 16, 8, TickShape(16, 24)) == pytest.approx(2 * 4 * forward)
     assert sent.transfer_s("H", 16, 8) == 0
+    # The blockwise kernel takes a float32 a row instead of the output.
+    rows = costs(seq=4, kernel="blockwise", link_bytes_s=1.0)
+    assert rows.transfer_s("F", 16, 8) == pytest.approx(2 * 2 * forward)
+    assert rows.transfer_s("B", 16, 8) == pytest.approx(2 * 2 * 0.75 * (3 * 8 * 2 + 16 * 4 + 2 * 4 * 4))
     again = costs(seq=4, attention=True, link_bytes_s=1.0).transfer_s("B", 16, 8)
     assert again == pytest.approx(2 * 2 * (backward + 0.75 * (2 * 8 * 2 + 4 * 4)))
 

@@ -11,9 +11,15 @@ Sources:
   to 14.4; PipeOffload takes 15).
   Memory of hosts: 16 channels of DDR4-3200 (DGX A100) or DDR5-4800 (DGX H100, taken for later ones too); 384 GB/s a
   GH200. Float32 products of GPUs are TF32, at half the peak; those of TPUs are passes of bfloat16 at the peak.
-  Efficiencies of the A100 are calibrated on published runs by benchmarks/papers.py: attention on BurstAttention's own
-  kernel benchmark (512K tokens, forward and backward), matmul on the 1F1B run of 7B, 32K tokens, 16 sequences in
-  Seq1F1B's table. Those of all other devices are assumptions.
+  Attention of GPUs: NVIDIA's own benchmark of cuDNN's kernel (cuDNN 9.27, bfloat16, causal, 32K tokens, 64 query and 8
+  key-value heads of 128), in github.com/NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1 of
+  2026-09-28: A100 80GB PCIe 176 TFLOP/s forward and 143 backward, H200 619 and 528.
+  GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200. The H100 and the GH200 take the H200's shares of the
+  peak. benchmarks/kernels.py compares the cost model with these and with other tables of that benchmark.
+  Matmul of the A100: calibrated by benchmarks/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
+  table. The matmul efficiencies of all other devices, and both efficiencies of TPUs, are assumptions.
+  Networks: FlexSP's released all-to-all rates on 16, 32 and 64 A100 with one 400 Gb/s adapter a host are 0.88, 0.74 and
+  0.69 of the adapters' rate: about the share that collectives reach of NVLink.
 """
 
 import math
@@ -29,7 +35,8 @@ _GiB = 2**30
 _MOST_DEVICES = 2**20
 # Share of the peak in float64 on devices that compute in bfloat16.
 _FLOAT64_SHARE = 1 / 16
-# What collectives reach of NVLink's rate: nccl-tests' bus bandwidth on a DGX A100 is about 230 of 300 GB/s.
+# What collectives reach of a link's rate. NVLink: nccl-tests' bus bandwidth on a DGX A100 is about 230 of 300 GB/s.
+# Networks: the mean of FlexSP's three rates.
 _COLLECTIVE_SHARE = 0.77
 
 
@@ -49,9 +56,10 @@ class Device:
         devices_per_host: devices of a usual host.
         kernel: the attention kernel that runs there: "cudnn" or "blockwise".
         matmul_efficiency: share of the peak that a long matmul reaches, 0..1.
-        attention_efficiency: share of the peak that attention over a long prefix reaches, 0..1.
+        attention_efficiency: share of the peak that attention's forward over a long prefix reaches, 0..1.
         attention_backward: seconds of attention's backward for one of its forward.
         attention_block: queries and keys of a block of the blockwise kernel, which computes whole ones; 0: not counted.
+        attention_rows: queries times heads that occupy all compute units of the fused kernel once; 0: not counted.
         overhead_s: seconds a tick takes whatever its length.
         overhead_tokens: tokens of a device whose matmuls take as long as reading their weights.
         tile: token counts a device computes are multiples of this.
@@ -59,7 +67,7 @@ class Device:
         compute_bytes: bytes of one activation in the default compute dtype.
         host_memory_bytes_s: bytes a second of a usual host's memory, which the copies of all its devices share.
         float32_share: share of the peak in float32, where `compute_bytes` is 2.
-        assumed: whether the efficiencies are assumptions: neither calibrated on published runs nor measured.
+        assumed: whether the matmul efficiency is an assumption: neither calibrated on published runs nor measured.
     """
 
     name: str
@@ -76,6 +84,7 @@ class Device:
     attention_efficiency: float = 0.5
     attention_backward: float = 2.5
     attention_block: int = 0
+    attention_rows: int = 0
     overhead_s: float = 3e-4
     overhead_tokens: int = 128
     tile: int = 16
@@ -131,8 +140,10 @@ def _gpu(
     network: float,
     flops: float,
     *,
+    attention: float,
+    backward: float,
+    units: int,
     matmul: float = 0.6,
-    attention: float = 0.5,
     assumed: bool = True,
     host_bytes: int = 2 * 1000**4,
     devices_per_host: int = 8,
@@ -144,10 +155,12 @@ def _gpu(
         hbm_bytes_s=hbm,
         host_link_bytes_s=host_link,
         link_bytes_s=_COLLECTIVE_SHARE * link,
-        network_bytes_s=network,
+        network_bytes_s=_COLLECTIVE_SHARE * network,
         matmul_flops_s=flops,
         matmul_efficiency=matmul,
         attention_efficiency=attention,
+        attention_backward=backward,
+        attention_rows=units,
         host_bytes=host_bytes,
         devices_per_host=devices_per_host,
         kernel="cudnn",
@@ -173,8 +186,17 @@ def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops:
 
 
 _GRACE: dict[str, Any] = {"host_bytes": 4 * 480 * 1000**3, "devices_per_host": 4, "host_memory": 4 * 384e9}
-# Calibrated by benchmarks/papers.py.
-_A100: dict[str, Any] = {"matmul": 0.571, "attention": 0.574, "assumed": False, "host_memory": 410e9}
+# `units` is the rows of a tile of the fused kernel times the multiprocessors.
+_A100: dict[str, Any] = {
+    "matmul": 0.641,  # calibrated by benchmarks/papers.py
+    "attention": 176 / 312,
+    "backward": 2.5 * 176 / 143,
+    "units": 128 * 108,
+    "assumed": False,
+    "host_memory": 410e9,
+}
+_HOPPER: dict[str, Any] = {"attention": 619 / 989, "backward": 2.5 * 619 / 528, "units": 128 * 132}
+_BLACKWELL: dict[str, Any] = {"attention": 1622 / 2250, "backward": 2.5 * 1622 / 1226, "units": 256 * 148}
 
 DEVICES = {
     device.name: device
@@ -199,13 +221,13 @@ DEVICES = {
         ),
         _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, host_bytes=1000**4, **_A100),
         _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, **_A100),
-        _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12),
+        _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12, **_HOPPER),
         # Without NVLink: devices of a host exchange over the PCIe link that their copies to the host share.
-        _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, host_bytes=1000**4),
+        _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, host_bytes=1000**4, **_HOPPER | {"units": 128 * 114}),
         # NVLink-C2C joins the chip to its own 480 GB; four chips a host.
-        _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, **_GRACE),
-        _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12),
-        _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12),
+        _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, **_GRACE, **_HOPPER),
+        _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12, **_HOPPER),
+        _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12, **_BLACKWELL),
         _tpu("v4", 32, 1.228e12, 400, 50e9, 275e12),
         _tpu("v5e", 16, 0.819e12, 192, 50e9, 197e12),
         _tpu("v5p", 95, 2.765e12, 448, 100e9, 459e12),

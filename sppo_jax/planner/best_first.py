@@ -26,6 +26,20 @@ class Candidate:
         layout = self.partition.layout
         return layout.mesh, layout.interleave, self.partition.num_chunks, self.places
 
+    @property
+    def complexity(self) -> tuple[int, int]:
+        """Returns how many mechanisms the plan uses and its chunks; of two plans that tie, the lower is simpler."""
+        layout = self.partition.layout
+        mechanisms = (
+            layout.interleave > 1,
+            layout.mesh.pipe > 1,
+            layout.split.ulysses > 1 and layout.split.ring > 1,
+            self.partition.balance == "flops",
+            "host" in self.places,
+            "recompute" in self.places,
+        )
+        return sum(mechanisms), self.partition.num_chunks
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -64,6 +78,10 @@ def start_of(request: Request) -> Start:
     return Start(candidates=tuple(candidates), bounds=tuple(bounds), errors=tuple(errors))
 
 
+# Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
+TIE = 0.005
+# How many simpler candidates are bounded, and how many of these are simulated, to find one that ties with the fastest.
+_TIES_BOUNDED, _TIES_TRIED = 64, 6
 # Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
 # choices are worked out to find either.
 _MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
@@ -120,6 +138,35 @@ class BestFirst:
             self.unfit.add(number)
             self._send_more(number)
         return None
+
+    def simplest_tie(self, fastest: Outcome) -> Outcome:
+        """Returns the simplest outcome found that fits and ties with the fastest; the fastest if none is simpler."""
+        number, limit_s, tried = self._number_of(fastest), fastest.step_s * (1 + TIE), 0
+        own = self.candidates[number].complexity
+        near = [other for bound, other, _ in self.heap if bound <= limit_s]
+        simpler = sorted((self.candidates[other].complexity, self.bounds[other], other) for other in near)
+        for complexity, _, other in simpler[:_TIES_BOUNDED]:
+            if complexity >= own or tried == _TIES_TRIED:
+                break
+            if not self._may_tie(other, limit_s):
+                continue
+            tried += 1
+            outcome = self._try(other)
+            if outcome and outcome.step_s <= limit_s and outcome.memory.fits(self.request.cluster):
+                heapq.heappush(self.heap, (fastest.step_s, number, 2))
+                return outcome
+        return fastest
+
+    def _may_tie(self, number: int, limit_s: float) -> bool:
+        """Returns whether a candidate may fit and take at most so long, by its bounds from every chunk."""
+        candidate, bounds = self.candidates[number], self.lower_bounds
+        try:
+            lengths = lengths_of(self.request, candidate.partition)
+            if bounds.excess(candidate.partition, lengths, candidate.places) > 0:
+                return False
+            return bounds.step_s(candidate.partition, lengths, candidate.places, candidate.alpha) <= limit_s
+        except ValueError:
+            return False
 
     def _send_more(self, number: int) -> None:
         """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
@@ -226,7 +273,7 @@ class BestFirst:
             One of those that may fit; and one of those that would be faster and do not fit, nor does any other like
             them.
         """
-        chosen = self.candidates[self._number_of(best)]
+        chosen = self.candidate_of(best)
         common, mine = alike(chosen), of(chosen)
         related = [number for number, candidate in enumerate(self.candidates) if alike(candidate) == common]
         fitting = [number for number in related if number not in self.unfit]
@@ -269,6 +316,10 @@ class BestFirst:
         if not outcome.memory.host:
             places = tuple("keep" if place == "host" else place for place in places)
         return *others, places
+
+    def candidate_of(self, outcome: Outcome) -> Candidate:
+        """Returns the candidate whose outcome it is."""
+        return self.candidates[self._number_of(outcome)]
 
     def _number_of(self, outcome: Outcome) -> int:
         return next(number for number, known in self.outcomes.items() if known is outcome)

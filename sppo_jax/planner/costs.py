@@ -4,9 +4,12 @@ Departures from the papers, each because the program that runs is another one:
 
 * SPPO writes a step as (p - 1 + N) / N * F(N) with F(N) read off a profile. Here every unit has its own seconds, from
   FLOPs, bytes and a few rates, and the simulator adds up ticks.
-* Attention's backward is 2.5 times its forward (five matmuls to two) and a linear layer's 2 times. SPPO, Seq1F1B and
-  the usual `6 P` rule take 2 for both; at a million tokens a step is then a seventh too short.
+* Attention's backward is 2.5 times its forward in FLOPs (five matmuls to two), and 2.9 to 3.3 times in the seconds of
+  cuDNN's kernel; a linear layer's is 2 times. SPPO, Seq1F1B and the usual `6 P` rule take 2 for both; at a million
+  tokens a step is then at least a seventh too short.
 * Causal attention counts the pairs that exist, `tokens * start + tokens^2 / 2`; PipeOffload's formula counts all keys.
+* The fused kernel's forward takes whole waves of queries and both passes have a tail (`CostModel._fused_pairs`). SPPO
+  lets one efficiency fall with the length of a chunk.
 * A tick is lock-step: the linear parts of a chunk shorter than its tick are charged for the padding, and collectives
   over the stages (embedding, head, their gradients) for every tick. Attention skips padding.
 * Heads and tokens travel by all-to-all and ring, not by Megatron's all-gather and reduce-scatter, and weights are whole
@@ -31,6 +34,10 @@ from sppo_jax.plan.table import Unit, chunk_starts
 from sppo_jax.planner.memory import stage_params
 
 _FLOAT32 = 4
+# What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
+# waves), and in backward the start and the end of each tile (in tokens). Fitted on the kernel benchmarks that
+# `hardware/cluster.py` names.
+_TAIL_WAVES, _BACKWARD_TOKENS = 0.75, 160
 # The tick of a chunk by itself.
 ALONE = TickShape(0, 0)
 # Passes over float32 parameters at the end of a step: the update reads four arrays (parameters, gradients and both
@@ -94,13 +101,36 @@ class CostModel:
         if kind == "H":
             return seconds
         seconds += self._memory_bytes(kind, start + tokens) / self.cluster.device.hbm_bytes_s
-        block = self.cluster.device.attention_block
-        if block:
+        return seconds + pair_s * self._attention_pairs(kind, start, tokens) / self.mesh.seq
+
+    def _attention_pairs(self, kind: str, start: int, tokens: int) -> float:
+        """Returns the (query, key) pairs that a long forward would compute in the seconds of a unit's attention."""
+        forward, backward = self._kernel_pairs(start, tokens)
+        if kind == "F":
+            return forward
+        return self.cluster.device.attention_backward * backward + (forward if self.recompute_attention else 0.0)
+
+    def _kernel_pairs(self, start: int, tokens: int) -> tuple[float, float]:
+        """Returns the pairs that the kernel takes the time of for a chunk, forward and backward.
+
+        The blockwise kernel computes whole blocks. The fused kernel's forward deals tiles of queries to the compute
+        units. Tiles that meet the whole prefix take equally long, so a last wave of tiles that is not full takes as
+        long as a full one. Tiles on the diagonal differ, and the kernel waits for the longest. The fused backward deals
+        tiles of keys, of which a long prefix has enough.
+        """
+        device = self.cluster.device
+        if device.attention_block:
             # Every ring member has its own blocks, of tokens that lie `ring` apart.
-            return seconds + pair_s * block_pairs(start, tokens, block * self.ring.members) / self.mesh.seq
-        seconds += pair_s * chunk_pairs(start, tokens) / self.mesh.seq
-        # Forward attention is spread over blocks of queries and waits for the last ones; backward over those of keys.
-        return seconds + (pair_s * extra * start if kind == "F" else 0.0)
+            pairs = block_pairs(start, tokens, device.attention_block * self.ring.members)
+            return pairs, pairs
+        pairs = chunk_pairs(start, tokens)
+        if not device.attention_rows or self.ring.kernel != "cudnn":
+            return pairs, pairs
+        num_heads = self.layer.attention_elements / self.head_dim
+        wave = device.attention_rows * self.mesh.seq / num_heads
+        unfilled = math.ceil(tokens / wave) * wave - tokens
+        tail = _TAIL_WAVES * wave * tokens
+        return pairs + unfilled * start + tail, pairs + _BACKWARD_TOKENS * tokens + tail
 
     def transfer_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.
@@ -158,7 +188,7 @@ class CostModel:
 
     @cached_property
     def _compute_rates(self) -> dict[str, tuple[float, float]]:
-        """Seconds of a token of a device and of a (query, key) pair, over the layers of a virtual stage."""
+        """Seconds of a token of a device and of a (query, key) pair forward, over the layers of a virtual stage."""
         device = self.cluster.device
         linear_flops_s = device.linear_flops_s(self.compute_bytes)
         attention_flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, self.head_dim)
@@ -167,10 +197,7 @@ class CostModel:
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         return {
             "F": (token_s, pair_s),
-            "B": (
-                token_s * (LINEAR_BACKWARD + self.recompute_linear),
-                pair_s * (device.attention_backward + self.recompute_attention),
-            ),
+            "B": (token_s * (LINEAR_BACKWARD + self.recompute_linear), pair_s),
             "H": (head_s, 0.0),
         }
 
@@ -221,15 +248,17 @@ class CostModel:
     def _exchange_bytes(self) -> tuple[float, float]:
         """Returns the bytes that ulysses sends for a token of a device and a layer, forward and backward.
 
-        Of all heads a device keeps one share. Forward: q, k, v, out and LSE. Backward: q, dout, LSE, dq, dk and dv in
-        float32, and out, of which the fused kernel wants all; if attention is computed again, q and out once more.
+        Of all heads a device keeps one share. Forward: q, k, v and out in the compute dtype, LSE in the dtype of sums.
+        Backward: q, dout and dq in the compute dtype, LSE, dk and dv in the dtype of sums; then the whole out for the
+        fused kernel, or a row sum for the blockwise one. If attention is computed again: q, out and LSE once more.
         """
-        layer, size = self.layer, self.compute_bytes
-        kv = 2 * self.kv_heads * self.head_dim
-        forward = (2 * layer.attention_elements + kv) * size + _FLOAT32 * layer.lse_elements
-        backward = 4 * layer.attention_elements * size + _FLOAT32 * (kv + layer.lse_elements)
+        layer, size, sum_bytes = self.layer, self.compute_bytes, self.ring.shape.sum_bytes
+        kv, rows = 2 * self.kv_heads * self.head_dim, sum_bytes * layer.lse_elements
+        forward = (2 * layer.attention_elements + kv) * size + rows
+        summary = layer.attention_elements * size if self.ring.kernel == "cudnn" else rows
+        backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
         if self.recompute_attention:
-            backward += 2 * layer.attention_elements * size + _FLOAT32 * layer.lse_elements
+            backward += 2 * layer.attention_elements * size + rows
         away = (self.ulysses - 1) / self.ulysses
         return away * forward, away * backward
 

@@ -206,8 +206,13 @@ def _memory_reasons(memory: Memory, cluster: Cluster) -> dict[str, str]:
 
 def _assumed(cluster: Cluster) -> str:
     device = cluster.device
-    return (
-        f"ASSUMED: the efficiencies of {device.name} (matmul {device.matmul_efficiency:.0%}, attention "
-        f"{device.attention_efficiency:.0%} of the peak) are neither measured nor calibrated on published runs; "
-        "measure them with sppo profile"
-    )
+    if device.attention_rows:
+        what = f"efficiency of matmuls on {device.name} ({device.matmul_efficiency:.0%} of the peak) is"
+        rest = f"attention's {device.attention_efficiency:.0%} is of published kernel benchmarks; "
+    else:
+        what = (
+            f"efficiencies of {device.name} (matmul {device.matmul_efficiency:.0%}, attention "
+            f"{device.attention_efficiency:.0%} of the peak) are"
+        )
+        rest = ""
+    return f"ASSUMED: the {what} neither measured nor calibrated on published runs; {rest}measure with sppo profile"

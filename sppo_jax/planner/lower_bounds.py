@@ -97,6 +97,11 @@ class LowerBounds:
             self._models[key] = layout_costs(self.request, layout, places)
         return self._models[key]
 
+    def _without_waves(self, costs: CostModel) -> CostModel:
+        """Returns the costs if attention skipped what is empty of its last wave."""
+        device = replace(costs.cluster.device, attention_rows=0)
+        return replace(costs, cluster=replace(costs.cluster, device=device))
+
     def _sampled_stream_s(self, partition: Partition, costs: CostModel, kind: str) -> float:
         """Returns about the least seconds of all ticks of a kind."""
         layout = partition.layout
@@ -110,7 +115,10 @@ class LowerBounds:
         tokens, samples = length // count, min(count, _SAMPLES)
         starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
         on_ring = partition.layout.split.ring > 1
-        # What a ring sends depends on where chunks begin, so that only equal ones are known here.
+        # What a ring sends, and how full attention's last wave is, depend on where each chunk begins and ends. Only
+        # those of equal chunks are known.
+        if partition.balance != "equal":
+            costs = self._without_waves(costs)
         seconds = costs.compute_s if on_ring and partition.balance != "equal" else costs.seconds
         units = [seconds(kind, start, tokens) for start in starts]
         if samples == count:

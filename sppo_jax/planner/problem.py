@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from sppo_jax.config import Config
 from sppo_jax.planner.advice import released
-from sppo_jax.planner.best_first import BestFirst, Candidate, start_of
+from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.memory import Memory, usable_bytes, usable_host_bytes
 from sppo_jax.planner.partitions import schedule_reason
@@ -179,9 +179,21 @@ def reasons_of(request: Request, best_first: BestFirst, best: Outcome, num_consi
     return reasons
 
 
+def tie_reason(best_first: BestFirst, fastest: Outcome, chosen: Outcome) -> str:
+    """Returns why a plan was chosen that is not the fastest."""
+    mechanisms = best_first.candidate_of(fastest).complexity[0] - best_first.candidate_of(chosen).complexity[0]
+    simpler = f"has {mechanisms} fewer mechanisms" if mechanisms else "has fewer chunks"
+    return (
+        f"the fastest step takes {1 - fastest.step_s / chosen.step_s:.2%} less time, but steps within {TIE:.1%} are a "
+        f"tie, and this plan {simpler}"
+    )
+
+
 def times_slower(step_s: float, best_s: float) -> str:
-    """Returns how much slower a step is than the best one; a tie where no digit that is shown tells them apart."""
+    """Returns how much slower a step is than the chosen one, or that the two are a tie."""
     times = f"{step_s / best_s:.3f}"
+    if step_s < best_s:
+        return f"a tie: {1 - step_s / best_s:.2%} faster, but less simple"
     return "a tie: as fast to 0.1%" if times == "1.000" else f"{times}x slower"
 
 
@@ -194,6 +206,8 @@ def _against_rivals(best_first: BestFirst, best: Outcome, key: str) -> str:
         # A bound is refined only as far as it takes to lose.
         times = f"{max(1.0, bound / best.step_s):.3f}"
         longer = "may be as fast, to 0.1%" if times == "1.000" else f"takes at least {times}x as long"
+        if bound < best.step_s * (1 - 5e-4):
+            longer = f"may be up to {1 - bound / best.step_s:.2%} faster, a tie"
         texts.append(f"the next one, {label(candidate)}, {longer}")
     if larger is not None:
         texts.append(f"{label(larger[0])} might be faster, but does not fit")

@@ -10,7 +10,7 @@ from sppo_jax.planner.best_first import BestFirst, start_of
 from sppo_jax.planner.evaluate import Outcome, plan_of
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.paper import paper_outcome
-from sppo_jax.planner.problem import over, problem_of, reasons_of, times_slower
+from sppo_jax.planner.problem import over, problem_of, reasons_of, tie_reason, times_slower
 from sppo_jax.planner.request import Request, read_request
 
 NUM_REJECTED = 5
@@ -31,13 +31,16 @@ class Found:
     """What a search found.
 
     Args:
-        plan: the fastest plan that fits; where none does, the one that is least too large.
+        plan: of the plans that fit, the simplest one that ties with the fastest; where none fits, the one that is least
+            too large.
         memory: its bytes a device, by what holds them.
         fits: whether it fits.
         rejected: up to five others that differ in mesh, chunks, interleaving or places, fastest first.
         num_considered: choices whose bounds were computed.
         seconds: seconds the search took.
         problem: empty if it fits; else the limit that it breaks, by how much, and the nearest change.
+        fastest_s: seconds of the fastest step that fits; the plan's step takes at most 0.5% longer. Compare searches by
+            these seconds, because the choice between ties is not about speed.
         stopped_by: the settings of the config without which a plan would fit, e.g. "mesh.pipe=1"; empty if one fits, or
             none would.
     """
@@ -49,15 +52,17 @@ class Found:
     num_considered: int
     seconds: float
     problem: str
+    fastest_s: float
     stopped_by: str = ""
 
 
 def search(config: Config, cluster: Cluster | None = None) -> Found:
     """Searches what the config leaves "auto" for the shortest simulated step that fits.
 
-    Choices are taken in the order of a lower bound of their step, which is refined in two steps before the table is
-    built: from a few chunks, from every chunk, from the simulated table. The first simulated choice that fits and
-    that no other's bound undercuts is the best. Choices whose least memory is too much are dropped on the way.
+    Candidates are taken in the order of a lower bound of their step. The bound is refined in two steps before the table
+    is built: from a few chunks, from every chunk, from the simulated table. The first simulated candidate that fits and
+    that no other bound undercuts is the fastest. Candidates whose least memory is too much are dropped on the way. Of
+    the plans that take at most 0.5% longer than the fastest, the simplest is chosen.
 
     Args:
         config: the settings.
@@ -78,18 +83,28 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
         considered += len(best_first.candidates)
         if best is not None:
             break
-    chosen = best or best_first.least()
+    chosen = best_first.simplest_tie(best) if best is not None else best_first.least()
     others = best_first.others(chosen, NUM_REJECTED)
-    return _found(request, chosen, reasons_of(request, best_first, chosen, considered), others, considered, start_s)
+    reasons = reasons_of(request, best_first, chosen, considered)
+    if best is not None and best is not chosen:
+        reasons["tie"] = tie_reason(best_first, best, chosen)
+    fastest_s = (best or chosen).step_s
+    return _found(request, chosen, fastest_s, reasons, others, considered, start_s)
 
 
 def _found_by_paper(request: Request, start_s: float) -> Found:
     outcome, reasons, num_ranked = paper_outcome(request)
-    return _found(request, outcome, reasons, [], num_ranked, start_s)
+    return _found(request, outcome, outcome.step_s, reasons, [], num_ranked, start_s)
 
 
 def _found(
-    request: Request, best: Outcome, reasons: dict[str, str], others: list[Outcome], considered: int, start_s: float
+    request: Request,
+    best: Outcome,
+    fastest_s: float,
+    reasons: dict[str, str],
+    others: list[Outcome],
+    considered: int,
+    start_s: float,
 ) -> Found:
     fits = best.memory.fits(request.cluster)
     problem, stopped_by = ("", "") if fits else problem_of(request, best)
@@ -109,5 +124,6 @@ def _found(
         num_considered=considered,
         seconds=time.perf_counter() - start_s,
         problem=problem,
+        fastest_s=fastest_s,
         stopped_by=stopped_by,
     )

@@ -6,6 +6,9 @@ beneath it are bound directly. What differs between versions of jax is in `compa
 Letters: N query heads, K key/value heads, G = N // K, T queries, S keys, H head dim.
 """
 
+from functools import partial
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -20,53 +23,68 @@ def supports(dtype, head_dim: int) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and cudnn_takes(jnp.dtype(dtype).itemsize, head_dim)
 
 
-def forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool) -> tuple[jax.Array, jax.Array]:
-    """Attend from the first `num_queries` rows to the first `num_keys` keys.
+class Operands(NamedTuple):
+    """The first `num_queries` rows of the queries and the first `num_keys` keys and values, all of one dtype.
+
+    The counts are int32 scalars, at least 1.
+    """
+
+    q_NTH: jax.Array
+    k_KSH: jax.Array
+    v_KSH: jax.Array
+    num_queries: jax.Array
+    num_keys: jax.Array
+
+
+class Results(NamedTuple):
+    """GLOBAL output and LSE of the queries, over all their keys, and the output's cotangent in the dtype of q."""
+
+    out_NTH: jax.Array
+    lse_NT: jax.Array
+    dout_NTH: jax.Array
+
+
+def forward(operands: Operands, *, causal: bool) -> tuple[jax.Array, jax.Array]:
+    """Attends from the queries to the keys.
 
     Args:
-        q_NTH, k_KSH, v_KSH: of one dtype.
-        num_queries, num_keys: int32 scalars, at least 1.
-        causal: query t sees the keys up to t; else all.
+        operands: queries, keys and values.
+        causal: whether query t sees only the keys up to t; else every query sees all keys.
 
     Returns:
         out_NTH in the dtype of q and lse_NT in at least float32; rows from `num_queries` on hold anything.
     """
-    operands = (q_NTH, k_KSH, v_KSH, num_queries, num_keys)
-
-    def fused(q, k, v, num_queries, num_keys):
-        scale = q.shape[-1] ** -0.5
-        return compat.cudnn_forward(q, k, v, num_queries, num_keys, causal=causal, scale=scale)
-
-    def plain(*operands):
-        return _plain_forward(*operands, causal)
-
-    if not supports(q_NTH.dtype, q_NTH.shape[-1]):
-        return plain(*operands)
-    return lax.platform_dependent(*operands, cuda=fused, default=plain)
+    return _where_supported(_fused_forward, _plain_forward, (operands,), causal)
 
 
-def backward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, out_NTH, lse_NT, dout_NTH, *, causal: bool):
-    """Differentiate `forward`.
+def backward(operands: Operands, results: Results, *, causal: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Differentiates `forward`.
 
     Args:
-        q_NTH, k_KSH, v_KSH, num_queries, num_keys, causal: as given to `forward`.
-        out_NTH, lse_NT: GLOBAL results of these queries, over all their keys.
-        dout_NTH: cotangent of the global output, in the dtype of q.
+        operands, causal: as given to `forward`.
+        results: of the forward over all keys.
 
     Returns:
         dq_NTH, dk_KSH, dv_KSH in the dtype of q; rows beyond `num_queries` and `num_keys` hold anything.
     """
-    operands = (q_NTH, k_KSH, v_KSH, num_queries, num_keys, out_NTH, lse_NT, dout_NTH)
+    return _where_supported(_fused_backward, _plain_backward, (operands, results), causal)
 
-    def fused(*operands):
-        return compat.cudnn_backward(*operands, causal=causal, scale=q_NTH.shape[-1] ** -0.5)
 
-    def plain(*operands):
-        return _plain_backward(*operands, causal)
-
+def _where_supported(fused, plain, arguments: tuple, causal: bool):
+    """Calls cuDNN on NVIDIA GPUs if cuDNN takes the operands; else the plain function."""
+    fused, plain = partial(fused, causal=causal), partial(plain, causal=causal)
+    q_NTH = arguments[0].q_NTH
     if not supports(q_NTH.dtype, q_NTH.shape[-1]):
-        return plain(*operands)
-    return lax.platform_dependent(*operands, cuda=fused, default=plain)
+        return plain(*arguments)
+    return lax.platform_dependent(*arguments, cuda=fused, default=plain)
+
+
+def _fused_forward(operands: Operands, *, causal: bool):
+    return compat.cudnn_forward(*operands, causal=causal, scale=operands.q_NTH.shape[-1] ** -0.5)
+
+
+def _fused_backward(operands: Operands, results: Results, *, causal: bool):
+    return compat.cudnn_backward(*operands, *results, causal=causal, scale=operands.q_NTH.shape[-1] ** -0.5)
 
 
 def _scores(q_NTH, k_KSH, num_keys, causal):
@@ -82,7 +100,8 @@ def _scores(q_NTH, k_KSH, num_keys, causal):
     return jnp.where(mask_TS, s, -jnp.inf)
 
 
-def _plain_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, causal):
+def _plain_forward(operands: Operands, *, causal: bool):
+    q_NTH, k_KSH, v_KSH, _, num_keys = operands
     s = _scores(q_NTH, k_KSH, num_keys, causal)
     lse = jax.nn.logsumexp(s, axis=-1)
     p = jnp.exp(s - lse[..., None]).astype(v_KSH.dtype)
@@ -90,7 +109,8 @@ def _plain_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, causal):
     return out.reshape(q_NTH.shape).astype(q_NTH.dtype), lse.reshape(q_NTH.shape[:2])
 
 
-def _plain_backward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, out_NTH, lse_NT, dout_NTH, causal):
+def _plain_backward(operands: Operands, results: Results, *, causal: bool):
+    (q_NTH, k_KSH, v_KSH, num_queries, num_keys), (out_NTH, lse_NT, dout_NTH) = operands, results
     num_kv_heads, dtype, scale = k_KSH.shape[0], q_NTH.dtype, q_NTH.shape[-1] ** -0.5
     s = _scores(q_NTH, k_KSH, num_keys, causal)
     # Unlike a fused kernel, the rows that are not asked for must be kept out of the sums over rows.

@@ -17,6 +17,7 @@ from jax import lax
 from sppo_jax import buffers
 from sppo_jax.attention import ring, ulysses
 from sppo_jax.attention.blockwise import delta
+from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
 from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
 
@@ -120,7 +121,7 @@ def forward(q_TNH, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax
         out_TNH in the dtype of q, and lse_TN in at least float32.
     """
     q_MNH = ulysses.scatter_heads(q_TNH, split.ulysses)
-    out, lse = ring.forward(q_MNH, cache.k, cache.v, (*chunk.slot, layer), chunk.tags, passes=split.passes)
+    out, lse = ring.forward(q_MNH, Prefix(*cache, (*chunk.slot, layer)), chunk.tags, passes=split.passes)
     return ulysses.gather_heads(out.astype(q_TNH.dtype), split.ulysses), ulysses.gather_heads(lse, split.ulysses)
 
 
@@ -138,16 +139,14 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache: Cache, sums: Cache, chunk:
     """
     q, dout = (ulysses.scatter_heads(x, split.ulysses) for x in (q_TNH, dout_TNH))
     if split.kernel == "cudnn":
-        cotangent = ring.Cotangent(dout, *(ulysses.scatter_heads(x, split.ulysses) for x in (lse_TN, out_TNH)))
+        cotangent = Cotangent(dout, *(ulysses.scatter_heads(x, split.ulysses) for x in (lse_TN, out_TNH)))
     else:
         rows_TN2 = jnp.stack([lse_TN, delta(out_TNH, dout_TNH)], axis=-1)
         rows = ulysses.scatter_heads(rows_TN2, split.ulysses)
-        cotangent = ring.Cotangent(dout, rows[..., 0], rows[..., 1])
-    where = (*chunk.slot, layer)
-    dq, dk, dv = ring.backward(
-        q, cotangent, cache.k, cache.v, where, sums.k, sums.v, where, chunk.tags, passes=split.passes
-    )
-    return ulysses.gather_heads(dq.astype(q_TNH.dtype), split.ulysses), Cache(dk, dv)
+        cotangent = Cotangent(dout, rows[..., 0], rows[..., 1])
+    prefix = Prefix(*cache, (*chunk.slot, layer))
+    dq, gradients = ring.backward(q, prefix, chunk.tags, cotangent, Gradients(*sums), passes=split.passes)
+    return ulysses.gather_heads(dq.astype(q_TNH.dtype), split.ulysses), Cache(*gradients)
 
 
 def take_gradient(sums: Cache, chunk: Chunk, layer, like_TKH, split: Split):

@@ -190,13 +190,23 @@ class Step:
         scale = 1 / jnp.maximum(count, 1).astype(accumulator(dtype))
         stage = Stage(self.block, weights.layers, self.num_layers, plan.stash)
         executor = run.Executor(
-            plan, program, stage, weights, self.norm, self.model.config.vocab_size, sequences, scale, self.train
+            plan=plan,
+            program=program,
+            stage=stage,
+            weights=weights,
+            norm=self.norm,
+            vocab_size=self.model.config.vocab_size,
+            sequences=sequences,
+            scale=scale,
+            train=self.train,
         )
-        state = executor.run(run.initial_state(executor, self._cache_shape(program), self._kv_grad_dtype(dtype)))
+        cache_shape = self._cache_shape(program)
         if not self.train:
-            return tuple(x[:, : striped[0].shape[1], None] for x in (state.losses, state.hits))
-        loss = lax.psum(state.losses, ("data", *layout.SEQ)) * scale
-        grads = run.sum_gradients(state.grads, shares, plan.mesh.data * plan.mesh.seq)
+            scored = executor.run(run.evaluation_state(executor, cache_shape))
+            return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
+        trained = executor.run(run.training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
+        loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
+        grads = run.sum_gradients(trained.grads, shares, plan.mesh.data * plan.mesh.seq)
         return loss, storage.stack(grads, shares)
 
     def _cache_shape(self, program: Program) -> tuple[int, ...]:

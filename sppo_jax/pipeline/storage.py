@@ -102,14 +102,18 @@ def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
         mesh: the plan's mesh, with `seq` whole or divided.
     """
 
-    def place(path, leaf):
-        home = home_of(path[0].key, leaf.shape, plan)
-        if home.shape == tuple(leaf.shape):
-            return _sharding(home, mesh)
-        stages = home.stage_dim if home.stage_dim is None or leaf.shape[home.stage_dim] % plan.mesh.pipe == 0 else None
-        return _sharding(Home(tuple(leaf.shape), Share(), stages), mesh)
+    def place(path, leaf, stored):
+        if stored.shape == tuple(leaf.shape):
+            return stored.sharding
+        return _sharding(_whole(home_of(path[0].key, leaf.shape, plan), leaf.shape, plan), mesh)
 
-    return jax.tree_util.tree_map_with_path(place, params)
+    return jax.tree_util.tree_map_with_path(place, params, stored_shapes(plan, params, mesh))
+
+
+def _whole(home: Home, shape: tuple[int, ...], plan: Plan) -> Home:
+    """Returns a home of this shape without cuts; the stages divide it only if it has as many rows for each."""
+    dim = home.stage_dim
+    return Home(tuple(shape), Share(), None if dim is None or shape[dim] % plan.mesh.pipe else dim)
 
 
 def store(params: nnx.State, shapes: nnx.State) -> nnx.State:
@@ -138,8 +142,7 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
             return x
         if x.ndim > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(dtype)
-        stages = home.stage_dim if not uneven else None
-        x = lax.with_sharding_constraint(x, _sharding(Home(given, Share(), stages), mesh))
+        x = lax.with_sharding_constraint(x, _sharding(_whole(home, given, plan), mesh))
         kept = tuple(
             have if dim == vocab_dim else size for dim, (size, have) in enumerate(zip(shape, given, strict=True))
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.pipeline import layout
@@ -74,9 +74,13 @@ def place_batch(batch_local: Mapping[str, np.ndarray], plan: Plan, mesh: Mesh) -
 
 
 def batch_shapes(plan: Plan, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return what `place_batch` gives, without values."""
+    """Returns shapes, dtypes and shardings of the arrays that `place_batch` returns."""
     shape = (plan.num_sequences, plan.sequence_length // plan.mesh.seq, plan.mesh.seq)
-    sharding = layout.batch_sharding(plan, mesh)
+    return batch_of(shape, layout.batch_sharding(plan, mesh))
+
+
+def batch_of(shape: tuple[int, ...], sharding: Sharding) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns a batch without values: every array of the batch contract in one shape and sharding."""
     return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in KEYS}
 
 

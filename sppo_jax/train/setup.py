@@ -24,7 +24,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.placement import local_rows
-from sppo_jax.train.state import TrainState, init_state, shardings_of, state_from, state_shapes
+from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
 
 
@@ -122,7 +122,7 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     if (origin := config.model.hf) is not None:
         shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
         params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.shapes.params))
-        state = state_from(params, experiment.optimizer, shardings_of(experiment.shapes))
+        state = state_from(params, experiment.optimizer, experiment.shapes)
         text = f"starts in {run_dir} from the weights in {origin}"
     else:
         state = init_state(config, experiment.optimizer, experiment.shapes)

@@ -40,49 +40,36 @@ def first_state(params: nnx.State, opt_state: optax.OptState) -> TrainState:
     return TrainState(step=zero, num_skipped=zero, num_skipped_in_row=zero, params=params, opt_state=opt_state)
 
 
-def state_shardings(
-    optimizer: optax.GradientTransformation, params: nnx.State, param_shardings: nnx.State, mesh: Mesh
-) -> TrainState:
-    """Return shardings for a whole state: moments lie with their parameters, scalars everywhere.
+def state_shapes(optimizer: optax.GradientTransformation, stored: nnx.State, mesh: Mesh) -> TrainState:
+    """Returns shapes, dtypes and shardings of a run's state, without any array.
+
+    Moments lie where their parameters lie. Every device has the scalars.
 
     Args:
         optimizer: whose state it is.
-        params: shapes of the parameters.
-        param_shardings: a sharding for each.
+        stored: parameters with their shardings, arrays or shapes from `pipeline.storage.stored_shapes`.
         mesh: over which the scalars are replicated.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.eval_shape(lambda params: first_state(params, optimizer.init(params)), stored)
+
+    def place(like: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+
     opt_state = optax.tree_map_params(
         optimizer,
-        lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, params),
-        param_shardings,
-        transform_non_params=lambda _: everywhere,
+        lambda moment, param: place(moment, param.sharding),
+        shapes.opt_state,
+        stored,
+        transform_non_params=lambda leaf: place(leaf, everywhere),
     )
     return TrainState(
-        step=everywhere,
-        num_skipped=everywhere,
-        num_skipped_in_row=everywhere,
-        params=param_shardings,
+        step=place(shapes.step, everywhere),
+        num_skipped=place(shapes.num_skipped, everywhere),
+        num_skipped_in_row=place(shapes.num_skipped_in_row, everywhere),
+        params=jax.tree.map(lambda leaf: place(leaf, leaf.sharding), stored),
         opt_state=opt_state,
     )
-
-
-def state_shapes(optimizer: optax.GradientTransformation, stored: nnx.State, mesh: Mesh) -> TrainState:
-    """Return shapes, dtypes and shardings of a run's state, without any array.
-
-    Args:
-        optimizer: whose state it is.
-        stored: those of the parameters, from `pipeline.storage.stored_shapes`.
-        mesh: over which the scalars are replicated.
-    """
-    shapes = jax.eval_shape(lambda params: first_state(params, optimizer.init(params)), stored)
-    shardings = state_shardings(optimizer, stored, jax.tree.map(lambda leaf: leaf.sharding, stored), mesh)
-
-    def place(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-    return jax.tree.map(place, shapes, shardings)
 
 
 def shardings_of(shapes: TrainState) -> TrainState:
@@ -106,19 +93,19 @@ def init_state(config: Config, optimizer: optax.GradientTransformation, shapes: 
     return jax.jit(create, out_shardings=shardings_of(shapes))()
 
 
-def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
-    """Create the state of step 0 around parameters that are there, which it takes over.
+def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shapes: TrainState) -> TrainState:
+    """Creates the state of step 0 from existing parameters, whose memory the state takes over.
 
     Args:
-        params: placed as `shardings` say.
+        params: placed as `shapes` say.
         optimizer: gives the optimizer's first state.
-        shardings: from `state_shardings`.
+        shapes: from `state_shapes`.
     """
 
     def create(params: nnx.State) -> TrainState:
         return first_state(params, optimizer.init(params))
 
-    return jax.jit(create, out_shardings=shardings, donate_argnums=0)(params)
+    return jax.jit(create, out_shardings=shardings_of(shapes), donate_argnums=0)(params)
 
 
 def to_tree(state: TrainState) -> dict[str, Any]:

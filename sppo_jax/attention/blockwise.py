@@ -22,7 +22,7 @@ BLOCK_K = 512
 
 
 def block_sizes(num_queries: int, num_keys: int) -> tuple[int, int]:
-    """Return (queries, keys) in a block: the tuned sizes, or all there is if that is less."""
+    """Returns (queries, keys) in a block: the tuned sizes, or the counts themselves if these are smaller."""
     return min(BLOCK_Q, num_queries), min(BLOCK_K, num_keys)
 
 
@@ -71,7 +71,7 @@ def _tag_blocks(tags: Tags, block_q: int) -> Tags:
 
 
 def _scores(q_KMH, k_KCH, mask_QC, scale, acc):
-    """Return scaled scores [K, G, Q, C] with -inf where masked."""
+    """Returns scaled scores [K, G, Q, C] with -inf where masked."""
     s = jnp.einsum("kmh,kch->kmc", q_KMH, k_KCH, preferred_element_type=acc) * scale
     s = s.reshape(s.shape[0], -1, *mask_QC.shape)
     return jnp.where(mask_QC, s, -jnp.inf)
@@ -172,13 +172,13 @@ def backward(
 
 
 def delta(out_TNH: jax.Array, dout_TNH: jax.Array) -> jax.Array:
-    """Return sum over H of out * dout in at least float32: the softmax's share of the backward."""
+    """Returns delta_TN, the sum over H of out * dout, in at least float32: what the softmax adds to the backward."""
     acc = accumulator(out_TNH.dtype)
     return jnp.sum(out_TNH.astype(acc) * dout_TNH.astype(acc), axis=-1)
 
 
 def merge(out_a, lse_a, out_b, lse_b) -> tuple[jax.Array, jax.Array]:
-    """Join two partial attentions over disjoint keys (out_TNH, lse_TN in at least float32; never under autodiff)."""
+    """Joins two partial attentions over disjoint keys (out_TNH, lse_TN in at least float32; never under autodiff)."""
     top = jnp.maximum(lse_a, lse_b)
     safe = jnp.where(top == -jnp.inf, 0, top)
     weight_a, weight_b = jnp.exp(lse_a - safe), jnp.exp(lse_b - safe)

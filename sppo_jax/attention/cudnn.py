@@ -1,7 +1,7 @@
-"""cuDNN's fused attention on one rectangle of queries and keys; elsewhere than on NVIDIA GPUs, the same in plain jnp.
+"""cuDNN's fused attention on one rectangle of queries and keys, and the same in plain jnp for other devices.
 
-The backward takes the GLOBAL output and LSE, which is why the public function of jax does not do: the two primitives
-beneath it are bound directly. What differs between versions of jax is in `compat`.
+The backward takes the GLOBAL output and LSE. The public function of jax takes neither, so this module binds the two
+primitives below that function. `compat` handles the differences between versions of jax.
 
 Letters: N query heads, K key/value heads, G = N // K, T queries, S keys, H head dim.
 """
@@ -19,7 +19,7 @@ from sppo_jax.plan.plan import cudnn_takes
 
 
 def supports(dtype, head_dim: int) -> bool:
-    """Return whether cuDNN takes this dtype and head size on every GPU since Ampere."""
+    """Returns whether cuDNN takes this dtype and head size on every GPU since Ampere."""
     return jnp.issubdtype(dtype, jnp.floating) and cudnn_takes(jnp.dtype(dtype).itemsize, head_dim)
 
 
@@ -88,7 +88,7 @@ def _fused_backward(operands: Operands, results: Results, *, causal: bool):
 
 
 def _scores(q_NTH, k_KSH, num_keys, causal):
-    """Return scaled scores [K, G, T, S] in at least float32, -inf where masked."""
+    """Returns scaled scores [K, G, T, S] in at least float32, -inf where masked."""
     num_heads, num_queries, head_dim = q_NTH.shape
     q = q_NTH.reshape(k_KSH.shape[0], -1, num_queries, head_dim)
     acc = accumulator(q.dtype)
@@ -113,7 +113,7 @@ def _plain_backward(operands: Operands, results: Results, *, causal: bool):
     (q_NTH, k_KSH, v_KSH, num_queries, num_keys), (out_NTH, lse_NT, dout_NTH) = operands, results
     num_kv_heads, dtype, scale = k_KSH.shape[0], q_NTH.dtype, q_NTH.shape[-1] ** -0.5
     s = _scores(q_NTH, k_KSH, num_keys, causal)
-    # Unlike a fused kernel, the rows that are not asked for must be kept out of the sums over rows.
+    # The sums below run over all rows, so the rows from `num_queries` on must be zero; a fused kernel skips them.
     asked = (jnp.arange(q_NTH.shape[1], dtype=jnp.int32) < num_queries)[:, None]
     q, out, dout = (jnp.where(asked, x, 0).reshape(num_kv_heads, -1, *x.shape[1:]) for x in (q_NTH, out_NTH, dout_NTH))
     lse = jnp.where(asked[:, 0], lse_NT, jnp.inf).reshape(*s.shape[:3], 1)

@@ -25,7 +25,7 @@ TILE_BYTES, MAX_TILE = 64 * 2**20, 32768
 
 
 def past_tile(num_keys: int, row_bytes: int) -> int:
-    """Return the keys in a tile of the past: a power of two, or all there are if that is less.
+    """Returns the keys in a tile of the past: a power of two, or `num_keys` if that is less.
 
     Args:
         num_keys: in the buffer.
@@ -36,12 +36,12 @@ def past_tile(num_keys: int, row_bytes: int) -> int:
 
 
 class _Tile:
-    """`size` keys from `begin` on; what would lie behind the buffer's end reads as zero and is not written."""
+    """`size` keys from `begin` on; keys behind the buffer's end are read as zero and are not written."""
 
     def __init__(self, buffer_shape: tuple[int, ...], index: tuple, begin, size: int):
         self.shape = (buffer_shape[-3], size, buffer_shape[-1])
         at = jnp.clip(begin, 0, buffer_shape[-2] - size)
-        # A slice over the end is shifted back silently, so it is taken where it fits, and shifted forth.
+        # JAX silently shifts a slice that runs over the end, so the slice is taken where it fits and then shifted.
         self.where, self.over = (*index, 0, at), jnp.minimum(begin - at, size)
 
     def read(self, buffer: jax.Array) -> jax.Array:
@@ -52,7 +52,7 @@ class _Tile:
 
 
 def _rows(x: jax.Array, count) -> jax.Array:
-    """Zero the rows (dim 1) from `count` on: a fused kernel leaves anything there."""
+    """Sets the rows (dim 1) from `count` on to zero: a fused kernel leaves any values there."""
     inside = jnp.arange(x.shape[1], dtype=jnp.int32) < count
     return jnp.where(inside.reshape(-1, *(1,) * (x.ndim - 2)), x, 0)
 

@@ -25,9 +25,10 @@ AXIS = "ring"
 
 
 class RingTags(NamedTuple):
-    """Tags of every member's queries [R, T] and keys [R, S], and for each hop what meets.
+    """Tags of every member's queries [R, T] and keys [R, S], and where they meet at each hop.
 
-    What meets is a range of key blocks for the blockwise kernel, or spans for the fused one; its type says which runs.
+    `meets` is a range of key blocks for the blockwise kernel or spans for the fused kernel. Its type selects the
+    kernel.
     """
 
     queries: Tags
@@ -40,7 +41,7 @@ class RingTags(NamedTuple):
 
 
 def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bound: int | None) -> RingTags:
-    """Prepare the masks of a tick once for all layers.
+    """Prepares the masks of a tick once for all layers.
 
     Args:
         queries: tags of the chunk on every member, [R, T].
@@ -48,10 +49,11 @@ def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bou
         start: where the chunk starts in a member's tokens.
         kernel: "blockwise" or "cudnn".
         passes: "kv" or "q".
-        bound: with "kv", how many keys of each member travel; None for all.
+        bound: with "kv", the number of keys of each member that travel; None for all.
 
     Returns:
-        tags and, for hop j, what meets of (own queries, keys of member me - j) or (queries of me - j, own keys).
+        The tags and where they meet. At hop j these are own queries and the keys of member me - j with "kv", and own
+        keys and the queries of member me - j with "q".
     """
     num_members = queries.documents.shape[0]
     if passes == "kv" and bound is not None:

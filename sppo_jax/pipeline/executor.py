@@ -30,7 +30,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, TickSpec
 from sppo_jax.plan.stash import StashClass
 
-# Under these a profile shows the operations of a tick.
+# Names under which a profile shows the operations of a tick.
 TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
 
 
@@ -97,7 +97,7 @@ State = EvaluationState | TrainingState
 
 @dataclass(frozen=True, kw_only=True)
 class Executor:
-    """What all ticks share.
+    """What every tick of a run needs.
 
     Args:
         plan: the plan.
@@ -107,7 +107,7 @@ class Executor:
         norm: `norm(weights, x)`, the final norm.
         vocab_size: of the whole model.
         sequences: this device's data.
-        scale: 1 / global number of targets.
+        scale: 1 / number of targets in the global batch.
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
     """
 
@@ -139,13 +139,13 @@ class Executor:
         return self.weights.embedding_VD.dtype
 
     def layout(self, name: StashClass) -> stash.StashLayout:
-        """Lay out the stash of one class."""
+        """Lays out the stash of one class."""
         x_TD = jax.ShapeDtypeStruct((name.tokens, self.weights.embedding_VD.shape[1]), self.dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
         return self.stage.layout(name, self.program.classes[name], x_TD, positions_T)
 
     def run(self, state: State) -> State:
-        """Run all ticks."""
+        """Runs all ticks."""
         rows = {name: jnp.asarray(value) for name, value in self.program.rows.items()}
         return self._run_items(self.program.items, rows, state)
 
@@ -163,7 +163,7 @@ class Executor:
         return state
 
     def tick(self, spec: TickSpec, row: dict, state: State) -> State:
-        """Run one tick: start its host copies, then its units. Profiles show operations under the tick's name."""
+        """Runs one tick: starts its host copies, then its units. Profiles show operations under the tick's name."""
         with jax.named_scope(TICK_NAMES[spec.kind]):
             return self._tick(spec, row, state)
 
@@ -187,7 +187,7 @@ class Executor:
     # -- what a unit needs of its sequence ------------------------------------------------------------------------
 
     def _own(self, array_MS, row, stage, size):
-        """Cut the tokens of the chunk that `stage` works on out of this device's share of its sequence."""
+        """Cuts the tokens of the chunk that `stage` works on out of this device's share of its sequence."""
         where = (row["sequence"][stage], row["start"][stage] // self.seq)
         return buffers.read(array_MS, where, (size,))
 
@@ -217,7 +217,7 @@ class Executor:
         return stages.Unit(row["group"][me], self._chunk(spec, row, passes, tags), positions_T, row["stash_slot"][me])
 
     def _write_tags(self, spec: TickSpec, row, tags: Tags) -> Tags:
-        """Put the tags of this stage's chunk behind those of the chunks before it."""
+        """Puts the tags of this stage's chunk behind those of the chunks before it."""
         me = vocabulary.stage_index(self.num_stages)
         own = [self._own(x, row, me, spec.tokens) for x in (self.sequences.positions, self.sequences.documents)]
         start = row["start"][me] // self.plan.ring
@@ -394,7 +394,7 @@ def _zero_cache(shape: tuple[int, ...], dtype) -> Cache:
 
 
 def sum_gradients(grads: Physical, shares: Physical, num_members: int) -> Physical:
-    """Add the gradients of all devices that hold the same weights, once, at the end; each gets the part it keeps.
+    """Adds the gradients of all devices that hold the same weights; each device gets the part that it keeps.
 
     Args:
         grads: of one device; the final norm's is a partial sum over the stages too.

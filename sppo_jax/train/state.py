@@ -1,4 +1,4 @@
-"""What a training step changes, made directly on the devices where it belongs."""
+"""The state that a training step changes, created directly on its devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sppo_jax.pipeline.storage import store
 
 
 class TrainState(NamedTuple):
-    """What a run is after a step.
+    """The state of a run after a step.
 
     Attributes:
         step: int32 number of steps done, skipped ones included.
@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
 
 
 def first_state(params: nnx.State, opt_state: optax.OptState) -> TrainState:
-    """Return the state before any step."""
+    """Returns the state before any step."""
     zero = jnp.zeros((), jnp.int32)
     return TrainState(step=zero, num_skipped=zero, num_skipped_in_row=zero, params=params, opt_state=opt_state)
 
@@ -73,12 +73,12 @@ def state_shapes(optimizer: optax.GradientTransformation, stored: nnx.State, mes
 
 
 def shardings_of(shapes: TrainState) -> TrainState:
-    """Return the shardings of `state_shapes`."""
+    """Returns the shardings of `state_shapes`."""
     return jax.tree.map(lambda leaf: leaf.sharding, shapes)
 
 
 def init_state(config: Config, optimizer: optax.GradientTransformation, shapes: TrainState) -> TrainState:
-    """Create the state of step 0; no device ever holds more than its own part.
+    """Creates the state of step 0; no device holds more than its own part at any time.
 
     Args:
         config: the model and its seed.
@@ -109,18 +109,18 @@ def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shape
 
 
 def to_tree(state: TrainState) -> dict[str, Any]:
-    """Return a state as plain dicts, so that nothing but names is needed to read it."""
+    """Returns a state as plain dicts, which can be read by names alone."""
     return {**state._asdict(), "params": nnx.to_pure_dict(state.params)}
 
 
 def from_tree(tree: Mapping[str, Any], like: TrainState) -> TrainState:
-    """Return the state whose tree was saved.
+    """Returns a state from its tree: the inverse of `to_tree`.
 
     Args:
-        tree: as `to_tree` gives it, with other leaves perhaps.
-        like: a state with the structure wanted.
+        tree: as `to_tree` returns it; the leaves may be of other types.
+        like: a state with the structure of the result.
     """
-    # Copied, for what replaces the values does it in place.
+    # A copy, because the next call replaces the values in place.
     params = nnx.from_flat_state(nnx.to_flat_state(like.params))
     nnx.replace_by_pure_dict(params, tree["params"])
     return TrainState(**{**tree, "params": params})

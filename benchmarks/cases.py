@@ -10,7 +10,6 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.attention.validate import KEYS
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.decoder import Decoder
@@ -73,12 +72,6 @@ def random_batch(num_sequences: int, length: int, vocab_size: int) -> dict[str, 
     targets[:, -1] = -1
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), tokens.shape)
     return {"tokens": tokens, "targets": targets, "positions": positions, "document_ids": np.zeros_like(tokens)}
-
-
-def batch_shapes(num_sequences: int, length: int, sharding) -> dict[str, jax.ShapeDtypeStruct]:
-    """Describe such a batch."""
-    shape = (num_sequences, length)
-    return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in KEYS}
 
 
 def abstract_model(config: Config) -> Decoder:

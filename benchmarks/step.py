@@ -194,14 +194,14 @@ def _lower(args, length: int, devices, layout, places: str) -> tuple:
     from sppo_jax.pipeline import layout as physical
     from sppo_jax.pipeline import storage
     from sppo_jax.pipeline.api import Step
-    from sppo_jax.train.placement import batch_shapes
+    from sppo_jax.train.placement import batch_of, batch_shapes
 
     if layout is None:
         config = cases.make_config(MODELS[args.model], length, 1, layouts(1)[0], "keep")
         model, mesh = cases.abstract_model(config), cases.dense_mesh(devices)
         whole, by_sequence = cases.dense_shardings(mesh)
         shapes = _shapes(nnx.state(model, nnx.Param), lambda _: whole)
-        batch = cases.batch_shapes(args.devices, length, by_sequence)
+        batch = batch_of((args.devices, length), by_sequence)
         return jax.jit(cases.dense_step(model, mesh)).lower(shapes, batch), None, {}
     config = cases.make_config(MODELS[args.model], length, length // args.chunk, layout, places)
     plan, model = cases.plan_for(config, args.compile), cases.abstract_model(config)

@@ -1,7 +1,7 @@
 """Reading and writing parts of preallocated buffers with dynamic (update) slices.
 
-Never `.at[].set`: on a host buffer it lowers to a scatter, which XLA does not place. Slices that run over the end are
-shifted silently, so buffers are allocated one longest chunk longer than what is written.
+Never `.at[].set`: on a host buffer it lowers to a scatter, which XLA does not place. JAX silently shifts
+slices that run over the end, so buffers are allocated one longest chunk longer than their contents.
 """
 
 import jax
@@ -15,7 +15,7 @@ def _offsets(buffer: jax.Array, index: tuple) -> list[jax.Array]:
 
 
 def read(buffer: jax.Array, index: tuple, shape: tuple[int, ...]) -> jax.Array:
-    """Return the block of `shape` that starts at `index` (missing trailing indices are 0).
+    """Returns the block of `shape` that starts at `index` (missing trailing indices are 0).
 
     Args:
         buffer: array of at least len(shape) dims.
@@ -27,31 +27,31 @@ def read(buffer: jax.Array, index: tuple, shape: tuple[int, ...]) -> jax.Array:
 
 
 def write(buffer: jax.Array, index: tuple, value: jax.Array) -> jax.Array:
-    """Return the buffer with `value` written at `index`, in place where the compiler can."""
+    """Returns the buffer with `value` written at `index`; the compiler writes in place if it can."""
     value = value.astype(buffer.dtype).reshape((1,) * (buffer.ndim - value.ndim) + value.shape)
     return lax.dynamic_update_slice(buffer, value, _offsets(buffer, index))
 
 
 def add(buffer: jax.Array, index: tuple, value: jax.Array) -> jax.Array:
-    """Return the buffer with `value` added at `index`; the sum is made in the dtype of `value`."""
+    """Returns the buffer with `value` added at `index`; the sum is made in the dtype of `value`."""
     old = read(buffer, index, value.shape)
     return write(buffer, index, old.astype(value.dtype) + value)
 
 
 def read_slot(buffer: jax.Array, slot: jax.Array) -> jax.Array:
-    """Return `buffer[slot]`; safe on a host buffer."""
+    """Returns `buffer[slot]`; safe on a host buffer."""
     return lax.dynamic_index_in_dim(buffer, jnp.asarray(slot, jnp.int32), 0, keepdims=False)
 
 
 def write_slot(buffer: jax.Array, slot: jax.Array, value: jax.Array) -> jax.Array:
-    """Return the buffer with `buffer[slot] = value`; safe on a host buffer."""
+    """Returns the buffer with `buffer[slot] = value`; safe on a host buffer."""
     return lax.dynamic_update_index_in_dim(buffer, value, jnp.asarray(slot, jnp.int32), 0)
 
 
 def after(x: jax.Array) -> jax.Array:
-    """Return the number 0, which is known only once `x` is: added to an index, it orders a write after `x`.
+    """Returns 0, but only after `x` is computed: adding this 0 to an index orders a write after `x`.
 
-    Compilers that reorder reads and writes of one buffer have to copy it. This they cannot see through: it is 1 where
-    the first element of `x` is no number, when nothing matters any more.
+    Compilers that reorder reads and writes of one buffer have to copy the buffer. They cannot remove this dependence,
+    because the result is 1 if the first element of `x` is NaN. The step has then failed anyway.
     """
     return jnp.isnan(x[(0,) * x.ndim]).astype(jnp.int32)

@@ -8,6 +8,7 @@ import pytest
 
 from sppo_jax.attention import blockwise
 from sppo_jax.attention.dense import dense_attention
+from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.tags import Tags, block_range, visible
 
 
@@ -70,9 +71,8 @@ def test_merging_two_halves_gives_the_whole(x64):
 
     def part(rows):
         cut = Tags(tags.positions[rows], tags.documents[rows])
-        prefix = blockwise.Prefix(k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1), (), cut)
-        size = blockwise.block_sizes(40, prefix.k.shape[1])
-        return blockwise.forward(q, tags, prefix, block_range(tags, cut, *size))
+        prefix = Prefix(k[rows].swapaxes(0, 1), v[rows].swapaxes(0, 1), ())
+        return blockwise.forward(q, prefix, Mask(tags, cut, blockwise.find_blocks(tags, cut)))
 
     whole = part(slice(None))
     merged = blockwise.merge(*part(slice(0, 17)), *part(slice(17, None)))
@@ -85,7 +85,7 @@ def test_merging_two_halves_gives_the_whole(x64):
 def test_low_precision_inputs_keep_float32_output_and_lse():
     tags = Tags(jnp.arange(20, dtype=jnp.int32), jnp.zeros(20, jnp.int32))
     q, k = jnp.ones((20, 2, 4), jnp.bfloat16), jnp.ones((2, 20, 4), jnp.bfloat16)
-    out, lse = blockwise.forward(q, tags, blockwise.Prefix(k, k, (), tags), block_range(tags, tags, 8, 16))
+    out, lse = blockwise.forward(q, Prefix(k, k, ()), Mask(tags, tags, block_range(tags, tags, 8, 16)))
     assert out.dtype == lse.dtype == jnp.float32
     np.testing.assert_allclose(lse[:, 0], 2 + np.log(np.arange(1, 21)), rtol=1e-3)
 
@@ -94,16 +94,15 @@ def test_the_buffer_is_addressed_by_index_and_only_its_row_changes(x64):
     rng = np.random.default_rng(2)
     tags = random_tags(rng, 24)
     q, k, v = (jnp.asarray(rng.normal(size=s)) for s in ((24, 2, 4), (3, 2, 2, 24, 4), (3, 2, 2, 24, 4)))
-    blocks = block_range(tags, tags, 8, 16)
-    where = (jnp.int32(1), jnp.int32(0))
-    out, lse = blockwise.forward(q, tags, blockwise.Prefix(k, v, where, tags), blocks)
-    alone, _ = blockwise.forward(q, tags, blockwise.Prefix(k[1, 0], v[1, 0], (), tags), blocks)
+    mask = Mask(tags, tags, block_range(tags, tags, 8, 16))
+    prefix = Prefix(k, v, (jnp.int32(1), jnp.int32(0)))
+    out, lse = blockwise.forward(q, prefix, mask)
+    alone, _ = blockwise.forward(q, Prefix(k[1, 0], v[1, 0], ()), mask)
     np.testing.assert_array_equal(out, alone)
     zeros = jnp.zeros_like(k)
-    _, dk, _ = blockwise.backward(
-        q, tags, blockwise.Prefix(k, v, where, tags), blocks, q, lse, blockwise.delta(out, q), zeros, zeros, where
-    )
-    changed = np.abs(np.asarray(dk)).sum((2, 3, 4)) > 0
+    cotangent = Cotangent(q, lse, blockwise.delta(out, q))
+    _, gradients = blockwise.backward(q, prefix, mask, cotangent, Gradients(zeros, zeros))
+    changed = np.abs(np.asarray(gradients.dk)).sum((2, 3, 4)) > 0
     assert changed.tolist() == [[False, False], [True, False], [False, False]]
 
 
@@ -114,7 +113,8 @@ def test_skipped_blocks_are_not_computed():
     assert int((blocks.last - blocks.first).max()) == 1
     whole = block_range(tags, tags, 8, 16)
     assert int((whole.last - whole.first).sum()) < 8 * 4
-    trips = jax.make_jaxpr(lambda q, k: blockwise.forward(q, tags, blockwise.Prefix(k, k, (), tags), whole))(
+    mask = Mask(tags, tags, whole)
+    trips = jax.make_jaxpr(lambda q, k: blockwise.forward(q, Prefix(k, k, ()), mask))(
         jnp.zeros((64, 2, 4)), jnp.zeros((2, 64, 4))
     )
     assert "while" in str(trips)

@@ -17,17 +17,17 @@ def operands(dtype, heads=4, kv_heads=2, queries=6, keys=8, head_dim=8):
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_stand_in_is_the_gradient_of_itself(x64, causal):
     q, k, v = operands(jnp.float64)
-    num_queries, num_keys = jnp.int32(5), jnp.int32(7)
+    lengths = jnp.int32(5), jnp.int32(7)
     dout = jnp.asarray(np.random.default_rng(1).normal(size=q.shape)).at[:, 5:].set(0)
 
     def f(q, k, v):
-        return cudnn.forward(q, k, v, num_queries, num_keys, causal=causal)[0]
+        return cudnn.forward(cudnn.Operands(q, k, v, *lengths), causal=causal)[0]
 
     out, vjp = jax.vjp(f, q, k, v)
-    lse = cudnn.forward(q, k, v, num_queries, num_keys, causal=causal)[1]
+    lse = cudnn.forward(cudnn.Operands(q, k, v, *lengths), causal=causal)[1]
     # Rows that are not asked for may hold anything.
     dirty = jnp.full_like(dout, jnp.nan).at[:, :5].set(dout[:, :5])
-    got = cudnn.backward(q, k, v, num_queries, num_keys, out, lse, dirty, causal=causal)
+    got = cudnn.backward(cudnn.Operands(q, k, v, *lengths), cudnn.Results(out, lse, dirty), causal=causal)
     want = vjp(dout)
     for a, b, count in zip(got, want, (5, 7, 7), strict=True):
         np.testing.assert_allclose(a[:, :count], b[:, :count], rtol=1e-10, atol=1e-12)
@@ -36,9 +36,10 @@ def test_the_stand_in_is_the_gradient_of_itself(x64, causal):
 def test_a_gpu_gets_cudnn_with_both_lengths():
     q, k, v = operands(jnp.bfloat16)
 
-    def f(q, k, v, num_queries, num_keys):
-        out, lse = cudnn.forward(q, k, v, num_queries, num_keys, causal=True)
-        return cudnn.backward(q, k, v, num_queries, num_keys, out, lse, out, causal=False)
+    def f(*arguments):
+        given = cudnn.Operands(*arguments)
+        out, lse = cudnn.forward(given, causal=True)
+        return cudnn.backward(given, cudnn.Results(out, lse, out), causal=False)
 
     lowered = jax.jit(f).trace(q, k, v, jnp.int32(3), jnp.int32(4)).lower(lowering_platforms=("cuda",)).as_text()
     assert lowered.count("__cudnn$fmhaSoftmax(") == 1 and lowered.count("__cudnn$fmhaSoftmaxBackward(") == 1

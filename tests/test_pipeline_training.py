@@ -13,7 +13,7 @@ from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.layout import make_mesh
 from sppo_jax.pipeline.storage import param_shardings
-from sppo_jax.train.state import first_state, state_shardings
+from sppo_jax.train.state import first_state, shardings_of, state_shapes
 from sppo_jax.train.step import make_train_step
 
 STEPS = 20
@@ -22,7 +22,7 @@ STEPS = 20
 def run(value_and_grad, params, shardings, mesh, batches):
     """Train on the batches; return the losses, how often the step was traced and the last parameters."""
     optimizer, traces = optax.adamw(3e-3), []
-    shardings = state_shardings(optimizer, params, shardings, mesh)
+    shardings = shardings_of(state_shapes(optimizer, jax.device_put(params, shardings), mesh))
 
     def counted(params, batch):
         traces.append(1)

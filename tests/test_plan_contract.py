@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from functools import cache
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from jaxprs import walk
 
 from sppo_jax.attention import ring
+from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
 from sppo_jax.attention.tags import Tags
 from sppo_jax.config import config_from_dict
 from sppo_jax.dtypes import accumulator
@@ -144,10 +146,10 @@ def sent_bytes(kind: str, passes: str, members: int, tokens: int, bound: int, he
     def run(q, k, lse):
         masks = ring.ring_tags(*tags, jnp.int32(0), kernel=kernel, passes=passes, bound=bound or None)
         if kind == "F":
-            return ring.forward(q, k, k, (), masks, passes=passes)
-        cotangent = ring.Cotangent(q, lse, q if kernel == "cudnn" else lse)
+            return ring.forward(q, Prefix(k, k, ()), masks, passes=passes)
+        cotangent = Cotangent(q, lse, q if kernel == "cudnn" else lse)
         sums = k.astype(accumulator(dtype))
-        return ring.backward(q, cotangent, k, k, (), sums, sums, (), masks, passes=passes)
+        return ring.backward(q, Prefix(k, k, ()), masks, cotangent, Gradients(sums, sums), passes=passes)
 
     found = walk(jax.make_jaxpr(run, axis_env=[("ring", members)])(q, k, lse).jaxpr)
     sends = [item for item in found if item.name == "ppermute"]
@@ -187,12 +189,11 @@ def cheap_attention(monkeypatch):
     def attend(q_TNH, *_):
         return q_TNH.astype(accumulator(q_TNH.dtype)), jnp.zeros(q_TNH.shape[:2], accumulator(q_TNH.dtype))
 
-    def differentiate(q_TNH, tags, prefix, meets, cotangent, dk, dv, index):
-        return q_TNH.astype(accumulator(q_TNH.dtype)), dk, dv
+    def differentiate(q_TNH, prefix, mask, cotangent, gradients):
+        return q_TNH.astype(accumulator(q_TNH.dtype)), gradients
 
-    monkeypatch.setattr(ring, "_attend", attend)
-    monkeypatch.setattr(ring, "_differentiate", differentiate)
-    for masks in ("find_spans", "block_range"):
+    monkeypatch.setattr(ring, "_kernel", lambda _: SimpleNamespace(forward=attend, backward=differentiate))
+    for masks in ("find_spans", "find_blocks"):
         monkeypatch.setattr(ring, masks, lambda *_: Tags(jnp.zeros(1), jnp.zeros(1)))
 
 

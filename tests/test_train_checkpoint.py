@@ -16,7 +16,7 @@ from sppo_jax.config import CheckpointConfig
 from sppo_jax.train.checkpoint import Checkpoints
 from sppo_jax.train.checkpoint_read import checkpoint_steps, find_checkpoint, load_params, read_run, restore_newest
 from sppo_jax.train.fingerprint import fingerprints, leaf_name
-from sppo_jax.train.state import first_state, state_shardings, to_tree
+from sppo_jax.train.state import first_state, shardings_of, state_shapes, to_tree
 
 OPTIMIZER = optax.adam(1e-2)
 RUN = {"config": {}, "plan": {}, "data": {"sequence": 8}}
@@ -28,28 +28,20 @@ def make_params(seed=0):
     return nnx.State({"embedding": nnx.Param(jax.random.normal(key, (24, 8))), "layers": layers})
 
 
-def make_shardings(num_devices):
+def shapes_on(num_devices):
     mesh = Mesh(np.array(jax.devices()[:num_devices]), ("pipe",))
 
-    def choose(path, leaf):
-        return NamedSharding(mesh, PartitionSpec("pipe" if path[0].key == "layers" else None))
+    def place(path, leaf):
+        spec = PartitionSpec("pipe" if path[0].key == "layers" else None)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    shardings = jax.tree_util.tree_map_with_path(choose, make_params())
-    return state_shardings(OPTIMIZER, make_params(), shardings, mesh)
+    return state_shapes(OPTIMIZER, jax.tree_util.tree_map_with_path(place, make_params()), mesh)
 
 
 def make_state(num_devices=2, seed=0):
     params = make_params(seed)
     state = first_state(params, OPTIMIZER.init(params))._replace(step=jnp.int32(seed))
-    return jax.device_put(state, make_shardings(num_devices))
-
-
-def shapes_on(num_devices):
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        make_state(),
-        make_shardings(num_devices),
-    )
+    return jax.device_put(state, shardings_of(shapes_on(num_devices)))
 
 
 def save(directory, *steps, losses=None, **settings):
@@ -80,7 +72,7 @@ def test_what_is_saved_comes_back_on_any_mesh(saved, num_devices):
     chex.assert_trees_all_equal(restored.state, want)
     assert restored.run["step"] == 5 and restored.run["data"] == {"sequence": 8}
     up = restored.state.opt_state[0].mu["layers"]["up"].get_value()
-    assert up.sharding.is_equivalent_to(make_shardings(num_devices).params["layers"]["up"].get_value(), 3)
+    assert up.sharding.is_equivalent_to(shapes_on(num_devices).params["layers"]["up"].get_value().sharding, 3)
     assert len(up.sharding.device_set) == num_devices
 
 

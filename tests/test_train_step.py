@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.train.signals import GO, SAVE, STOP, Signals
-from sppo_jax.train.state import first_state, state_from, state_shardings
+from sppo_jax.train.state import first_state, shardings_of, state_from, state_shapes
 from sppo_jax.train.step import make_train_step
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("data",))
@@ -25,10 +25,9 @@ def value_and_grad(params, batch):
 @pytest.fixture
 def step_and_state():
     params = nnx.State({"w": nnx.Param(jnp.ones(3))})
-    everywhere = jax.tree.map(lambda _: NamedSharding(MESH, PartitionSpec()), params)
-    shardings = state_shardings(OPTIMIZER, params, everywhere, MESH)
-    state = state_from(jax.device_put(params, everywhere), OPTIMIZER, shardings)
-    return make_train_step(value_and_grad, OPTIMIZER, shardings), state
+    params = jax.device_put(params, NamedSharding(MESH, PartitionSpec()))
+    shapes = state_shapes(OPTIMIZER, params, MESH)
+    return make_train_step(value_and_grad, OPTIMIZER, shardings_of(shapes)), state_from(params, OPTIMIZER, shapes)
 
 
 def batch(*values):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
-from cases import batch_shapes, random_batch
+from cases import random_batch
 from flax import nnx
 
 from gpu_parts.case import Emit
@@ -19,6 +19,7 @@ from sppo_jax.fit.figures import Figures
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import tiled_loss_sum
 from sppo_jax.train.meter import peak_memory
+from sppo_jax.train.placement import batch_of
 from sppo_jax.train.state import TrainState, first_state
 from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
 
@@ -81,9 +82,7 @@ def _program(target: Target, model: ModelConfig, length: int) -> Program:
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state)
     value_and_grad = jax.value_and_grad(lambda params, batch: _loss(decoder, params, batch, target.platform))
     step = make_train_step(value_and_grad, optimizer, jax.tree.map(lambda x: x.sharding, state))
-    return Program(
-        f"{length} tokens", step, (state, batch_shapes(1, length, sharding), target.shape(1, dtype=jnp.int32))
-    )
+    return Program(f"{length} tokens", step, (state, batch_of((1, length), sharding), target.shape(1, dtype=jnp.int32)))
 
 
 def _zeros(params: nnx.State) -> nnx.State:

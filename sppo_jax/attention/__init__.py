@@ -1,7 +1,7 @@
 """Attention: local kernels, and their spread over the `ulysses` and `ring` parts of the `seq` axis.
 
-Usable alone: `dense_attention` on one device, `make_attention` over an axis of a mesh, `spread_attention` in a
-`shard_map` of one's own. They are imported on first use.
+Usable alone: `dense_attention` on one device, `make_attention` over an axis of a mesh, `spread_attention` in the
+caller's own `shard_map`. They are imported on first use.
 """
 
 import importlib
@@ -12,7 +12,7 @@ __all__ = ["dense_attention", "make_attention", "spread_attention"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for."""
+    """Imports a public name when it is first asked for."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

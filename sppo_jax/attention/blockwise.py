@@ -8,32 +8,27 @@ Letters: T query tokens, N query heads, K key/value heads, G = N // K, H head di
 Q queries in a block, C keys in a block; X leading buffer dims (slot, layer).
 """
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.attention.tags import BlockRange, Tags, visible
+from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
+from sppo_jax.attention.tags import BlockRange, Tags, block_range, visible
 from sppo_jax.dtypes import accumulator
 
 BLOCK_Q = 512
 BLOCK_K = 512
 
 
-class Prefix(NamedTuple):
-    """Keys and values of a sequence so far: buffers [X..., K, S, H], where in X they lie, and the S tokens' tags."""
-
-    k: jax.Array
-    v: jax.Array
-    index: tuple
-    tags: Tags
-
-
 def block_sizes(num_queries: int, num_keys: int) -> tuple[int, int]:
-    """Return (queries, keys) in a block: the tuned sizes, or all there is if that is less."""
+    """Returns (queries, keys) in a block: the tuned sizes, or the counts themselves if these are smaller."""
     return min(BLOCK_Q, num_queries), min(BLOCK_K, num_keys)
+
+
+def find_blocks(queries: Tags, keys: Tags) -> BlockRange:
+    """Returns the key blocks that each block of queries may attend to."""
+    return block_range(queries, keys, *block_sizes(queries.documents.shape[0], keys.documents.shape[0]))
 
 
 def _start(block, num_keys: int, block_k: int):
@@ -46,8 +41,8 @@ def _read(buffer, index, start, block_k):
     return buffers.read(buffer, (*index, 0, start), (num_heads, block_k, head_dim))
 
 
-def _mask(q_tags, prefix, block, start, block_k):
-    rows = [buffers.read(x, (start,), (block_k,)) for x in prefix.tags]
+def _block_mask(q_tags, k_tags, block, start, block_k):
+    rows = [buffers.read(x, (start,), (block_k,)) for x in k_tags]
     fresh = start + jnp.arange(block_k, dtype=jnp.int32) >= block * block_k  # not seen by the block before
     return visible(q_tags, Tags(*rows)) & fresh[None]
 
@@ -76,20 +71,20 @@ def _tag_blocks(tags: Tags, block_q: int) -> Tags:
 
 
 def _scores(q_KMH, k_KCH, mask_QC, scale, acc):
-    """Return scaled scores [K, G, Q, C] with -inf where masked."""
+    """Returns scaled scores [K, G, Q, C] with -inf where masked."""
     s = jnp.einsum("kmh,kch->kmc", q_KMH, k_KCH, preferred_element_type=acc) * scale
     s = s.reshape(s.shape[0], -1, *mask_QC.shape)
     return jnp.where(mask_QC, s, -jnp.inf)
 
 
-def forward(q_TNH: jax.Array, q_tags: Tags, prefix: Prefix, blocks: BlockRange) -> tuple[jax.Array, jax.Array]:
-    """Attend to a prefix with an online softmax.
+def forward(q_TNH: jax.Array, prefix: Prefix, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    """Attends to a prefix with an online softmax.
 
     Args:
         q_TNH: queries.
-        q_tags: their tags; a padding query (document -1) gives zeros and an LSE of -inf.
-        prefix: keys, values and their tags.
-        blocks: from `tags.block_range` with `block_sizes`.
+        prefix: keys and values.
+        mask: tags of both, and the block range from `find_blocks`. A padding query (document -1) gives zeros and an
+            LSE of -inf.
 
     Returns:
         out_TNH and lse_TN, both in at least float32.
@@ -105,7 +100,7 @@ def forward(q_TNH: jax.Array, q_tags: Tags, prefix: Prefix, blocks: BlockRange) 
         def key_block(block, carry):
             top_KGQ, sum_KGQ, out_KGQH = carry
             start = _start(block, num_keys, block_k)
-            mask_QC = _mask(tags, prefix, block, start, block_k)
+            mask_QC = _block_mask(tags, mask.keys, block, start, block_k)
             s = _scores(q_KMH, _read(prefix.k, prefix.index, start, block_k), mask_QC, scale, acc)
             top = jnp.maximum(top_KGQ, s.max(-1))
             safe = jnp.where(top == -jnp.inf, 0, top)
@@ -122,32 +117,20 @@ def forward(q_TNH: jax.Array, q_tags: Tags, prefix: Prefix, blocks: BlockRange) 
         lse = jnp.where(total == 0, -jnp.inf, top + jnp.log(jnp.where(total == 0, 1, total)))
         return out.reshape(num_kv_heads, -1, head_dim), lse.reshape(num_kv_heads, -1, 1)
 
-    xs = (_query_blocks(q_TNH, num_kv_heads, block_q), _tag_blocks(q_tags, block_q), *blocks)
+    xs = (_query_blocks(q_TNH, num_kv_heads, block_q), _tag_blocks(mask.queries, block_q), *mask.meets)
     out, lse = lax.map(query_block, xs)
     return _from_query_blocks(out, num_tokens, block_q), _from_query_blocks(lse, num_tokens, block_q)[..., 0]
 
 
 def backward(
-    q_TNH: jax.Array,
-    q_tags: Tags,
-    prefix: Prefix,
-    blocks: BlockRange,
-    dout_TNH: jax.Array,
-    lse_TN: jax.Array,
-    delta_TN: jax.Array,
-    dk: jax.Array,
-    dv: jax.Array,
-    index: tuple,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Differentiate `forward` with the global LSE, adding into the prefix's gradient buffers.
+    q_TNH: jax.Array, prefix: Prefix, mask: Mask, cotangent: Cotangent, gradients: Gradients
+) -> tuple[jax.Array, Gradients]:
+    """Differentiates `forward` with the global LSE and adds to the gradients of the prefix.
 
     Args:
-        q_TNH, q_tags, prefix, blocks: as given to `forward`.
-        dout_TNH: cotangent of the global output.
-        lse_TN: GLOBAL log-sum-exp of each query, over every key of every device.
-        delta_TN: sum over H of global out * dout.
-        dk, dv: accumulators [X..., K, S, H], float32 or a lower dtype.
-        index: where in X of `dk`, `dv` this prefix lies.
+        q_TNH, prefix, mask: as given to `forward`.
+        cotangent: of these queries; its summary is delta_TN from `delta`.
+        gradients: buffers in float32 or a lower dtype.
 
     Returns:
         dq_TNH in at least float32, and the buffers with this chunk's contribution added.
@@ -167,34 +150,35 @@ def backward(
             dq_KMH, dk, dv = carry
             start = _start(block, num_keys, block_k)
             k_KCH, v_KCH = (_read(x, prefix.index, start, block_k) for x in (prefix.k, prefix.v))
-            s = _scores(q_KMH, k_KCH, _mask(tags, prefix, block, start, block_k), scale, acc)
+            s = _scores(q_KMH, k_KCH, _block_mask(tags, mask.keys, block, start, block_k), scale, acc)
             p = jnp.exp(s - lse)
             dp = jnp.einsum("kmh,kch->kmc", dout_KMH, v_KCH, preferred_element_type=acc).reshape(s.shape)
             ds = (p * (dp - delta) * scale).astype(q_KMH.dtype).reshape(num_kv_heads, -1, block_k)
             p = p.astype(q_KMH.dtype).reshape(ds.shape)
             dq_KMH = dq_KMH + jnp.einsum("kmc,kch->kmh", ds, k_KCH, preferred_element_type=acc)
-            dk = buffers.add(dk, (*index, 0, start), jnp.einsum("kmc,kmh->kch", ds, q_KMH, preferred_element_type=acc))
-            dv = buffers.add(
-                dv, (*index, 0, start), jnp.einsum("kmc,kmh->kch", p, dout_KMH, preferred_element_type=acc)
-            )
+            where = (*prefix.index, 0, start)
+            dk = buffers.add(dk, where, jnp.einsum("kmc,kmh->kch", ds, q_KMH, preferred_element_type=acc))
+            dv = buffers.add(dv, where, jnp.einsum("kmc,kmh->kch", p, dout_KMH, preferred_element_type=acc))
             return dq_KMH, dk, dv
 
         dq, *sums = lax.fori_loop(first, last, key_block, (jnp.zeros(q_KMH.shape, acc), *sums))
-        return tuple(sums), dq
+        return Gradients(*sums), dq
 
-    rows = [_query_blocks(x, num_kv_heads, block_q) for x in (q_TNH, dout_TNH, lse_TN[..., None], delta_TN[..., None])]
-    (dk, dv), dq = lax.scan(query_block, (dk, dv), (*rows, _tag_blocks(q_tags, block_q), *blocks))
-    return _from_query_blocks(dq, num_tokens, block_q), dk, dv
+    by_token = (q_TNH, cotangent.dout_TNH, cotangent.lse_TN[..., None], cotangent.summary[..., None])
+    rows = [_query_blocks(x, num_kv_heads, block_q) for x in by_token]
+    xs = (*rows, _tag_blocks(mask.queries, block_q), *mask.meets)
+    gradients, dq = lax.scan(query_block, gradients, xs)
+    return _from_query_blocks(dq, num_tokens, block_q), gradients
 
 
 def delta(out_TNH: jax.Array, dout_TNH: jax.Array) -> jax.Array:
-    """Return sum over H of out * dout in at least float32: the softmax's share of the backward."""
+    """Returns delta_TN, the sum over H of out * dout, in at least float32: what the softmax adds to the backward."""
     acc = accumulator(out_TNH.dtype)
     return jnp.sum(out_TNH.astype(acc) * dout_TNH.astype(acc), axis=-1)
 
 
 def merge(out_a, lse_a, out_b, lse_b) -> tuple[jax.Array, jax.Array]:
-    """Join two partial attentions over disjoint keys (out_TNH, lse_TN in at least float32; never under autodiff)."""
+    """Joins two partial attentions over disjoint keys (out_TNH, lse_TN in at least float32; never under autodiff)."""
     top = jnp.maximum(lse_a, lse_b)
     safe = jnp.where(top == -jnp.inf, 0, top)
     weight_a, weight_b = jnp.exp(lse_a - safe), jnp.exp(lse_b - safe)

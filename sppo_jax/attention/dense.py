@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax.attention import blockwise
-from sppo_jax.attention.tags import Tags, block_range
+from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
+from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
 
 
@@ -31,18 +32,18 @@ def dense_attention(
     return _forward(q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT)[0]
 
 
-def _prefix(k_TKH, v_TKH, tags):
-    return blockwise.Prefix(k_TKH.swapaxes(0, 1), v_TKH.swapaxes(0, 1), (), tags)
+def _prefix(k_TKH, v_TKH) -> Prefix:
+    return Prefix(k_TKH.swapaxes(0, 1), v_TKH.swapaxes(0, 1), ())
 
 
-def _blocks(tags: Tags):
-    return block_range(tags, tags, *blockwise.block_sizes(tags.documents.shape[0], tags.documents.shape[0]))
+def _mask(tags: Tags) -> Mask:
+    return Mask(tags, tags, blockwise.find_blocks(tags, tags))
 
 
 def _forward(q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT):
     def one(args):
         q, k, v, tags = args
-        out, lse = blockwise.forward(q, tags, _prefix(k, v, tags), _blocks(tags))
+        out, lse = blockwise.forward(q, _prefix(k, v), _mask(tags))
         return out.astype(q.dtype), lse
 
     out, lse = lax.map(one, (q_BTNH, k_BTKH, v_BTKH, Tags(positions_BT, document_ids_BT)))
@@ -55,9 +56,9 @@ def _backward(saved, dout_BTNH):
     def one(args):
         q, k, v, tags, out, lse, dout = args
         zeros = jnp.zeros(k.swapaxes(0, 1).shape, accumulator(k.dtype))
-        dq, dk, dv = blockwise.backward(
-            q, tags, _prefix(k, v, tags), _blocks(tags), dout, lse, blockwise.delta(out, dout), zeros, zeros, ()
-        )
+        prefix, mask = _prefix(k, v), _mask(tags)
+        cotangent = Cotangent(dout, lse, blockwise.delta(out, dout))
+        dq, (dk, dv) = blockwise.backward(q, prefix, mask, cotangent, Gradients(zeros, zeros))
         return dq.astype(q.dtype), dk.swapaxes(0, 1).astype(k.dtype), dv.swapaxes(0, 1).astype(v.dtype)
 
     tags = Tags(positions_BT, document_ids_BT)

@@ -7,13 +7,16 @@ Letters: T query tokens, N query heads, K key/value heads, H head dim, S keys in
 X leading buffer dims (slot, layer).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import cudnn
-from sppo_jax.attention.blockwise import Prefix, merge
+from sppo_jax.attention.blockwise import merge
+from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.spans import Spans, shift_rows
 from sppo_jax.dtypes import accumulator
 
@@ -22,7 +25,7 @@ TILE_BYTES, MAX_TILE = 64 * 2**20, 32768
 
 
 def past_tile(num_keys: int, row_bytes: int) -> int:
-    """Return the keys in a tile of the past: a power of two, or all there are if that is less.
+    """Returns the keys in a tile of the past: a power of two, or `num_keys` if that is less.
 
     Args:
         num_keys: in the buffer.
@@ -33,12 +36,12 @@ def past_tile(num_keys: int, row_bytes: int) -> int:
 
 
 class _Tile:
-    """`size` keys from `begin` on; what would lie behind the buffer's end reads as zero and is not written."""
+    """`size` keys from `begin` on; keys behind the buffer's end are read as zero and are not written."""
 
     def __init__(self, buffer_shape: tuple[int, ...], index: tuple, begin, size: int):
         self.shape = (buffer_shape[-3], size, buffer_shape[-1])
         at = jnp.clip(begin, 0, buffer_shape[-2] - size)
-        # A slice over the end is shifted back silently, so it is taken where it fits, and shifted forth.
+        # JAX silently shifts a slice that runs over the end, so the slice is taken where it fits and then shifted.
         self.where, self.over = (*index, 0, at), jnp.minimum(begin - at, size)
 
     def read(self, buffer: jax.Array) -> jax.Array:
@@ -49,104 +52,138 @@ class _Tile:
 
 
 def _rows(x: jax.Array, count) -> jax.Array:
-    """Zero the rows (dim 1) from `count` on: a fused kernel leaves anything there."""
+    """Sets the rows (dim 1) from `count` on to zero: a fused kernel leaves any values there."""
     inside = jnp.arange(x.shape[1], dtype=jnp.int32) < count
     return jnp.where(inside.reshape(-1, *(1,) * (x.ndim - 2)), x, 0)
 
 
-def forward(q_TNH: jax.Array, prefix: Prefix, spans: Spans) -> tuple[jax.Array, jax.Array]:
-    """Attend to a prefix.
+class _Piece(NamedTuple):
+    """Queries and keys of one kernel call: a tile of the past, which is a rectangle, or a document, a triangle.
+
+    `num_queries` query rows begin at row `at`; `num_keys` keys begin at `begin` of the buffer and lie in a tile of
+    `size` keys.
+    """
+
+    at: jax.Array | int
+    num_queries: jax.Array
+    begin: jax.Array
+    num_keys: jax.Array
+    size: int
+    causal: bool
+
+    def lengths(self) -> tuple[jax.Array, jax.Array]:
+        """Returns both counts, at least 1: the kernel takes no empty operand."""
+        return jnp.maximum(self.num_queries, 1), jnp.maximum(self.num_keys, 1)
+
+
+def _past_piece(spans: Spans, step, tile: int) -> _Piece:
+    left = spans.past_keys - step * tile
+    begin = spans.past_begin + step * tile
+    return _Piece(0, spans.past_queries, begin, jnp.minimum(left, tile), tile, causal=False)
+
+
+def _document_piece(spans: Spans, number, size: int) -> _Piece:
+    at, queries, begin, keys = (
+        x[number] for x in (spans.query_begin, spans.query_count, spans.key_begin, spans.key_count)
+    )
+    return _Piece(at, queries, begin, keys, size, causal=True)
+
+
+def _for_each_piece(spans: Spans, sizes: tuple[int, int], past, document, state):
+    """Calls `past(piece, state)` for each tile of the past, then `document(piece, state)` for each document.
+
+    Args:
+        spans: what the queries see.
+        sizes: keys in a tile of the past, and in the tile of a document.
+        past, document: return the next state.
+        state: the first state.
+    """
+    tile, size = sizes
+    steps = -(-spans.past_keys // tile)
+    state = lax.fori_loop(0, steps, lambda step, state: past(_past_piece(spans, step, tile), state), state)
+    return lax.fori_loop(
+        0, spans.num_documents, lambda number, state: document(_document_piece(spans, number, size), state), state
+    )
+
+
+def forward(q_TNH: jax.Array, prefix: Prefix, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    """Attends to a prefix.
 
     Args:
         q_TNH: queries.
-        prefix: keys and values; its tags are not looked at.
-        spans: from `find_spans` for these queries and keys.
+        prefix: keys and values.
+        mask: its spans, from `find_spans` for these queries and keys; the tags are not read.
 
     Returns:
         out_TNH and lse_TN, both in at least float32; zeros and -inf for a query that sees nothing.
     """
-    q_NTH = q_TNH.swapaxes(0, 1)
-    num_queries, acc = q_TNH.shape[0], accumulator(q_TNH.dtype)
-    tile = _past_tile(prefix)
+    q_NTH, acc = q_TNH.swapaxes(0, 1), accumulator(q_TNH.dtype)
 
-    def part(at, q, num_queries, begin, num_keys, size, *, causal):
-        place = _Tile(prefix.k.shape, prefix.index, begin, size)
+    def add(piece: _Piece, q, state):
+        place = _Tile(prefix.k.shape, prefix.index, piece.begin, piece.size)
         k, v = place.read(prefix.k), place.read(prefix.v)
-        out, lse = cudnn.forward(q, k, v, jnp.maximum(num_queries, 1), jnp.maximum(num_keys, 1), causal=causal)
-        count = jnp.where(num_keys > 0, num_queries, 0)
+        out, lse = cudnn.forward(cudnn.Operands(q, k, v, *piece.lengths()), causal=piece.causal)
+        count = jnp.where(piece.num_keys > 0, piece.num_queries, 0)
         inside = jnp.arange(q.shape[1], dtype=jnp.int32) < count
         lse = jnp.where(inside, lse, -jnp.inf)
-        return shift_rows(_rows(out, count), at, 1).astype(acc), shift_rows(lse, at, 1, -jnp.inf)
+        out = shift_rows(_rows(out, count), piece.at, 1).astype(acc)
+        return merge(*state, out, shift_rows(lse, piece.at, 1, -jnp.inf))
 
-    def past(step, state):
-        left = spans.past_keys - step * tile
-        begin = spans.past_begin + step * tile
-        keys = jnp.minimum(left, tile)
-        return merge(*state, *part(0, q_NTH, spans.past_queries, begin, keys, tile, causal=False))
+    def past(piece, state):
+        return add(piece, q_NTH, state)
 
-    def document(number, state):
-        at, queries, begin, keys = _triangle(spans, number)
-        size = min(num_queries, prefix.k.shape[-2])
-        more = part(at, shift_rows(q_NTH, -at, 1), queries, begin, keys, size, causal=True)
-        return merge(*state, *more)
+    def document(piece, state):
+        return add(piece, shift_rows(q_NTH, -piece.at, 1), state)
 
     state = (jnp.zeros(q_NTH.shape, acc), jnp.full(q_NTH.shape[:2], -jnp.inf, acc))
-    state = lax.fori_loop(0, -(-spans.past_keys // tile), past, state)
-    out_NTH, lse_NT = lax.fori_loop(0, spans.num_documents, document, state)
+    out_NTH, lse_NT = _for_each_piece(mask.meets, _tile_sizes(q_TNH, prefix), past, document, state)
     return out_NTH.swapaxes(0, 1), lse_NT.T
 
 
-def backward(q_TNH, prefix: Prefix, spans: Spans, out_TNH, lse_TN, dout_TNH, dk, dv, index: tuple):
-    """Differentiate `forward` with the global output and LSE, adding into the prefix's gradient buffers.
+def backward(
+    q_TNH: jax.Array, prefix: Prefix, mask: Mask, cotangent: Cotangent, gradients: Gradients
+) -> tuple[jax.Array, Gradients]:
+    """Differentiates `forward` with the global output and LSE and adds to the gradients of the prefix.
 
     Args:
-        q_TNH, prefix, spans: as given to `forward`.
-        out_TNH, lse_TN: GLOBAL results of these queries, over every key of every device.
-        dout_TNH: cotangent of the global output.
-        dk, dv: accumulators [X..., K, S, H], float32 or a lower dtype.
-        index: where in X of `dk`, `dv` this prefix lies.
+        q_TNH, prefix, mask: as given to `forward`.
+        cotangent: of these queries; its summary is the global out_TNH.
+        gradients: buffers in float32 or a lower dtype.
 
     Returns:
         dq_TNH in at least float32, and the buffers with this chunk's contribution added.
     """
-    rows = [x.swapaxes(0, 1) for x in (q_TNH, out_TNH.astype(q_TNH.dtype), lse_TN, dout_TNH.astype(q_TNH.dtype))]
-    num_queries, acc = q_TNH.shape[0], accumulator(q_TNH.dtype)
-    tile = _past_tile(prefix)
+    dtype, acc = q_TNH.dtype, accumulator(q_TNH.dtype)
+    by_token = (q_TNH, cotangent.summary.astype(dtype), cotangent.lse_TN, cotangent.dout_TNH.astype(dtype))
+    rows = [x.swapaxes(0, 1) for x in by_token]
 
-    def part(at, rows, num_queries, begin, num_keys, size, sums, *, causal):
+    def add(piece: _Piece, rows, sums):
         dq_NTH, dk, dv = sums
-        read = _Tile(prefix.k.shape, prefix.index, begin, size)
-        q, out, lse, dout = rows
-        lengths = jnp.maximum(num_queries, 1), jnp.maximum(num_keys, 1)
-        k, v = read.read(prefix.k), read.read(prefix.v)
-        more_q, more_k, more_v = cudnn.backward(q, k, v, *lengths, out, lse, dout, causal=causal)
-        some = (num_queries > 0) & (num_keys > 0)
-        num_queries, num_keys = (jnp.where(some, count, 0) for count in (num_queries, num_keys))
-        write = _Tile(dk.shape, index, begin, size)
+        read = _Tile(prefix.k.shape, prefix.index, piece.begin, piece.size)
+        q, *results = rows
+        lengths = piece.lengths()
+        operands = cudnn.Operands(q, read.read(prefix.k), read.read(prefix.v), *lengths)
+        more_q, more_k, more_v = cudnn.backward(operands, cudnn.Results(*results), causal=piece.causal)
+        some = (piece.num_queries > 0) & (piece.num_keys > 0)
+        num_queries, num_keys = (jnp.where(some, count, 0) for count in (piece.num_queries, piece.num_keys))
+        write = _Tile(dk.shape, prefix.index, piece.begin, piece.size)
         dk = write.add(dk, _rows(more_k, num_keys).astype(acc))
         dv = write.add(dv, _rows(more_v, num_keys).astype(acc))
-        return dq_NTH + shift_rows(_rows(more_q, num_queries), at, 1).astype(acc), dk, dv
+        return dq_NTH + shift_rows(_rows(more_q, num_queries), piece.at, 1).astype(acc), dk, dv
 
-    def past(step, sums):
-        left = spans.past_keys - step * tile
-        begin = spans.past_begin + step * tile
-        return part(0, rows, spans.past_queries, begin, jnp.minimum(left, tile), tile, sums, causal=False)
+    def past(piece, sums):
+        return add(piece, rows, sums)
 
-    def document(number, sums):
-        at, queries, begin, keys = _triangle(spans, number)
-        moved = [shift_rows(x, -at, 1) for x in rows]
-        return part(at, moved, queries, begin, keys, min(num_queries, prefix.k.shape[-2]), sums, causal=True)
+    def document(piece, sums):
+        return add(piece, [shift_rows(x, -piece.at, 1) for x in rows], sums)
 
-    sums = (jnp.zeros(rows[0].shape, acc), dk, dv)
-    sums = lax.fori_loop(0, -(-spans.past_keys // tile), past, sums)
-    dq_NTH, dk, dv = lax.fori_loop(0, spans.num_documents, document, sums)
-    return dq_NTH.swapaxes(0, 1), dk, dv
+    sums = (jnp.zeros(rows[0].shape, acc), *gradients)
+    dq_NTH, *sums = _for_each_piece(mask.meets, _tile_sizes(q_TNH, prefix), past, document, sums)
+    return dq_NTH.swapaxes(0, 1), Gradients(*sums)
 
 
-def _past_tile(prefix: Prefix) -> int:
+def _tile_sizes(q_TNH: jax.Array, prefix: Prefix) -> tuple[int, int]:
+    """Returns the keys in a tile of the past, and in the tile of a document of the chunk."""
     num_heads, num_keys, head_dim = prefix.k.shape[-3:]
-    return past_tile(num_keys, num_heads * head_dim * prefix.k.dtype.itemsize)
-
-
-def _triangle(spans: Spans, number):
-    return tuple(x[number] for x in (spans.query_begin, spans.query_count, spans.key_begin, spans.key_count))
+    row_bytes = num_heads * head_dim * prefix.k.dtype.itemsize
+    return past_tile(num_keys, row_bytes), min(q_TNH.shape[0], num_keys)

@@ -1,8 +1,8 @@
 """A chunk's attention over the whole `seq` axis: heads scattered over `ulysses`, tokens over `ring`, prefix resident.
 
-Token t of a sequence lives on ring member t mod ring, ulysses member (t // ring) mod ulysses, whatever the chunk
-lengths are. So a chunk is one slice of a member's tokens, it is in natural order after the all-to-all, and the padding
-of a chunk that is shorter than its tick lies behind it, where the next chunk overwrites it.
+Token t of a sequence lives on ring member t mod ring, ulysses member (t // ring) mod ulysses, for all chunk lengths.
+So a chunk is one slice of a member's tokens, and the chunk is in natural order after the all-to-all. A chunk that is
+shorter than its tick has its padding behind it, where the next chunk overwrites the padding.
 
 Letters: T tokens of a chunk on one device, N query heads, K key/value heads, H head dim, U ulysses members,
 M = T * U tokens of a chunk on one ring member, S tokens of a sequence on one ring member, with space for a chunk.
@@ -17,6 +17,7 @@ from jax import lax
 from sppo_jax import buffers
 from sppo_jax.attention import ring, ulysses
 from sppo_jax.attention.blockwise import delta
+from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
 from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
 
@@ -47,12 +48,12 @@ class Split(NamedTuple):
 
 
 def cache_heads(num_kv_heads: int, num_members: int) -> int:
-    """Return how many key/value heads one device keeps."""
+    """Returns how many key/value heads one device keeps."""
     return ulysses.replicated_heads(num_kv_heads, num_members) // num_members
 
 
 def member_tags(positions_S: jax.Array, documents_S: jax.Array, split: Split, spare: int) -> Tags:
-    """Divide a sequence's tags over the ring: [R, S / R + spare], the spare tokens being padding."""
+    """Divides a sequence's tags over the ring: [R, S / R + spare]; the spare tokens are padding."""
 
     def stripe(x, fill):
         return jnp.pad(x.reshape(-1, split.ring).T, ((0, 0), (0, spare)), constant_values=fill)
@@ -61,7 +62,7 @@ def member_tags(positions_S: jax.Array, documents_S: jax.Array, split: Split, sp
 
 
 def gather_tags(own_T: Tags, split: Split) -> Tags:
-    """Give every member of `seq` the tags of a chunk, divided over the ring: [R, M]."""
+    """Gives every member of `seq` the tags of a chunk, divided over the ring: [R, M]."""
     axes = (ring.AXIS, ulysses.AXIS)
 
     def gather(x_T):
@@ -73,7 +74,7 @@ def gather_tags(own_T: Tags, split: Split) -> Tags:
 
 
 def write_tags(resident: Tags, own_T: Tags, slot, start, split: Split) -> Tags:
-    """Put a chunk's tags behind those of the chunks before it.
+    """Puts a chunk's tags behind those of the chunks before it.
 
     Args:
         resident: tags of the sequences in flight, [slots, R, S] each.
@@ -86,11 +87,11 @@ def write_tags(resident: Tags, own_T: Tags, slot, start, split: Split) -> Tags:
 
 
 def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int | None) -> ring.RingTags:
-    """Cut a chunk's queries out of its sequence's tags; tokens beyond the chunk's `length` become padding."""
+    """Cuts a chunk's queries out of its sequence's tags; tokens beyond the chunk's `length` become padding."""
     rows = [buffers.read(x, (0, start), (x.shape[0], size)) for x in keys]
     real = jnp.arange(size, dtype=jnp.int32) < length
     queries = Tags(rows[0], jnp.where(real, rows[1], -1))
-    # Behind the chunk may lie the tags of another sequence, which had the slot before.
+    # The slot may still hold tags of an earlier sequence behind the chunk.
     end = jnp.asarray(start + length, jnp.int32)
     written = jnp.arange(keys.documents.shape[1], dtype=jnp.int32) < end
     keys = Tags(keys.positions, jnp.where(written, keys.documents, -1))
@@ -98,7 +99,7 @@ def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int
 
 
 def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split) -> Cache:
-    """Put a chunk's keys and values behind those of the chunks before it."""
+    """Puts a chunk's keys and values behind those of the chunks before it."""
 
     def put(buffer, x_TKH):
         x_MKH = ulysses.scatter_heads(ulysses.replicate(x_TKH, split.ulysses), split.ulysses)
@@ -108,7 +109,7 @@ def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split) 
 
 
 def forward(q_TNH, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax.Array, jax.Array]:
-    """Attend from a chunk to its prefix, which holds the chunk itself too.
+    """Attends from a chunk to its prefix, which includes the chunk itself.
 
     Args:
         q_TNH: this device's queries, all heads.
@@ -120,12 +121,12 @@ def forward(q_TNH, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax
         out_TNH in the dtype of q, and lse_TN in at least float32.
     """
     q_MNH = ulysses.scatter_heads(q_TNH, split.ulysses)
-    out, lse = ring.forward(q_MNH, cache.k, cache.v, (*chunk.slot, layer), chunk.tags, passes=split.passes)
+    out, lse = ring.forward(q_MNH, Prefix(*cache, (*chunk.slot, layer)), chunk.tags, passes=split.passes)
     return ulysses.gather_heads(out.astype(q_TNH.dtype), split.ulysses), ulysses.gather_heads(lse, split.ulysses)
 
 
 def backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache: Cache, sums: Cache, chunk: Chunk, layer, split: Split):
-    """Differentiate `forward`: add to dK and dV of the whole prefix.
+    """Differentiates `forward` and adds to dK and dV of the whole prefix.
 
     Args:
         q_TNH, out_TNH, lse_TN: queries and GLOBAL results of the forward.
@@ -138,25 +139,23 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache: Cache, sums: Cache, chunk:
     """
     q, dout = (ulysses.scatter_heads(x, split.ulysses) for x in (q_TNH, dout_TNH))
     if split.kernel == "cudnn":
-        cotangent = ring.Cotangent(dout, *(ulysses.scatter_heads(x, split.ulysses) for x in (lse_TN, out_TNH)))
+        cotangent = Cotangent(dout, *(ulysses.scatter_heads(x, split.ulysses) for x in (lse_TN, out_TNH)))
     else:
         rows_TN2 = jnp.stack([lse_TN, delta(out_TNH, dout_TNH)], axis=-1)
         rows = ulysses.scatter_heads(rows_TN2, split.ulysses)
-        cotangent = ring.Cotangent(dout, rows[..., 0], rows[..., 1])
-    where = (*chunk.slot, layer)
-    dq, dk, dv = ring.backward(
-        q, cotangent, cache.k, cache.v, where, sums.k, sums.v, where, chunk.tags, passes=split.passes
-    )
-    return ulysses.gather_heads(dq.astype(q_TNH.dtype), split.ulysses), Cache(dk, dv)
+        cotangent = Cotangent(dout, rows[..., 0], rows[..., 1])
+    prefix = Prefix(*cache, (*chunk.slot, layer))
+    dq, gradients = ring.backward(q, prefix, chunk.tags, cotangent, Gradients(*sums), passes=split.passes)
+    return ulysses.gather_heads(dq.astype(q_TNH.dtype), split.ulysses), Cache(*gradients)
 
 
 def take_gradient(sums: Cache, chunk: Chunk, layer, like_TKH, split: Split):
-    """Take a chunk's finished dK and dV out of the buffers, leaving zeros for the next sequence in that slot.
+    """Takes a chunk's finished dK and dV out of the buffers and leaves zeros for the next sequence in that slot.
 
     Args:
         sums: the gradient buffers.
         chunk, layer, split: as in `forward`.
-        like_TKH: gives tokens, heads and dtype of the result.
+        like_TKH: an array with the shape and dtype of each result.
 
     Returns:
         dk_TKH, dv_TKH and `sums`.

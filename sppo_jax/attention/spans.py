@@ -1,8 +1,8 @@
-"""What a chunk's queries see, as rectangles and triangles: two lengths and a causal flag are all a fused kernel takes.
+"""What a chunk's queries see, as rectangles and triangles: a fused kernel takes only two lengths and a causal flag.
 
-Documents do not decrease along a sequence and each is contiguous. So of all keys before the chunk, its first document
-alone reaches some, and sees all of those: a rectangle. Within the chunk every document is a triangle. On a ring, token
-t lies on member t mod R: between two members a triangle is the same, or excludes its diagonal.
+Documents do not decrease along a sequence and each document is contiguous. So only the chunk's first document has keys
+before the chunk, and its queries see all of these keys: a rectangle. Within the chunk every document is a triangle.
+On a ring, token t lies on member t mod R. Between two members a triangle is the same, or excludes its diagonal.
 
 Letters: T queries of a chunk on one ring member, S keys of a member's buffer.
 """
@@ -19,9 +19,8 @@ class Spans(NamedTuple):
     """The rectangle and the triangles of a chunk's queries and one member's keys; int32, scalars or [T] by document.
 
     `past_*`: the first `past_queries` queries see `past_keys` keys from `past_begin` on. Document d of `num_documents`
-    in the chunk has the queries from `query_begin[d]` and the keys from `key_begin[d]` on, so many as `query_count`
-    and `key_count` say; query i of them sees the keys 0..i. Query rows count from the chunk's start, keys from the
-    buffer's.
+    in the chunk has `query_count[d]` queries from `query_begin[d]` on and `key_count[d]` keys from `key_begin[d]` on;
+    its query i sees its keys 0..i. Query rows count from the chunk's start, keys count from the buffer's start.
     """
 
     past_queries: jax.Array
@@ -34,19 +33,19 @@ class Spans(NamedTuple):
     key_count: jax.Array
 
     def take(self, index) -> "Spans":
-        """Pick one row of stacked spans."""
+        """Picks one row of stacked spans."""
         return Spans(*(x[index] for x in self))
 
 
 def shift_rows(x: jax.Array, by, dim: int, fill=0) -> jax.Array:
-    """Move rows along `dim` by `by` places (later if positive, at most all of them); `fill` comes in."""
+    """Moves rows along `dim` by `by` places (later if positive, at most all of them) and fills the gap with `fill`."""
     size = x.shape[dim]
     padding = [(size, size) if d == dim else (0, 0) for d in range(x.ndim)]
     return jax.lax.dynamic_slice_in_dim(jnp.pad(x, padding, constant_values=fill), size - by, size, dim)
 
 
 def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, later) -> Spans:
-    """Find what queries and keys of two ring members (or of one with itself) have to do with each other.
+    """Finds the spans of one ring member's queries and a member's keys, its own or another's.
 
     Args:
         query_documents_T: document of each of the chunk's queries, -1 for padding.
@@ -67,11 +66,11 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
     query_begin = by_document(rows, begins, 0)
     query_count = _count(order, query_documents_T >= 0)
     key_begin, key_count = _keys_in_chunk(documents, key_documents_S, start)
-    # Without its diagonal a triangle is one of which the first query is left out.
+    # A triangle without its diagonal is a triangle that leaves out its first query.
     strict = jnp.where(key_count > 0, key_begin - query_begin + jnp.asarray(later, jnp.int32), 0)
 
     first = (key_documents_S == documents[0]) & (jnp.arange(num_keys, dtype=jnp.int32) < start)
-    past_keys = first.sum(dtype=jnp.int32)  # they end where the chunk starts, for a document is contiguous
+    past_keys = first.sum(dtype=jnp.int32)  # they end where the chunk starts, because a document is contiguous
     return Spans(
         past_queries=jnp.where(past_keys > 0, query_count[0], 0),
         past_begin=start - past_keys,
@@ -85,7 +84,7 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
 
 
 def _runs(documents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return where a document begins, and the number of each token's document counted from the first."""
+    """Returns whether a document begins at each token, and the number of each token's document, counted from 0."""
     before = jnp.concatenate([jnp.full((1,), -1, documents.dtype), documents[:-1]])
     begins = (documents >= 0) & (documents != before)
     return begins, jnp.cumsum(begins, dtype=jnp.int32) - 1
@@ -97,11 +96,11 @@ def _count(order: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def _keys_in_chunk(documents: jax.Array, key_documents_S: jax.Array, start) -> tuple[jax.Array, jax.Array]:
-    """Return, for each of the chunk's documents, its first key counted from the chunk's start, and how many it has."""
+    """Returns the first key, counted from the chunk's start, and the number of keys of each document of the chunk."""
     size, num_keys = documents.shape[0], key_documents_S.shape[0]
     padded = jnp.pad(key_documents_S, (0, size), constant_values=-1)
     window = jax.lax.dynamic_slice(padded, (jnp.minimum(start, num_keys),), (size,))
-    # Sorting, for a search by halves is a loop, and slices that depend on a loop upset some compilers.
+    # Sorting, because binary search is a loop, and some compilers fail on slices that depend on a loop.
     order = jnp.searchsorted(documents, window, method="sort").astype(jnp.int32)
     found = (window >= 0) & (documents[jnp.minimum(order, size - 1)] == window)
     begins = found & _runs(window)[0]

@@ -1,7 +1,7 @@
 """Attention alone: whole sequences, their tokens spread over a mesh axis by ring, Ulysses or both, differentiable.
 
-`spread_attention` is for a `shard_map` of one's own, whose mesh has the axes `ring` and `ulysses`; `make_attention`
-wraps it for arrays in natural order and any mesh. Both give what `dense_attention` gives.
+`spread_attention` is for the caller's own `shard_map`, whose mesh has the axes `ring` and `ulysses`. `make_attention`
+wraps it for arrays in natural order and any mesh. Both return what `dense_attention` returns.
 
 Letters: B sequences, S tokens, R members, T = S / R tokens on one device, N query heads, K key/value heads, H head dim.
 """
@@ -27,10 +27,10 @@ from sppo_jax.dtypes import accumulator
 def make_attention(
     mesh: Mesh, *, axis: str = "seq", kind: str = "ring", batch_axis: str | None = None
 ) -> Callable[..., jax.Array]:
-    """Make `f(q_BSNH, k_BSKH, v_BSKH, positions_BS, document_ids_BS) -> out_BSNH` over one axis of a mesh.
+    """Makes `f(q_BSNH, k_BSKH, v_BSKH, positions_BS, document_ids_BS) -> out_BSNH` over one axis of a mesh.
 
     Args:
-        mesh: the devices; its other axes do nothing here.
+        mesh: the devices; attention uses none of the other axes.
         axis: over which the tokens of a sequence are spread; its size R divides S.
         kind: "ring" (keys and values travel) or "ulysses" (heads are scattered; R divides N).
         batch_axis: over which the sequences are spread; None for no axis.
@@ -40,7 +40,8 @@ def make_attention(
         or outside of jit, and differentiate it with respect to q, k and v.
 
     Raises:
-        ValueError: the mesh has no such axis, or the kind is none of the two; the function: shapes do not fit.
+        ValueError: the mesh has no such axis, or the kind is not one of the two. The returned function raises it if
+            shapes do not match.
     """
     for name in (axis, *([] if batch_axis is None else [batch_axis])):
         if name not in mesh.shape:
@@ -70,9 +71,9 @@ def make_attention(
 
 
 def spread_attention(q_BTNH, k_BTKH, v_BTKH, positions_BS, document_ids_BS) -> jax.Array:
-    """Attend from this device's tokens to those of all members; call it inside `shard_map`.
+    """Attends from this device's tokens to those of all members; call it inside `shard_map`.
 
-    The mesh has the axes `ring` and `ulysses`, either of them of size 1 as you like. Token t of a sequence lies on ring
+    The mesh has the axes `ring` and `ulysses`; either may have size 1. Token t of a sequence lies on ring
     member t mod ring, and there on ulysses member (t // ring) mod ulysses.
 
     Args:
@@ -86,7 +87,7 @@ def spread_attention(q_BTNH, k_BTKH, v_BTKH, positions_BS, document_ids_BS) -> j
         out_BTNH in the dtype of q; zeros for padding.
 
     Raises:
-        ValueError: an axis is missing, or shapes do not fit.
+        ValueError: an axis is missing, or shapes do not match.
     """
     sizes = {name: _axis_size(name) for name in (ring.AXIS, ulysses.AXIS)}
     split = Split(sizes[ulysses.AXIS], sizes[ring.AXIS], "kv")
@@ -135,7 +136,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _whole(split: Split, k_TKH, v_TKH, positions_S, documents_S) -> tuple[Chunk, Cache]:
-    """Make of a sequence one chunk, and put its keys and values where a chunk's lie."""
+    """Makes one chunk of a sequence, and writes the sequence's keys and values into a new cache."""
     num_tokens, num_kv_heads, head_dim = k_TKH.shape
     size = num_tokens * split.ulysses
     tags: Tags = sequence.member_tags(positions_S, documents_S, split, 0)
@@ -156,7 +157,7 @@ def _axis_size(name: str) -> int:
 
 
 def _with_inner_axes(mesh: Mesh, axis: str, ring_size: int) -> Mesh:
-    """Divide an axis into `ring` and `ulysses`; devices keep their order."""
+    """Divides an axis into `ring` and `ulysses`; devices keep their order."""
     place, shape = mesh.axis_names.index(axis), mesh.devices.shape
     shape = (*shape[:place], ring_size, shape[place] // ring_size, *shape[place + 1 :])
     names = (*mesh.axis_names[:place], ring.AXIS, ulysses.AXIS, *mesh.axis_names[place + 1 :])

@@ -1,4 +1,4 @@
-"""What a mask is made of: the position and the document of every token, and which blocks can meet at all.
+"""The parts of a mask: the position and the document of every token, and the blocks of keys that queries can see.
 
 Letters: T query tokens, S key tokens, Q query blocks, J key blocks.
 """
@@ -18,7 +18,7 @@ class Tags(NamedTuple):
     documents: jax.Array
 
     def take(self, index) -> "Tags":
-        """Pick one row of stacked tags."""
+        """Picks one row of stacked tags."""
         return Tags(self.positions[index], self.documents[index])
 
 
@@ -29,12 +29,12 @@ class BlockRange(NamedTuple):
     last: jax.Array
 
     def take(self, index) -> "BlockRange":
-        """Pick one row of stacked ranges."""
+        """Picks one row of stacked ranges."""
         return BlockRange(self.first[index], self.last[index])
 
 
 def visible(q_tags: Tags, kv_tags: Tags) -> jax.Array:
-    """Return mask_TS: same document, not padding, and not in the future."""
+    """Returns mask_TS: same document, not padding, and not in the future."""
     same = q_tags.documents[:, None] == kv_tags.documents[None, :]
     past = q_tags.positions[:, None] >= kv_tags.positions[None, :]
     return same & past & (q_tags.documents >= 0)[:, None]
@@ -48,10 +48,10 @@ def _blocks(tags: Tags, size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def block_range(q_tags: Tags, kv_tags: Tags, block_q: int, block_k: int) -> BlockRange:
-    """Find the key blocks that share a document with, and do not lie wholly after, each query block.
+    """Finds the key blocks that share a document with, and do not lie wholly after, each query block.
 
-    Rests on the batch contract: documents do not decrease along a sequence and positions increase within a document,
-    so (document, position) orders the tokens and what a query block needs is one run of key blocks.
+    Depends on the batch contract: documents do not decrease along a sequence and positions increase within a document.
+    So (document, position) orders the tokens, and each query block needs one contiguous run of key blocks.
 
     Args:
         q_tags: tags of T queries, in sequence order.

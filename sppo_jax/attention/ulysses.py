@@ -15,18 +15,18 @@ AXIS = "ulysses"
 
 
 def replicated_heads(num_kv_heads: int, num_members: int) -> int:
-    """Return how many key/value heads exist after replication: the least that is a multiple of both."""
+    """Returns how many key/value heads exist after replication: the least that is a multiple of both."""
     return math.lcm(num_kv_heads, num_members)
 
 
 def replicate(x_TKH: jax.Array, num_members: int) -> jax.Array:
-    """Repeat each key/value head so that every member gets whole heads; neighbours stay together."""
+    """Repeats each key/value head so that every member gets whole heads; neighbours stay together."""
     times = replicated_heads(x_TKH.shape[1], num_members) // x_TKH.shape[1]
     return x_TKH.repeat(times, axis=1) if times > 1 else x_TKH
 
 
 def sum_replicas(x_TNH: jax.Array, num_kv_heads: int) -> jax.Array:
-    """Add up the gradients of a head's replicas: the transpose of `replicate`."""
+    """Adds up the gradients of a head's replicas: the transpose of `replicate`."""
     num_tokens, num_heads, head_dim = x_TNH.shape
     if num_heads == num_kv_heads:
         return x_TNH

@@ -45,14 +45,14 @@ def _check_contiguous(documents: np.ndarray, row: int) -> None:
 
 
 def check_arrays(batch: Mapping, *shapes: tuple[int, ...]) -> None:
-    """Check what can be told of a batch without its values, of traced arrays too.
+    """Checks the parts of a batch contract that need no values; works on traced arrays too.
 
     Args:
-        batch: what was given.
-        shapes: that its arrays may have; the first is the contract's.
+        batch: the arrays to check.
+        shapes: shapes that the arrays may have; the first is the contract's.
 
     Raises:
-        ValueError: the rule, what was got, what to change.
+        ValueError: the batch breaks a rule; the message gives the rule, the value and the change to make.
     """
     _require(isinstance(batch, Mapping), "must be a dict of arrays", f"a {type(batch).__name__}", "name its arrays")
     for key in KEYS:
@@ -67,7 +67,7 @@ def check_arrays(batch: Mapping, *shapes: tuple[int, ...]) -> None:
 def validate_batch(
     batch: Mapping, *, vocab_size: int, num_sequences: int, sequence_length: int, contiguous: bool = False
 ) -> None:
-    """Check shapes, ranges and the order of documents and positions: prefix causality rests on it.
+    """Checks shapes, ranges and the order of documents and positions, on which causal attention to a prefix depends.
 
     Args:
         batch: int32 arrays [num_sequences, sequence_length] under `tokens`, `targets` (-1 = no loss), `positions`,
@@ -75,10 +75,10 @@ def validate_batch(
         vocab_size: tokens lie in 0..vocab_size-1.
         num_sequences: expected rows.
         sequence_length: expected columns, in tokens.
-        contiguous: whether padding may not lie within a document.
+        contiguous: whether to refuse padding within a document.
 
     Raises:
-        ValueError: the rule, what was got, what to change.
+        ValueError: the batch breaks a rule; the message gives the rule, the value and the change to make.
     """
     check_arrays(batch, (num_sequences, sequence_length))
     host = {key: np.asarray(batch[key]) for key in KEYS}

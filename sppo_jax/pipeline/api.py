@@ -47,12 +47,12 @@ from sppo_jax.plan.ring import AttentionShape
 
 
 class TokenScores(NamedTuple):
-    """What evaluation says of each token, where it has a target: its loss in nats, and whether the model has it right.
+    """Scores of each token that has a target: its loss in nats, and whether the model predicts it.
 
     Args:
         losses_BS: at least float32, 0 where there is no target.
-        hits_BS: bool; the target has the highest logit of the whole vocabulary (of equals the lowest token counts, as
-            argmax has it); False where there is no target.
+        hits_BS: bool; the target has the highest logit of the whole vocabulary (the lowest token wins a tie, as
+            with argmax); False where there is no target.
     """
 
     losses_BS: jax.Array
@@ -63,7 +63,7 @@ class Step:
     """A plan, a model and a mesh made ready to compile."""
 
     def __init__(self, plan: Plan, model: nnx.Module, mesh: Mesh | None, *, train: bool):
-        """Check that the three fit together.
+        """Checks that the three fit together.
 
         Raises:
             ValueError: they do not; rule, what was got, what to change.
@@ -82,7 +82,7 @@ class Step:
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
 
     def _head_shape(self) -> AttentionShape:
-        """Trace one layer for its heads and check that `seq` can divide them."""
+        """Traces one layer to find its heads, and checks that `seq` can divide them."""
         plan, dtype = self.plan, jnp.dtype(self.model.dtype)
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.params["layers"])
         others = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.block.others)
@@ -111,11 +111,11 @@ class Step:
 
     @property
     def compiler_options(self) -> dict | None:
-        """What the outermost jit should give the compiler."""
+        """Options that the outermost jit should pass to the compiler."""
         return compiler_options(self.platform, self.uses_host)
 
     def check(self, params: nnx.State, batch: Mapping) -> None:
-        """Check parameters, and a batch: its values too where they are at hand.
+        """Checks parameters and a batch; checks the batch's values too if they are on this host.
 
         Raises:
             ValueError: the rule, what was got, what to change.
@@ -136,7 +136,7 @@ class Step:
         )
 
     def __call__(self, params: nnx.State, batch: Mapping):
-        """Run the step on parameters in their own shapes or stored; pure and traceable."""
+        """Runs the step on parameters in their own shapes or stored; pure and traceable."""
         in_force = mesh_in_force()
         if in_force is not None and in_force.size != self.mesh.size:
             raise ValueError(
@@ -190,13 +190,23 @@ class Step:
         scale = 1 / jnp.maximum(count, 1).astype(accumulator(dtype))
         stage = Stage(self.block, weights.layers, self.num_layers, plan.stash)
         executor = run.Executor(
-            plan, program, stage, weights, self.norm, self.model.config.vocab_size, sequences, scale, self.train
+            plan=plan,
+            program=program,
+            stage=stage,
+            weights=weights,
+            norm=self.norm,
+            vocab_size=self.model.config.vocab_size,
+            sequences=sequences,
+            scale=scale,
+            train=self.train,
         )
-        state = executor.run(run.initial_state(executor, self._cache_shape(program), self._kv_grad_dtype(dtype)))
+        cache_shape = self._cache_shape(program)
         if not self.train:
-            return tuple(x[:, : striped[0].shape[1], None] for x in (state.losses, state.hits))
-        loss = lax.psum(state.losses, ("data", *layout.SEQ)) * scale
-        grads = run.sum_gradients(state.grads, shares, plan.mesh.data * plan.mesh.seq)
+            scored = executor.run(run.evaluation_state(executor, cache_shape))
+            return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
+        trained = executor.run(run.training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
+        loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
+        grads = run.sum_gradients(trained.grads, shares, plan.mesh.data * plan.mesh.seq)
         return loss, storage.stack(grads, shares)
 
     def _cache_shape(self, program: Program) -> tuple[int, ...]:
@@ -209,12 +219,12 @@ class Step:
         return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
 
     def _sequences(self, striped: list[jax.Array]) -> run.Sequences:
-        """Give every buffer space for one longest chunk behind the sequence."""
+        """Pads every array by one longest chunk behind the sequence."""
         return run.Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
 
 
 def _cast(weights: layout.Physical, dtype) -> layout.Physical:
-    """Cast matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
+    """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
 
     def matrix(x, ndim):
         return x.astype(dtype) if x.ndim >= ndim and jnp.issubdtype(x.dtype, jnp.floating) else x
@@ -227,7 +237,7 @@ def _cast(weights: layout.Physical, dtype) -> layout.Physical:
 
 
 def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
-    """Make `f(params, batch) -> (loss, grads)`: the twin of `jax.value_and_grad` for a plan's pipeline.
+    """Makes `f(params, batch) -> (loss, grads)`: the counterpart of `jax.value_and_grad` for a plan's pipeline.
 
     Args:
         plan: from `make_plan`.
@@ -256,7 +266,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
 
 
 def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callable:
-    """Make `f(params, batch) -> TokenScores`: each token's loss, and whether its target is the most likely token.
+    """Makes `f(params, batch) -> TokenScores`: each token's loss, and whether its target is the most likely token.
 
     Args and errors: as for `value_and_grad`.
     """
@@ -264,7 +274,7 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 
 
 def _made(plan: Plan, model: nnx.Module, mesh: Mesh | None, *, train: bool) -> tuple[Step, Callable]:
-    """Make a step and its function, or take the compiled ones of an equal plan, model and mesh."""
+    """Makes a step and its function, or returns the existing pair of an equal plan, model and mesh."""
     mesh = layout.make_mesh(plan) if mesh is None else mesh
     structure = Structure.of(model)
     try:
@@ -295,7 +305,7 @@ def _jitted(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tup
 
 
 def _checked(step: Step, compiled: Callable) -> Callable:
-    """Make the function that users get: a new one each time, for a jit around it remembers what it has traced."""
+    """Makes the function that users get: a new one each time, because a jit around it remembers what it traced."""
 
     def f(params: nnx.State, batch: Mapping):
         step.check(params, batch)

@@ -1,4 +1,4 @@
-"""One layer as pure functions of its weights, and what saves recomputing them.
+"""One layer as pure functions of its weights, and the arrays to save so that a backward need not run them again.
 
 Letters: T tokens, D hidden size, N query heads, K key/value heads, H head dim.
 """
@@ -11,7 +11,7 @@ from flax import nnx
 
 
 class Weights(NamedTuple):
-    """A layer's state: trained parameters, and whatever else its module holds (constants of a user's block)."""
+    """A layer's state: trained parameters, and all other arrays of its module (constants of a user's block)."""
 
     params: nnx.State
     others: nnx.State
@@ -21,7 +21,7 @@ class Block:
     """A layer module taken apart: `before` and `after` attention, as functions that `jax.vjp` can differentiate."""
 
     def __init__(self, layers: nnx.Module):
-        """Take the stacked layers of a decoder (parameters [L, ...]) or any module with the two methods."""
+        """Takes the stacked layers of a decoder (parameters [L, ...]) or any module with the two methods."""
         for name in ("before_attention", "after_attention"):
             if not callable(getattr(layers, name, None)):
                 raise ValueError(f"a layer needs the method {name}, {type(layers).__name__} has none; see DecoderLayer")
@@ -31,29 +31,29 @@ class Block:
         return nnx.merge(self.graphdef, weights.params, weights.others)
 
     def before(self, weights: Weights, x_TD: jax.Array, positions_T: jax.Array):
-        """Return q_TNH, k_TKH, v_TKH."""
+        """Returns q_TNH, k_TKH, v_TKH."""
         return self._merge(weights).before_attention(x_TD, positions_T)
 
     def after(self, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
-        """Return y_TD."""
+        """Returns y_TD."""
         return self._merge(weights).after_attention(x_TD, out_TNH)
 
     def vjp_before(self, weights: Weights, x_TD, positions_T):
-        """Return (q, k, v) and the function from their cotangents to those of the parameters and x."""
+        """Returns (q, k, v) and the function from their cotangents to those of the parameters and x."""
         return jax.vjp(
             _keep_products(lambda p, x: self.before(weights._replace(params=p), x, positions_T)), weights.params, x_TD
         )
 
     def vjp_after(self, weights: Weights, x_TD, out_TNH):
-        """Return y and the function from its cotangent to those of the parameters, x and out."""
+        """Returns y and the function from its cotangent to those of the parameters, x and out."""
         return jax.vjp(
             _keep_products(lambda p, x, o: self.after(weights._replace(params=p), x, o)), weights.params, x_TD, out_TNH
         )
 
 
 def _keep_products(f: Callable) -> Callable:
-    """Make the vjp of `f` save only matrix products: norms and activations are cheap to redo and, in float32, large."""
-    # Forward and backward lie in different ticks, so there is nothing for a barrier against merging them to do.
+    """Makes the vjp of `f` save only matrix products: norms and activations are cheap to recompute and large."""
+    # Forward and backward lie in different ticks, so no barrier is needed to keep the compiler from merging them.
     return jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
 
 
@@ -81,7 +81,7 @@ class Residuals(NamedTuple):
 
     @classmethod
     def of(cls, vjp: Callable, *args) -> "Residuals":
-        """Trace `vjp(*args) -> (outputs, vjp function)` abstractly and look at the function's leaves."""
+        """Traces `vjp(*args) -> (outputs, vjp function)` abstractly and finds where the function's leaves come from."""
         found = {}
 
         def probe(*args):
@@ -95,13 +95,13 @@ class Residuals(NamedTuple):
         return cls(found["treedef"], found["origin"], shapes)
 
     def take(self, function: Callable) -> list[jax.Array]:
-        """Return the leaves to save."""
+        """Returns the leaves to save."""
         leaves = jax.tree.leaves(function)
         assert len(leaves) == len(self.origin), "a layer must trace the same way each time"
         return [leaf for leaf, source in zip(leaves, self.origin, strict=True) if source is None]
 
     def restore(self, saved: list[jax.Array], *args) -> Callable:
-        """Rebuild the vjp function from saved leaves and the same arguments."""
+        """Rebuilds the vjp function from saved leaves and the same arguments."""
         flat, rest = jax.tree.leaves(args), iter(saved)
 
         def leaf(source):

@@ -30,7 +30,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, TickSpec
 from sppo_jax.plan.stash import StashClass
 
-# Under these a profile shows the operations of a tick.
+# Names under which a profile shows the operations of a tick.
 TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
 
 
@@ -43,35 +43,61 @@ class Sequences(NamedTuple):
     documents: jax.Array
 
 
-class State(NamedTuple):
-    """All that a tick may change.
+class EvaluationState(NamedTuple):
+    """Everything that a tick of an evaluation may change; training changes the first three fields too.
 
-    `x_TD` and `dx_TD` are the registers that travel along the pipeline; `tags` are those of every token, and like the
-    cache they are of the sequences in flight alone; `kept`, `host` are the stash by class; `part` is a
-    forward's stash on its way to the host, `fetched` what came back for the next backward. `losses` is the sum of all
-    losses, in evaluation each token's; `hits`, in evaluation only, says whose target is the most likely token. `order`
-    is 0 and known only once the last backward is done: where a forward writes depends on it.
+    Args:
+        x_TD: register that carries activations to the next stage.
+        cache: keys and values of the sequences in flight.
+        tags: tags of the sequences in flight.
+        losses_MS: each token's loss.
+        hits_MS: whether each token's target is the most likely token.
+    """
+
+    x_TD: jax.Array
+    cache: Cache
+    tags: Tags
+    losses_MS: jax.Array
+    hits_MS: jax.Array
+
+
+class TrainingState(NamedTuple):
+    """Everything that a tick of a training step may change.
+
+    Args:
+        x_TD, cache, tags: as in an evaluation.
+        dx_TD: register that carries cotangents to the stage before.
+        dcache: dK and dV of the cache.
+        kept, host: the stash of each class, on the device and on the host.
+        part: a forward's stash on its way to the host.
+        fetched: stash that came back from the host for the next backward.
+        head_dx: this stage's share of the cotangents from the head, by slot.
+        grads: gradients of the weights.
+        loss: sum of the losses of all tokens.
+        order: 0, known only once the last backward is done. Where a forward writes depends on it.
     """
 
     x_TD: jax.Array
     dx_TD: jax.Array
     cache: Cache
     tags: Tags
-    dcache: Cache | None
+    dcache: Cache
     kept: dict[StashClass, stash.Arrays]
     host: dict[StashClass, jax.Array]
     part: jax.Array | None
     fetched: jax.Array | None
-    head_dx: jax.Array | None
-    grads: Physical | None
-    losses: jax.Array
-    hits: jax.Array | None = None
-    order: jax.Array | int = 0
+    head_dx: jax.Array
+    grads: Physical
+    loss: jax.Array
+    order: jax.Array
 
 
-@dataclass(frozen=True)
+State = EvaluationState | TrainingState
+
+
+@dataclass(frozen=True, kw_only=True)
 class Executor:
-    """What all ticks share.
+    """What every tick of a run needs.
 
     Args:
         plan: the plan.
@@ -81,8 +107,8 @@ class Executor:
         norm: `norm(weights, x)`, the final norm.
         vocab_size: of the whole model.
         sequences: this device's data.
-        scale: 1 / global number of targets.
-        train: whether there is a backward; else every token's loss and hit are kept.
+        scale: 1 / number of targets in the global batch.
+        train: whether the state is a `TrainingState`; else an `EvaluationState`.
     """
 
     plan: Plan
@@ -104,17 +130,22 @@ class Executor:
         return self.plan.mesh.seq
 
     @property
+    def head_name(self) -> str:
+        """The field of `Physical` that holds the head: with tied embeddings, the embedding."""
+        return "embedding_VD" if self.weights.head_VD is None else "head_VD"
+
+    @property
     def dtype(self) -> jnp.dtype:
         return self.weights.embedding_VD.dtype
 
     def layout(self, name: StashClass) -> stash.StashLayout:
-        """Lay out the stash of one class."""
+        """Lays out the stash of one class."""
         x_TD = jax.ShapeDtypeStruct((name.tokens, self.weights.embedding_VD.shape[1]), self.dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
         return self.stage.layout(name, self.program.classes[name], x_TD, positions_T)
 
     def run(self, state: State) -> State:
-        """Run all ticks."""
+        """Runs all ticks."""
         rows = {name: jnp.asarray(value) for name, value in self.program.rows.items()}
         return self._run_items(self.program.items, rows, state)
 
@@ -132,13 +163,15 @@ class Executor:
         return state
 
     def tick(self, spec: TickSpec, row: dict, state: State) -> State:
-        """Run one tick: start its host copies, then its units. Profiles show operations under the tick's name."""
+        """Runs one tick: starts its host copies, then its units. Profiles show operations under the tick's name."""
         with jax.named_scope(TICK_NAMES[spec.kind]):
             return self._tick(spec, row, state)
 
     def _tick(self, spec: TickSpec, row: dict, state: State) -> State:
         if spec.kind == "H":
-            return self._head_tick(spec, row, state)
+            return self._training_head(spec, row, state) if self.train else self._scoring_head(spec, row, state)
+        if not self.train:
+            return self._forward_tick(spec, row, state, None)
         me = vocabulary.stage_index(self.num_stages)
         if spec.write is not None:
             host = stash.write_host(state.host[spec.write], row["write_slot"][me], state.part)
@@ -154,7 +187,7 @@ class Executor:
     # -- what a unit needs of its sequence ------------------------------------------------------------------------
 
     def _own(self, array_MS, row, stage, size):
-        """Cut the tokens of the chunk that `stage` works on out of this device's share of its sequence."""
+        """Cuts the tokens of the chunk that `stage` works on out of this device's share of its sequence."""
         where = (row["sequence"][stage], row["start"][stage] // self.seq)
         return buffers.read(array_MS, where, (size,))
 
@@ -184,7 +217,7 @@ class Executor:
         return stages.Unit(row["group"][me], self._chunk(spec, row, passes, tags), positions_T, row["stash_slot"][me])
 
     def _write_tags(self, spec: TickSpec, row, tags: Tags) -> Tags:
-        """Put the tags of this stage's chunk behind those of the chunks before it."""
+        """Puts the tags of this stage's chunk behind those of the chunks before it."""
         me = vocabulary.stage_index(self.num_stages)
         own = [self._own(x, row, me, spec.tokens) for x in (self.sequences.positions, self.sequences.documents)]
         start = row["start"][me] // self.plan.ring
@@ -198,7 +231,7 @@ class Executor:
 
     # -- ticks ----------------------------------------------------------------------------------------------------
 
-    def _forward_tick(self, spec, row, state, coming):
+    def _forward_tick(self, spec: TickSpec, row, state: State, coming) -> State:
         me, size = vocabulary.stage_index(self.num_stages), spec.tokens
         tokens_T = self._own(self.sequences.tokens, row, 0, size)  # of the chunk that enters the pipeline
         entering = vocabulary.embed(self.weights.embedding_VD, tokens_T, self.num_stages)
@@ -217,54 +250,59 @@ class Executor:
         state = state._replace(x_TD=register, cache=cache, tags=tags)
         if spec.fetch is not None:
             state = state._replace(fetched=held)
-        if spec.stash is None:
-            return state
-        return state._replace(kept={**state.kept, spec.stash: filled[0]}, part=filled[1])
+        if spec.stash is not None:
+            state = state._replace(kept={**state.kept, spec.stash: filled[0]}, part=filled[1])
+        return state
 
-    def _head_tick(self, spec, row, state):
+    def _head(self, spec: TickSpec, row, state: State, dhead_VD) -> vocabulary.HeadResult:
+        size = spec.tokens
         # The last stage's output has travelled on to stage 0.
-        size, share = spec.tokens, vocabulary.share_tokens(spec.tokens, self.num_stages)
         x_TD = vocabulary.from_stage(state.x_TD[:size], 0, self.num_stages)
         targets_T = jnp.where(self._real(row, 0, size), self._own(self.sequences.targets, row, 0, size), -1)
-        tied = self.weights.head_VD is None
-        dhead = None
-        if self.train:
-            dhead = state.grads.embedding_VD if tied else state.grads.head_VD
-        result = vocabulary.head(
+        return vocabulary.head(
             self.norm,
             self.weights.final_norm,
-            self.weights.embedding_VD if tied else self.weights.head_VD,
+            getattr(self.weights, self.head_name),
             x_TD,
             targets_T,
             self.scale,
-            dhead,
+            dhead_VD,
             vocab_size=self.vocab_size,
             num_stages=self.num_stages,
             gradients=self.train,
         )
-        if not self.train:
-            where = (row["sequence"][0], row["start"][0] // self.seq)
-            return state._replace(
-                losses=buffers.write(state.losses, where, result.loss_T),
-                hits=buffers.write(state.hits, where, result.hit_T),
-            )
-        norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
-        update = {"embedding_VD" if tied else "head_VD": result.dhead_VD}
-        dx = jnp.pad(result.dx_share, ((0, state.head_dx.shape[1] - share), (0, 0)))
+
+    def _scoring_head(self, spec: TickSpec, row, state: EvaluationState) -> EvaluationState:
+        result = self._head(spec, row, state, None)
+        where = (row["sequence"][0], row["start"][0] // self.seq)
         return state._replace(
-            losses=state.losses + result.loss_T.sum(),
-            grads=state.grads._replace(final_norm=norm, **update),
+            losses_MS=buffers.write(state.losses_MS, where, result.loss_T),
+            hits_MS=buffers.write(state.hits_MS, where, result.hit_T),
+        )
+
+    def _training_head(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
+        result = self._head(spec, row, state, getattr(state.grads, self.head_name))
+        norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
+        unused = state.head_dx.shape[1] - vocabulary.share_tokens(spec.tokens, self.num_stages)
+        dx = jnp.pad(result.dx_share, ((0, unused), (0, 0)))
+        return state._replace(
+            loss=state.loss + result.loss_T.sum(),
+            grads=state.grads._replace(final_norm=norm, **{self.head_name: result.dhead_VD}),
             head_dx=buffers.write_slot(state.head_dx, row["head_slot"][0], dx.astype(state.head_dx.dtype)),
         )
 
-    def _backward_tick(self, spec, row, state, coming):
-        me, last, size = vocabulary.stage_index(self.num_stages), self.num_stages - 1, spec.tokens
+    def _output_cotangent(self, spec: TickSpec, row, state: TrainingState, me) -> jax.Array:
+        """Returns dy_TD of this stage's chunk: from the head on the last stage, else from the stage behind."""
+        last, size = self.num_stages - 1, spec.tokens
         share = buffers.read_slot(state.head_dx, row["head_slot"][last])
         share = share[: vocabulary.share_tokens(size, self.num_stages)]
         leaving = vocabulary.whole_share(share, size, self.num_stages)
         dy_TD = jnp.where(row["last"][me] == 1, leaving, state.dx_TD[:size])
-        dy_TD = jnp.where((self._real(row, me, size) & (row["active"][me] == 1))[:, None], dy_TD, 0)
+        return jnp.where((self._real(row, me, size) & (row["active"][me] == 1))[:, None], dy_TD, 0)
 
+    def _backward_tick(self, spec: TickSpec, row, state: TrainingState, coming) -> TrainingState:
+        me = vocabulary.stage_index(self.num_stages)
+        dy_TD = self._output_cotangent(spec, row, state, me)
         splits = stages.Splits(
             backward=self._split(spec.passes.backward),
             forward=self._split(spec.passes.forward),
@@ -275,12 +313,16 @@ class Executor:
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
         dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))
+        state = state._replace(dcache=sums.prefix, fetched=held, grads=state.grads._replace(layers=sums.layers))
+        return self._pass_back(spec, row, state, dx_TD, me)
+
+    def _pass_back(self, spec: TickSpec, row, state: TrainingState, dx_TD, me) -> TrainingState:
+        """Sends dX to the stage before, or adds to the embedding's gradient; orders later writes behind this tick."""
         # The next forward writes what this backward has read: without an order between them XLA copies the buffers.
         # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.
         read = (state.cache, state.tags, state.kept[spec.stash])
         dx_TD, (cache, tags, kept) = lax.optimization_barrier((dx_TD, read))
-
-        tokens_T = self._own(self.sequences.tokens, row, 0, size)
+        tokens_T = self._own(self.sequences.tokens, row, 0, spec.tokens)
         arrived = vocabulary.from_stage(jnp.where(row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
         embedding = vocabulary.embed_gradient(state.grads.embedding_VD, tokens_T, arrived, self.num_stages)
         return state._replace(
@@ -288,65 +330,71 @@ class Executor:
             order=buffers.after(dx_TD),
             cache=cache,
             tags=tags,
-            dcache=sums.prefix,
             kept={**state.kept, spec.stash: kept},
-            fetched=held,
-            grads=state.grads._replace(layers=sums.layers, embedding_VD=embedding),
+            grads=state.grads._replace(embedding_VD=embedding),
         )
 
 
-def initial_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtype) -> State:
-    """Allocate everything that ticks write to.
+def evaluation_state(executor: Executor, cache_shape: tuple[int, ...]) -> EvaluationState:
+    """Allocates everything that the ticks of an evaluation write to.
 
     Args:
-        executor: the shapes of all else.
+        executor: gives all other shapes.
+        cache_shape: [kv slots, groups, layers, K, S, H] of one device.
+    """
+    shape = executor.sequences.tokens.shape
+    return EvaluationState(
+        **_in_every_run(executor, cache_shape),
+        losses_MS=jnp.zeros(shape, accumulator(executor.dtype)),
+        hits_MS=jnp.zeros(shape, bool),
+    )
+
+
+def training_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtype) -> TrainingState:
+    """Allocates everything that the ticks of a training step write to.
+
+    Args:
+        executor: gives all other shapes.
         cache_shape: [kv slots, groups, layers, K, S, H] of one device.
         kv_grad_dtype: dtype in which dK and dV are gathered.
     """
-    program, weights, dtype = executor.program, executor.weights, executor.dtype
-    hidden, acc = weights.embedding_VD.shape[1], accumulator(executor.dtype)
-    register = jnp.zeros((program.max_tokens, hidden), dtype)
-
-    def pair(dtype) -> Cache:
-        return Cache(jnp.zeros(cache_shape, dtype), jnp.zeros(cache_shape, dtype))
-
-    slots, tokens, ring = cache_shape[0], cache_shape[-2], executor.plan.ring
-    tags = Tags(*(jnp.zeros((slots, ring, tokens), jnp.int32) for _ in range(2)))
-    state = State(
-        x_TD=register,
-        dx_TD=register,
-        cache=pair(dtype),
-        tags=tags,
-        dcache=None,
-        kept={},
-        host={},
-        part=None,
-        fetched=None,
-        head_dx=None,
-        grads=None,
-        losses=jnp.zeros((), acc),
-    )
-    if not executor.train:
-        shape = executor.sequences.tokens.shape
-        return state._replace(losses=jnp.zeros(shape, acc), hits=jnp.zeros(shape, bool))
+    program, weights = executor.program, executor.weights
+    in_every_run = _in_every_run(executor, cache_shape)
     share = vocabulary.share_tokens(program.max_tokens, executor.num_stages)
     layouts = {name: executor.layout(name) for name in program.classes}
 
     def sums(tree) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), tree)
 
-    return state._replace(
+    return TrainingState(
+        **in_every_run,
+        loss=jnp.zeros((), accumulator(executor.dtype)),
+        dx_TD=in_every_run["x_TD"],
         order=jnp.zeros((), jnp.int32),
-        dcache=pair(kv_grad_dtype),
+        dcache=_zero_cache(cache_shape, kv_grad_dtype),
         kept={name: layout.kept_buffers() for name, layout in layouts.items()},
         host={name: layout.host_buffer() for name, layout in layouts.items() if name.uses_host},
-        head_dx=jnp.zeros((program.num_head_slots, share, hidden), dtype),
+        part=None,
+        fetched=None,
+        head_dx=jnp.zeros((program.num_head_slots, share, weights.embedding_VD.shape[1]), executor.dtype),
         grads=sums(weights._replace(layers=weights.layers.params)),  # constants have no gradient
     )
 
 
+def _in_every_run(executor: Executor, cache_shape: tuple[int, ...]) -> dict[str, Any]:
+    """Allocates the fields that both states have."""
+    register = jnp.zeros((executor.program.max_tokens, executor.weights.embedding_VD.shape[1]), executor.dtype)
+    slots, tokens, ring = cache_shape[0], cache_shape[-2], executor.plan.ring
+    tags = Tags(*(jnp.zeros((slots, ring, tokens), jnp.int32) for _ in range(2)))
+    return {"x_TD": register, "tags": tags, "cache": _zero_cache(cache_shape, executor.dtype)}
+
+
+def _zero_cache(shape: tuple[int, ...], dtype) -> Cache:
+    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
 def sum_gradients(grads: Physical, shares: Physical, num_members: int) -> Physical:
-    """Add the gradients of all devices that hold the same weights, once, at the end; each gets the part it keeps.
+    """Adds the gradients of all devices that hold the same weights; each device gets the part that it keeps.
 
     Args:
         grads: of one device; the final norm's is a partial sum over the stages too.

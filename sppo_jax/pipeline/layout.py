@@ -33,11 +33,11 @@ class Physical(NamedTuple):
 
 
 def make_mesh(plan: Plan, devices=None) -> Mesh:
-    """Make the mesh (data, pipe, seq) of a plan.
+    """Makes the mesh (data, pipe, seq) of a plan.
 
     Args:
         plan: gives the axis sizes.
-        devices: to use, outermost axis first; the first of `jax.devices()` by default.
+        devices: the devices to use, outermost axis first; by default the first of `jax.devices()`.
 
     Raises:
         ValueError: there are fewer devices than the mesh needs.
@@ -56,7 +56,7 @@ def make_mesh(plan: Plan, devices=None) -> Mesh:
 
 
 def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:
-    """Divide the `seq` axis into `ring` and `ulysses`; devices keep their order.
+    """Divides the `seq` axis into `ring` and `ulysses`; devices keep their order.
 
     Raises:
         ValueError: the mesh has other axes or sizes than the plan.
@@ -70,7 +70,7 @@ def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:
 
 
 def to_physical(params: nnx.State, block: Block, plan: Plan) -> Physical:
-    """Arrange logical parameters as the stages hold them (shapes change, values do not)."""
+    """Arranges logical parameters as the stages hold them (shapes change, values do not)."""
     stages, groups = plan.mesh.pipe, plan.schedule.interleave
 
     def spread(x):
@@ -89,7 +89,7 @@ def to_physical(params: nnx.State, block: Block, plan: Plan) -> Physical:
 
 
 def to_logical(grads: Physical, params: nnx.State) -> nnx.State:
-    """Arrange physical gradients in the tree, shapes and dtypes of `params`."""
+    """Arranges physical gradients in the tree, shapes and dtypes of `params`."""
     parts = {
         "embedding": grads.embedding_VD,
         "head": None if grads.head_VD is None else grads.head_VD.T,
@@ -108,7 +108,7 @@ def to_logical(grads: Physical, params: nnx.State) -> nnx.State:
 
 
 def physical_specs(physical: Physical) -> Physical:
-    """Return the PartitionSpec of every physical array: stages and vocabulary over `pipe`."""
+    """Returns the PartitionSpec of every physical array: stages and vocabulary over `pipe`."""
     return Physical(
         embedding_VD=P("pipe"),
         layers=jax.tree.map(lambda _: P(None, "pipe"), physical.layers),
@@ -118,19 +118,19 @@ def physical_specs(physical: Physical) -> Physical:
 
 
 def fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Cut an array off, or put zeros behind it, so that it has a shape."""
+    """Returns an array cut or padded with zeros at the end of each dim to the given shape."""
     x = x[tuple(slice(0, size) for size in shape)]
     behind = [(0, size - have) for size, have in zip(shape, x.shape, strict=True)]
     return jnp.pad(x, behind) if any(more for _, more in behind) else x
 
 
 def stripe(x_BS, plan: Plan):
-    """[B, S] -> [B, S / R, R]: the last dim is a token's seq member; what is striped stays as it is."""
+    """[B, S] -> [B, S / R, R]: the last dim is a token's seq member; a striped array stays as it is."""
     return x_BS.reshape(x_BS.shape[0], -1, plan.mesh.seq)
 
 
 def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
-    """Return the sharding of a striped batch: every device has its own tokens of its pipeline's sequences.
+    """Returns the sharding of a striped batch: every device has its own tokens of its pipeline's sequences.
 
     Args:
         plan: divides `seq`.
@@ -139,5 +139,5 @@ def batch_sharding(plan: Plan, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh if SEQ[0] in mesh.shape else inner_mesh(mesh, plan), STRIPED)
 
 
-# Ring members take turns token by token, so that among them every triangle of a causal mask is one.
+# Ring members take turns token by token, so that between any two of them a causal mask is a triangle too.
 STRIPED = P("data", None, ("ulysses", "ring"))

@@ -26,7 +26,7 @@ _ROUNDING = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-3, "float64": 1e-9
 
 
 def check_block(model: nnx.Module) -> None:
-    """Check that the methods of a model's layers fit the pipeline.
+    """Checks that the methods of a model's layers fit the pipeline.
 
     Args:
         model: a `Decoder`, of whose parameters the shapes alone count; values are drawn for one layer.
@@ -50,7 +50,7 @@ def check_block(model: nnx.Module) -> None:
 
 
 def _first_layer(state: nnx.State) -> nnx.State:
-    """Take one layer's arrays, or draw them where there are only shapes."""
+    """Returns one layer's arrays; draws random ones where the state has only shapes."""
 
     def take(leaf):
         if not isinstance(leaf, jax.ShapeDtypeStruct):
@@ -69,7 +69,7 @@ def _noise(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
 
 
 def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
-    """Check widths and dtypes of what the methods return."""
+    """Checks widths and dtypes of what the methods return."""
     q, k, v = jax.eval_shape(block.before, weights, x_TD, positions_T)
     size, dtype = x_TD.shape, x_TD.dtype
     for what, got in (("q", q), ("k", k), ("v", v)):
@@ -88,7 +88,7 @@ def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) 
 
 
 def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
-    """Check that the methods change nothing in their module: neither counters of random keys nor statistics."""
+    """Checks that the methods change nothing in their module: neither counters of random keys nor statistics."""
     found: dict[str, bool] = {}
 
     def run(weights, x_TD, positions_T):
@@ -111,7 +111,7 @@ def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -
 
 
 def _check_tokens(what: str, method: Callable[..., Any], x_TD, other_T, dtype) -> None:
-    """Check that a token's result does not depend on the token beside it."""
+    """Checks that a token's result does not depend on the token beside it."""
     together = _rows(method(x_TD, other_T), 0)
     alone = _rows(method(x_TD[:1], other_T[:1]), 0)
     beside_another = _rows(method(x_TD.at[1].multiply(-3), other_T.at[1].multiply(2)), 0)

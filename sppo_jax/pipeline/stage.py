@@ -20,7 +20,7 @@ from sppo_jax.plan.stash import StashClass
 
 
 def _rest_names(q_TNH, leaves) -> dict:
-    """Name what saves recomputing the parts of a layer that are local to a token."""
+    """Names the arrays that a backward needs in order not to recompute the token-local parts of a layer."""
     return {"q": q_TNH, **{f"rest{i}": leaf for i, leaf in enumerate(leaves)}}
 
 
@@ -28,15 +28,15 @@ class Stage:
     """The layers of one device: what they are, and how their stash looks."""
 
     def __init__(self, block: Block, weights: Weights, num_layers: int, places: StashPlan):
-        """Keep the weights [groups, layers, ...], already in the compute dtype, and the places of the stash."""
+        """Keeps the weights [groups, layers, ...], already in the compute dtype, and the places of the stash."""
         self.block, self.weights, self.num_layers, self.places = block, weights, num_layers, places
 
     def layer_weights(self, group, layer) -> Weights:
-        """Pick one layer's weights."""
+        """Picks one layer's weights."""
         return jax.tree.map(lambda x: buffers.read(x, (group, layer), x.shape[2:]), self.weights)
 
     def shapes(self, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
-        """Trace one layer abstractly."""
+        """Traces one layer abstractly."""
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), self.weights)
         q, k, _ = jax.eval_shape(self.block.before, weights, x_TD, positions_T)
         before = after = None
@@ -46,7 +46,7 @@ class Stage:
         return LayerShapes(q, k, before, after)
 
     def layout(self, stash, num_slots: int, x_TD, positions_T) -> StashLayout:
-        """Lay out the stash of one class."""
+        """Lays out the stash of one class."""
         if self.places.inputs == "recompute":
             return StashLayout(chunk_entries(stash, {"x": x_TD}), 1, num_slots)
         shapes = self.shapes(x_TD, positions_T)
@@ -78,7 +78,7 @@ class Unit(NamedTuple):
 
 
 def run_layers(num_layers: int, body, carry, held=None):
-    """Apply `body(carry, step)` for step 0..num_layers-1; `held` is held back until the last step.
+    """Applies `body(carry, step)` for step 0..num_layers-1; `held` is held back until the last step.
 
     A copy started before the scan has the whole scan to hide behind: the barrier keeps the compiler from starting it
     later, and the last layer by itself keeps the barrier from being the last thing.
@@ -100,10 +100,11 @@ def run_layers(num_layers: int, body, carry, held=None):
 
 
 def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=None, held=None):
-    """Run a group of layers on a chunk.
+    """Runs a group of layers on a chunk.
 
     Args:
-        stage, unit: what to run on what.
+        stage: the layers.
+        unit: the chunk.
         x_TD: input of the first layer.
         cache: keys and values; the chunk's are written.
         split: how `seq` is divided.
@@ -164,10 +165,11 @@ class Splits(NamedTuple):
 
 
 def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: Splits, stash, held=None):
-    """Run a group of layers backward on a chunk; later chunks of the sequence have gone before.
+    """Runs a group of layers backward on a chunk, after the later chunks of the sequence.
 
     Args:
-        stage, unit: what to run on what; `unit.chunk` has the tags of the backward.
+        stage: the layers.
+        unit: the chunk; `unit.chunk` has the tags of the backward.
         dy_TD: cotangent of the last layer's output, zero for padding.
         cache: keys and values of the prefix.
         sums: accumulators.
@@ -194,7 +196,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
 
 
 def _rerun(stage, unit, x_TD, cache, splits):
-    """Make a chunk's stash again from the stage's input; its keys and values still lie in the cache."""
+    """Recomputes a chunk's stash from the stage's input; the chunk's keys and values are still in the cache."""
     stash_x = jax.ShapeDtypeStruct(x_TD.shape, x_TD.dtype)
     q_TNH = stage.shapes(stash_x, unit.positions_T).q_TNH
     named = {"x": stash_x, "out": q_TNH, "lse": jax.ShapeDtypeStruct(q_TNH.shape[:2], accumulator(q_TNH.dtype))}
@@ -212,7 +214,7 @@ def _rerun(stage, unit, x_TD, cache, splits):
 
 
 def _saved_vjps(stage, weights, saved, unit):
-    """Rebuild q, the shape of k and the vjp of `before` from saved leaves; that of `after` waits for `out`."""
+    """Rebuilds q, the shape of k and the vjp of `before` from saved leaves; the vjp of `after` needs `out` first."""
     x = saved["x"]
     shapes = stage.shapes(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
     wanted = (*shapes.before.shapes, *shapes.after.shapes)
@@ -223,7 +225,7 @@ def _saved_vjps(stage, weights, saved, unit):
 
 
 def _made_vjps(stage, weights, saved, unit):
-    """The same, computed again."""
+    """Returns what `_saved_vjps` returns, recomputed from the layer's input."""
     x = saved["x"]
     (q, k, _), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
     return q, k, vjp_before, lambda out: stage.block.vjp_after(weights, x, out)[1]

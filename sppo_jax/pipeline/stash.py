@@ -1,9 +1,9 @@
-"""The stash: per layer and chunk, what a backward needs of its forward, in device memory or on the host.
+"""The stash: the arrays of a forward that a backward needs, by layer and chunk, in device memory or on the host.
 
-Every entry is cut along its first dim: the first `host_rows` go to the host, the others stay. Host parts move a tick
-at a time, as one array: a forward packs them, the next compute tick writes them; one compute tick before a backward
-they are fetched. One copy a tick and way, because the compiler hides few at once. Host reads and writes are
-unconditional slices at the top level of a tick, with a trash slot for idle stages.
+Every entry is cut along its first dim: the first `host_rows` go to the host, the others stay. The host parts of a tick
+move as one array. A forward packs them, and the next compute tick writes them. The compute tick before a backward
+fetches them. A tick makes at most one copy in each direction, because the compiler hides only a few copies at once.
+Host reads and writes are unconditional slices at the top level of a tick, with a trash slot for idle stages.
 """
 
 import math
@@ -18,7 +18,7 @@ from sppo_jax.compat import to_device, to_host
 from sppo_jax.plan.stash import StashClass
 
 Arrays = dict[str, jax.Array]
-UNIT = jnp.uint16  # what packed arrays are made of, whatever their dtypes
+UNIT = jnp.uint16  # element of packed arrays of any dtype
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Entry:
         return math.prod(self.host_shape) * max(1, jnp.dtype(self.dtype).itemsize // 2)
 
     def pack(self, value: jax.Array) -> jax.Array:
-        """Return the host part of a value as units, bit by bit."""
+        """Returns the host part of a value as units, bit by bit."""
         value = value[: self.host_rows]
         return value.astype(UNIT) if jnp.dtype(self.dtype).itemsize == 1 else lax.bitcast_convert_type(value, UNIT)
 
     def unpack(self, units: jax.Array) -> jax.Array:
-        """Return what was packed."""
+        """Returns the host part of a value from its units: the inverse of `pack`."""
         size = jnp.dtype(self.dtype).itemsize
         if size == 1:
             return units.reshape(self.host_shape).astype(self.dtype)
@@ -68,7 +68,7 @@ class StashLayout:
     def host_shape(self) -> tuple[int, int]:
         """Lines and units of a line in one layer's host part; every entry fills whole lines.
 
-        One line of all units would not do: there are more than an int32 offset can count where chunks are long.
+        One line of all units does not work: long chunks have more units than an int32 offset can count.
         """
         units = [entry.host_units for entry in self.entries.values() if entry.host_rows]
         line = math.gcd(*units)
@@ -85,7 +85,7 @@ class StashLayout:
         return to_host(jnp.zeros((self.num_slots + 1, self.num_layers, *self.host_shape), UNIT))
 
     def host_part(self) -> jax.Array:
-        """What one tick sends to, or fetches from, the host: [layers, lines, units] in device memory."""
+        """Zeros [layers, lines, units] in device memory, for the part that one tick sends to the host."""
         return jnp.zeros((self.num_layers, *self.host_shape), UNIT)
 
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
@@ -98,7 +98,7 @@ class StashLayout:
         return places
 
     def put(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, jax.Array]:
-        """Stash one layer's values: kept rows into their slot, host rows into the tick's part."""
+        """Stashes one layer's values: kept rows into their slot, host rows into the tick's part."""
         kept, lines = dict(kept), self._lines()
         for name, entry in self.entries.items():
             value = values[name].reshape(entry.shape)
@@ -110,7 +110,7 @@ class StashLayout:
         return kept, host_part
 
     def get(self, kept: Arrays, host_part, slot, layer) -> Arrays:
-        """Read one layer's values back."""
+        """Reads one layer's values back."""
         values, lines = {}, self._lines()
         for name, entry in self.entries.items():
             parts = []
@@ -124,21 +124,21 @@ class StashLayout:
 
 
 def write_host(host: jax.Array, slot, host_part: jax.Array) -> jax.Array:
-    """Copy a tick's part to its slot on the host."""
+    """Copies a tick's part to its slot on the host."""
     return buffers.write_slot(host, slot, to_host(host_part))
 
 
 def fetch_host(host: jax.Array, slot) -> jax.Array:
-    """Copy a slot back from the host."""
+    """Copies a slot back from the host."""
     return to_device(buffers.read_slot(host, slot))
 
 
 def chunk_entries(stash: StashClass, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Entry]:
-    """Say for each stashed array how many of its rows go to the host.
+    """Returns the entry of each stashed array, with the number of its rows that go to the host.
 
     Args:
         stash: the class.
-        shapes: of one layer: `x`, `out`, `lse` with tokens first, and any others, which go all or not at all.
+        shapes: arrays of one layer: `x`, `out`, `lse` with tokens first, and others, which move whole or not at all.
     """
     rows = {"x": stash.host_inputs, "out": stash.host_attention, "lse": stash.host_attention}
     entries = {}

@@ -1,7 +1,8 @@
-"""Parameters between steps: every device of a stage owns an even share of each, and of its moments and gradient.
+"""Parameters between steps: every device of a stage owns an even share of each parameter, its moments and its gradient.
 
-`planner.spread` says where a parameter is cut. What the devices do not divide is stored with zeros behind it, which no
-step changes: their gradients are zeros. A step gathers the parameters in the compute dtype, and cuts the zeros off.
+`plan.spread` says where a parameter is cut. A dim that the devices do not divide is stored with zeros behind it. No
+step changes these zeros, because their gradients are zeros. A step gathers the parameters in the compute dtype and cuts
+the zeros off.
 
 Two cuts may fall within a mesh axis. Then the parameter lies on a mesh of the same devices in the same order whose axis
 is divided.
@@ -43,7 +44,7 @@ class Home:
     """A parameter as it is stored.
 
     Args:
-        shape: with the zeros.
+        shape: the shape with the zeros.
         share: how the devices of a stage share it.
         stage_dim: the dim that the stages divide; None where each has all of it.
     """
@@ -54,7 +55,7 @@ class Home:
 
 
 def home_of(name: str, shape: tuple[int, ...], plan: Plan) -> Home:
-    """Return how a parameter is stored.
+    """Returns how a parameter is stored.
 
     Args:
         name: of its part of the tree: layers, embedding, head or final_norm.
@@ -78,7 +79,7 @@ def home_of(name: str, shape: tuple[int, ...], plan: Plan) -> Home:
 
 
 def stored_shapes(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
-    """Return shapes, dtypes and shardings under which no two devices keep the same parameter, nor its moments.
+    """Returns shapes, dtypes and shardings with which no two devices of a stage keep the same part of a parameter.
 
     Args:
         plan: says how layers are spread.
@@ -94,7 +95,7 @@ def stored_shapes(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
 
 
 def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
-    """Return shardings of parameters in their own shapes; one that would need zeros is left whole in its stage.
+    """Returns shardings of parameters in their own shapes; one that would need zeros is left whole in its stage.
 
     Args:
         plan: says how layers are spread.
@@ -102,23 +103,27 @@ def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
         mesh: the plan's mesh, with `seq` whole or divided.
     """
 
-    def place(path, leaf):
-        home = home_of(path[0].key, leaf.shape, plan)
-        if home.shape == tuple(leaf.shape):
-            return _sharding(home, mesh)
-        stages = home.stage_dim if home.stage_dim is None or leaf.shape[home.stage_dim] % plan.mesh.pipe == 0 else None
-        return _sharding(Home(tuple(leaf.shape), Share(), stages), mesh)
+    def place(path, leaf, stored):
+        if stored.shape == tuple(leaf.shape):
+            return stored.sharding
+        return _sharding(_whole(home_of(path[0].key, leaf.shape, plan), leaf.shape, plan), mesh)
 
-    return jax.tree_util.tree_map_with_path(place, params)
+    return jax.tree_util.tree_map_with_path(place, params, stored_shapes(plan, params, mesh))
+
+
+def _whole(home: Home, shape: tuple[int, ...], plan: Plan) -> Home:
+    """Returns a home of this shape without cuts; the stages divide it only if it has as many rows for each."""
+    dim = home.stage_dim
+    return Home(tuple(shape), Share(), None if dim is None or shape[dim] % plan.mesh.pipe else dim)
 
 
 def store(params: nnx.State, shapes: nnx.State) -> nnx.State:
-    """Bring parameters into the shapes in which they are stored, or a part of them; traceable."""
+    """Pads parameters, or a part of their tree, to the shapes in which they are stored; traceable."""
     return jax.tree.map(lambda x, like: fit(x, like.shape), params, shapes)
 
 
 def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) -> nnx.State:
-    """Give every device of a stage the stage's parameters whole where the compiler would not do so by itself.
+    """Gathers a stage's parameters on each of its devices in the cases where the compiler would not do so by itself.
 
     These are parameters with zeros, with two cuts, and a vocabulary that the stages do not divide.
 
@@ -138,8 +143,7 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
             return x
         if x.ndim > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(dtype)
-        stages = home.stage_dim if not uneven else None
-        x = lax.with_sharding_constraint(x, _sharding(Home(given, Share(), stages), mesh))
+        x = lax.with_sharding_constraint(x, _sharding(_whole(home, given, plan), mesh))
         kept = tuple(
             have if dim == vocab_dim else size for dim, (size, have) in enumerate(zip(shape, given, strict=True))
         )
@@ -149,7 +153,7 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
 
 
 def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter: bool = True) -> Physical:
-    """Return how the devices of a stage share each gradient of one device.
+    """Returns how the devices of a stage share each gradient of one device.
 
     Gradients of layers are [v, layers, ...], of a vocabulary [V, D].
 
@@ -157,7 +161,7 @@ def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter
         params: as the step gets them: those that are stored have gradients that are shared.
         shapes: their own shapes.
         plan: says how layers are spread.
-        scatter: without, every device gets whole sums.
+        scatter: whether each device gets its share of a sum; else every device gets whole sums.
     """
 
     def share_of(name, x, like):
@@ -180,7 +184,7 @@ def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter
 
 
 def sum_over_members(grad: jax.Array, share: Share) -> jax.Array:
-    """Add a gradient over the devices of a stage; each gets its share. Within `shard_map`.
+    """Adds a gradient over the devices of a stage; each device gets its share. Call it inside `shard_map`.
 
     Returns:
         The sum, or its cut dims divided.
@@ -202,7 +206,7 @@ def sum_over_members(grad: jax.Array, share: Share) -> jax.Array:
 
 
 def stack(grads: Physical, shares: Physical) -> Physical:
-    """Give the gradients of one device the dims that `gradient_specs` tells of. Within `shard_map`."""
+    """Adds to the gradients of one device the dims that `gradient_specs` names. Call it inside `shard_map`."""
 
     def tables(x, share):
         return x[None] if len(share.cuts) == 2 else x
@@ -213,9 +217,9 @@ def stack(grads: Physical, shares: Physical) -> Physical:
 
 
 def gradient_specs(shares: Physical) -> Physical:
-    """Return the PartitionSpec of every gradient that a step gives: layers [v, P, layers, ...], vocabulary [V, D].
+    """Returns the PartitionSpec of every gradient that a step returns: layers [v, P, layers, ...], vocabulary [V, D].
 
-    Before these dims come the members where there are two cuts, which `unstack` takes away.
+    A gradient with two cuts has a dim of members before these dims, which `unstack` removes.
     """
     members = {"major": MEMBERS, "minor": ()}
 
@@ -233,7 +237,7 @@ def gradient_specs(shares: Physical) -> Physical:
 
 
 def unstack(grads: Physical, shares: Physical, mesh: Mesh) -> Physical:
-    """Put the parts of gradients with two cuts in their places; no device sends anything.
+    """Puts the parts of gradients with two cuts in their places; no device sends anything.
 
     Args:
         grads: from a step of `gradient_specs`.
@@ -259,7 +263,7 @@ def unstack(grads: Physical, shares: Physical, mesh: Mesh) -> Physical:
 
 
 def _with_stage_dim(share: Share) -> Share:
-    """Leave a place for the dim of the stages behind that of the groups."""
+    """Returns the share of an array that has the dim of the stages behind the dim of the groups."""
     return Share(tuple(Cut(cut.dim + 1, cut.parts) for cut in share.cuts))
 
 
@@ -269,7 +273,7 @@ def _sharding(home: Home, mesh: Mesh) -> NamedSharding:
 
 
 def _axes(share: Share, stage_dim: int | None, names: dict[str, tuple[str, ...]]) -> list:
-    """Return the mesh axes of each dim."""
+    """Returns the mesh axes of each dim."""
     axes = {} if stage_dim is None else {stage_dim: ("pipe",)}
     for cut, which in zip(share.cuts, ("major", "minor"), strict=False):
         axes[cut.dim] = axes.get(cut.dim, ()) + names[which]
@@ -277,7 +281,7 @@ def _axes(share: Share, stage_dim: int | None, names: dict[str, tuple[str, ...]]
 
 
 def _divided(mesh: Mesh, share: Share) -> tuple[Mesh, dict[str, tuple[str, ...]]]:
-    """Divide the axis within which the second of two cuts begins; devices keep their order.
+    """Divides the axis within which the second of two cuts begins; devices keep their order.
 
     Returns:
         The mesh, and the axes that the major and the minor cut go over.

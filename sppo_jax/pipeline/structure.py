@@ -1,4 +1,4 @@
-"""What a program depends on of a model, and whether parameters are a model's."""
+"""The parts of a model that a program depends on, and a check that parameters belong to a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Structure:
     Args:
         graphdef: its modules.
         params: shapes of its parameters.
-        others: all else that it holds, constants of a user's block; the same only if they are the same arrays.
+        others: all its other arrays, constants of a user's block; equal only if they are the same arrays.
     """
 
     graphdef: nnx.GraphDef
@@ -28,12 +28,12 @@ class Structure:
 
     @classmethod
     def of(cls, model: nnx.Module) -> Structure:
-        """Take a model apart."""
+        """Returns the structure of a model."""
         graphdef, params, others = nnx.split(model, nnx.Param, ...)
         return cls(graphdef, jax.eval_shape(lambda: params), others)
 
     def model(self) -> nnx.Module:
-        """Return the model with shapes in place of its parameters."""
+        """Returns the model with shapes in place of its parameters."""
         return nnx.merge(self.graphdef, self.params, self.others)
 
     @property
@@ -49,15 +49,15 @@ class Structure:
 
 
 def check_params(params: Any, shapes: nnx.State, plan: Plan) -> None:
-    """Check that parameters are a model's: in their own shapes, or as `pipeline.storage` stores them.
+    """Checks that parameters belong to a model: in their own shapes, or as `pipeline.storage` stores them.
 
     Args:
-        params: what was given.
-        shapes: the model's.
+        params: the parameters to check.
+        shapes: shapes of the model's parameters.
         plan: says how they are stored.
 
     Raises:
-        ValueError: the rule, what was got, what to change.
+        ValueError: they do not; the message gives the rule, the value and the change to make.
     """
     if not isinstance(params, nnx.State):
         got = "the model itself" if isinstance(params, nnx.Module) else f"a {type(params).__name__}"

@@ -1,6 +1,6 @@
-"""Embedding and head, their vocabulary sharded over `pipe`: every stage computes its share, none is the slow one.
+"""Embedding and head, with the vocabulary sharded over `pipe`: every stage computes an equal share.
 
-Logits exist a tile of tokens at a time, in at least float32. The head's forward, loss and backward are one pass.
+Logits exist for one tile of tokens at a time, in at least float32. The head's forward, loss and backward are one pass.
 
 Letters: T tokens of a tick on one device, D hidden size, V vocabulary entries of one stage, C tokens in a tile,
 P stages.
@@ -21,42 +21,42 @@ TILE_TOKENS = 1024
 
 
 def stage_index(num_stages: int):
-    """Return this device's stage."""
+    """Returns this device's stage."""
     return lax.axis_index(AXIS) if num_stages > 1 else 0
 
 
 def from_stage(x, source, num_stages: int):
-    """Give every stage the array of stage `source`; a sum over `pipe` in which the others are zero."""
+    """Returns the array of stage `source` on every stage: a sum over `pipe` in which the other stages add zero."""
     if num_stages == 1:
         return x
     return lax.psum(jnp.where(stage_index(num_stages) == source, x, jnp.zeros_like(x)), AXIS)
 
 
 def _local(tokens_T, num_entries: int, num_stages: int):
-    """Return row numbers in this stage's share of the vocabulary and whether they are in it."""
+    """Returns row numbers in this stage's share of the vocabulary and whether they are in it."""
     local = tokens_T - stage_index(num_stages) * num_entries
     inside = (local >= 0) & (local < num_entries)
     return jnp.where(inside, local, 0), inside
 
 
 def embed(embedding_VD: jax.Array, tokens_T: jax.Array, num_stages: int) -> jax.Array:
-    """Look tokens up in the sharded table; the result is the same on every stage."""
+    """Looks tokens up in the sharded table; the result is the same on every stage."""
     rows, inside = _local(tokens_T, embedding_VD.shape[0], num_stages)
     x_TD = jnp.where(inside[:, None], embedding_VD[rows], jnp.zeros((), embedding_VD.dtype))
     return lax.psum(x_TD, AXIS) if num_stages > 1 else x_TD
 
 
 def embed_gradient(sum_VD: jax.Array, tokens_T: jax.Array, dx_TD: jax.Array, num_stages: int) -> jax.Array:
-    """Add the gradient of `embed` to this stage's share of the table; zero rows of `dx_TD` add nothing."""
+    """Adds the gradient of `embed` to this stage's share of the table; zero rows of `dx_TD` add nothing."""
     rows, inside = _local(tokens_T, sum_VD.shape[0], num_stages)
     return sum_VD.at[rows].add(jnp.where(inside[:, None], dx_TD.astype(sum_VD.dtype), 0))
 
 
 class HeadResult(NamedTuple):
-    """Of one chunk: each token's loss in nats (0 without a target); then what training needs, or what evaluation does.
+    """Each token's loss in nats (0 without a target) of one chunk, and fields that only training or evaluation has.
 
-    Training: dX of this stage's share of tokens and the gradients. Evaluation: whether each target is the most likely
-    token of the whole vocabulary.
+    Training has dX of this stage's share of tokens and the gradients. Evaluation has whether each target is the most
+    likely token of the whole vocabulary.
     """
 
     loss_T: jax.Array
@@ -67,12 +67,12 @@ class HeadResult(NamedTuple):
 
 
 def share_tokens(num_tokens: int, num_stages: int) -> int:
-    """Return how many of a chunk's tokens one stage keeps of the head's dX."""
+    """Returns how many of a chunk's tokens one stage keeps of the head's dX."""
     return -(-num_tokens // num_stages)
 
 
 def _softmax_stats(logits_CV, targets_C, num_entries, num_stages):
-    """Return over the whole vocabulary lse_C, the targets' logits and the highest logits."""
+    """Returns lse_C, the targets' logits and the highest logits, over the whole vocabulary."""
     top = lax.stop_gradient(logits_CV.max(-1))
     top = lax.pmax(top, AXIS) if num_stages > 1 else top
     rows, inside = _local(targets_C, num_entries, num_stages)
@@ -83,8 +83,8 @@ def _softmax_stats(logits_CV, targets_C, num_entries, num_stages):
 
 
 def _most_likely(logits_CV, top_C, first, num_stages):
-    """Return the token of the highest logit over the whole vocabulary, the first of several, as argmax does."""
-    # A stage without the highest logit offers a token beyond every vocabulary.
+    """Returns the token of the highest logit over the whole vocabulary; the first of equal ones, as argmax does."""
+    # A stage without the highest logit offers a token number above every vocabulary.
     offer_C = jnp.where(
         logits_CV.max(-1) == top_C, first + logits_CV.argmax(-1).astype(jnp.int32), jnp.int32(2**31 - 1)
     )
@@ -110,7 +110,7 @@ def head(
     num_stages: int,
     gradients: bool = True,
 ) -> HeadResult:
-    """Compute loss and gradients of a chunk, every stage its share of the vocabulary.
+    """Computes loss and gradients of a chunk; every stage computes its share of the vocabulary.
 
     Args:
         norm: `norm(weights, x)`, the final norm.
@@ -122,7 +122,7 @@ def head(
         dhead_VD: accumulator of the head's gradient, at least float32.
         vocab_size: of the whole model; rows beyond it are padding.
         num_stages: P.
-        gradients: whether to compute any; without them the targets that are the most likely token are found instead.
+        gradients: whether to compute gradients; else the result says which targets are the most likely token.
 
     Returns:
         loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD;
@@ -158,7 +158,7 @@ def head(
 
 
 def _through_norm(norm, norm_weights, x_TD, dz_TD, num_stages):
-    """Sum dZ over the stages, each getting its share of tokens, and take that share back through the norm."""
+    """Sums dZ over the stages, gives each its share of tokens, and takes that share back through the norm."""
     share = share_tokens(x_TD.shape[0], num_stages)
     rows = share * num_stages
     dz_TD = jnp.pad(dz_TD[: x_TD.shape[0]], ((0, rows - x_TD.shape[0]), (0, 0)))
@@ -172,7 +172,7 @@ def _through_norm(norm, norm_weights, x_TD, dz_TD, num_stages):
 
 
 def whole_share(dx_share: jax.Array, num_tokens: int, num_stages: int) -> jax.Array:
-    """Collect the dX shares of all stages."""
+    """Collects the dX shares of all stages."""
     if num_stages > 1:
         dx_share = lax.all_gather(dx_share, AXIS, axis=0, tiled=True)
     return dx_share[:num_tokens]

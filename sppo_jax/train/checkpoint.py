@@ -1,4 +1,4 @@
-"""Saving a run's state with Orbax, beside the training: the logical tree, layers stacked, whatever the mesh."""
+"""Saves a run's state with Orbax while training continues: the logical tree, layers stacked, alike for every mesh."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Checkpoints:
     """Writes checkpoints of one run, one at a time, and keeps those that the config asks for."""
 
     def __init__(self, directory: Path, config: CheckpointConfig):
-        """Open the directory, and sweep out what a killed save left.
+        """Opens the directory and removes what a killed save left.
 
         Args:
-            directory: of all checkpoints of the run; made if it is not there.
-            config: what to keep.
+            directory: holds all checkpoints of the run; created if needed.
+            config: says which checkpoints to keep.
         """
         self.directory, self._config = directory, config
         self._manager = self._open()
@@ -48,7 +48,7 @@ class Checkpoints:
         return ocp.CheckpointManager(self.directory.resolve(), options=options)
 
     def save(self, state: TrainState, run: Mapping[str, Any], *, step: int, loss: float | None = None) -> str | None:
-        """Begin to write `directory/step`, which appears there whole or not at all; waits for the save before.
+        """Begins to write `directory/step`, which appears there whole or not at all; waits for the save before.
 
         The arrays are copied off the devices before this returns: they may be given away then.
 
@@ -75,7 +75,7 @@ class Checkpoints:
         return problem
 
     def finish(self) -> str | None:
-        """Wait for the save under way; returns why it failed, None where it did not."""
+        """Waits for the running save; returns why it failed, None if it did not."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:  # as in save
@@ -85,18 +85,18 @@ class Checkpoints:
         return None
 
     def close(self) -> str | None:
-        """Finish and close; returns why the last save failed, None where it did not."""
+        """Finishes and closes; returns why the last save failed, None if it did not."""
         problem = self.finish()
         self._manager.close()
         return problem
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, oldest first."""
+        """Steps of the existing checkpoints, oldest first."""
         return sorted(self._manager.all_steps())
 
     def _start_over(self, step: int | None, error: Exception) -> str:
-        """Open again behind a failed save; a manager that failed once fails without end."""
+        """Opens the directory again after a failed save, because the old manager would fail at every later save."""
         text = " ".join(str(error).split())
         text = _DISK_FULL if _DISK_FULL in text else text[:200]
         self._manager = self._open()
@@ -105,7 +105,7 @@ class Checkpoints:
 
 
 def _collect_quietly() -> None:
-    """Collect the coroutines that a failed save left behind, each of which would print a traceback of its own."""
+    """Collects the coroutines that a failed save left behind, because each would print a traceback."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         gc.collect()
@@ -133,7 +133,7 @@ def _what_to_keep(config: CheckpointConfig) -> checkpoint_managers.PreservationP
 
 
 def save_params(directory: Path, params: nnx.State, config: Config) -> Path:
-    """Write `directory/0`: parameters before any step, without an optimizer's state or a place in the data.
+    """Writes `directory/0`: parameters before any step, without an optimizer's state or a place in the data.
 
     Args:
         directory: of checkpoints.

@@ -26,14 +26,14 @@ STATE, RUN = "state", "run"
 
 
 def checkpoint_steps(directory: Path) -> list[int]:
-    """Return the steps of the checkpoints in a directory that are finished, newest first."""
+    """Returns the steps of the checkpoints in a directory that are finished, newest first."""
     if not directory.is_dir():
         return []
     return sorted((int(path.name) for path in directory.iterdir() if _is_checkpoint(path)), reverse=True)
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return a checkpoint by its own path, or the newest of a checkpoints or run directory.
+    """Returns a checkpoint by its own path, or the newest of a checkpoints or run directory.
 
     Raises:
         ValueError: there is none.
@@ -48,7 +48,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def read_run(checkpoint: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of its run: `config`, `plan`, `data`, `step`.
+    """Returns what a checkpoint records about its run: `config`, `plan`, `data`, `step`.
 
     Raises:
         ValueError: it cannot be read.
@@ -60,7 +60,7 @@ def read_run(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_params(checkpoint: Path, shapes: nnx.State, stored: nnx.State | None = None) -> nnx.State:
-    """Load the parameters alone, each straight onto its devices.
+    """Loads the parameters alone, each straight onto its devices.
 
     Args:
         checkpoint: from `find_checkpoint`.
@@ -94,9 +94,9 @@ def load_params(checkpoint: Path, shapes: nnx.State, stored: nnx.State | None = 
 
 
 def read_arrays(checkpoint: Path, wanted: Any) -> Any:
-    """Read arrays of a checkpoint, each straight onto its devices, cut off or with zeros behind them as is wanted.
+    """Reads arrays of a checkpoint, each straight onto its devices, cut or padded with zeros to the wanted shapes.
 
-    What is cut off has to be zeros, which `changed_arrays` tells.
+    The values cut off must be zeros; `changed_arrays` checks that.
 
     Args:
         checkpoint: its directory.
@@ -120,15 +120,15 @@ def read_arrays(checkpoint: Path, wanted: Any) -> Any:
 
 
 def shapes_of(params: nnx.State) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter by its name in a checkpoint."""
+    """Returns the shape of every parameter by its name in a checkpoint."""
     leaves = jax.tree_util.tree_leaves_with_path({"params": nnx.to_pure_dict(params)})
     return {leaf_name(path): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def _other_shapes(checkpoint: Path, run: Mapping[str, Any], shapes: nnx.State) -> str:
-    """Return which parameter has another shape than is wanted, in words; "" if none has."""
+    """Returns a sentence that names a parameter whose shape is not the wanted one; "" if there is none."""
     wanted = shapes_of(shapes)
-    # Without a word of them, arrays were saved in their own shapes.
+    # A checkpoint that does not record the shapes has its arrays in their own shapes.
     saved = run.get("shapes") or _shapes_on_disk(checkpoint)
     for name, shape in wanted.items():
         if tuple(saved.get(name, ())) != shape:
@@ -147,7 +147,7 @@ def _shapes_on_disk(checkpoint: Path) -> dict[str, tuple[int, ...]]:
 
 
 def changed_arrays(tree: Any, run: Mapping[str, Any], checkpoint: Path) -> str:
-    """Return which arrays are not those that were saved, in words; "" if all are.
+    """Returns a sentence that names an array whose values are not those that were saved; "" if there is none.
 
     Args:
         tree: the arrays, all that were saved or a part of them.
@@ -167,7 +167,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's text, at most 200 characters of it."""
+    """Returns the first line of an error's text, at most 200 characters of it."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
@@ -180,12 +180,12 @@ class Restored:
 
 
 def restore_newest(directory: Path, shapes: TrainState, report: Callable[[str], None]) -> Restored | None:
-    """Load the newest checkpoint that is whole; set those aside that are not.
+    """Loads the newest checkpoint that is whole and sets newer ones aside.
 
     Args:
         directory: of the run's checkpoints.
         shapes: the state's shapes, dtypes and shardings, of any mesh.
-        report: is told of each checkpoint that is passed over.
+        report: called with a line for each checkpoint that is passed over.
 
     Returns:
         What was saved; None where there is no checkpoint.
@@ -212,7 +212,7 @@ def restore_newest(directory: Path, shapes: TrainState, report: Callable[[str], 
 
 
 def _try(path: Path, shapes: TrainState) -> tuple[Restored | None, str]:
-    """Load one checkpoint; every process comes to the same verdict."""
+    """Loads one checkpoint; all processes agree on the result."""
     restored, error = None, None
     try:
         restored = _load(path, shapes)
@@ -239,7 +239,7 @@ def _load(path: Path, shapes: TrainState) -> Restored:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a checkpoint that is not whole, so that its step can be saved again, and it can be looked at."""
+    """Renames a checkpoint that is not whole, so that its step can be saved again and the files can be inspected."""
     number = 0
     while (aside := path.with_name(f"{path.name}.broken-{number}")).exists():
         number += 1

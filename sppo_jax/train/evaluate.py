@@ -1,4 +1,4 @@
-"""What a long context is good for: validation loss, overall and by position within a document; recall by distance."""
+"""Measures of what a long context helps: validation loss, overall and by position in a document; recall by distance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recall:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Mean loss in nats a target, overall and by position, and recall by distance where the data ask for it.
+    """Mean loss in nats a target, overall and by position, and recall by distance if the data ask for recall.
 
     Buckets without targets are left out.
     """
@@ -50,11 +50,11 @@ class Validation:
 
     @property
     def late_minus_early(self) -> float | None:
-        """Loss in the last bucket minus that at early positions; below 0 the context is good for something."""
+        """Loss in the last bucket minus the loss at early positions; below 0 the context helps."""
         return late_minus_early(self.buckets)
 
     def metrics(self) -> dict:
-        """Return what metrics.jsonl says of a validation."""
+        """Returns the fields of metrics.jsonl for a validation."""
         found: dict = {
             "validation_loss": self.loss,
             "validation_loss_by_position": [dataclasses.asdict(bucket) for bucket in self.buckets],
@@ -65,7 +65,7 @@ class Validation:
         return found
 
     def describe(self) -> str:
-        """Return a short table."""
+        """Returns a short table."""
         lines = [f"validation loss {self.loss:.4f} nats a token over {self.num_targets} tokens, by position:"]
         for bucket in self.buckets:
             span = f"{bucket.first}..{bucket.last}"
@@ -80,7 +80,7 @@ class Validation:
 
 
 def position_edges(sequence_length: int) -> list[int]:
-    """Return the lower ends of the position buckets: 0, then powers of two of the sequence, and S as the end.
+    """Returns the lower ends of the position buckets: 0, then powers of two of the sequence, and S as the end.
 
     They begin at S/16, or earlier where that leaves buckets of 32 positions or more, but not before S/2048.
     """
@@ -91,12 +91,12 @@ def position_edges(sequence_length: int) -> list[int]:
 def validate(
     token_scores: Scores, params: nnx.State, rows: Rows, plan: Plan, mesh: Mesh, *, num_wanted: int
 ) -> Validation | None:
-    """Measure the loss of the first held-out sequences, the same at every call; every process reads whole batches.
+    """Measures the loss of the first held-out sequences, the same at every call; every process reads whole batches.
 
     Args:
         token_scores: `f(params, batch)`, from `pipeline.api.evaluate`.
         params: the parameters.
-        rows: what is held out.
+        rows: the sequences held out.
         plan: says how many sequences a batch has.
         mesh: the plan's.
         num_wanted: sequences, rounded up to whole batches.
@@ -120,7 +120,7 @@ def evaluate(
     batches: Iterable[Batch],
     place: Callable[[Batch], Mapping[str, jax.Array]],
 ) -> Validation | None:
-    """Measure the loss of held-out sequences.
+    """Measures the loss of held-out sequences.
 
     Args:
         token_scores: `f(params, batch)`, from `pipeline.api.evaluate`.
@@ -161,7 +161,7 @@ def evaluate(
 
 
 def _count_hits(totals: dict[int, list[int]], distances_BS: np.ndarray, hits_BS: np.ndarray) -> None:
-    """Add a batch's answers and hits to those of each distance."""
+    """Adds a batch's answers and hits to those of each distance."""
     for distance in np.unique(distances_BS[distances_BS > 0]).tolist():
         here = distances_BS == distance
         answers, hits = totals.setdefault(distance, [0, 0])

@@ -1,4 +1,4 @@
-"""Validation of a checkpoint on the devices at hand, whatever it was trained on."""
+"""Validation of a checkpoint on the current devices, which may differ from those of its run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sppo_jax.planner.make import check_plan, make_plan
 from sppo_jax.train.checkpoint_read import load_params
 from sppo_jax.train.evaluate import Validation, validate
 
-# Groups that say how devices share the work: left to the planner where the devices are others.
+# Groups that say how devices share the work: the planner chooses them if the devices differ from the run's.
 _OF_DEVICES = ("mesh", "schedule", "stash", "hardware")
-# Settings with which the run's plan is of no use any more.
+# Settings that make the run's plan unusable if they change.
 _OF_PLANS = (*_OF_DEVICES, "sequence", "model", "planner", "train.devices")
 
 
 def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
-    """Returns the config of a checkpoint with overrides; where these ask for other devices, for any mesh.
+    """Returns the config of a checkpoint with overrides; for any mesh if the overrides ask for other devices.
 
     A step takes as many sequences as in the run, so that the sequences that are held out are the same.
 
@@ -50,7 +50,7 @@ def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
 
 
 def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tuple[Config, Plan]:
-    """Plans the evaluation: as in the run where the devices are as many and no such setting changes, else again.
+    """Returns config and plan: the run's plan if the devices are as many and no such setting changes; else a new one.
 
     Args:
         saved: from `read_run`.

@@ -1,6 +1,6 @@
-"""Fingerprints of arrays: a number that does not depend on the mesh, and changes with any bit of any element.
+"""Fingerprints of arrays: each is a number that does not depend on the mesh and changes with any bit of any element.
 
-Zeros count nothing wherever they are, so the zeros that a mesh puts behind a parameter do not matter.
+Zeros add nothing at any place, so the zeros that a mesh puts behind a parameter do not matter.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from jax import lax
 
 # Knuth's multiplicative hash (2^32 divided by the golden ratio) spreads indices; made odd, it loses no bit.
 _SPREAD = 2654435761
-# A place is a number in this base whose digits are the indices, first dim first: no two near places have the same.
+# A place is a number in this base whose digits are the indices, first dim first, so no two near places are equal.
 _BASE = 2246822519
 _VERSION = 2
 
 
 def stamp(tree: Any) -> dict[str, Any]:
-    """Return what a checkpoint says of its arrays: their fingerprints, and the version of these.
+    """Returns the fingerprints of a checkpoint's arrays and the version of the fingerprints.
 
     Args:
         tree: of arrays, placed anywhere.
@@ -30,9 +30,10 @@ def stamp(tree: Any) -> dict[str, Any]:
 
 
 def fingerprints(tree: Any, sizes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, int]:
-    """Return 32 bits for each array: the sum of its words, each multiplied by a hash of its place.
+    """Returns 32 bits for each array: the sum of its words, each multiplied by a hash of its place.
 
-    Sums of integers have no order, so every mesh gives the same; an element that moved, changed or is missing shows.
+    Sums of integers do not depend on the order, so they are the same for every mesh. An element that moved, changed or
+    is missing changes the sum.
 
     Args:
         tree: of arrays, placed anywhere.
@@ -49,7 +50,7 @@ def fingerprints(tree: Any, sizes: Mapping[str, tuple[int, ...]] | None = None) 
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """Return the name of a leaf: its path within the tree."""
+    """Returns the name of a leaf: its path within the tree."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

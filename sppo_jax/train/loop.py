@@ -1,9 +1,9 @@
 """The training loop, top to bottom.
 
 Outputs are read one step late: the loop hands step n + 1 to the devices, then waits for step n, so that the devices
-always have work. Step n also brings back what all processes agreed to do next: go on, save, or save and stop. Before
-the state is saved or validated the loop waits for the newest step too, because the next step gives the state's memory
-away.
+always have work. Step n also returns the request on which all processes agreed: continue, save, or save and stop.
+Before the loop saves or validates the state, the loop waits for the newest step too, because the next step reuses the
+state's memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sppo_jax.version import __version__
 
 
 class RunFailed(Exception):
-    """A run cannot go on; the message says why, and what is saved."""
+    """A run cannot continue; the message says why, and which checkpoint is saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +48,15 @@ class Result:
 
 
 def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
-    """Train until `train.steps` steps are done, or a signal comes.
+    """Trains until `train.steps` steps are done, or a signal comes.
 
     Args:
         experiment: from `prepare`.
         run_dir: claimed by this run.
-        start: from `begin`; its state is given away.
+        start: from `begin`; the first step reuses the memory of its state.
 
     Returns:
-        How it ended: finished, or stopped with its state saved.
+        How the run ended: finished, or stopped with its state saved.
 
     Raises:
         RunFailed: too many steps in a row were not finite, or the last save failed.
@@ -82,7 +82,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 with meter.loading():
                     batch = place_batch(next(experiment.loader), experiment.plan, mesh)
 
-                # Start this step; then wait for the step before, write its metrics, and learn what is asked for.
+                # Start this step; then wait for the step before, write its metrics, and read the request.
                 watchdog.beat(done, "step")
                 overdue = 0 < config.checkpoint.every_s <= time.monotonic() - saved_s
                 state, outputs = step(state, batch, signals.array(save=overdue))
@@ -106,7 +106,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 if validated:
                     record.say(validated.describe())
 
-                # Save: the copy to disk goes on beside the next steps.
+                # Save: the copy to disk continues during the next steps.
                 if saves or asked > GO:
                     watchdog.beat(done, "save")
                     with meter.saving():
@@ -123,7 +123,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
 
 
 def _compile(experiment: Experiment, state: TrainState, signals: Signals, record: Record) -> TrainStep:
-    """Compile the one program of the run."""
+    """Compiles the one program of the run."""
     start_s = time.perf_counter()
     step = make_train_step(experiment.value_and_grad, experiment.optimizer, shardings_of(experiment.shapes))
     compiled = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals.array()).compile()
@@ -132,10 +132,10 @@ def _compile(experiment: Experiment, state: TrainState, signals: Signals, record
 
 
 def _due(config: Config, done: int, asked: int) -> tuple[bool, bool]:
-    """Return whether to validate, and whether to save, after a step."""
+    """Returns whether to validate and whether to save after a step."""
     train, checkpoint, is_last = config.train, config.checkpoint, done == config.train.steps
     in_turn = train.eval_every > 0 and done % train.eval_every == 0
-    to_validate = is_last or (in_turn and asked < STOP)  # who is told to stop has little time left
+    to_validate = is_last or (in_turn and asked < STOP)  # a run that is told to stop has little time left
     to_save = asked > GO or (is_last and checkpoint.final) or (to_validate and checkpoint.keep_best > 0)
     return to_validate, to_save or (checkpoint.every_steps > 0 and done % checkpoint.every_steps == 0)
 
@@ -155,7 +155,7 @@ def _validate(experiment: Experiment, state: TrainState) -> Validation | None:
 
 
 def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str, Any]:
-    """Return what is saved beside the state, as JSON."""
+    """Returns the JSON that is saved beside the state."""
     config = experiment.config
     return {
         "step": done,
@@ -170,10 +170,10 @@ def to_save(experiment: Experiment, done: int, failure: str | None) -> dict[str,
 
 
 def _end(record: Record, checkpoints: Checkpoints, done: int, failure: str | None, stopped_by: str | None) -> None:
-    """Wait for the last save, and say how the run ended.
+    """Waits for the last save, and records how the run ended.
 
     Raises:
-        RunFailed: it did not end well.
+        RunFailed: too many steps in a row were not finite, or the last save failed.
     """
     problem = checkpoints.close()
     if problem:

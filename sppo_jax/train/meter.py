@@ -24,7 +24,7 @@ from sppo_jax.train.signals import GO, STOP
 
 
 def peak_flops_per_s(config: MetricsConfig, device: jax.Device) -> float | None:
-    """Return a device's peak FLOP/s: as configured, else from its datasheet, None where that is not known."""
+    """Returns a device's peak FLOP/s: as configured, else from its datasheet; None if that is not known."""
     if not isinstance(config.peak_flops, str):
         return config.peak_flops
     if device.platform == "cpu":
@@ -36,7 +36,7 @@ def peak_flops_per_s(config: MetricsConfig, device: jax.Device) -> float | None:
 
 
 def peak_memory() -> dict[str, int | None]:
-    """Return the most memory held so far: on the fullest of this process's devices, and by the process on its host."""
+    """Returns the most memory held so far: on the fullest of this process's devices, and by the process on its host."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [found["peak_bytes_in_use"] for found in stats if "peak_bytes_in_use" in found]
     # Kilobytes, but bytes on macOS.
@@ -52,11 +52,11 @@ class LossSpikes:
     """Remembers the losses of the last steps, and finds those far above them."""
 
     def __init__(self) -> None:
-        """Remember nothing yet: the first 20 losses are never spikes."""
+        """Starts without losses; the first 20 losses are never spikes."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def check(self, loss: float) -> str | None:
-        """Take the next loss; returns a sentence if it is a spike.
+        """Takes the next loss; returns a sentence if it is a spike.
 
         A spike lies 6 deviations above the median of the last 50 losses; the deviation is the median one (times
         1.48, as of a normal distribution), which the spikes before do not widen.
@@ -76,10 +76,10 @@ class LossSpikes:
 
 
 class Meter:
-    """Reads each step's outputs, writes a line of metrics where one is due, and tells of skips and spikes."""
+    """Reads each step's outputs, writes a line of metrics when one is due, and records skips and spikes."""
 
     def __init__(self, experiment: Experiment, record: Record, *, first: int):
-        """Start the clock.
+        """Starts the clock.
 
         Args:
             experiment: the run.
@@ -91,7 +91,7 @@ class Meter:
         self._done: tuple[int, dict[str, Any], float] | None = None
         self._logged, self._num_skipped, self._is_spike = first, 0, False
         self._spent_s = {"data_s": 0.0, "save_s": 0.0}
-        # All at once: what is computed between steps waits for the one that runs.
+        # All at once: an operation between steps would wait for the running step.
         with jax.numpy_dtype_promotion("standard"):
             self._learning_rates = np.asarray(experiment.schedule(np.arange(experiment.config.train.steps)))
         self._since_s = time.perf_counter()
@@ -99,7 +99,7 @@ class Meter:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Count the seconds until a batch is there, if the devices have nothing else to do by then."""
+        """Counts the seconds until a batch is ready, if the devices are idle by then."""
         begin_s = time.perf_counter()
         yield
         if self._pending is None or self._pending[1]["loss"].is_ready():
@@ -107,13 +107,13 @@ class Meter:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Count the seconds by which a save holds up the run."""
+        """Counts the seconds for which a save stops the run."""
         begin_s = time.perf_counter()
         yield
         self._spent_s["save_s"] += time.perf_counter() - begin_s
 
     def expect(self, step: int, outputs: Mapping[str, jax.Array]) -> None:
-        """Take the outputs of a step that has begun.
+        """Takes the outputs of a step that has begun.
 
         Args:
             step: its number, from 1.
@@ -122,7 +122,7 @@ class Meter:
         self._pending = (step, outputs)
 
     def wait(self) -> int:
-        """Wait for the step that was expected, if any, and stop the clock.
+        """Waits for the expected step, if there is one, and stops the clock.
 
         Returns:
             What the processes want done: GO, SAVE or STOP.
@@ -136,7 +136,7 @@ class Meter:
         return STOP if self.failure else outputs["signal"]
 
     def write(self, more: Mapping[str, Any] | None = None) -> None:
-        """Write the line of the step that was waited for, if one is due.
+        """Writes the line of the step that was waited for, if one is due.
 
         Args:
             more: metrics of a validation: with them a line is due, and their time does not count.
@@ -152,7 +152,7 @@ class Meter:
             self._since_s = now_s if more is None else time.perf_counter()
 
     def _watch(self, step: int, outputs: Mapping[str, Any]) -> None:
-        """Tell of a step that was skipped or whose loss is a spike."""
+        """Records an event for a step that was skipped or whose loss is a spike."""
         loss, limit = outputs["loss"], self._experiment.config.train.max_nonfinite
         if outputs["num_skipped_in_row"]:
             text = f"a loss of {loss} and a gradient norm of {outputs['grad_norm']}"
@@ -170,7 +170,7 @@ class Meter:
         self._num_skipped = outputs["num_skipped"]
 
     def _metrics(self, step: int, outputs: Mapping[str, Any], now_s: float) -> dict[str, Any]:
-        """Return what metrics.jsonl says of a step, times being means since the line before."""
+        """Returns the line of metrics.jsonl for a step; its times are means since the previous line."""
         experiment, num_steps = self._experiment, step - self._logged
         config, length = experiment.config, experiment.config.sequence.length
         step_s = (now_s - self._since_s) / num_steps

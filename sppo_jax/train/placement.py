@@ -1,4 +1,4 @@
-"""Which rows of a global batch this process reads, and how they get onto its devices."""
+"""The rows of a global batch that this process reads, and their placement on its devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.pipeline import layout
@@ -15,10 +15,9 @@ from sppo_jax.plan.plan import Plan
 
 
 def local_rows(mesh: Mesh, num_sequences: int) -> list[int]:
-    """Return the rows of the global batch that this process's devices hold.
+    """Returns the rows of the global batch that this process's devices hold.
 
-    Rows are shared out over `data`; processes that hold the same data coordinate (`pipe` or `seq` spans them) hold the
-    same rows.
+    `data` divides the rows. Processes with the same data coordinate (`pipe` or `seq` spans them) hold the same rows.
 
     Args:
         mesh: axes data, pipe, seq; `data` divides `num_sequences`.
@@ -47,11 +46,11 @@ def local_rows(mesh: Mesh, num_sequences: int) -> list[int]:
 
 
 def place_batch(batch_local: Mapping[str, np.ndarray], plan: Plan, mesh: Mesh) -> dict[str, jax.Array]:
-    """Make global arrays of what each process read; a device gets its own tokens of its pipeline's sequences.
+    """Makes global arrays from the rows of each process; a device gets its own tokens of its pipeline's sequences.
 
     Args:
         batch_local: int32 [len(local_rows), length] each: this process's rows, in the order of `local_rows`.
-        plan: says how many sequences there are, and whose their tokens are.
+        plan: gives the number of sequences and the layout of their tokens.
         mesh: the plan's.
 
     Returns:
@@ -74,14 +73,18 @@ def place_batch(batch_local: Mapping[str, np.ndarray], plan: Plan, mesh: Mesh) -
 
 
 def batch_shapes(plan: Plan, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return what `place_batch` gives, without values."""
+    """Returns shapes, dtypes and shardings of the arrays that `place_batch` returns."""
     shape = (plan.num_sequences, plan.sequence_length // plan.mesh.seq, plan.mesh.seq)
-    sharding = layout.batch_sharding(plan, mesh)
+    return batch_of(shape, layout.batch_sharding(plan, mesh))
+
+
+def batch_of(shape: tuple[int, ...], sharding: Sharding) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns a batch without values: every array of the batch contract in one shape and sharding."""
     return {key: jax.ShapeDtypeStruct(shape, np.dtype("int32"), sharding=sharding) for key in KEYS}
 
 
 def gather(x: jax.Array) -> np.ndarray:
-    """Return a global array whole, in every process; all must call it."""
+    """Returns a whole global array in every process; all processes must call it."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return np.asarray(x)
     return np.asarray(multihost_utils.process_allgather(x, tiled=True))

@@ -1,4 +1,4 @@
-"""What a run leaves and shows: metrics.jsonl, events.jsonl, report.html, trackers, and lines or a progress bar."""
+"""The files and the display of a run: metrics.jsonl, events.jsonl, report.html, trackers, lines or a progress bar."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Progress:
     """Shows steps as they are logged."""
 
     def __init__(self, num_steps: int, *, first: int = 0):
-        """Show nothing yet; the clock starts with the first step, not with what is compiled before it.
+        """Prepares the bar and shows nothing yet; its clock starts with the first step, after compilation.
 
         Args:
             num_steps: length of the run.
@@ -40,7 +40,7 @@ class Progress:
         self._bar = tqdm(total=num_steps, initial=first, unit="step", file=sys.stdout) if is_terminal else None
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Show the metrics of a step: `step`, `loss`, `tokens_per_s`, `step_s`, `mfu` and peak memory where known."""
+        """Shows the metrics of a step: `step`, `loss`, `tokens_per_s`, `step_s`, `mfu` and peak memory where known."""
         if not self._start_s:
             self._start_s = time.perf_counter() - metrics["step_s"] * (metrics["step"] - self._first)
         if self._bar is None:
@@ -50,14 +50,14 @@ class Progress:
         self._bar.update(metrics["step"] - self._bar.n)
 
     def say(self, text: str) -> None:
-        """Show a text between the steps."""
+        """Shows a text between the steps."""
         if self._bar is None:
             print(text, flush=True)
         else:
             self._bar.write(text, file=sys.stdout)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Closes the bar and leaves it on the screen."""
         if self._bar is not None:
             self._bar.close()
 
@@ -96,7 +96,7 @@ class Record:
     """Keeps the books of a run in the main process; in the others it does nothing."""
 
     def __init__(self, run_dir: Path, config: Config, *, step: int):
-        """Take up the books where the run goes on.
+        """Opens the run's files at the step where the run starts or continues.
 
         Args:
             run_dir: of the run, claimed by it.
@@ -117,7 +117,7 @@ class Record:
             self._progress = Progress(config.train.steps, first=step)
 
     def metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Write a line of metrics and show it."""
+        """Writes a line of metrics and shows it."""
         if self._is_main:
             self._append(self.run_dir / "metrics.jsonl", metrics)
             self._trackers.log(metrics)
@@ -127,34 +127,34 @@ class Record:
                 self.report()
 
     def event(self, kind: str, step: int, text: str) -> None:
-        """Write a line to events.jsonl and show it: start, resume, save, skip, spike, validation, stop, warning."""
+        """Writes a line to events.jsonl and shows it: start, resume, save, skip, spike, validation, stop, warning."""
         if self._is_main:
             self._append_event(kind, step, text)
             self._progress.say(text)
             self._tell_of_lost_output(step)
 
     def events(self, events: Iterable[tuple[str, str]], step: int) -> None:
-        """Write and show several events, each a kind and a text."""
+        """Writes and shows several events, each a kind and a text."""
         for kind, text in events:
             self.event(kind, step, text)
 
     def saving(self, step: int, directory: Path, problem: str | None) -> None:
-        """Write that a save has begun, and that one failed, if so."""
+        """Records that a save has begun, or why a save failed."""
         if problem:
             self.event("warning", step, problem)
         self.event("save", step, f"step {step}: saving {directory / str(step)}")
 
     def say(self, text: str) -> None:
-        """Show a text."""
+        """Shows a text."""
         if self._is_main:
             self._progress.say(text)
 
     def report_soon(self) -> None:
-        """Draw report.html with the next line, when the devices are busy, unless that would be too often."""
+        """Draws report.html with the next line, while the devices are busy, unless it was drawn recently."""
         self._report_due_s = min(self._report_due_s, self._report_affordable_s)
 
     def report(self) -> None:
-        """Draw report.html again; a picture that fails does not end a run."""
+        """Draws report.html again; an error while drawing does not end the run."""
         if self._is_main:
             begin_s = time.monotonic()
             try:
@@ -166,12 +166,12 @@ class Record:
             self._report_due_s = max(end_s + _REPORT_EVERY_S, self._report_affordable_s)
 
     def finish(self, text: str) -> None:
-        """Mark the run as finished, for scripts that start it again until it is."""
+        """Marks the run as finished, for scripts that restart it until it is finished."""
         if self._is_main:
             write_whole(self.run_dir / "finished", f"{text}\n")
 
     def close(self) -> None:
-        """Leave the bar as it stands, and close the trackers."""
+        """Leaves the bar on the screen and closes the trackers."""
         if self._is_main:
             self._progress.close()
             self._trackers.close()
@@ -181,14 +181,14 @@ class Record:
         self._append(self.run_dir / "events.jsonl", {"time": now, "step": step, "kind": kind, "text": text})
 
     def _tell_of_lost_output(self, step: int) -> None:
-        """Write down, once, that nobody sees what is shown."""
+        """Records once that the output of the run can no longer be shown."""
         for line in lost_lines():
             if line not in self._told:
                 self._told.add(line)
                 self._append_event("warning", step, line)
 
     def _append(self, path: Path, entry: Mapping[str, Any]) -> None:
-        """Append a line, whole after each call; what a full disk refuses is kept, and tried again with the next."""
+        """Appends a line; text that a full disk refuses is kept and written with the next line."""
         self._lost.append((path, json.dumps(entry, allow_nan=False) + "\n"))
         try:
             while self._lost:
@@ -200,7 +200,7 @@ class Record:
 
 
 def _append_line(path: Path, line: str) -> None:
-    """Append a line whole or not at all."""
+    """Appends a line whole or not at all."""
     with path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:

@@ -16,20 +16,20 @@ from sppo_jax.config import Config, load_config, to_yaml
 from sppo_jax.files import write_whole
 from sppo_jax.plan.plan import Plan
 
-# What the weights, or the documents behind them, would not survive; everything else may change when a run goes on.
+# Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
 _FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scale"), "data": ("cache",)}
 
 
 @contextmanager
 def claimed(path: Path, what: str = "the run directory", setting: str = "--run-dir") -> Iterator[None]:
-    """Hold a run's directory, made if it is not there, for as long as the run lasts.
+    """Locks a run's directory for as long as the run lasts; creates the directory if needed.
 
-    The lock dies with the process, however that ends.
+    The system releases the lock when the process ends for any reason.
 
     Args:
         path: the directory.
-        what: it is, for errors.
-        setting: that names it, for errors.
+        what: name of the directory in errors.
+        setting: the setting that names the directory, for errors.
 
     Raises:
         ValueError: it cannot be written, or another run holds it.
@@ -66,7 +66,7 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
 
 
 def _probe(path: Path) -> None:
-    """Write and remove a little: a read-only or full disk shows before anything is compiled."""
+    """Writes and removes a small file, so that a read-only or full disk fails before anything is compiled."""
     probe = path / f".probe-{os.getpid()}"
     try:
         probe.write_bytes(b"0" * 4096)
@@ -75,13 +75,13 @@ def _probe(path: Path) -> None:
 
 
 def changes_since(path: Path, config: Config) -> list[str]:
-    """Check that a config goes on with the run in a directory, if there is one.
+    """Checks that a config can continue the run in a directory, if there is one.
 
     Returns:
         The settings that changed, as `group.key: old -> new`.
 
     Raises:
-        ValueError: it is another run: another model, other data, or none of ours.
+        ValueError: the directory holds a run of another model or other data, or files of another program.
     """
     try:
         is_run, has_metrics = (path / "config.yaml").exists(), (path / "metrics.jsonl").exists()
@@ -117,7 +117,7 @@ def _changes(before: Any, after: Any, name: str) -> Iterator[tuple[str, Any, Any
 
 
 def write_run(path: Path, config: Config, plan: Plan) -> None:
-    """Write config.yaml (every setting) and plan.json, each whole or not at all.
+    """Writes config.yaml (every setting) and plan.json, each whole or not at all.
 
     Raises:
         ValueError: they cannot be written.
@@ -132,7 +132,7 @@ def write_run(path: Path, config: Config, plan: Plan) -> None:
 
 
 def forget_after(path: Path, step: float) -> int:
-    """Drop the lines of a .jsonl file about steps that will be done again, and a line that was torn.
+    """Drops the lines of a .jsonl file about steps that the run will repeat, and lines that are torn.
 
     Args:
         path: a JSON object with `step` a line; need not exist.

@@ -1,4 +1,4 @@
-"""Everything a run needs, made and checked before anything is written or trained."""
+"""All parts of a run, made and checked before the run writes files or trains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.placement import local_rows
-from sppo_jax.train.state import TrainState, init_state, shardings_of, state_from, state_shapes
+from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
 
 
@@ -36,14 +36,14 @@ class Experiment:
         config: all settings.
         plan: the static decisions.
         mesh: devices, axes data, pipe and seq.
-        loader: this process's part of the training batches, endless.
+        loader: this process's part of the training batches, without end.
         data_fingerprint: differs between data whose sequences differ.
-        validation: the sequences held out; None where nothing is.
+        validation: the sequences held out; None if there are none.
         value_and_grad: loss and gradients of a batch.
         token_scores: each token's loss, and whether its target is the most likely token.
         schedule: learning rate by step.
-        optimizer: gradients to updates.
-        shapes: of the state, with dtypes and shardings.
+        optimizer: turns gradients into updates.
+        shapes: shapes, dtypes and shardings of the state.
     """
 
     config: Config
@@ -60,7 +60,7 @@ class Experiment:
 
 
 def prepare(config: Config, plan: Plan) -> Experiment:
-    """Load the data and build the model's programs for a plan.
+    """Loads the data and builds the model's programs for a plan.
 
     Raises:
         ValueError: config, plan, data and devices do not fit together.
@@ -89,13 +89,13 @@ def prepare(config: Config, plan: Plan) -> Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """The first state, the steps done before it, and what there is to say of them.
+    """The first state, the steps done before it, and the events to record.
 
     Args:
         state: on the devices.
-        step: steps done before.
+        step: number of steps done before.
         directory: of the run's checkpoints.
-        events: a kind and a line for each thing there is to say.
+        events: kind and text of each event.
     """
 
     state: TrainState
@@ -105,7 +105,7 @@ class Start:
 
 
 def begin(experiment: Experiment, run_dir: Path) -> Start:
-    """Make or load the first state, and put the loader where it goes on.
+    """Makes or loads the first state, and moves the loader to the batch that comes next.
 
     Args:
         experiment: from `prepare`; its loader is moved.
@@ -122,7 +122,7 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     if (origin := config.model.hf) is not None:
         shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
         params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.shapes.params))
-        state = state_from(params, experiment.optimizer, shardings_of(experiment.shapes))
+        state = state_from(params, experiment.optimizer, experiment.shapes)
         text = f"starts in {run_dir} from the weights in {origin}"
     else:
         state = init_state(config, experiment.optimizer, experiment.shapes)
@@ -138,7 +138,7 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
             f"{experiment.data_fingerprint}, not {fingerprint}); bring the old ones back, or choose another --run-dir"
         )
     experiment.loader.state = {"sequence": restored.run["data"]["sequence"]}
-    # A run that stopped after too many bad steps gets as many again.
+    # A run that stopped after too many skipped steps in a row may skip as many in a row again.
     state = restored.state._replace(num_skipped_in_row=restored.state.num_skipped_in_row * np.int32(0))
     before, after = restored.run["plan"], experiment.plan.to_dict()
     changed = [name for name in ("mesh", "chunk_lengths", "sequence_kind", "schedule") if before[name] != after[name]]
@@ -149,16 +149,16 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
 
 
 def checkpoints_of(experiment: Experiment, run_dir: Path) -> Path:
-    """Return the directory of a run's checkpoints."""
+    """Returns the directory of a run's checkpoints."""
     directory = experiment.config.checkpoint.dir
     return Path(directory) if directory else run_dir / "checkpoints"
 
 
 def check_room(experiment: Experiment, run_dir: Path) -> None:
-    """Refuse a disk that cannot take what a checkpoint adds: one is written before an old one goes.
+    """Checks that the disk has space for one more checkpoint: a new one is written before an old one is deleted.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the disk has too little space.
     """
     directory = checkpoints_of(experiment, run_dir)
     needed_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.shapes))
@@ -168,6 +168,6 @@ def check_room(experiment: Experiment, run_dir: Path) -> None:
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < needed_bytes:
         raise ValueError(
-            f"the disk must have room for a checkpoint and the next, {needed_bytes / 2**30:.2f} GiB, got "
-            f"{free_bytes / 2**30:.2f} GiB free at {directory}; make room, or set checkpoint.dir to another disk"
+            f"the disk must have space for a checkpoint and the next, {needed_bytes / 2**30:.2f} GiB, got "
+            f"{free_bytes / 2**30:.2f} GiB free at {directory}; free some, or set checkpoint.dir to another disk"
         )

@@ -1,7 +1,8 @@
-"""What a process wants done between steps, agreed on by all: go on, save, or save and stop.
+"""Requests of processes between steps, on which all processes agree: continue, save, or save and stop.
 
-A process alone may be told to stop, or find that it is time to save; all must do so after the same step. Each puts what
-it asks for into a small array that every step takes. The largest comes back with the step's loss. Nothing else is sent.
+One process may be told to stop, or may find that a save is due, and all processes must do so after the same step. Each
+process writes its request to a small array, which is an argument of every step. The step returns the largest request
+with the loss. The processes exchange nothing else.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ GO, SAVE, STOP = 0, 1, 2
 
 
 def signal_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of the array of requests: an element a device."""
+    """Returns the sharding of the array of requests, which has one element for each device."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 class Signals:
-    """What this process asks for, and its array on the devices."""
+    """The request of this process, and its array on the devices."""
 
     def __init__(self, mesh: Mesh):
-        """Ask to go on.
+        """Starts with the request `GO`.
 
         Args:
             mesh: of all devices of the run.
@@ -43,10 +44,10 @@ class Signals:
         return self._stopping.reason if self._stopping else None
 
     def array(self, *, save: bool = False) -> jax.Array:
-        """Return int32 [devices], this process's part holding what it asks for.
+        """Returns the requests, int32 [devices]; this process fills its own part.
 
         Args:
-            save: whether this process finds it time to save.
+            save: whether this process finds that a save is due.
         """
         asked = STOP if self.stop_reason else SAVE if save else GO
         if asked not in self._arrays:
@@ -55,7 +56,7 @@ class Signals:
         return self._arrays[asked]
 
     def __enter__(self) -> Signals:
-        """Heed the signals that the command takes; where no command does, take them: they are requests at once."""
+        """Uses the command's signal handlers; without a command, installs handlers that make requests at once."""
         self._stopping = in_force()
         if self._stopping is None:
             self._stopping = self._own.enter_context(Stopping())
@@ -63,13 +64,13 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the signals back, unless they are the command's."""
+        """Removes the handlers that `__enter__` installed."""
         self._own.close()
 
     def begin(self) -> None:
-        """Take a signal as the request to stop from now on: there will be a state to save.
+        """Treats a signal as the request to stop from now on, because there is a state to save.
 
-        Processes wait for each other: where one was told to stop before, all end here.
+        Processes wait for each other. If one of them was told to stop before this call, all end here.
         """
         distributed.exchange("")
         if self._stopping:

@@ -1,4 +1,4 @@
-"""What a training step changes, made directly on the devices where it belongs."""
+"""The state that a training step changes, created directly on its devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sppo_jax.pipeline.storage import store
 
 
 class TrainState(NamedTuple):
-    """What a run is after a step.
+    """The state of a run after a step.
 
     Attributes:
         step: int32 number of steps done, skipped ones included.
@@ -35,63 +35,50 @@ class TrainState(NamedTuple):
 
 
 def first_state(params: nnx.State, opt_state: optax.OptState) -> TrainState:
-    """Return the state before any step."""
+    """Returns the state before any step."""
     zero = jnp.zeros((), jnp.int32)
     return TrainState(step=zero, num_skipped=zero, num_skipped_in_row=zero, params=params, opt_state=opt_state)
 
 
-def state_shardings(
-    optimizer: optax.GradientTransformation, params: nnx.State, param_shardings: nnx.State, mesh: Mesh
-) -> TrainState:
-    """Return shardings for a whole state: moments lie with their parameters, scalars everywhere.
+def state_shapes(optimizer: optax.GradientTransformation, stored: nnx.State, mesh: Mesh) -> TrainState:
+    """Returns shapes, dtypes and shardings of a run's state, without any array.
+
+    Moments lie where their parameters lie. Every device has the scalars.
 
     Args:
         optimizer: whose state it is.
-        params: shapes of the parameters.
-        param_shardings: a sharding for each.
+        stored: parameters with their shardings, arrays or shapes from `pipeline.storage.stored_shapes`.
         mesh: over which the scalars are replicated.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.eval_shape(lambda params: first_state(params, optimizer.init(params)), stored)
+
+    def place(like: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+
     opt_state = optax.tree_map_params(
         optimizer,
-        lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, params),
-        param_shardings,
-        transform_non_params=lambda _: everywhere,
+        lambda moment, param: place(moment, param.sharding),
+        shapes.opt_state,
+        stored,
+        transform_non_params=lambda leaf: place(leaf, everywhere),
     )
     return TrainState(
-        step=everywhere,
-        num_skipped=everywhere,
-        num_skipped_in_row=everywhere,
-        params=param_shardings,
+        step=place(shapes.step, everywhere),
+        num_skipped=place(shapes.num_skipped, everywhere),
+        num_skipped_in_row=place(shapes.num_skipped_in_row, everywhere),
+        params=jax.tree.map(lambda leaf: place(leaf, leaf.sharding), stored),
         opt_state=opt_state,
     )
 
 
-def state_shapes(optimizer: optax.GradientTransformation, stored: nnx.State, mesh: Mesh) -> TrainState:
-    """Return shapes, dtypes and shardings of a run's state, without any array.
-
-    Args:
-        optimizer: whose state it is.
-        stored: those of the parameters, from `pipeline.storage.stored_shapes`.
-        mesh: over which the scalars are replicated.
-    """
-    shapes = jax.eval_shape(lambda params: first_state(params, optimizer.init(params)), stored)
-    shardings = state_shardings(optimizer, stored, jax.tree.map(lambda leaf: leaf.sharding, stored), mesh)
-
-    def place(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
-
-    return jax.tree.map(place, shapes, shardings)
-
-
 def shardings_of(shapes: TrainState) -> TrainState:
-    """Return the shardings of `state_shapes`."""
+    """Returns the shardings of `state_shapes`."""
     return jax.tree.map(lambda leaf: leaf.sharding, shapes)
 
 
 def init_state(config: Config, optimizer: optax.GradientTransformation, shapes: TrainState) -> TrainState:
-    """Create the state of step 0; no device ever holds more than its own part.
+    """Creates the state of step 0; no device holds more than its own part at any time.
 
     Args:
         config: the model and its seed.
@@ -106,34 +93,34 @@ def init_state(config: Config, optimizer: optax.GradientTransformation, shapes: 
     return jax.jit(create, out_shardings=shardings_of(shapes))()
 
 
-def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
-    """Create the state of step 0 around parameters that are there, which it takes over.
+def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shapes: TrainState) -> TrainState:
+    """Creates the state of step 0 from existing parameters, whose memory the state takes over.
 
     Args:
-        params: placed as `shardings` say.
+        params: placed as `shapes` say.
         optimizer: gives the optimizer's first state.
-        shardings: from `state_shardings`.
+        shapes: from `state_shapes`.
     """
 
     def create(params: nnx.State) -> TrainState:
         return first_state(params, optimizer.init(params))
 
-    return jax.jit(create, out_shardings=shardings, donate_argnums=0)(params)
+    return jax.jit(create, out_shardings=shardings_of(shapes), donate_argnums=0)(params)
 
 
 def to_tree(state: TrainState) -> dict[str, Any]:
-    """Return a state as plain dicts, so that nothing but names is needed to read it."""
+    """Returns a state as plain dicts, which can be read by names alone."""
     return {**state._asdict(), "params": nnx.to_pure_dict(state.params)}
 
 
 def from_tree(tree: Mapping[str, Any], like: TrainState) -> TrainState:
-    """Return the state whose tree was saved.
+    """Returns a state from its tree: the inverse of `to_tree`.
 
     Args:
-        tree: as `to_tree` gives it, with other leaves perhaps.
-        like: a state with the structure wanted.
+        tree: as `to_tree` returns it; the leaves may be of other types.
+        like: a state with the structure of the result.
     """
-    # Copied, for what replaces the values does it in place.
+    # A copy, because the next call replaces the values in place.
     params = nnx.from_flat_state(nnx.to_flat_state(like.params))
     nnx.replace_by_pure_dict(params, tree["params"])
     return TrainState(**{**tree, "params": params})

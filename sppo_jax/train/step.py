@@ -14,13 +14,13 @@ from sppo_jax.train.state import TrainState
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-    """Return the learning rate by step: linear up to `lr`, then a cosine down to `lr * min_lr_ratio` at the last step.
+    """Returns the learning rate by step: linear up to `lr`, then a cosine down to `lr * min_lr_ratio` at the last step.
 
     Args:
         config: peak, length of the warm-up in steps, and the final share of the peak.
         num_steps: length of the run.
     """
-    # The first step of a warm-up from 0 would be lost, so it starts one step up.
+    # A warm-up from 0 would waste its first step, so the first learning rate is lr / warmup_steps.
     first = config.lr / max(config.warmup_steps, 1)
     warm_up = optax.linear_schedule(first, config.lr, max(config.warmup_steps - 1, 1))
     decay = optax.cosine_decay_schedule(config.lr, max(num_steps - config.warmup_steps, 1), config.min_lr_ratio)
@@ -28,7 +28,7 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Chain clipping by global norm and AdamW.
+    """Chains clipping by global norm and AdamW.
 
     Args:
         config: the coefficients.
@@ -41,7 +41,7 @@ def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.G
 
 
 def is_matrix(params: nnx.State) -> nnx.State:
-    """Mark the parameters that decay: those of two or more dims in one layer, biases excepted."""
+    """Marks the parameters that decay: those with two or more dims in one layer, except biases."""
 
     def mark(path: tuple, leaf: jax.Array) -> bool:
         names = [str(getattr(key, "key", "")) for key in path]
@@ -59,9 +59,9 @@ TrainStep = Callable[[TrainState, Mapping[str, jax.Array], jax.Array], tuple[Tra
 def make_train_step(
     value_and_grad: ValueAndGrad, optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainStep:
-    """Join gradients and optimizer into `step(state, batch, signals) -> (state, metrics)`.
+    """Joins gradients and optimizer into `step(state, batch, signals) -> (state, metrics)`.
 
-    A step whose loss or gradient is not finite leaves parameters and optimizer as they were, and is counted.
+    A step whose loss or gradient is not finite is counted and does not change parameters or optimizer state.
 
     Args:
         value_and_grad: `f(params, batch) -> (loss, grads)`.
@@ -69,9 +69,9 @@ def make_train_step(
         shardings: of the state, in and out.
 
     Returns:
-        A jitted function which gives the memory of the old state to the new one. `signals` is int32, what each
-        process wants done; every process sees the largest. Its metrics are scalars `loss` (nats a target), `grad_norm`
-        (before clipping), `num_skipped`, `num_skipped_in_row` and `signal`.
+        A jitted function that reuses the memory of the old state for the new state. `signals` is int32, the request of
+        each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `num_skipped`,
+        `num_skipped_in_row` and `signal`, the largest request.
     """
 
     def step(state: TrainState, batch: Mapping[str, jax.Array], signals: jax.Array) -> tuple[TrainState, Metrics]:
@@ -98,7 +98,7 @@ def make_train_step(
         }
         return state, metrics
 
-    options = getattr(value_and_grad, "compiler_options", None)  # the outermost jit's to set
+    options = getattr(value_and_grad, "compiler_options", None)  # only the outermost jit can set them
     everywhere = shardings.step
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=options)
 

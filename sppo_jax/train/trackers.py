@@ -21,27 +21,27 @@ class Tracker(Protocol):
     """Keeps the scalars of steps somewhere."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Keep the scalars of a step."""
+        """Keeps the scalars of a step."""
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Writes the remaining scalars and closes the tracker."""
 
 
 class Trackers:
     """Several trackers behind one; a tracker that fails is reported once and left out from then on."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()):
-        """Take over trackers that are open."""
+        """Takes open trackers."""
         self._trackers = list(trackers)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
-        """Give all trackers the numbers of one line of metrics.jsonl."""
+        """Gives all trackers the numbers of one line of metrics.jsonl."""
         if self._trackers:
             scalars = scalars_of(metrics)
             self._each("log", lambda tracker: tracker.log(metrics["step"], scalars))
 
     def close(self) -> None:
-        """Close all trackers; a second call does nothing."""
+        """Closes all trackers; a second call does nothing."""
         self._each("close", lambda tracker: tracker.close())
         self._trackers = []
 
@@ -49,16 +49,16 @@ class Trackers:
         for tracker in list(self._trackers):
             try:
                 call(tracker)
-            except Exception as error:  # no report is worth a run
+            except Exception as error:  # a failing tracker must not end a run
                 self._trackers.remove(tracker)
                 _warn(f"{type(tracker).__name__} failed to {what} and is left out from now on", error)
 
 
 def check_trackers(config: Config) -> None:
-    """Check, before anything is compiled, that what `metrics` asks for is installed and has a login.
+    """Checks, before anything is compiled, that what `metrics` asks for is installed and has a login.
 
     Raises:
-        ValueError: it is not, or has none.
+        ValueError: a package is not installed, or has no login.
     """
     if config.metrics.tensorboard:
         _summary_writer()
@@ -73,12 +73,12 @@ def check_trackers(config: Config) -> None:
 
 
 def open_trackers(config: Config, run_dir: Path, *, step: int) -> Trackers:
-    """Open what `metrics` asks for; a run that goes on continues its own curves.
+    """Opens the trackers that `metrics` asks for; a run that continues extends its own curves.
 
     Args:
         config: all settings; `metrics.tensorboard` and `metrics.wandb` choose the trackers.
         run_dir: the run's directory, which exists.
-        step: steps done so far, 0 for a new run; what is known of later steps is void.
+        step: number of steps done, 0 for a new run; entries of later steps become void.
 
     Raises:
         ValueError: a tracker's package is not installed, or wandb has no login.
@@ -99,7 +99,7 @@ def open_trackers(config: Config, run_dir: Path, *, step: int) -> Trackers:
 
 
 def scalars_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a line of metrics.jsonl by name, lists of buckets spread out by where they begin.
+    """Returns the finite numbers of a line of metrics.jsonl by name, with one number for each bucket of a list.
 
     Args:
         metrics: `validation_loss_by_position` and `recall_by_distance` are lists of buckets; the others are scalars.
@@ -118,7 +118,7 @@ class TensorBoard:
     """Event files in `run_dir/tensorboard`."""
 
     def __init__(self, config: Config, run_dir: Path, step: int):
-        """Open a new event file, which voids the steps after `step` in those before it."""
+        """Opens a new event file, which voids the steps after `step` in those before it."""
         # Files are named by the second, which two starts may share; a purge begins with the step it is given.
         self._writer = _summary_writer()(
             str(run_dir / "tensorboard"), purge_step=step + 1 if step else None, filename_suffix=f".{step}"
@@ -128,12 +128,12 @@ class TensorBoard:
             self._writer.add_text("config", indented, 0)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a step to the event file."""
+        """Adds a step to the event file."""
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write the event file out."""
+        """Writes the event file out."""
         self._writer.close()
 
 
@@ -141,7 +141,7 @@ class Wandb:
     """A run at Weights & Biases, whose id is kept in `run_dir/wandb_id`, so that a resumed run is the same there."""
 
     def __init__(self, config: Config, run_dir: Path, step: int):
-        """Start the run, or go on with it."""
+        """Starts the run at wandb or continues it."""
         wandb = _wandb(config)
         try:
             self._run = wandb.init(
@@ -163,16 +163,16 @@ class Wandb:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a step to the run."""
+        """Adds a step to the run."""
         self._run.log({**scalars, "step": step})
 
     def close(self) -> None:
-        """End the run; an upload that hangs is left to `wandb sync`."""
+        """Ends the run; an upload that hangs is left to `wandb sync`."""
         self._run.finish()
 
 
 def _wandb_id(run_dir: Path) -> str:
-    """Return the run's id, made and kept at the first call."""
+    """Returns the run's id; the first call makes and stores it."""
     path = run_dir / "wandb_id"
     found = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if not found:

@@ -1,7 +1,7 @@
-"""Notices that a run of one or many processes stands still, names who holds it up, and ends it for the launcher.
+"""Finds out that a run of one or many processes is stuck, names the process that holds it up, and ends the run.
 
-Every process posts how far it is on a board that all read (the key-value store of `jax.distributed`). Whoever finds the
-run stuck posts a verdict, which ends all processes with the same line and exit code 1.
+Every process posts its progress on a board that all processes read (the key-value store of `jax.distributed`). The
+first process that finds the run stuck posts a verdict, which ends all processes with the same line and exit code 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GRACE_S = 5.0  # for processes that fail together to end by themselves
 
 @dataclass(frozen=True)
 class Beat:
-    """How far a process is: beats so far, the step, the phase, and whether it is done."""
+    """The progress of a process: beats so far, the step, the phase, and whether it is done."""
 
     count: int = 0
     step: int = 0
@@ -41,17 +41,17 @@ class Beat:
 
 
 class Watchdog:
-    """Context manager around a loop that calls `beat`; ends the process where the beats stop.
+    """Context manager around a loop that calls `beat`; ends the process if the beats stop.
 
-    Only time in which this process runs counts: one that was paused and goes on is not stuck.
+    Only time in which this process runs counts: a process that was paused and continues is not stuck.
     """
 
     def __init__(self, stall_s: float, *, on_stall: Callable[[str], None] | None = None) -> None:
-        """Prepare; nothing runs before the `with`.
+        """Prepares the watchdog, which starts with the `with` block.
 
         Args:
             stall_s: seconds without a beat after which the run is stuck; 0: never.
-            on_stall: takes the line that says who; by default it is printed with all stacks, and the process ends.
+            on_stall: called with the line that names the process; by default it prints the line and ends this process.
         """
         self._stall_s, self._on_stall = stall_s, on_stall or self._end
         self._me, self._num = distributed.process_id(), distributed.num_processes()
@@ -66,11 +66,11 @@ class Watchdog:
         self._broken = False
 
     def beat(self, step: int, phase: str) -> None:
-        """Say that the run goes on; costs nothing worth measuring.
+        """Records that the run makes progress; the cost is negligible.
 
         Args:
-            step: the step that is being made.
-            phase: what of it: data, step, save, evaluate.
+            step: the current step.
+            phase: its current part: data, step, save or evaluate.
         """
         self._beat = Beat(self._beat.count + 1, step, phase)
 
@@ -89,14 +89,14 @@ class Watchdog:
                 self._board.stop(Beat(self._beat.count, self._beat.step, "end", done=True))
             return
         if isinstance(error, jax.errors.JaxRuntimeError):
-            # As a rule an exchange broke off because another process died: give the watch time to name it.
+            # A collective usually fails because another process died: give the watchdog time to name that process.
             self._broken = True
             time.sleep(self._period_s * (_SILENT_PERIODS + 2) + _GRACE_S)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         self._left.set()
         self._board.proclaim(f"{self._name(self._me)} failed at {self._beat}: {reason}")
         self._board.stop(Beat(self._beat.count, self._beat.step, "end", done=True))
-        if self._me == 0:  # jax in the other processes ends without a word when this one is gone
+        if self._me == 0:  # jax ends the other processes without a message when this process ends
             self._board.wait_for_others(self._num, _GRACE_S + 3 * self._period_s)
 
     def _watch(self) -> None:
@@ -117,7 +117,7 @@ class Watchdog:
                 return
 
     def _count(self, passed_s: float) -> None:
-        """Add to the time that each process has been silent, and this one idle."""
+        """Adds to the time for which each process has been silent and this process has been idle."""
         if self._beat is not self._idle_since:
             self._idle_s, self._idle_since = 0.0, self._beat
         else:
@@ -125,7 +125,7 @@ class Watchdog:
         if self._board is None:
             return
         posts = self._board.posts
-        if posts is self._read:  # nothing new from the board, which process 0 keeps
+        if posts is self._read:  # process 0 keeps the board, which has nothing new
             self._silent_s[0] = self._silent_s.get(0, 0.0) + passed_s
             return
         for process, post in posts.items():
@@ -134,7 +134,7 @@ class Watchdog:
         self._read = posts
 
     def _judge(self) -> str | None:
-        """Return who holds the run up, in a line; None while it goes on."""
+        """Returns a line that names the process that holds the run up; None while the run makes progress."""
         beats = {process: Board.parse(post) for process, post in self._read.items()}
         silent_s = {
             process: seconds
@@ -176,7 +176,7 @@ class Watchdog:
         return f"process {process} on {host}"
 
     def _end(self, line: str) -> None:
-        """Print the line, what every thread does where the run is stuck, and end the process."""
+        """Prints the line and, if the run is stuck, the stacks of all threads; then ends the process."""
         print(line, file=sys.stderr, flush=True)
         if line.startswith(_STUCK):
             faulthandler.dump_traceback(sys.stderr)
@@ -187,7 +187,7 @@ class Watchdog:
 
 
 class Board:
-    """Posts this process's beat, reads those of all; in a thread of its own, as the store may hang with process 0."""
+    """Posts this process's beat and reads all beats; has its own thread, because the store hangs if process 0 hangs."""
 
     def __init__(self, me: int, period_s: float) -> None:
         self.posts: dict[int, str] = {}
@@ -197,7 +197,7 @@ class Board:
         self._turn = threading.Lock()
 
     def start(self, beat: Callable[[], Beat]) -> None:
-        """Begin to post and read, every period."""
+        """Starts a thread that posts and reads once a period."""
 
         def run() -> None:
             self._trade(beat())
@@ -207,25 +207,25 @@ class Board:
         threading.Thread(target=run, name="watchdog-board", daemon=True).start()
 
     def stop(self, last: Beat) -> None:
-        """Post a last time, and no more."""
+        """Posts the last beat."""
         self._stopped.set()
         self._trade(last)
 
     def proclaim(self, verdict: str) -> None:
-        """Tell all processes why the run ends, unless one has said so."""
+        """Tells all processes why the run ends, unless another process has done so."""
 
         def run() -> None:
             try:
                 self._client.key_value_set(f"{_FOLDER}/verdict", verdict, allow_overwrite=False)
             except Exception:
-                pass  # another was first, or process 0, which keeps the board, is gone
+                pass  # another process was first, or process 0, which keeps the board, has ended
 
         thread = threading.Thread(target=run, name="watchdog-verdict", daemon=True)
         thread.start()
-        thread.join(self._period_s)  # it never returns where process 0 hangs
+        thread.join(self._period_s)  # the call never returns if process 0 hangs
 
     def wait_for_others(self, num_processes: int, seconds: float) -> None:
-        """Return when all other processes have left, or the seconds are over."""
+        """Waits until all other processes have left, or until the seconds have passed."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if sum(self.parse(post).done for post in self.posts.values()) == num_processes:
@@ -235,12 +235,12 @@ class Board:
 
     @staticmethod
     def parse(post: str) -> Beat:
-        """Return the beat of a post."""
+        """Returns the beat of a post."""
         return Beat(*json.loads(post)["beat"])
 
     def _trade(self, beat: Beat | None) -> None:
         with self._turn:
-            if beat is None or beat.done or not self._stopped.is_set():  # nothing after the last post
+            if beat is None or beat.done or not self._stopped.is_set():  # nothing follows the last post
                 self._try_trade(beat)
 
     def _try_trade(self, beat: Beat | None) -> None:
@@ -252,6 +252,6 @@ class Board:
                 self._client.key_value_set(f"{_FOLDER}/{self._me}", post, allow_overwrite=True)
             found = {key.rpartition("/")[2]: value for key, value in self._client.key_value_dir_get(_FOLDER)}
         except Exception:
-            return  # the posts stay as they are, which tells on process 0
+            return  # the posts stay as they are, so process 0 counts as silent
         self.verdict = found.pop("verdict", self.verdict)
         self.posts = {int(process): post for process, post in found.items()}

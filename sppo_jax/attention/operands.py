@@ -1,0 +1,49 @@
+"""What the kernels take: keys and values, masks, cotangents, and the buffers that gather gradients.
+
+Letters: T query tokens, S key tokens of a buffer, N query heads, K key/value heads, H head dim; X leading dims of a
+buffer (slot, group, layer).
+"""
+
+from typing import NamedTuple
+
+import jax
+
+from sppo_jax.attention.spans import Spans
+from sppo_jax.attention.tags import BlockRange, Tags
+
+
+class Prefix(NamedTuple):
+    """Keys and values of a sequence so far: buffers [X..., K, S, H], and the sequence's index in X."""
+
+    k: jax.Array
+    v: jax.Array
+    index: tuple
+
+
+class Mask(NamedTuple):
+    """Which of S keys each of T queries sees: tags of both, and where queries and keys meet.
+
+    `meets` is a range of key blocks for the blockwise kernel and spans for the fused kernel.
+    """
+
+    queries: Tags
+    keys: Tags
+    meets: BlockRange | Spans
+
+
+class Cotangent(NamedTuple):
+    """What a backward needs about the global output: its cotangent, the GLOBAL LSE, and a summary of the output.
+
+    The blockwise kernel needs only delta_TN = sum(out * dout) as the summary; the fused kernel needs all of out_TNH.
+    """
+
+    dout_TNH: jax.Array
+    lse_TN: jax.Array
+    summary: jax.Array
+
+
+class Gradients(NamedTuple):
+    """Buffers [X..., K, S, H] that gather dK and dV of a prefix; the prefix's index is theirs too."""
+
+    dk: jax.Array
+    dv: jax.Array

@@ -93,12 +93,12 @@ def _run(words: list[str]) -> int:
         return WRONG_INPUT
     except MemoryError as error:
         text = " ".join(str(error).split()) or "out of memory"
-        print(f"the memory of this machine must hold the run, got: {text}; make it smaller", file=sys.stderr)
+        print(f"the memory of this machine must hold the run, got: {text}; make the run smaller", file=sys.stderr)
         return FAILED
     except OutputLost as error:
         if error.errno == errno.EPIPE:  # the reader, head for one, has seen enough
             return FAILED
-        print(f"standard output must take what is printed, got: {error.strerror}; send it elsewhere", file=sys.stderr)
+        print(f"standard output must be writable, got: {error.strerror}; send the output elsewhere", file=sys.stderr)
         return WRONG_INPUT
 
 

@@ -50,7 +50,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     missing = [name for name in _NAMES if name not in given]
     if missing:
         raise ValueError(
-            f"{', '.join(_NAMES)} go together, got {', '.join(given)} without {', '.join(missing)}; "
+            f"{', '.join(_NAMES)} must be set together, got {', '.join(given)} without {', '.join(missing)}; "
             "set all three, or none for one process"
         )
     process_id = _whole(given, "SPPO_PROCESS_ID", given)
@@ -65,9 +65,11 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 def _whole(values: Mapping[str, str], name: str, given: Mapping[str, str]) -> int:
     if name not in values:
-        raise ValueError(f"{', '.join(_NAMES)} go together, got {', '.join(given)} without {name}; set all three")
+        raise ValueError(
+            f"{', '.join(_NAMES)} must be set together, got {', '.join(given)} without {name}; set all three"
+        )
     if not values[name].strip().isdecimal():
-        raise ValueError(f"{name} must be a whole number, got {values[name]!r}; correct it")
+        raise ValueError(f"{name} must be a whole number, got {values[name]!r}; correct the variable")
     return int(values[name])
 
 
@@ -86,7 +88,7 @@ def _detected_place(environ: Mapping[str, str]) -> Place | None:
     if coordinator is None or count is None or process_id is None:
         if in_job:
             raise ValueError(
-                "a process of an indexed Kubernetes job must know the others, got none of SPPO_COORDINATOR, "
+                "a process of an indexed Kubernetes job must know the other processes, got none of SPPO_COORDINATOR, "
                 "SPPO_NUM_PROCESSES and SPPO_PROCESS_ID; set them as launch/jobset.yaml does (SPPO_NUM_PROCESSES=1 "
                 "runs alone)"
             )
@@ -128,7 +130,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds < 1e7:
-        raise ValueError(f"{name} must be seconds, at least 1, got {text!r}; correct it or leave it out")
+        raise ValueError(f"{name} must be a number of seconds, at least 1, got {text!r}; correct or unset the variable")
     return seconds
 
 
@@ -145,7 +147,7 @@ def local_devices(num_devices: int) -> int:
     count = 1 if place is None else place.num_processes
     if num_devices % count:
         raise ValueError(
-            f"train.devices=cpu:N must divide by the number of processes = {count}, got {num_devices}; "
+            f"the N of train.devices=cpu:N must be a multiple of the number of processes = {count}, got {num_devices}; "
             f"use cpu:{-(-num_devices // count) * count}, or another number of processes"
         )
     return num_devices // count
@@ -174,7 +176,9 @@ def start(config: Config) -> None:
 
     where = f"process {place.process_id} of {place.num_processes} at the coordinator {place.coordinator}"
     late = threading.Timer(
-        wait_s, give_up, (f"jax must join {where} within {wait_s:g} s, got no answer; look at the other logs",)
+        wait_s,
+        give_up,
+        (f"jax must join {where} within {wait_s:g} s, got no answer; look at the other processes' logs",),
     )
     late.daemon = True
     late.start()
@@ -185,7 +189,8 @@ def start(config: Config) -> None:
             heartbeat_s=int(silence_s) + _BACKSTOP_S,
         )
     except Exception as error:
-        give_up(f"jax must join {where}, got: {' '.join(str(error).split())}; free its port, and start all again")
+        trouble = " ".join(str(error).split())
+        give_up(f"jax must join {where}, got: {trouble}; free the coordinator's port, and start all processes again")
     late.cancel()
     stopping = in_force()
     if stopping is not None and threading.current_thread() is threading.main_thread():
@@ -266,7 +271,7 @@ def _post_of(client: Any, process: int, turn: int, deadline: float) -> str:
                 os._exit(STOPPED)
             if part_s == left_s or "DEADLINE_EXCEEDED" not in str(error):
                 give_up(
-                    f"all processes must come to agree within {timeout_s():g} s, process {process} did not "
+                    f"all processes must answer within {timeout_s():g} s, got no answer from process {process} "
                     f"({str(error).splitlines()[0][:80]}); look at its log, or raise SPPO_TIMEOUT_S"
                 )
 
@@ -349,7 +354,9 @@ def cluster(config: Config) -> Cluster | None:
         per_host[host] = per_host.get(host, 0) + count
     if len(set(per_host.values())) > 1:
         shown = ", ".join(f"{count} on {host}" for host, count in per_host.items())
-        raise ValueError(f"every host must have as many devices, got {shown}; leave out the odd ones")
+        raise ValueError(
+            f"all hosts must have the same number of devices, got {shown}; leave out the hosts that differ"
+        )
     device = find_device(jax.devices()[0].device_kind)
     return Cluster(
         device=device,

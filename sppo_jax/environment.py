@@ -119,10 +119,10 @@ def warn_of_unknown_flags() -> None:
     with contextlib.suppress(Exception):
         found = _unknown_flags(text)
     for flag, nearest in found.items():
-        known = f" (the nearest that it knows is {nearest})" if nearest else ""
+        known = f" (the nearest flag is {nearest})" if nearest else ""
         warnings.warn(
-            f"XLA_FLAGS must hold flags that XLA knows, got {flag}, which jaxlib {version('jaxlib')} does not{known}; "
-            "XLA will end the process: correct the flag, or take it out of XLA_FLAGS",
+            f"XLA_FLAGS must hold flags that XLA knows, got {flag}, which jaxlib {version('jaxlib')} does not know"
+            f"{known}; XLA will end the process: correct the flag, or remove the flag from XLA_FLAGS",
             stacklevel=3,
         )
 
@@ -229,7 +229,7 @@ def _holds(content: mmap.mmap, name: bytes) -> bool:
 def _given_host_gb() -> int:
     text = os.environ.get(HOST_LIMIT) or str(_DEFAULT_HOST_GB)
     if not text.strip().isdecimal():
-        raise ValueError(f"{HOST_LIMIT} must be a whole number of GB, got {text!r}; change it or leave it out")
+        raise ValueError(f"{HOST_LIMIT} must be a whole number of GB, got {text!r}; change or unset the variable")
     return int(text)
 
 

@@ -86,7 +86,7 @@ def _listen(address: str, port: int, patience_s: float) -> socket.socket:
             if time.monotonic() >= deadline:
                 raise ValueError(
                     f"port {port} of the coordinator {address} must be free on the host of process 0, got: "
-                    f"{error.strerror or error}; end what holds it, or give SPPO_COORDINATOR another port"
+                    f"{error.strerror or error}; end the program that holds the port, or choose another port"
                 ) from error
         time.sleep(_RETRY_S)
 
@@ -171,7 +171,7 @@ def _register(
         first = f"on {before[1]['host']} and on {host}" if before else f"on {host}"
         return ValueError(
             f"every process must have its own SPPO_PROCESS_ID from 0 to {place.num_processes - 1}, "
-            f"got {process} {first}; number them again"
+            f"got {process} {first}; number the processes again"
         )
     theirs = {"SPPO_NUM_PROCESSES": str(hello["num_processes"]), **hello["facts"]}
     ours = {"SPPO_NUM_PROCESSES": str(place.num_processes), **facts}
@@ -179,7 +179,7 @@ def _register(
         if ours.get(name) != theirs.get(name):
             return ValueError(
                 f"all processes must have the same {name}, got {ours.get(name)} in process 0 and {theirs.get(name)} "
-                f"in process {process} on {host}; start all of them with the same command and code"
+                f"in process {process} on {host}; start all processes with the same command and code"
             )
     return None
 
@@ -197,9 +197,9 @@ def _missing(place: Place, arrived: set[int], timeout_s: float) -> str:
     absent = [process for process in range(1, place.num_processes) if process not in arrived]
     shown = ", ".join(map(str, absent[:8])) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
     return (
-        f"all {place.num_processes} processes must come to {place.coordinator} within {timeout_s:g} s, got "
-        f"{place.num_processes - len(absent)}, without process {shown}; look at their logs and whether they reach that "
-        "address, or raise SPPO_TIMEOUT_S (SPPO_NUM_PROCESSES=1 runs alone)"
+        f"all {place.num_processes} processes must reach {place.coordinator} within {timeout_s:g} s, got "
+        f"{place.num_processes - len(absent)}, without process {shown}; look at the logs of these processes, check "
+        "that they reach this address, or raise SPPO_TIMEOUT_S (SPPO_NUM_PROCESSES=1 runs alone)"
     )
 
 

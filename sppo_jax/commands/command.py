@@ -50,7 +50,7 @@ def check_writable(path: Path, option: str) -> None:
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         reason = "permission denied"
     if reason:
-        raise ValueError(f"{option} must name a file that can be written, got {path} ({reason}); name another")
+        raise ValueError(f"{option} must name a file that can be written, got {path} ({reason}); name another file")
 
 
 def config_parser(command: str, description: str) -> Parser:
@@ -96,7 +96,7 @@ def read_plan(path: Path, config: Config) -> Plan:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--plan must be a readable plan.json, got {path} ({error}); give another") from error
+        raise ValueError(f"--plan must be a readable plan.json, got {path} ({error}); name another file") from error
     try:
         plan = Plan.from_json(text)
         check_plan(plan, config)

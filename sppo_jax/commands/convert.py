@@ -65,10 +65,10 @@ def _from_hf(args: Namespace) -> None:
         (folder / CONFIG).write_bytes((args.source / CONFIG).read_bytes())
         (folder / "config.yaml").write_text(_short_yaml(config, args.target), encoding="utf-8")
     print(
-        f"{num_params(config.model):,} parameters in {args.target / '0'} after {time.perf_counter() - start_s:.1f} s, "
-        f"a config that trains on from {args.source} in {args.target / 'config.yaml'}"
+        f"wrote {num_params(config.model):,} parameters to {args.target / '0'} in {time.perf_counter() - start_s:.1f} s"
+        f" and to {args.target / 'config.yaml'} a config that trains on from {args.source}"
     )
-    print(f"tokenizer: {', '.join(copied) or f'none in {args.source}'}")
+    print(f"copied the tokenizer: {', '.join(copied)}" if copied else f"there is no tokenizer in {args.source}")
 
 
 def _starting_config(folder: Path) -> Config:
@@ -88,9 +88,9 @@ def _short_yaml(config: Config, target: Path) -> str:
         "train": {"steps": config.train.steps},
     }
     head = (
-        "# Trains on from the weights of model.hf:\n"
+        "# Continues training from the weights of model.hf:\n"
         f"#   sppo train {target / 'config.yaml'} data.source=TEXT sequence.length=32768\n"
-        "# and with a longer rotation:\n"
+        "# For longer sequences add a rotary scaling:\n"
         "#   model.rope.scaling=yarn model.rope.factor=4\n"
     )
     return head + yaml.safe_dump(settings, sort_keys=False)
@@ -124,9 +124,12 @@ def _to_hf(args: Namespace) -> None:
     to_hf(params, args.target, config=config.model, like=like, dtype=args.dtype, length=length)
     if like is None and config.data.tokenizer:
         copy_tokenizer(_folder_of(Path(config.data.tokenizer)), args.target)
-    print(f"{num_params(config.model):,} parameters in {args.target} after {time.perf_counter() - start_s:.1f} s")
+    print(f"wrote {num_params(config.model):,} parameters to {args.target} in {time.perf_counter() - start_s:.1f} s")
     if like is None:
-        print("it came from no Hugging Face folder that is known: special tokens are not named; --like DIR takes them")
+        print(
+            "the model came from no known Hugging Face folder, so its special tokens are not written; "
+            "--like DIR takes special tokens from DIR"
+        )
 
 
 def _folder_of(tokenizer: Path) -> Path:
@@ -144,7 +147,10 @@ def _config_of(checkpoint: Path) -> Config:
     beside = checkpoint.parent.parent / "config.yaml"
     if beside.is_file():
         return load_config(beside)
-    raise ValueError(f"a checkpoint must say of which model it is, got {checkpoint} and no {beside}; use another")
+    raise ValueError(
+        f"a checkpoint must say of which model it is, got {checkpoint} without a config and no {beside}; "
+        "use another checkpoint"
+    )
 
 
 def _origin(config: Config, checkpoint: Path) -> Path | None:

@@ -48,7 +48,12 @@ def run(words: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="sppo eval", description="Validate a checkpoint: loss by position, recall by distance.")
-    parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", type=some_path, help="a run's newest, or this one")
+    parser.add_argument(
+        "checkpoint",
+        metavar="RUN_OR_CHECKPOINT",
+        type=some_path,
+        help="a run, whose newest checkpoint is taken, or a checkpoint",
+    )
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the run's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
@@ -92,7 +97,7 @@ def _write(checkpoint: Path, entry: Mapping[str, Any]) -> Path | None:
         path = _free_path(run_dir, stem, text)
         write_whole(path, text)
     except OSError as error:
-        warnings.warn(f"the result is not kept: {path} cannot be written ({error.strerror})", stacklevel=2)
+        warnings.warn(f"the result is not stored, because {path} cannot be written ({error.strerror})", stacklevel=2)
         return None
     return path
 

@@ -57,7 +57,7 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     distributed.together(lambda: check_room(experiment, run_dir))
     distributed.say(f"{plan.describe()}\n\n{text_timeline(plan.table())}\n")
     for change in changes:
-        distributed.say(f"changed since this run was begun: {change}")
+        distributed.say(f"changed since the run began: {change}")
     start = begin(experiment, run_dir)
     distributed.together(lambda: write_run(run_dir, config, plan) if distributed.is_main() else None)
     try:

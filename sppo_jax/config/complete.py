@@ -36,7 +36,9 @@ def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Map
     preset, hf = settings.get("preset"), settings.get("hf")
     if hf is not None:
         if preset is not None:
-            raise ConfigError(f"model must have a preset or hf, got both, {preset} and {hf}; remove one")
+            raise ConfigError(
+                f"model must have either preset or hf, got both, {preset} and {hf}; remove one of the two"
+            )
         return _with_hf(settings, rope_fields)
     if preset is None:
         return settings
@@ -49,7 +51,9 @@ def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Map
 def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str, Any]:
     """Fill from a folder's config.json; settings that a run has written are whole, and need no folder."""
     if not isinstance(settings["hf"], str) or not settings["hf"]:
-        raise ConfigError(f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give its path")
+        raise ConfigError(
+            f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give the path of the folder"
+        )
     rope = settings.get("rope")
     if isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings):
         return settings
@@ -61,7 +65,8 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     for name in WEIGHT_FIELDS:
         if name in settings and settings[name] != base[name]:
             raise ConfigError(
-                f"model.{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; remove it"
+                f"model.{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; "
+                f"remove model.{name}"
             )
     return {**_fill(settings, base), "hf": str(folder)}
 

@@ -78,7 +78,7 @@ def build_group(cls: type[Group], settings: Any, name: str) -> Group:
         if key not in hints:
             full = f"{name}.{key}" if name else f"{key}"
             near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
-            raise ConfigError(f"{full} is no setting; the nearest is {f'{name}.' if name else ''}{near[0]}")
+            raise ConfigError(f"{full} is not a setting; the nearest setting is {f'{name}.' if name else ''}{near[0]}")
     settings = cls.complete(settings)
     for spec in dataclasses.fields(typing.cast(Any, cls)):
         required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING

@@ -402,7 +402,7 @@ class Config(Group):
         if "data" in self.mesh.pinned and sequence.per_pipeline not in (1, sequence.per_step // data):
             raise ConfigError(
                 f"sequence.per_step must be mesh.data * sequence.per_pipeline = {data * sequence.per_pipeline}, "
-                f"got {sequence.per_step}; leave one of the two out"
+                f"got {sequence.per_step}; leave out one of the two"
             )
 
     @property

@@ -79,9 +79,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"download it first, e.g. hf download NAME --local-dir {folder}"
         ) from None
     except ValueError as error:
-        raise ValueError(f"{path} must be JSON, got a file that is not ({error}); download it again") from None
+        raise ValueError(
+            f"{path} must be JSON, got a file that is not JSON ({error}); download the file again"
+        ) from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}; download it again")
+        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}; download the file again")
     return config
 
 
@@ -100,9 +102,13 @@ def read_shape(folder: Path) -> dict[str, Any]:
     try:
         return shape_from_hf(read_config(folder))
     except KeyError as error:
-        raise ValueError(f"{folder / CONFIG} must give {error.args[0]}, got none; download it again") from None
+        raise ValueError(
+            f"{folder / CONFIG} must have the key {error.args[0]}, got none; download the file again"
+        ) from None
     except (TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{folder / CONFIG} must hold numbers where they belong ({error}); repair it") from None
+        raise ValueError(
+            f"{folder / CONFIG} must hold values of the right types, got others ({error}); correct the file"
+        ) from None
 
 
 def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,11 +145,13 @@ def _family(config: Mapping[str, Any]) -> Family:
     kind, architectures = config.get("model_type"), config.get("architectures") or []
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise ValueError(f"the model_type must be one of {', '.join(FAMILIES)}, got {kind!r}; convert a model of these")
+        raise ValueError(
+            f"model_type must be one of {', '.join(FAMILIES)}, got {kind!r}; choose a model of such a type"
+        )
     if architectures and family.architecture not in architectures:
         raise ValueError(
             f"a {kind} model must be a language model ({family.architecture}), got "
-            f"{', '.join(map(str, architectures))}; convert the model that it was made from"
+            f"{', '.join(map(str, architectures))}; use the language model that this model was made from"
         )
     return family
 
@@ -154,17 +162,17 @@ def _check_representable(config: Mapping[str, Any]) -> None:
     biases = ("mlp_bias",) if config["model_type"] == "qwen2" else ("attention_bias", "mlp_bias")
     for name in biases:
         if config.get(name):
-            raise ValueError(f"{name} must be false, got {config[name]}; these biases cannot be represented")
+            raise ValueError(f"{name} must be false, got {config[name]}; choose a model without these biases")
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ValueError(f"hidden_act must be silu, got {activation!r}; no other activation can be represented")
+        raise ValueError(f"hidden_act must be silu, got {activation!r}; choose a model with silu")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise ValueError(
             f"quantization_config must be absent, got quant_method={method!r}; convert the unquantized model"
         )
     if config.get("attention_dropout"):
-        raise ValueError(f"attention_dropout must be 0, got {config['attention_dropout']}; there is no dropout, set 0")
+        raise ValueError(f"attention_dropout must be 0, got {config['attention_dropout']}; set 0 (no dropout here)")
 
 
 def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
@@ -176,7 +184,9 @@ def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         if unknown:
-            raise ValueError(f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}")
+            raise ValueError(
+                f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}; choose another model"
+            )
         return window if "sliding_attention" in kinds else 0
     if config["model_type"] == "mistral":
         return window
@@ -248,7 +258,9 @@ _NOT_KEPT = (
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
     """Return a family that has this model, the preferred one if it has."""
     if model.mlp != "swiglu":
-        raise ValueError(f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; no family here has it")
+        raise ValueError(
+            f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
+        )
     possible = [
         name
         for name, family in FAMILIES.items()
@@ -256,7 +268,8 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
     ]
     if not possible:
         raise ValueError(
-            "a Hugging Face model must have model.qkv_bias or model.qk_norm alone, got both; no family has"
+            "a Hugging Face model must not have both model.qkv_bias and model.qk_norm, got both; "
+            "export only models with at most one of them"
         )
     # transformers refuses a Llama whose heads do not divide its width, and gives it no window.
     if model.hidden_size % model.num_heads or model.sliding_window:

@@ -82,7 +82,7 @@ def _check_representable(config: Mapping[str, Any], settings: Mapping[str, Any],
         wanted["attention_factor"] = (default, _yarn_amplitude(settings, factor, default))
     for name, (must, got) in wanted.items():
         if not math.isclose(must, got, rel_tol=1e-6):
-            raise ValueError(f"the rotary setting {name} must be {must:g}, got {got:g}; no other can be represented")
+            raise ValueError(f"the rotary setting {name} must be {must:g}, got {got:g}; choose a model with this value")
 
 
 def _yarn_amplitude(settings: Mapping[str, Any], factor: float, default: float) -> float:

@@ -107,7 +107,7 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     *groups, key = name.strip().split(".")
     if not equals or not all((*groups, key)):
-        raise ConfigError(f"an override must read group.key=value, got {override!r}; e.g. train.steps=10")
+        raise ConfigError(f"an override must read group.key=value, got {override!r}; write e.g. train.steps=10")
     for group in groups:
         inner = expand_model(settings).get(group)
         settings[group] = dict(inner) if isinstance(inner, Mapping) else {}

@@ -98,5 +98,5 @@ def apply_preset(name: str) -> dict[str, Any]:
     if name not in PRESETS:
         nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
         known = ", ".join(sorted(PRESETS))
-        raise ValueError(f"model.preset must be one of {known}; got {name!r}; did you mean {nearest!r}?")
+        raise ValueError(f"model.preset must be one of {known}, got {name!r}; did you mean {nearest!r}?")
     return copy.deepcopy(dict(PRESETS[name]))

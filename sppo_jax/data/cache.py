@@ -102,8 +102,8 @@ def entry_of(
             return read_entry(root / name, dtype) or _make(root, name, fill, dtype)
     except OSError as error:
         raise ValueError(
-            f"data.cache must have room for what is tokenized, got {root} ({error.strerror or error}); free some, or "
-            f"set data.cache to another directory"
+            f"data.cache must be on a disk with space for the tokens, got {root} ({error.strerror or error}); free "
+            "space, or set data.cache to another directory"
         ) from error
 
 
@@ -183,15 +183,17 @@ def _writable(directory: Path | None) -> Path:
         return directory or user_directory()
     if directory:
         raise ValueError(
-            f"data.cache must be a directory that can be written, got {directory} ({problem}); set another"
+            f"data.cache must be a directory that can be written, got {directory} ({problem}); choose another directory"
         )
     other = _temporary()
     if _cannot_write(other):
         raise ValueError(
-            f"tokens need a directory to be kept in, got {user_directory()} ({problem}) and {other}; set data.cache"
+            f"the directory of tokens must be writable, got {user_directory()} ({problem}) and {other}; "
+            "set data.cache to another directory"
         )
     warnings.warn(
-        f"tokens are kept in {other} because {user_directory()} cannot be written ({problem}); set data.cache",
+        f"tokens are kept in {other} because {user_directory()} cannot be written ({problem}); "
+        "set data.cache to choose another directory",
         stacklevel=2,
     )
     return other
@@ -222,5 +224,7 @@ def _lock(path: Path) -> Iterator[bool]:
                 break
             if not alone and not warned and time.monotonic() - start_s > _WARN_AFTER_S:
                 warned = True
-                warnings.warn(f"waiting for another process that fills {path.with_suffix('')}", stacklevel=4)
+                warnings.warn(
+                    f"waiting for another process that writes the tokens in {path.with_suffix('')}", stacklevel=4
+                )
         yield alone

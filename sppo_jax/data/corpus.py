@@ -87,6 +87,8 @@ def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Co
 def _cut(corpus: Corpus, fraction: float) -> tuple[Corpus, Corpus]:
     """Split the only document in two."""
     if corpus.num_tokens < 2:
-        raise ValueError("data.source must hold at least two tokens to hold some out, got 1; give more data")
+        raise ValueError(
+            "data.source must hold at least two tokens where data.validation_fraction is above 0, got 1; give more data"
+        )
     cut = corpus.ends - max(1, int(corpus.num_tokens * fraction))
     return dataclasses.replace(corpus, ends=cut), dataclasses.replace(corpus, starts=cut)

@@ -122,8 +122,9 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
     if config.tokenizer is None:
         if (config.start_token, config.end_token) != ("auto", "auto"):
             raise ValueError(
-                f"data.start_token and data.end_token go with data.tokenizer, got {config.start_token} and "
-                f"{config.end_token} without one; bytes begin with token {START_TOKEN}, leave both at auto"
+                f"data.start_token and data.end_token must be auto where data.tokenizer is not given, got "
+                f"{config.start_token} and {config.end_token}; leave both at auto (a document of bytes begins with "
+                f"token {START_TOKEN})"
             )
         encoder: Encoder = BytesEncoder()
     else:
@@ -132,7 +133,7 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
         encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
     if encoder.num_ids > vocab_size:
         raise ValueError(
-            f"model.vocab_size must hold every token of {encoder.name}, whose last is {encoder.num_ids - 1}, "
+            f"model.vocab_size must be above {encoder.num_ids - 1}, the largest token of {encoder.name}, "
             f"got {vocab_size}; raise model.vocab_size to at least {encoder.num_ids}"
         )
     return encoder
@@ -144,7 +145,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise ValueError(
             f"data.tokenizer must be a readable tokenizer.json or a directory with one, got {path} "
-            f"({error.strerror}); give another"
+            f"({error.strerror}); choose another file"
         ) from error
 
 
@@ -159,5 +160,6 @@ def _parse(text: bytes, path: Path) -> Any:
         return Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises bare exceptions
         raise ValueError(
-            f"data.tokenizer must be a tokenizer.json of the tokenizers library, got {path} ({error}); give another"
+            f"data.tokenizer must be a tokenizer.json of the tokenizers library, got {path} ({error}); "
+            "choose another file"
         ) from error

@@ -78,7 +78,7 @@ def block_counts(weights: Sequence[float]) -> np.ndarray:
     if not counts.all():
         least = min(weights)
         raise ValueError(
-            f"data.source must give every source at least one sequence in {BLOCK}, got a weight of {least:g} of "
-            f"{sum(weights):g}; raise it or leave the source out"
+            f"data.source must give every source at least one of {BLOCK} sequences, got a weight of {least:g} where "
+            f"all weights sum to {sum(weights):g}; raise the weight or leave out the source"
         )
     return counts

@@ -106,7 +106,7 @@ def _check_held_out(name: str, corpus: Corpus, held_out: Corpus | None, fraction
         warnings.warn(
             f"data.validation_fraction={fraction} holds out whole documents of data.source={name}, got "
             f"{held_out.num_documents} of {corpus.num_documents} documents with {share:.1%} of the tokens: give more "
-            "documents, name others with data.validation_source, or hold out none with data.validation_fraction=0",
+            "documents, name documents to validate on with data.validation_source, or set data.validation_fraction=0",
             stacklevel=3,
         )
 

@@ -47,8 +47,8 @@ class RecallRows:
         longest, least = max(config.distances), max(config.distances) + _fact_tokens(config)
         if length < least:
             raise ValueError(
-                f"sequence.length must be at least {least} for {config.pairs} pairs up to {longest} tokens back, "
-                f"got {length}; raise it, or lower data.recall.distances or data.recall.pairs"
+                f"sequence.length must be at least {least} for {config.pairs} pairs with answers up to {longest} "
+                f"tokens back, got {length}; raise it, or lower data.recall.distances or data.recall.pairs"
             )
         if vocab_size < config.pairs + config.values:
             raise ValueError(

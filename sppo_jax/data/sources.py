@@ -63,7 +63,7 @@ def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder],
             corpora.append(_token_corpus(config, file, vocab_size))
     corpus = join(corpora)
     if not corpus.num_documents:
-        raise ValueError(f"data.source must hold tokens, got none in {source}; give another")
+        raise ValueError(f"data.source must hold tokens, got none in {source}; choose another source")
     return corpus
 
 
@@ -87,11 +87,13 @@ def find_files(source: str) -> tuple[Path, list[File]]:
     else:
         root, paths = Path(place).parent, [Path(place)]
     if not paths:
-        raise ValueError(f"data.source must name files that exist, got {source} with no {_kinds()}; give another")
+        raise ValueError(
+            f"data.source must name files that exist, got {source} with no {_kinds()}; choose another source"
+        )
     files = [_file(path, path.relative_to(root).as_posix()) for path in paths]
     for file in files:
         if source != LIBRARY and not file.name.endswith(TEXT_SUFFIXES + TOKEN_SUFFIXES):
-            raise ValueError(f"data.source must be {LIBRARY} or {_kinds()}, got {file.path}; convert it")
+            raise ValueError(f"data.source must be {LIBRARY} or {_kinds()}, got {file.path}; convert the file")
     return root, sorted(files, key=lambda file: file.name)
 
 
@@ -189,7 +191,8 @@ def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> 
                 batch, num_chars = [], 0
         if _file(file.path, file.name) != file:
             raise ValueError(
-                f"data.source must not change while it is read, got {file.path}; start again when it is done"
+                f"data.source must not change while it is read, got a change of {file.path}; "
+                "start again when the file is complete"
             )
         done += file.num_bytes
         progress.update(done - progress.n)
@@ -210,7 +213,7 @@ def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
     smallest, largest = entry.facts["smallest"], entry.facts["largest"]
     if smallest < 0 or largest >= vocab_size:
         need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file again"
-        need += ", or set data.token_dtype to its type" if path.suffix == ".bin" else ""
+        need += ", or set data.token_dtype to the dtype of the file" if path.suffix == ".bin" else ""
         raise ValueError(
             f"data.source must hold tokens in 0..{vocab_size - 1} (model.vocab_size = {vocab_size}), "
             f"got {smallest if smallest < 0 else largest} in {path}; {need}"
@@ -237,11 +240,13 @@ def _read_npy(path: Path) -> np.ndarray:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"data.source must be a readable .npy file, got {path} ({error}); write it again") from error
+        raise ValueError(
+            f"data.source must be a readable .npy file, got {path} ({error}); write the file again"
+        ) from error
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(
             f"data.source must hold a 1-D integer array, got {tokens.dtype} {list(tokens.shape)} in {path}; "
-            f"convert it with astype and ravel"
+            "convert the array with astype and ravel"
         )
     return tokens
 
@@ -250,7 +255,7 @@ def _read_bin(file: File, dtype: np.dtype) -> np.ndarray:
     if file.num_bytes % dtype.itemsize:
         raise ValueError(
             f"data.source must hold whole {dtype} tokens, got {file.num_bytes} bytes in {file.path}; "
-            f"set data.token_dtype"
+            "set data.token_dtype to the dtype of the file"
         )
     try:
         return np.memmap(file.path, dtype, "r") if file.num_bytes else np.zeros(0, dtype)

@@ -63,7 +63,7 @@ def _plain_blocks(path: Path, strict: bool) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"text for a tokenizer must be UTF-8, got {path} ({error.reason}: byte 0x{error.object[error.start]:02x}); "
-            f"convert it, or leave data.tokenizer out to train on bytes"
+            "convert the file, or leave out data.tokenizer to train on bytes"
         ) from error
 
 
@@ -76,7 +76,7 @@ def _json_documents(path: Path, text_key: str) -> Iterator[str]:
                     yield _text_of(line, text_key, f"{path} line {number}")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"a .gz file must be whole gzip, got {path} ({error}, behind line {number}); copy it again"
+            f"a .gz file must be whole gzip, got {path} ({error}, after line {number}); copy the file again"
         ) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -86,21 +86,25 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} ({error}); correct it") from error
+        raise ValueError(
+            f"a .jsonl file must hold one JSON object a line, got {where} ({error}); correct the line"
+        ) from error
     if not isinstance(record, dict):
         got = type(record).__name__
         raise ValueError(
-            f"a .jsonl file must hold a JSON object a line, got {where} with one of type {got}; correct it"
+            f"a .jsonl file must hold one JSON object a line, got {where} with a value of type {got}; correct the line"
         )
     if text_key not in record:
         keys = ", ".join(map(repr, sorted(record))) or "none"
         raise ValueError(
-            f"data.text_key must be a key of every line, got {text_key!r} with {where} having {keys}; name one of these"
+            f"data.text_key must be a key of every line, got {text_key!r}, but {where} has {keys}; name one of these"
         )
     text = record[text_key]
     if not isinstance(text, str):
         got = type(text).__name__
-        raise ValueError(f"data.text_key must name text, got {text_key!r} of type {got} in {where}; name another key")
+        raise ValueError(
+            f"data.text_key must name text, got {text_key!r} with a value of type {got} in {where}; name another key"
+        )
     # JSON can escape halves of surrogate pairs, which no UTF-8 can write.
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
@@ -119,7 +123,7 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
             for batch in file.iter_batches(batch_size=256, columns=[text_key]):
                 yield from (text for text in batch.column(0).to_pylist() if text)
     except pa.ArrowException as error:
-        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write it again") from error
+        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write the file again") from error
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -127,9 +131,7 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
 def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
     if text_key not in schema.names:
         names = ", ".join(map(repr, schema.names))
-        raise ValueError(
-            f"data.text_key must be a column, got {text_key!r} with {path} having {names}; name one of these"
-        )
+        raise ValueError(f"data.text_key must be a column, got {text_key!r}, but {path} has {names}; name one of these")
     kind = schema.field(text_key).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise ValueError(
@@ -139,4 +141,4 @@ def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
 
 def unreadable(path: Path, error: OSError) -> ValueError:
     """Return the error that says that a source cannot be read."""
-    return ValueError(f"data.source must be readable, got {path} ({error.strerror or error}); give another")
+    return ValueError(f"data.source must be readable, got {path} ({error.strerror or error}); choose another source")

@@ -152,7 +152,7 @@ def compile_only_devices(cluster: Cluster) -> list:
     """
     platform = cluster.device.platform
     if platform not in EXTRAS:
-        raise ValueError(f"fit compiles for GPUs and TPUs, got the cluster {cluster.name}; give another --cluster")
+        raise ValueError(f"sppo fit needs a cluster of GPUs or TPUs, got {cluster.name}; name another --cluster")
     from jax.experimental import topologies
 
     try:
@@ -169,10 +169,12 @@ def compile_only_devices(cluster: Cluster) -> list:
     except Exception as error:  # whatever a plugin raises, what is missing is the same
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"compiling for {cluster.name} needs its compiler, got {type(error).__name__}: {reason}; "
-            f"install it with: pip install 'sppo_jax[{EXTRAS[platform]}]'"
+            f"the compiler for {cluster.name} must be installed, got {type(error).__name__}: {reason}; "
+            f"install the compiler with: pip install 'sppo_jax[{EXTRAS[platform]}]'"
         ) from error
     devices = list(description.devices)
     if len(devices) != cluster.num_devices:
-        raise ValueError(f"{cluster.name} should have {cluster.num_devices} devices, the compiler made {len(devices)}")
+        raise ValueError(
+            f"the compiler must make the {cluster.num_devices} devices of {cluster.name}, got {len(devices)}"
+        )
     return devices

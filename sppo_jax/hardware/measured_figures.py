@@ -134,13 +134,13 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ValueError: the file cannot be read, is no profile, or lacks figures; one line that says what to do.
     """
-    rule, change = "a file of measured figures must be what sppo profile wrote", "make it again with sppo profile"
+    rule, change = "a file of measured figures must be what sppo profile wrote", "make the file again with sppo profile"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{rule}, got {path}, which cannot be read ({type(error).__name__}): {change}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{rule}, got {path}, which is no JSON ({error}): {change}") from None
+        raise ValueError(f"{rule}, got {path}, which is not JSON ({error}): {change}") from None
     try:
         return profile_from_dict(values)
     except ValueError as error:
@@ -154,7 +154,7 @@ def profile_from_dict(values: Any) -> Profile:
         ValueError: figures are missing, unknown, or no positive numbers.
     """
     if not isinstance(values, dict):
-        raise ValueError(f"it holds {type(values).__name__}, not an object")
+        raise ValueError(f"the file must hold an object, got {type(values).__name__}")
     if values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"schema_version must be {SCHEMA_VERSION}, got {values.get('schema_version')!r}")
     _check_keys(values, Profile, "")
@@ -178,7 +178,7 @@ def _check_keys(values: dict, kind: type, where: str) -> None:
     names = {field.name for field in dataclasses.fields(kind)}
     for what, keys in (("lacks", names - set(values)), ("has an unknown", set(values) - names)):
         if keys:
-            raise ValueError(f"it {what} {where}{sorted(keys)[0]}")
+            raise ValueError(f"the file {what} {where}{sorted(keys)[0]}")
 
 
 def _check_numbers(

@@ -314,7 +314,7 @@ def _link(timer: Timer, elements: int, dtype, say: Say) -> float | None:
     """Passes a chunk's activations on to the next device, round all of them."""
     num_devices = len(timer.devices)
     if num_devices == 1:
-        say("link: there is one device, so none is measured")
+        say("link: not measured, because there is only one device")
         return None
     perm = [(i, (i + 1) % num_devices) for i in range(num_devices)]
     seconds = timer.seconds(lambda: normal(0, (elements,), dtype), lambda x: lax.ppermute(x, AXIS, perm))
@@ -326,7 +326,7 @@ def _link(timer: Timer, elements: int, dtype, say: Say) -> float | None:
 def _host_link(timer: Timer, sizes: Sizes, say: Say) -> float | None:
     """Copies an array of the first device to pinned host memory and back."""
     if timer.devices[0].platform == "cpu":
-        say("host copies: on a CPU the host's memory is the device's, so none are measured")
+        say("host copies: not measured, because on a CPU host memory is device memory")
         return None
     array = jax.device_put(jnp.ones((sizes.stream_bytes // 8,), jnp.float32), timer.devices[0])
     out, back = jax.jit(to_host), jax.jit(to_device)

@@ -64,11 +64,11 @@ def read_run_dir(run_dir: Path) -> RunData:
     """
     if not run_dir.is_dir():
         what = "a file" if run_dir.exists() else "nothing there"
-        raise ValueError(f"a run directory was expected, got {run_dir} ({what}); give the --run-dir of a sppo train")
+        raise ValueError(f"RUN_DIR must be a run directory, got {run_dir} ({what}); name one that sppo train wrote")
     if not any((run_dir / name).exists() for name in (CONFIG, PLAN, METRICS, EVENTS)):
         raise ValueError(
-            f"a run directory holds {CONFIG}, {PLAN} and {METRICS}, got {run_dir} with none of them; "
-            "give the --run-dir of a sppo train"
+            f"a run directory must hold {CONFIG}, {PLAN} and {METRICS}, got {run_dir} with none of them; "
+            "name a directory that sppo train wrote"
         )
     notes: list[str] = []
     config_text = _text(run_dir / CONFIG)
@@ -113,7 +113,7 @@ def _text(path: Path) -> str:
         return ""
     except OSError as error:
         raise ValueError(
-            f"the files of a run must be readable, got {path} ({error.strerror}); correct it or move it away"
+            f"the files of a run must be readable, got {path} ({error.strerror}); correct or move the file"
         ) from None
 
 

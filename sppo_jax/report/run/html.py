@@ -118,7 +118,7 @@ def write_page(path: Path, text: str) -> Path:
         write_whole(path, text)
     except OSError as error:
         raise ValueError(
-            f"a report must go where it can be written, got {path} ({error.strerror}); use --out"
+            f"a report must go to a file that can be written, got {path} ({error.strerror}); use --out"
         ) from None
     return path
 

@@ -34,7 +34,7 @@ def _warn_in_a_line(message: Warning | str, *_: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a process of several that fails ends here, at once.
+    """Runs one command; a process of several that fails ends here, at once.
 
     Args:
         argv: the command's words, which run within another program: it gets its signals and streams back. By default
@@ -77,7 +77,7 @@ def _main(words: list[str], stopping: Stopping) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Run the command that the first word names; return its exit code."""
+    """Runs the command that the first word names, and returns its exit code."""
     from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
     try:

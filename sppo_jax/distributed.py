@@ -36,7 +36,7 @@ _JOINED_S = 3.0  # what one process may join later than another
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Return this process's place among several; None where it is alone.
+    """Returns this process's place among several; None where it is alone.
 
     Raises:
         ValueError: the environment contradicts itself.
@@ -74,7 +74,7 @@ def _whole(values: Mapping[str, str], name: str, given: Mapping[str, str]) -> in
 
 
 def _detected_place(environ: Mapping[str, str]) -> Place | None:
-    """Ask jax's own detection; not in a lone Kubernetes pod, where it would ask about a job that is none."""
+    """Asks jax's own detection; not in a lone Kubernetes pod, where it would ask about a job that is none."""
     in_pod, in_job = "KUBERNETES_SERVICE_HOST" in environ, "JOB_COMPLETION_INDEX" in environ
     if in_pod and not in_job and "TPU_WORKER_HOSTNAMES" not in environ:
         return None
@@ -100,13 +100,13 @@ def _detected_place(environ: Mapping[str, str]) -> Place | None:
 
 
 def _may_be_cluster(environ: Mapping[str, str]) -> bool:
-    """Return whether it is worth importing jax to look."""
+    """Returns whether it is worth importing jax to look."""
     hints = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
     return any(name in environ for name in hints) or os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
 
 
 def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds to wait for other processes.
+    """Returns the seconds to wait for other processes.
 
     Raises:
         ValueError: SPPO_TIMEOUT_S is not a positive number.
@@ -115,7 +115,7 @@ def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def heartbeat_s(environ: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds of silence after which a process counts as dead.
+    """Returns the seconds of silence after which a process counts as dead.
 
     Raises:
         ValueError: SPPO_HEARTBEAT_S is not a positive number.
@@ -135,7 +135,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 def local_devices(num_devices: int) -> int:
-    """Return how many of the simulated devices this process makes.
+    """Returns how many of the simulated devices this process makes.
 
     Args:
         num_devices: over all processes.
@@ -154,7 +154,7 @@ def local_devices(num_devices: int) -> int:
 
 
 def start(config: Config) -> None:
-    """Join the other processes of the run; call before anything asks for devices.
+    """Joins the other processes of the run; call before anything asks for devices.
 
     Ends the process with exit code 1 and one line where some process does not come.
 
@@ -201,7 +201,7 @@ def start(config: Config) -> None:
 
 
 def _facts(config: Config) -> dict[str, str]:
-    """Return what must be equal: every setting by its dotted name, and the versions that make the program."""
+    """Returns what must be equal: every setting by its dotted name, and the versions that make the program."""
     facts = {"version of sppo_jax": __version__} | {f"version of {name}": version(name) for name in ("jax", "jaxlib")}
 
     def add(prefix: str, value: Any) -> None:
@@ -216,28 +216,28 @@ def _facts(config: Config) -> dict[str, str]:
 
 
 def num_processes() -> int:
-    """Return the number of processes that have joined; 1 before `start`."""
+    """Returns the number of processes that have joined; 1 before `start`."""
     return joined()[1]
 
 
 def process_id() -> int:
-    """Return this process's number; 0 before `start`."""
+    """Returns this process's number; 0 before `start`."""
     return joined()[0]
 
 
 def is_main() -> bool:
-    """Return whether this process is the one that prints and writes."""
+    """Returns whether this process is the one that prints and writes."""
     return process_id() == 0
 
 
 def say(text: str) -> None:
-    """Print on process 0 only."""
+    """Prints on process 0 only."""
     if is_main():
         print(text, flush=True)
 
 
 def exchange(text: str) -> list[str]:
-    """Return the text of every process, in their order; all must call it, in the same order of calls.
+    """Returns the text of every process, in their order; all must call it, in the same order of calls.
 
     Where a process was told to stop before the loop, all end here. Ends the process with exit code 1 and one line where
     another does not come.
@@ -258,7 +258,7 @@ def exchange(text: str) -> list[str]:
 
 
 def _post_of(client: Any, process: int, turn: int, deadline: float) -> str:
-    """Return what a process says in a turn; ends this process where nothing comes in time."""
+    """Returns what a process says in a turn; ends this process where nothing comes in time."""
     while True:
         left_s = deadline - time.monotonic()
         # In the first turn another may have been stopped just before it had joined: it never comes.
@@ -277,13 +277,13 @@ def _post_of(client: Any, process: int, turn: int, deadline: float) -> str:
 
 
 def _told_to_stop() -> str:
-    """Return the signal that ends this process at the next exchange; "" where none does."""
+    """Returns the signal that ends this process at the next exchange; "" where none does."""
     stopping = in_force()
     return (stopping.reason or "") if stopping is not None and stopping.mode == AGREES else ""
 
 
 def _stop_together(reasons: list[str]) -> None:
-    """End this process if any was told to stop: each that was says so, and so does process 0.
+    """Ends this process if any was told to stop: each that was says so, and so does process 0.
 
     Args:
         reasons: the signal of each process, or "".
@@ -299,12 +299,12 @@ def _stop_together(reasons: list[str]) -> None:
 
 
 def share_text(text: str) -> str:
-    """Return process 0's text; all must call it."""
+    """Returns process 0's text; all must call it."""
     return exchange(text if is_main() else "")[0]
 
 
 def agree(error: str | None) -> None:
-    """Raise in every process if any has an error; all must call it.
+    """Raises in every process if any has an error; all must call it.
 
     Raises:
         ValueError: this process's error, or the first other's with its number.
@@ -318,7 +318,7 @@ def agree(error: str | None) -> None:
 
 
 def together(work: Callable[[], Result]) -> Result:
-    """Do work in every process; all must call it, and the work must not talk to other processes.
+    """Does work in every process; all must call it, and the work must not talk to other processes.
 
     Raises:
         ValueError: the work raised one, here or elsewhere.
@@ -333,7 +333,7 @@ def together(work: Callable[[], Result]) -> Result:
 
 
 def cluster(config: Config) -> Cluster | None:
-    """Return the devices of all processes, for the planner; None where it finds them by itself.
+    """Returns the devices of all processes, for the planner; None where it finds them by itself.
 
     Args:
         config: names a cluster or simulated devices, or neither.
@@ -367,14 +367,14 @@ def cluster(config: Config) -> Cluster | None:
 
 
 def give_up(text: str) -> NoReturn:
-    """End this process at once with one line and exit code 1: a clean exit would wait for processes that are gone."""
+    """Ends this process at once with one line and exit code 1: a clean exit would wait for processes that are gone."""
     print(text, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(1)
 
 
 def leave(code: int) -> None:
-    """End this process at once if it failed and others run with it; return where it may end as usual.
+    """Ends this process at once if the process failed and others run with it; returns where the process may end as usual.
 
     jax's exit waits for the others, who may be waiting for this one. Where all fail together (wrong input) they end
     together, process 0 last, so that each keeps its exit code.

@@ -26,7 +26,7 @@ class Output(io.TextIOBase):
     """
 
     def __init__(self, stream: TextIO | None, descriptor: int, *, drops: bool, name: str = "standard output") -> None:
-        """Write where a stream writes.
+        """Writes where a stream writes.
 
         Args:
             stream: whose encoding is taken; None where the process was started with the descriptor closed.
@@ -60,7 +60,7 @@ class Output(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write the lines of a text; what stands behind the last line end waits for the next call, or for `flush`.
+        """Writes the lines of a text; what stands behind the last line end waits for the next call, or for `flush`.
 
         Raises:
             OutputLost: they cannot be written, and nothing is dropped.
@@ -71,7 +71,7 @@ class Output(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Write a line that has no end so far.
+        """Writes a line that has no end so far.
 
         Raises:
             OutputLost: as `write`.
@@ -81,7 +81,7 @@ class Output(io.TextIOBase):
             self._put(text)
 
     def _put(self, text: str) -> None:
-        """Write all of a text: a full disk may have room again. A line that was torn gets its end first."""
+        """Writes all of a text: a full disk may have room again. A line that was torn gets its end first."""
         data = (("\n" if self._torn else "") + text).encode(self._encoding, self._errors) if text else b""
         while data:
             try:
@@ -104,7 +104,7 @@ class Output(io.TextIOBase):
 
 
 def take_streams() -> tuple[TextIO, TextIO]:
-    """Put an `Output` in the place of standard output, and one that drops in the place of standard error.
+    """Puts an `Output` in the place of standard output, and one that drops in the place of standard error.
 
     Streams without a file descriptor, which tests put there, stay.
 
@@ -134,5 +134,5 @@ def _wrapped(stream: TextIO | None, descriptor: int, *, drops: bool, name: str) 
 
 
 def lost_lines() -> list[str]:
-    """Return a line for each of the two streams of which text was dropped."""
+    """Returns a line for each of the two streams of which text was dropped."""
     return [each.lost for each in (sys.stdout, sys.stderr) if isinstance(each, Output) and each.lost]

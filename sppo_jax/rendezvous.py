@@ -42,7 +42,7 @@ class Place:
 
 
 def meet(place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
-    """Return when all processes are there and agree.
+    """Returns when all processes are there and agree.
 
     Args:
         place: this process and where to meet.
@@ -62,7 +62,7 @@ def meet(place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT.
+    """Returns host and port of HOST:PORT.
 
     Raises:
         ValueError: it is not of that form.
@@ -92,7 +92,7 @@ def _listen(address: str, port: int, patience_s: float) -> socket.socket:
 
 
 def _receive(server: socket.socket, place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
-    """Wait for everybody, judge, and tell them all.
+    """Waits for everybody, judge, and tell them all.
 
     After the first problem only those are waited for that come soon, so that they hear of it too.
     """
@@ -132,7 +132,7 @@ def _receive(server: socket.socket, place: Place, facts: Mapping[str, str], time
 
 
 def _read_hello(connection: socket.socket, waiting: dict[socket.socket, bytes]) -> Mapping[str, Any] | None:
-    """Return what a caller said once it is whole; {} where it is none of us."""
+    """Returns what a caller said once it is whole; {} where it is none of us."""
     try:
         part = connection.recv(65536)
     except BlockingIOError:
@@ -158,7 +158,7 @@ def _register(
     connection: socket.socket,
     hello: Mapping[str, Any],
 ) -> Exception | None:
-    """Note a process that came; return what is wrong with it, if anything."""
+    """Notes a process that came, and returns what is wrong with the process, if anything."""
     if not hello:  # a port scanner, or a process that died while it spoke
         connection.close()
         return None
@@ -204,7 +204,7 @@ def _missing(place: Place, arrived: set[int], timeout_s: float) -> str:
 
 
 def _answer(connection: socket.socket, problem: Exception | None) -> None:
-    """Give the verdict; the caller closes first, so that the port is free at once."""
+    """Gives the verdict; the caller closes first, so that the port is free at once."""
     verdict = {"go": problem is None, "wrong_input": isinstance(problem, ValueError), "text": str(problem or "")}
     try:
         connection.settimeout(_GRACE_S)
@@ -241,7 +241,7 @@ def _call(host: str, port: int, place: Place, facts: Mapping[str, str], timeout_
 
 
 def _ask(host: str, port: int, hello: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
-    """Send who we are, return the verdict."""
+    """Sends who we are, and returns the verdict."""
     with socket.create_connection((host, port), timeout=5.0) as connection:
         connection.sendall(json.dumps(hello).encode() + b"\n")
         connection.settimeout(max(1.0, deadline - time.monotonic()))

@@ -36,7 +36,7 @@ class Stopping:
     """What signals do to this process; a context manager that gives the handlers back."""
 
     def __init__(self) -> None:
-        """Prepare; no signal is taken before `begin`."""
+        """Prepares; no signal is taken before `begin`."""
         self.reason: str | None = None
         self.mode = ENDS
         self._code: int | None = None
@@ -48,7 +48,7 @@ class Stopping:
         self._pipe_before, self._thread = -1, threading.Thread(target=self._watch, name="signals", daemon=True)
 
     def begin(self) -> Stopping:
-        """Take the signals; does nothing in another thread than the main one, which alone may.
+        """Takes the signals; does nothing in another thread than the main one, which alone may.
 
         SIGINT and SIGHUP stay ignored where they were ignored at the start: by nohup, or by a script's `command &`.
         """
@@ -64,12 +64,12 @@ class Stopping:
         return self
 
     def take(self) -> None:
-        """Take the signals again, in the main thread, from a library that has put its own handlers there."""
+        """Takes the signals again, in the main thread, from a library that has put its own handlers there."""
         for number in self._handlers:
             signal.signal(number, self._remember)
 
     def end(self) -> None:
-        """Give the signals back."""
+        """Gives the signals back."""
         if self._pipe is None:
             return
         for number, handler in self._handlers.items():
@@ -88,12 +88,12 @@ class Stopping:
         self.end()
 
     def decide(self, code: int) -> None:
-        """Say that the exit code is known: from now on a signal ends the process with it, at once and silently."""
+        """Says that the exit code is known: from now on a signal ends the process with it, at once and silently."""
         with self._ending:  # held for good by the thread that ends the process
             self._code = code
 
     def exit(self) -> NoReturn:
-        """End the process with the code that was decided; as the last callback of `atexit`, in place of finalization.
+        """Ends the process with the code that was decided; as the last callback of `atexit`, in place of finalization.
 
         While Python is being torn down its handlers are gone, and a signal would end the process with another code.
         """
@@ -104,7 +104,7 @@ class Stopping:
 
     @contextmanager
     def removes(self, folder: Path) -> Iterator[None]:
-        """Have a folder that is being filled removed where a signal ends the process meanwhile."""
+        """Has a folder that is being filled removed where a signal ends the process meanwhile."""
         self._partial.append(folder)
         try:
             yield
@@ -146,14 +146,14 @@ class Stopping:
 
 
 def in_force() -> Stopping | None:
-    """Return what takes this process's signals, None where nothing of ours does."""
+    """Returns what takes this process's signals, None where nothing of ours does."""
     holder = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     return holder if isinstance(holder, Stopping) else None
 
 
 @contextmanager
 def removed_if_stopped(folder: Path) -> Iterator[None]:
-    """Have a folder that is being filled removed where a signal ends the process meanwhile."""
+    """Has a folder that is being filled removed where a signal ends the process meanwhile."""
     stopping = in_force()
     if stopping is None:
         yield
@@ -163,7 +163,7 @@ def removed_if_stopped(folder: Path) -> Iterator[None]:
 
 
 def write_last(line: str) -> None:
-    """Write a line to standard error, past all buffers and locks, if it can be written soon."""
+    """Writes a line to standard error, past all buffers and locks, if it can be written soon."""
     start = "\n" if os.isatty(2) else ""  # behind ^C, or a bar
     with suppress(OSError, ValueError):
         if select.select([], [2], [], _LAST_WORDS_S)[1]:
@@ -171,14 +171,14 @@ def write_last(line: str) -> None:
 
 
 def _silence() -> None:
-    """Keep the main thread, which is about to find its folder gone, from telling of it."""
+    """Keeps the main thread, which is about to find its folder gone, from telling of it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that the main thread is filling: under another name nothing new gets into it."""
+    """Removes a folder that the main thread is filling: under another name nothing new gets into it."""
     import shutil
 
     gone = folder.with_name(f"{folder.name}.gone")

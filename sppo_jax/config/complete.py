@@ -12,7 +12,7 @@ from sppo_jax.config.presets import apply_preset
 
 
 def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write `model: hf:PATH` as a group of settings.
+    """Writes `model: hf:PATH` as a group of settings.
 
     Args:
         settings: of a whole config.
@@ -24,7 +24,7 @@ def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Mapping[str, Any]:
-    """Fill from `preset` or `hf`, whichever is given, what the user did not set.
+    """Fills from `preset` or `hf`, whichever is given, what the user did not set.
 
     Args:
         settings: of the group `model`.
@@ -49,7 +49,7 @@ def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Map
 
 
 def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str, Any]:
-    """Fill from a folder's config.json; settings that a run has written are whole, and need no folder."""
+    """Fills from a folder's config.json; settings that a run has written are whole, and need no folder."""
     if not isinstance(settings["hf"], str) or not settings["hf"]:
         raise ConfigError(
             f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give the path of the folder"
@@ -72,7 +72,7 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
 
 
 def _fill(settings: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add what `settings` leaves out, within `rope` too."""
+    """Adds what `settings` leaves out, within `rope` too."""
     rope = settings.get("rope")
     merged = {**base, **settings, "rope": base["rope"] if rope is None else rope}
     return merged | ({"rope": {**base["rope"], **rope}} if isinstance(rope, Mapping) else {})

@@ -31,11 +31,11 @@ class Group:
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the settings that follow from those given, before missing settings are reported."""
+        """Adds the settings that follow from those given, before missing settings are reported."""
         return settings
 
     def _check(self) -> None:
-        """Check ranges and fields against each other."""
+        """Checks ranges and fields against each other."""
 
     def _name(self, name: str) -> str:
         return f"{self.group}.{name}" if self.group else name
@@ -61,7 +61,7 @@ class Group:
 
 
 def build_group(cls: type[Group], settings: Any, name: str) -> Group:
-    """Build one group of settings and the groups in it.
+    """Builds one group of settings and the groups in it.
 
     Args:
         cls: the dataclass of the group.
@@ -93,7 +93,7 @@ def _field_types(cls: type) -> dict[str, Any]:
 
 
 def _convert(value: Any, annotation: Any, name: str) -> Any:
-    """Return value as the annotated type, or raise a ConfigError naming the setting."""
+    """Returns value as the annotated type, or raise a ConfigError naming the setting."""
     if isinstance(annotation, type) and issubclass(annotation, Group):
         return value if isinstance(value, annotation) else build_group(annotation, {} if value is None else value, name)
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)

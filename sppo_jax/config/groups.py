@@ -230,7 +230,7 @@ class TrainConfig(Group):
 
     @property
     def num_simulated_devices(self) -> int:
-        """Number of devices to simulate on the CPU, 0 for the real ones."""
+        """Numbers of devices to simulate on the CPU, 0 for the real ones."""
         kind, _, count = self.devices.partition(":")
         return int(count) if kind == "cpu" and count.isdecimal() else 0
 

@@ -65,7 +65,7 @@ FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json.
+    """Reads a folder's config.json.
 
     Raises:
         ValueError: it is not there, or no JSON object.
@@ -88,7 +88,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_shape(folder: Path) -> dict[str, Any]:
-    """Read the shape of the model in a folder.
+    """Reads the shape of the model in a folder.
 
     Args:
         folder: with config.json.
@@ -112,7 +112,7 @@ def read_shape(folder: Path) -> dict[str, Any]:
 
 
 def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Map the content of a config.json to `ModelConfig` fields.
+    """Maps the content of a config.json to `ModelConfig` fields.
 
     Raises:
         ValueError: the model cannot be represented.
@@ -157,7 +157,7 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 
 def _check_representable(config: Mapping[str, Any]) -> None:
-    """Refuse, by name, settings that the decoder has no counterpart of."""
+    """Refuses, by name, settings that the decoder has no counterpart of."""
     # Qwen2 has its biases whatever attention_bias says, and no transformers reads the key there.
     biases = ("mlp_bias",) if config["model_type"] == "qwen2" else ("attention_bias", "mlp_bias")
     for name in biases:
@@ -176,7 +176,7 @@ def _check_representable(config: Mapping[str, Any]) -> None:
 
 
 def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
-    """Return the attention span in tokens of the layers that have one, 0 where none has."""
+    """Returns the attention span in tokens of the layers that have one, 0 where none has."""
     window = config.get("sliding_window", family.sliding_window) or 0
     if config["model_type"] == "llama":
         return 0
@@ -197,7 +197,7 @@ def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
 
 
 def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dtype: str) -> dict[str, Any]:
-    """Write the config.json of a model.
+    """Writes the config.json of a model.
 
     Args:
         model: the shape.
@@ -256,7 +256,7 @@ _NOT_KEPT = (
 
 
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
-    """Return a family that has this model, the preferred one if it has."""
+    """Returns a family that has this model, the preferred one if it has."""
     if model.mlp != "swiglu":
         raise ValueError(
             f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"

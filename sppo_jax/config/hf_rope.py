@@ -31,7 +31,7 @@ _USED = {
 
 
 def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
-    """Read the rotary settings of a config.json.
+    """Reads the rotary settings of a config.json.
 
     Args:
         config: its content.
@@ -73,7 +73,7 @@ def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
 
 
 def _check_representable(config: Mapping[str, Any], settings: Mapping[str, Any], scaling: str, factor: float) -> None:
-    """Refuse settings that would change the rotation and that `RopeConfig` has no field for."""
+    """Refuses settings that would change the rotation and that `RopeConfig` has no field for."""
     partial = settings.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     wanted: dict[str, tuple[Any, Any]] = {"partial_rotary_factor": (1.0, partial)}
     if scaling == "yarn":
@@ -86,7 +86,7 @@ def _check_representable(config: Mapping[str, Any], settings: Mapping[str, Any],
 
 
 def _yarn_amplitude(settings: Mapping[str, Any], factor: float, default: float) -> float:
-    """Return the factor on cos and sin that a config asks for."""
+    """Returns the factor on cos and sin that a config asks for."""
     if settings.get("attention_factor") is not None:
         return settings["attention_factor"]
     over, under = settings.get("mscale"), settings.get("mscale_all_dim")
@@ -96,7 +96,7 @@ def _yarn_amplitude(settings: Mapping[str, Any], factor: float, default: float) 
 
 
 def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
-    """Write rotary settings in the new place and in the old ones, so that every transformers reads them.
+    """Writes rotary settings in the new place and in the old ones, so that every transformers reads them.
 
     Args:
         rope: the model's.
@@ -114,6 +114,6 @@ def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
 
 
 def scaled_length(rope: RopeConfig) -> int:
-    """Return the length in tokens that the scaling is meant for; 0 where nothing is known."""
+    """Returns the length in tokens that the scaling is meant for; 0 where nothing is known."""
     # What is imported as the original length of a linear scaling is the length after it: the file gives no other.
     return int(rope.original_length * (rope.factor if "original_length" in _USED[rope.scaling] else 1.0))

@@ -15,7 +15,7 @@ from sppo_jax.config.groups import Config
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a YAML file and apply overrides.
+    """Reads a YAML file and apply overrides.
 
     Args:
         path: the YAML file.
@@ -39,7 +39,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """Build a Config from nested mappings, as a YAML file gives them.
+    """Builds a Config from nested mappings, as a YAML file gives them.
 
     Args:
         settings: groups of settings.
@@ -57,12 +57,12 @@ def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ())
 
 
 def to_yaml(config: Config) -> str:
-    """Write every setting, the defaults too, in the order of the dataclasses."""
+    """Writes every setting, the defaults too, in the order of the dataclasses."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=False)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return every setting as dicts, lists, strings and numbers; `config_from_dict` reads it."""
+    """Returns every setting as dicts, lists, strings and numbers; `config_from_dict` reads it."""
     return _plain(dataclasses.asdict(config))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 
 def _llama(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, **fields: Any) -> dict[str, Any]:
-    """Return the shape of a Llama-like model, Llama 2's vocabulary and rotary base unless `fields` say otherwise."""
+    """Returns the shape of a Llama-like model, Llama 2's vocabulary and rotary base unless `fields` say otherwise."""
     shape = {
         "vocab_size": 32000,
         "hidden_size": hidden,
@@ -84,7 +84,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def apply_preset(name: str) -> dict[str, Any]:
-    """Look a published model shape up by name.
+    """Looks a published model shape up by name.
 
     Args:
         name: a key of `PRESETS`.

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pack items into as few bins as best-fit-decreasing finds.
+    """Packs items into as few bins as best-fit-decreasing finds.
 
     Items of the same size are interchangeable, and so are bins with the same room: each step fills a whole range of
     bins of equal room with all items of a size that they take. That is what placing one item at a time gives.
@@ -46,7 +46,7 @@ class _Bins:
         self._ranges: dict[int, list[tuple[int, int]]] = {}
 
     def place(self, size: int, count: int) -> None:
-        """Place `count` items of a size, each into the bin with the least room that takes it."""
+        """Places `count` items of a size, each into the bin with the least room that takes it."""
         while count:
             at = bisect_left(self._rooms, size)
             if at == len(self._rooms):
@@ -66,7 +66,7 @@ class _Bins:
         return taken
 
     def _fill(self, first: int, num_bins: int, room: int, size: int, count: int) -> int:
-        """Fill a range of bins as far as the items go; returns how many were placed."""
+        """Fills a range of bins as far as the items go; returns how many were placed."""
         each = room // size
         num_full = min(num_bins, count // each)
         placed = self._move(first, num_full, each, room - each * size)

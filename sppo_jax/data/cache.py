@@ -47,7 +47,7 @@ class Writer:
     """Takes tokens and ends of documents as they come; nothing is kept in memory."""
 
     def __init__(self, directory: Path, dtype: np.dtype | None) -> None:
-        """Open the files of an entry.
+        """Opens the files of an entry.
 
         Args:
             directory: of the entry.
@@ -58,16 +58,16 @@ class Writer:
         self._tokens = open(directory / "tokens.bin", "wb") if dtype is not None else None
 
     def add_tokens(self, tokens: np.ndarray) -> None:
-        """Append tokens."""
+        """Appends tokens."""
         assert self._tokens is not None and self._dtype is not None
         self._tokens.write(tokens.astype(self._dtype).tobytes())
 
     def add_ends(self, ends: np.ndarray) -> None:
-        """Append ends of documents, int64."""
+        """Appends ends of documents, int64."""
         self._ends.write(ends.astype(np.int64).tobytes())
 
     def close(self) -> None:
-        """Write what is left, to the disk itself."""
+        """Writes what is left, to the disk itself."""
         for file in (self._ends, self._tokens):
             if file:
                 file.flush()
@@ -78,7 +78,7 @@ class Writer:
 def entry_of(
     directory: Path | None, key: dict[str, Any], fill: Callable[[Writer], None], *, dtype: np.dtype | None
 ) -> Entry:
-    """Return an entry of the cache, made by this process or, at the same time or before, by another.
+    """Returns an entry of the cache, made by this process or, at the same time or before, by another.
 
     Args:
         directory: of the cache; None: the user's own.
@@ -108,7 +108,7 @@ def entry_of(
 
 
 def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
-    """Return a finished entry; None if there is none or its files are not as they were written."""
+    """Returns a finished entry; None if there is none or its files are not as they were written."""
     try:
         facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
         for name, num_bytes in facts["files"].items():
@@ -121,7 +121,7 @@ def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
 
 
 def user_directory() -> Path:
-    """Return the user's own directory for caches of tokens; a temporary one where the user has no home."""
+    """Returns the user's own directory for caches of tokens; a temporary one where the user has no home."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / "tokens"
@@ -154,7 +154,7 @@ def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype
 
 
 def _remove_left(root: Path, name: str) -> None:
-    """Remove what killed processes of this machine left, and others long ago: locks may not reach other machines."""
+    """Removes what killed processes of this machine left, and others long ago: locks may not reach other machines."""
     for left in root.glob(f"{name}.new-*"):
         with contextlib.suppress(FileNotFoundError):
             own = left.name.startswith(f"{name}.new-{platform.node()}-")
@@ -163,7 +163,7 @@ def _remove_left(root: Path, name: str) -> None:
 
 
 def _move(new: Path, path: Path, dtype: np.dtype | None) -> None:
-    """Put a new entry in its place, unless another process without a lock was faster; a broken one makes room."""
+    """Puts a new entry in its place, unless another process without a lock was faster; a broken one makes room."""
     try:
         new.rename(path)
     except OSError:
@@ -177,7 +177,7 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 def _writable(directory: Path | None) -> Path:
-    """Return a directory that can be written: the one given, else the user's, else a temporary one."""
+    """Returns a directory that can be written: the one given, else the user's, else a temporary one."""
     problem = _cannot_write(directory or user_directory())
     if not problem:
         return directory or user_directory()
@@ -200,7 +200,7 @@ def _writable(directory: Path | None) -> Path:
 
 
 def _cannot_write(directory: Path) -> str:
-    """Return why a directory cannot be written, "" if it can; it is made where it is missing."""
+    """Returns why a directory cannot be written, "" if it can; it is made where it is missing."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -211,7 +211,7 @@ def _cannot_write(directory: Path) -> str:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Let one process of this machine in at a time; says whether it is alone, which not all file systems can tell."""
+    """Lets one process of this machine in at a time; says whether it is alone, which not all file systems can tell."""
     start_s, warned, alone = time.monotonic(), False, False
     with open(path, "a", encoding="utf-8") as file:
         while not alone:

@@ -34,7 +34,7 @@ class Corpus:
         return int((self.ends - self.starts).sum())
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Return tokens [begin, end), which lie in one document."""
+        """Returns tokens [begin, end), which lie in one document."""
         part = int(np.searchsorted(self._firsts, begin, side="right")) - 1
         first = int(self._firsts[part])
         return self.parts[part][begin - first : end - first]
@@ -44,13 +44,13 @@ class Corpus:
         return np.cumsum([0, *(len(part) for part in self.parts)])
 
     def select(self, documents: np.ndarray) -> Corpus:
-        """Return the corpus of some documents, given as a mask or as indices."""
+        """Returns the corpus of some documents, given as a mask or as indices."""
         chosen = {name: getattr(self, name)[documents] for name in ("starts", "ends", "hashes")}
         return dataclasses.replace(self, **chosen)
 
 
 def join(corpora: list[Corpus]) -> Corpus:
-    """Return all documents of some corpora, in their order."""
+    """Returns all documents of some corpora, in their order."""
     sizes = [sum(len(part) for part in corpus.parts) for corpus in corpora]
     firsts = np.cumsum([0, *sizes])[:-1]
     return Corpus(
@@ -62,7 +62,7 @@ def join(corpora: list[Corpus]) -> Corpus:
 
 
 def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Corpus | None]:
-    """Hold out whole documents by the hash of their name; of a single document, hold out its end.
+    """Holds out whole documents by the hash of their name; of a single document, hold out its end.
 
     Args:
         corpus: all documents.
@@ -85,7 +85,7 @@ def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Co
 
 
 def _cut(corpus: Corpus, fraction: float) -> tuple[Corpus, Corpus]:
-    """Split the only document in two."""
+    """Splits the only document in two."""
     if corpus.num_tokens < 2:
         raise ValueError(
             "data.source must hold at least two tokens where data.validation_fraction is above 0, got 1; give more data"

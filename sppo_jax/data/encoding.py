@@ -33,11 +33,11 @@ class Encoder(Protocol):
     end: tuple[int, ...]
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens of some texts, without start and end; bytes that are no UTF-8 come as lone surrogates."""
+        """Returns the tokens of some texts, without start and end; bytes that are no UTF-8 come as lone surrogates."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of some tokens."""
+        """Returns the text of some tokens."""
         ...
 
 
@@ -61,7 +61,7 @@ class FileEncoder:
     """A tokenizer.json of the tokenizers library, never truncating or padding."""
 
     def __init__(self, path: Path, *, start_token: str | None, end_token: str | None) -> None:
-        """Read the tokenizer.
+        """Reads the tokenizer.
 
         Args:
             path: the file.
@@ -83,7 +83,7 @@ class FileEncoder:
         self.key = f"{hashlib.sha256(text).hexdigest()} {self.start} {self.end}"
 
     def _added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Find what the tokenizer's own rule puts around a text."""
+        """Finds what the tokenizer's own rule puts around a text."""
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         whole = self._tokenizer.encode("a").ids
         for at in range(len(whole) - len(plain) + 1):
@@ -110,7 +110,7 @@ class FileEncoder:
 
 
 def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
-    """Return what a config's text is encoded with.
+    """Returns what a config's text is encoded with.
 
     Args:
         config: tokenizer, start_token and end_token.

@@ -26,7 +26,7 @@ class Loader(Iterator[Batch]):
         num_batches_ahead: int = 2,
         num_threads: int = 2,
     ) -> None:
-        """Start at a sequence; nothing is read before the first batch is asked for.
+        """Starts at a sequence; nothing is read before the first batch is asked for.
 
         Args:
             rows: the sequences.
@@ -56,11 +56,11 @@ class Loader(Iterator[Batch]):
         self._start(state["sequence"])
 
     def __next__(self) -> Batch:
-        """Return int32 [len(local_rows), length] each of tokens, targets, positions, document_ids."""
+        """Returns int32 [len(local_rows), length] each of tokens, targets, positions, document_ids."""
         return next(self._batches)
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stops reading ahead."""
         self._batches.close()
 
 

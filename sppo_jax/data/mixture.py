@@ -19,7 +19,7 @@ class Mixture:
     """
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float]) -> None:
-        """Mix.
+        """Mixes.
 
         Args:
             sources: at least one.
@@ -40,34 +40,34 @@ class Mixture:
             self._before[mine] = np.arange(mine.sum())
 
     def __len__(self) -> int:
-        """Return the number of sequences after which every source has been seen whole, at least once."""
+        """Returns the number of sequences after which every source has been seen whole, at least once."""
         return max(self._needed(source) for source in range(len(self._sources)))
 
     def _needed(self, source: int) -> int:
-        """Return the number of sequences with all of a source's first epoch."""
+        """Returns the number of sequences with all of a source's first epoch."""
         blocks, rest = divmod(len(self._sources[source]) - 1, int(self._counts[source]))
         return blocks * BLOCK + int(np.flatnonzero(self._owner == source)[rest]) + 1
 
     def __getitem__(self, index: int) -> Batch:
-        """Return a sequence, see `Rows`."""
+        """Returns a sequence, see `Rows`."""
         source, own = self.place(index)
         return self._sources[source][own]
 
     def place(self, index: int) -> tuple[int, int]:
-        """Return the source of a sequence, and the sequence's number in it."""
+        """Returns the source of a sequence, and the sequence's number in it."""
         block, at = divmod(int(index), BLOCK)
         source = int(self._owner[at])
         return source, block * int(self._counts[source]) + int(self._before[at])
 
     def num_drawn(self, num_sequences: int) -> list[int]:
-        """Return how many of the first `num_sequences` come from each source."""
+        """Returns how many of the first `num_sequences` come from each source."""
         blocks, rest = divmod(num_sequences, BLOCK)
         within = np.bincount(self._owner[:rest], minlength=len(self._sources))
         return [int(count) for count in blocks * self._counts + within]
 
 
 def block_counts(weights: Sequence[float]) -> np.ndarray:
-    """Share out the numbers of a block by largest remainders.
+    """Shares out the numbers of a block by largest remainders.
 
     Raises:
         ValueError: a source would get none.

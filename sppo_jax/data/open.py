@@ -63,7 +63,7 @@ class Data:
 
 
 def open_data(config: Config) -> Data:
-    """Open the sources of a config; text is tokenized if it never was.
+    """Opens the sources of a config; text is tokenized if it never was.
 
     Raises:
         ValueError: a source is unknown, unreadable or empty, or does not fit the model's vocabulary.
@@ -128,7 +128,7 @@ def _open_recall(config: Config) -> Data:
 
 
 def _with_tokenizer(config: Config) -> DataConfig:
-    """Return the settings with the tokenizer of the model that training starts from, where none is given."""
+    """Returns the settings with the tokenizer of the model that training starts from, where none is given."""
     data, imported = config.data, config.model.hf
     return dataclasses.replace(data, tokenizer=imported) if imported and data.tokenizer is None else data
 
@@ -142,12 +142,12 @@ def _pack(config: Config, number: int, corpus: Corpus | None) -> PackedRows | No
 
 
 def _mix(sources: Sequence[tuple[PackedRows, float]]) -> Rows:
-    """Mix the sequences of some sources by their weights."""
+    """Mixes the sequences of some sources by their weights."""
     return sources[0][0] if len(sources) == 1 else Mixture(*zip(*sources, strict=True))
 
 
 def _fingerprint(config: Config, sources: Sequence[Source]) -> str:
-    """Hash what decides which tokens stand in which sequence, without reading them all."""
+    """Hashes what decides which tokens stand in which sequence, without reading them all."""
     data = config.data
     digest = hashlib.sha256(repr((data.pack, data.seed, config.sequence.length)).encode())
     for source in sources:

@@ -43,7 +43,7 @@ class Layout:
 
 
 def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
-    """Give every token of a corpus its sequence.
+    """Gives every token of a corpus its sequence.
 
     Args:
         corpus: at least one document.
@@ -76,7 +76,7 @@ def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
 
 
 def _cut(sizes: np.ndarray, length: int, *, stream: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut documents into pieces that fit into sequences.
+    """Cuts documents into pieces that fit into sequences.
 
     Args:
         sizes: tokens of each document, int64 [num_documents].
@@ -99,7 +99,7 @@ class PackedRows:
     """The sequences of one corpus, in an order that the seed and the epoch decide."""
 
     def __init__(self, corpus: Corpus, *, length: int, pack: Pack = "whole", seed: int = 0) -> None:
-        """Lay the corpus out.
+        """Lays the corpus out.
 
         Args:
             corpus: at least one document.
@@ -111,16 +111,16 @@ class PackedRows:
         self.corpus, self.length, self._seed = corpus, length, seed
 
     def __len__(self) -> int:
-        """Return the number of sequences of an epoch."""
+        """Returns the number of sequences of an epoch."""
         return self.layout.num_rows
 
     def __getitem__(self, index: int) -> Batch:
-        """Return a sequence, see `Rows`."""
+        """Returns a sequence, see `Rows`."""
         epoch, place = divmod(int(index), len(self))
         return self.read(permuted(place, len(self), key_of(self._seed, epoch)))
 
     def read(self, row: int) -> Batch:
-        """Return a sequence by its place in the layout."""
+        """Returns a sequence by its place in the layout."""
         batch = {name: np.full(self.length, -1, np.int32) for name in ("targets", "document_ids")}
         batch |= {name: np.zeros(self.length, np.int32) for name in ("tokens", "positions")}
         layout, at = self.layout, 0

@@ -31,7 +31,7 @@ class RecallRows:
     """Sequences of the recall task by number, drawn when they are asked for."""
 
     def __init__(self, config: RecallConfig, *, length: int, vocab_size: int, seed: int, stream: int = TRAINING):
-        """Check that the task fits.
+        """Checks that the task fits.
 
         Args:
             config: number of pairs and distances.
@@ -65,7 +65,7 @@ class RecallRows:
         return _ROWS_PER_EPOCH
 
     def __getitem__(self, index: int) -> Batch:
-        """Draw sequence `index`.
+        """Draws sequence `index`.
 
         Returns:
             int32 [length] each of tokens, targets (-1 but where a key is asked for), positions and document_ids (0).
@@ -84,19 +84,19 @@ class RecallRows:
         }
 
     def distances(self, index: int) -> np.ndarray:
-        """Return how many tokens before each question of sequence `index` its answer stands: int32, 0 elsewhere."""
+        """Returns how many tokens before each question of sequence `index` its answer stands: int32, 0 elsewhere."""
         _, _, question_P, distance_P = self._places(index)
         found = np.zeros(self.length, np.int32)
         found[question_P] = distance_P
         return found
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Write keys as k0, k1, ..., values as v0, v1, ..."""
+        """Writes keys as k0, k1, ..., values as v0, v1, ..."""
         pairs = self.config.pairs
         return " ".join(f"k{t}" if t < pairs else f"v{t - pairs}" for t in tokens.tolist())
 
     def _places(self, index: int) -> tuple[np.random.Generator, np.ndarray, np.ndarray, np.ndarray]:
-        """Draw where the facts and questions of a sequence stand, and the distance of each."""
+        """Draws where the facts and questions of a sequence stand, and the distance of each."""
         config = self.config
         rng = np.random.default_rng((*self._seed, index))
         # As equal shares as the number of pairs allows, the remainder at random.
@@ -125,10 +125,10 @@ class _Marked:
 
 
 def with_distances(rows: Rows) -> Rows:
-    """Add to each sequence of the recall task its `distances`, by which evaluation reports; others stay as they are."""
+    """Adds to each sequence of the recall task its `distances`, by which evaluation reports; others stay as they are."""
     return _Marked(rows) if isinstance(rows, RecallRows) else rows
 
 
 def _fact_tokens(config: RecallConfig) -> int:
-    """Return how many tokens surely leave room for all facts: each takes no more than 8 places from the others."""
+    """Returns how many tokens surely leave room for all facts: each takes no more than 8 places from the others."""
     return 8 * (config.pairs - 1) + 2

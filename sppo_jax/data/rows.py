@@ -17,11 +17,11 @@ class Rows(Protocol):
     """Endless sequences with random access; safe to read from several threads."""
 
     def __len__(self) -> int:
-        """Return the number of sequences of an epoch; every epoch has as many."""
+        """Returns the number of sequences of an epoch; every epoch has as many."""
         ...
 
     def __getitem__(self, index: int) -> Batch:
-        """Return sequence `index`, counted on over epochs.
+        """Returns sequence `index`, counted on over epochs.
 
         Returns:
             int32 [length] each of tokens, targets (-1: no loss), positions within the document, and document_ids (-1:

@@ -44,7 +44,7 @@ class File:
 
 
 def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int) -> Corpus:
-    """Open the documents of a source, in the order of their files' names; text is tokenized if it never was.
+    """Opens the documents of a source, in the order of their files' names; text is tokenized if it never was.
 
     Args:
         config: how files are read, and where tokens are kept.
@@ -68,7 +68,7 @@ def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder],
 
 
 def find_files(source: str) -> tuple[Path, list[File]]:
-    """Return the directory of a source and its files, in the order of their names.
+    """Returns the directory of a source and its files, in the order of their names.
 
     Raises:
         ValueError: there is none, or one is of no known kind.
@@ -119,7 +119,7 @@ def _cache(config: DataConfig) -> Path | None:
 
 
 def _text_corpus(config: DataConfig, root: Path, files: list[File], encoder: Encoder) -> Corpus:
-    """Open the documents of text files, tokenized once."""
+    """Opens the documents of text files, tokenized once."""
     strict = config.tokenizer is not None
 
     def fill(writer: Writer) -> None:
@@ -143,7 +143,7 @@ def _corpus(tokens: np.ndarray, entry: Entry, names: list[str], num_documents: l
 
 
 def _hashes(names: list[str], num_documents: list[int]) -> np.ndarray:
-    """Return a number in [0, 1) for every document, from its file's name and its number in the file."""
+    """Returns a number in [0, 1) for every document, from its file's name and its number in the file."""
     counts = np.array(num_documents, np.int64)
     seeds = np.array([zlib.crc32(name.encode(errors="surrogateescape")) for name in names], np.uint64)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -152,7 +152,7 @@ def _hashes(names: list[str], num_documents: list[int]) -> np.ndarray:
 
 
 def _tokenize(files: list[File], encoder: Encoder, writer: Writer, text_key: str, strict: bool) -> list[int]:
-    """Write the tokens of all files; returns the number of documents of each."""
+    """Writes the tokens of all files; returns the number of documents of each."""
     num_documents = [0] * len(files)
     total = sum(file.num_bytes for file in files)
     num_tokens, begins = 0, True
@@ -177,7 +177,7 @@ def _tokenize(files: list[File], encoder: Encoder, writer: Writer, text_key: str
 
 
 def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> Iterator[list[tuple[int, str, bool]]]:
-    """Give pieces of documents with the number of their file, some megabytes at a time."""
+    """Gives pieces of documents with the number of their file, some megabytes at a time."""
     batch: list[tuple[int, str, bool]] = []
     num_chars = done = 0
     for number, file in enumerate(files):
@@ -201,7 +201,7 @@ def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> 
 
 
 def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
-    """Open the documents of a file of tokens, which is looked through once."""
+    """Opens the documents of a file of tokens, which is looked through once."""
     path = file.path
     tokens = _read_npy(path) if path.suffix == ".npy" else _read_bin(file, np.dtype(config.token_dtype))
 
@@ -222,7 +222,7 @@ def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
 
 
 def _look_through(tokens: np.ndarray, separator: int | None, writer: Writer) -> None:
-    """Write where documents end, behind every separator, and between which numbers the tokens lie."""
+    """Writes where documents end, behind every separator, and between which numbers the tokens lie."""
     smallest = largest = end = 0
     for first in range(0, len(tokens), _BLOCK_TOKENS):
         block = tokens[first : first + _BLOCK_TOKENS]

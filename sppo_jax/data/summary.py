@@ -109,7 +109,7 @@ class Summary:
 
 
 def summarize(config: Config, data: Data) -> Summary:
-    """Count and sample what a run reads.
+    """Counts and sample what a run reads.
 
     Args:
         config: of the run.
@@ -143,7 +143,7 @@ def summarize(config: Config, data: Data) -> Summary:
 
 
 def drawn(config: Config, data: Data) -> Summary:
-    """Sample sequences that are drawn at random, of which there is no end.
+    """Samples sequences that are drawn at random, of which there is no end.
 
     Args:
         config: of the run.
@@ -168,7 +168,7 @@ def drawn(config: Config, data: Data) -> Summary:
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
-    """Return all figures, for JSON."""
+    """Returns all figures, for JSON."""
     return dataclasses.asdict(summary) | {"epoch_steps": summary.epoch_steps, "run_epochs": summary.run_epochs}
 
 
@@ -193,7 +193,7 @@ def _training(data: Data) -> list[tuple[str, Corpus]]:
 
 
 def _histogram(data: Data) -> tuple[Bucket, ...]:
-    """Count documents by powers of two, from the shortest that there is to the longest."""
+    """Counts documents by powers of two, from the shortest that there is to the longest."""
     sizes = np.concatenate([corpus.ends - corpus.starts for _, corpus in _training(data)])
     bits = np.frexp(sizes.astype(np.float64))[1] - 1
     counts, tokens = np.bincount(bits), np.bincount(bits, weights=sizes)
@@ -204,7 +204,7 @@ def _histogram(data: Data) -> tuple[Bucket, ...]:
 
 
 def _documents(data: Data, seed: int) -> tuple[Sample, ...]:
-    """Sample documents of all sources in turn."""
+    """Samples documents of all sources in turn."""
     samples, sources = [], _training(data)
     for turn in range(max(_NUM_DOCUMENTS, len(sources))):
         number, at = divmod(turn, len(sources))
@@ -218,7 +218,7 @@ def _documents(data: Data, seed: int) -> tuple[Sample, ...]:
 
 
 def _pieces(data: Data) -> tuple[int, tuple[Sample, ...], int]:
-    """Sample the pieces of a sequence, the first and the last ones if they are many."""
+    """Samples the pieces of a sequence, the first and the last ones if they are many."""
     rows = [data.training[index] for index in range(min(_NUM_ROWS, len(data.training)))]
     counts = [int(row["document_ids"].max()) + 1 for row in rows]
     count = max(counts)

@@ -19,7 +19,7 @@ Piece = tuple[str, bool]
 
 
 def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
-    """Give the documents of a file in their order, long ones in pieces that end with a line; empty ones are left out.
+    """Gives the documents of a file in their order, long ones in pieces that end with a line; empty ones are left out.
 
     Args:
         path: a file with one of TEXT_SUFFIXES; a plain text file is one document.
@@ -41,7 +41,7 @@ def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
 
 
 def _cut(blocks: Iterator[str]) -> Iterator[Piece]:
-    """Cut a document that comes in blocks behind the last line of each, so that few words are cut in two."""
+    """Cuts a document that comes in blocks behind the last line of each, so that few words are cut in two."""
     rest = ""
     for block in blocks:
         if rest:
@@ -140,5 +140,5 @@ def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> ValueError:
-    """Return the error that says that a source cannot be read."""
+    """Returns the error that says that a source cannot be read."""
     return ValueError(f"data.source must be readable, got {path} ({error.strerror or error}); choose another source")

@@ -61,12 +61,12 @@ class Fit:
 
     @property
     def exposed_share(self) -> float:
-        """Share of the copied bytes with no compute beside them."""
+        """Shares of the copied bytes with no compute beside them."""
         moved = self.copies.overlapped_bytes + self.copies.exposed_bytes
         return self.copies.exposed_bytes / moved if moved else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `sppo fit --json` prints."""
+        """Returns what `sppo fit --json` prints."""
         return {
             "fits": self.fits,
             "compiler": asdict(self.compiler),
@@ -82,7 +82,7 @@ class Fit:
         }
 
     def describe(self) -> str:
-        """Return the figures as a table, and a line on the copies."""
+        """Returns the figures as a table, and a line on the copies."""
         rows = [("", "compiler", "predicted", "capacity", "compiler of capacity")]
         for name, key in (("HBM of a device", "hbm_bytes"), ("host, a device's part", "host_bytes")):
             values = [getattr(sizes, key) for sizes in (self.compiler, self.predicted, self.capacity)]
@@ -97,7 +97,7 @@ class Fit:
 
 
 def prepare_environment() -> None:
-    """Set what must be set before jax looks for devices: no accelerator is looked for, and none is needed."""
+    """Sets what must be set before jax looks for devices: no accelerator is looked for, and none is needed."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     warn_of_unknown_flags()
@@ -108,7 +108,7 @@ def prepare_environment() -> None:
 
 
 def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
-    """Compile the train step of a plan for a cluster that need not exist.
+    """Compiles the train step of a plan for a cluster that need not exist.
 
     Call `prepare_environment` before jax is first imported.
 
@@ -144,7 +144,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
 
 
 def compile_lowered(lowered: Any) -> Any:
-    """Compile a lowered program for a device that is not here.
+    """Compiles a lowered program for a device that is not here.
 
     Some versions of XLA refuse single Triton products where no GPU is at hand. The program is then compiled again with
     all products by cuBLAS, which can change its memory by a few percent; a warning says so.

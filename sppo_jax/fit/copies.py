@@ -31,7 +31,7 @@ class HostCopies:
 
 
 def host_copies(hlo_text: str) -> HostCopies:
-    """Count the host copies of a compiled program.
+    """Counts the host copies of a compiled program.
 
     Args:
         hlo_text: `compiled.as_text()`, whose instructions stand in the order in which they run.
@@ -114,7 +114,7 @@ def _copies(lines: list[str], computations: dict[str, list[str]]) -> list[tuple[
 
 
 def _moved_bytes(line: str) -> int:
-    """Size of what moves: the largest array in device memory among an instruction's own shapes."""
+    """Sizes of what moves: the largest array in device memory among an instruction's own shapes."""
     shapes = _SHAPE.findall(line.partition(", metadata=")[0])
     sizes = [_bytes(kind, dims) for kind, dims, layout in shapes if _HOST not in layout]
     if not any(sizes):  # a whole buffer that stays on the host side of the text

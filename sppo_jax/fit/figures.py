@@ -26,7 +26,7 @@ class Figures:
 
     @classmethod
     def of(cls, compiled: Any) -> Figures:
-        """Read the figures of what `jax.stages.Lowered.compile` returned."""
+        """Reads the figures of what `jax.stages.Lowered.compile` returned."""
         sizes, text = compiled.memory_analysis(), compiled.as_text()
         return cls(
             hbm_bytes=_total(sizes, ""),
@@ -36,7 +36,7 @@ class Figures:
         )
 
     def to_dict(self) -> dict[str, int]:
-        """Return the figures as JSON values."""
+        """Returns the figures as JSON values."""
         return {
             "hbm_bytes": self.hbm_bytes,
             "host_bytes": self.host_bytes,

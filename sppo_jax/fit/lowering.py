@@ -40,12 +40,12 @@ class TrainProgram:
     signals: jax.ShapeDtypeStruct
 
     def lower(self) -> jax.stages.Lowered:
-        """Lower the step for its devices."""
+        """Lowers the step for its devices."""
         return self.step.lower(self.state, self.batch, self.signals)
 
 
 def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) -> TrainProgram:
-    """Build gradients and optimizer, as `sppo train` runs them, for the plan's mesh.
+    """Builds gradients and optimizer, as `sppo train` runs them, for the plan's mesh.
 
     Args:
         config: the model and the optimizer.

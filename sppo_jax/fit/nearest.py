@@ -24,7 +24,7 @@ class Change:
     host_bytes: int
 
     def describe(self) -> str:
-        """Return the change as one line."""
+        """Returns the change as one line."""
         sizes = f"{format_bytes(self.hbm_bytes)} of HBM and {format_bytes(self.host_bytes)} of host memory a device"
         return f"the nearest change that fits: {' '.join(self.overrides)} (predicted {sizes})"
 
@@ -32,7 +32,7 @@ class Change:
 def nearest_change(
     reload: Callable[[tuple[str, ...]], Config], config: Config, cluster: Cluster, excess: float
 ) -> Change | None:
-    """Try changes from the smallest to the largest; return the first whose plan fits, None if none does.
+    """Tries changes from the smallest to the largest; return the first whose plan fits, None if none does.
 
     Args:
         reload: reads the config again with more overrides.
@@ -71,7 +71,7 @@ def _changes(config: Config, cluster: Cluster) -> Iterator[tuple[str, ...]]:
 
 
 def _unpin(config: Config, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return overrides that leave settings to the planner, of those that are not."""
+    """Returns overrides that leave settings to the planner, of those that are not."""
     pinned = []
     for name in names:
         group, _, field = name.partition(".")

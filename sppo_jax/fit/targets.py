@@ -67,7 +67,7 @@ class GpuTarget:
     shared_bytes: int
 
     def text(self) -> str:
-        """Write the target as a text-format `stream_executor.GpuTargetConfigProto`."""
+        """Writes the target as a text-format `stream_executor.GpuTargetConfigProto`."""
         major, minor = self.capability
         feature = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
         numbers = {
@@ -142,7 +142,7 @@ EXTRAS = {"gpu": "fit-gpu", "tpu": "fit-tpu"}
 
 
 def compile_only_devices(cluster: Cluster) -> list:
-    """Make devices that programs can be compiled for, and nothing else.
+    """Makes devices that programs can be compiled for, and nothing else.
 
     Args:
         cluster: of a device with a compiler of its own (not "cpu").

@@ -128,7 +128,7 @@ class Panel:
 def chart_svg(
     panels: Sequence[Panel], *, width: int = 480, height: int = 340, columns: int = 0, look: Look = PRINT
 ) -> str:
-    """Draws panels in rows, each with its own axes and legend.
+    """Drawses panels in rows, each with its own axes and legend.
 
     Args:
         panels: what to draw.

@@ -22,7 +22,7 @@ _HALO = "stroke='white' stroke-width='3' paint-order='stroke'"
 def memory_svg(
     curve: Occupancy, window: Window, *, allocated: int, capacity: int, host_allocated: int, host_capacity: int
 ) -> str:
-    """Draw what a device of a stage has in use, tick by tick.
+    """Draws what a device of a stage has in use, tick by tick.
 
     Args:
         curve: bytes in use.
@@ -63,7 +63,7 @@ def _panel(
     capacity: int,
     name: str,
 ) -> list[str]:
-    """Draw layers on top of each other, with lines for what is allocated and for what there is."""
+    """Draws layers on top of each other, with lines for what is allocated and for what there is."""
     right = window.width - RIGHT
     # Where little of the capacity is used, the picture is scaled to the use.
     most = max(allocated, 1)

@@ -78,7 +78,7 @@ def timeline_svg(
     links: Sequence[LinkUse] = (),
     window: Window | None = None,
 ) -> str:
-    """Draw a schedule.
+    """Draws a schedule.
 
     Args:
         table: what runs when.
@@ -159,7 +159,7 @@ def _words(unit: Unit, table: Table) -> str:
 
 
 def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int, owed: dict[str, float]) -> list[str]:
-    """Draw neighbouring narrow cells as boxes of at least NARROW pixels, each kind for its share of the time.
+    """Draws neighbouring narrow cells as boxes of at least NARROW pixels, each kind for its share of the time.
 
     A box has that fill among its ticks which is owed most time; what it takes from the others is owed to them in the
     next. Debts fade and small ones are not paid, so that what takes a thousandth of the time does not show up once
@@ -205,7 +205,7 @@ def _fill(unit: Unit | None) -> str:
 
 
 def _label(unit: Unit, table: Table, middle: float, y: int, width: float) -> list[str]:
-    """Write sequence and chunk where there is room for them, else the chunk, else nothing."""
+    """Writes sequence and chunk where there is room for them, else the chunk, else nothing."""
     full = f"{unit.sequence}.{unit.chunk}" if table.num_sequences > 1 else f"{unit.chunk}"
     text = next((t for t in (full, f"{unit.chunk}") if len(t) * CHARACTER_WIDTH + 2 < width), None)
     if text is None or unit.kind == "H":
@@ -215,7 +215,7 @@ def _label(unit: Unit, table: Table, middle: float, y: int, width: float) -> lis
 
 
 def _lanes(links: Iterable[LinkUse], window: Window, y: int) -> list[str]:
-    """Draw the host link's use below a stage: a pixel is as high as the share of its time that a copy takes."""
+    """Draws the host link's use below a stage: a pixel is as high as the share of its time that a copy takes."""
     use = {True: [0.0] * window.width, False: [0.0] * window.width}
     for link in links:
         if window.first <= link.tick <= window.last:
@@ -235,7 +235,7 @@ def _lanes(links: Iterable[LinkUse], window: Window, y: int) -> list[str]:
 
 
 def _spread(pixels: list[float], begin: float, end: float) -> None:
-    """Add to each pixel the share of it that lies between two places."""
+    """Adds to each pixel the share of it that lies between two places."""
     for pixel in range(int(begin), min(len(pixels), int(end) + 1)):
         pixels[pixel] += max(0.0, min(end, pixel + 1) - max(begin, pixel))
 

@@ -41,7 +41,7 @@ def plan_text(figures: Figures) -> str:
 
 
 def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH) -> str:
-    """Draws all ticks to scale: a column is a share of the step, and each kind has as many as its share of the time.
+    """Drawses all ticks to scale: a column is a share of the step, and each kind has as many as its share of the time.
 
     Args:
         table: the schedule.

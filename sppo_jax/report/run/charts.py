@@ -77,7 +77,7 @@ def late_panel(figures: RunFigures) -> Panel | None:
 
 
 def recall_panel(figures: RunFigures) -> Panel | None:
-    """Share of the answers found, by how far back they lie."""
+    """Shares of the answers found, by how far back they lie."""
     picked = _spread(figures.recalls)
     lines = [
         Series(
@@ -113,7 +113,7 @@ def speed_panel(figures: RunFigures) -> Panel | None:
 
 
 def mfu_panel(figures: RunFigures) -> Panel | None:
-    """Share of the devices' peak rate by step."""
+    """Shares of the devices' peak rate by step."""
     points = series(figures.data.rows, "mfu")
     if not points:
         return None

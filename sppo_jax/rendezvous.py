@@ -21,7 +21,7 @@ _MAX_HELLO_BYTES = 2**20
 
 
 class Absent(RuntimeError):
-    """Some process did not come, or could not be reached, in time."""
+    """A process did not come, or could not be reached, in time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class Place:
 
     Args:
         coordinator: HOST:PORT at which process 0 listens.
-        num_processes: processes of the run.
-        process_id: this one, from 0.
-        local_device_ids: devices of this machine that it takes; None: all.
+        num_processes: number of processes of the run.
+        process_id: number of this process, from 0.
+        local_device_ids: devices of this machine that the process takes; None: all.
     """
 
     coordinator: str
@@ -42,16 +42,16 @@ class Place:
 
 
 def meet(place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
-    """Returns when all processes are there and agree.
+    """Returns when all processes have come and agree.
 
     Args:
-        place: this process and where to meet.
-        facts: what must be the same in all processes, by name.
-        timeout_s: seconds to wait for the others.
+        place: the place of this process, and the address of process 0.
+        facts: values that must be the same in all processes, by name.
+        timeout_s: seconds to wait for the other processes.
 
     Raises:
         ValueError: the address cannot be used, two processes have one place, or facts differ.
-        Absent: somebody did not come.
+        Absent: a process did not come.
     """
     host, port = split_address(place.coordinator)
     if place.process_id == 0:
@@ -65,7 +65,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Returns host and port of HOST:PORT.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: the address does not have this form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -92,9 +92,9 @@ def _listen(address: str, port: int, patience_s: float) -> socket.socket:
 
 
 def _receive(server: socket.socket, place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
-    """Waits for everybody, judge, and tell them all.
+    """Waits for all processes, compares them, and tells all of them the result.
 
-    After the first problem only those are waited for that come soon, so that they hear of it too.
+    After the first problem it waits only a little longer, so that more processes hear of the problem.
     """
     arrived: dict[int, tuple[socket.socket, Mapping[str, Any]]] = {}
     waiting: dict[socket.socket, bytes] = {}
@@ -132,7 +132,7 @@ def _receive(server: socket.socket, place: Place, facts: Mapping[str, str], time
 
 
 def _read_hello(connection: socket.socket, waiting: dict[socket.socket, bytes]) -> Mapping[str, Any] | None:
-    """Returns what a caller said once it is whole; {} where it is none of us."""
+    """Returns what a caller sent, once it is complete; {} if the caller is not a process of the run."""
     try:
         part = connection.recv(65536)
     except BlockingIOError:
@@ -159,13 +159,13 @@ def _register(
     hello: Mapping[str, Any],
 ) -> Exception | None:
     """Notes a process that came, and returns what is wrong with the process, if anything."""
-    if not hello:  # a port scanner, or a process that died while it spoke
+    if not hello:  # a port scanner, or a process that died while it was sending
         connection.close()
         return None
     process, host = hello["process_id"], hello["host"]
     before = arrived.get(process)
     if before is not None and not _is_open(before[0]):
-        before = None  # it called, died, and was started again
+        before = None  # the process called, died, and was started again
     arrived[process if before is None else -1] = (connection, hello)
     if before is not None or not 0 < process < place.num_processes:
         first = f"on {before[1]['host']} and on {host}" if before else f"on {host}"
@@ -204,14 +204,14 @@ def _missing(place: Place, arrived: set[int], timeout_s: float) -> str:
 
 
 def _answer(connection: socket.socket, problem: Exception | None) -> None:
-    """Gives the verdict; the caller closes first, so that the port is free at once."""
+    """Sends the result; the caller closes first, so that the port is free at once."""
     verdict = {"go": problem is None, "wrong_input": isinstance(problem, ValueError), "text": str(problem or "")}
     try:
         connection.settimeout(_GRACE_S)
         connection.sendall(json.dumps(verdict).encode() + b"\n")
         connection.recv(1)
     except OSError:
-        pass  # it is gone; jax will miss it
+        pass  # the caller is gone; jax will report this
     connection.close()
 
 
@@ -241,7 +241,7 @@ def _call(host: str, port: int, place: Place, facts: Mapping[str, str], timeout_
 
 
 def _ask(host: str, port: int, hello: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
-    """Sends who we are, and returns the verdict."""
+    """Sends the place and facts of this process, and returns the result."""
     with socket.create_connection((host, port), timeout=5.0) as connection:
         connection.sendall(json.dumps(hello).encode() + b"\n")
         connection.settimeout(max(1.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""`sppo convert`: models from Hugging Face folders and back; on the CPU, in memory for the model once."""
+"""`sppo convert`: models from Hugging Face folders and back; on the CPU, with one copy of the model in memory."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ _LENGTH = 4096
 
 
 def run(words: Sequence[str]) -> int:
-    """Converts as the words say; returns the exit code."""
+    """Runs the conversion that the words name; returns the exit code."""
     parser = Parser(prog="sppo convert", description="Convert models from and to Hugging Face folders (safetensors).")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="from-hf|to-hf", parser_class=Parser)
     into = kinds.add_parser("from-hf", help="Llama, Qwen2, Qwen3 or Mistral to a checkpoint and a config")
@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
     )
     out.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of tensors")
     args = parser.parse_args(words)
-    # Host memory holds more than a device's; jax is not imported so far.
+    # Host memory is larger than a device's; jax is not imported yet.
     os.environ["JAX_PLATFORMS"] = "cpu"
     commands: Mapping[str, Callable[[Namespace], None]] = {"from-hf": _from_hf, "to-hf": _to_hf}
     commands[args.kind](args)
@@ -72,7 +72,7 @@ def _from_hf(args: Namespace) -> None:
 
 
 def _starting_config(folder: Path) -> Config:
-    """Returns a config of the folder's model, for sequences that it knows already."""
+    """Returns a config of the folder's model, for sequences of a length that the model was trained on."""
     model = {"hf": str(folder)}
     shape = config_from_dict({"model": model, "sequence": {"length": 1}, "train": {"steps": 1}}).model
     length = min(known for known in (_LENGTH, shape.rope.original_length, shape.sliding_window) if known)
@@ -80,7 +80,7 @@ def _starting_config(folder: Path) -> Config:
 
 
 def _short_yaml(config: Config, target: Path) -> str:
-    """Writes what a user changes first; the rest has defaults."""
+    """Returns the settings that a user changes first, as YAML; all others have defaults."""
     settings = {
         "model": _plain(dataclasses.asdict(config.model)),
         "data": {"source": config.data.source},
@@ -101,14 +101,14 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_hf(args: Namespace) -> None:
-    """Writes the parameters of a checkpoint as safetensors, with config.json and what is known of a tokenizer."""
+    """Writes the parameters of a checkpoint as safetensors, with config.json and the tokenizer, if one is known."""
     from sppo_jax.models.hf_write import check_new, to_hf
     from sppo_jax.train.checkpoint_read import find_checkpoint, load_params
 
     checkpoint = find_checkpoint(args.source)
     config = _config_of(checkpoint)
     like = args.like or _origin(config, checkpoint)
-    # Refused before anything large is read.
+    # Refuse wrong input before anything large is read.
     check_new(args.target, 0)
     shape_to_hf(config.model, like=read_config(like) if like else {}, length=0, dtype=args.dtype)
     if like:
@@ -133,7 +133,7 @@ def _to_hf(args: Namespace) -> None:
 
 
 def _folder_of(tokenizer: Path) -> Path:
-    """Returns the folder of a tokenizer that is given as a file or as its folder."""
+    """Returns the folder of a tokenizer, which is given as a file or as a folder."""
     return tokenizer if tokenizer.is_dir() else tokenizer.parent
 
 
@@ -154,7 +154,7 @@ def _config_of(checkpoint: Path) -> Config:
 
 
 def _origin(config: Config, checkpoint: Path) -> Path | None:
-    """Returns the Hugging Face folder that a model came from, where it still is, or what was copied of it."""
+    """Returns the Hugging Face folder that a model came from, if it still exists, or the folder with copies from it."""
     places = [Path(config.model.hf)] if config.model.hf else []
     for folder in [*places, checkpoint.parent]:
         if (folder / CONFIG).is_file() and "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8")):

@@ -16,7 +16,7 @@ from sppo_jax.planner.make import make_plan, resolve_cluster
 
 
 def run(words: Sequence[str]) -> int:
-    """Compiles, prints the compiler's figures beside the planner's; returns the exit code."""
+    """Compiles, and prints the compiler's figures beside the planner's; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     config = load(args)
     cluster = resolve_cluster(config)

@@ -1,4 +1,4 @@
-"""`sppo profile`: measure the devices present, for the planner."""
+"""`sppo profile`: measures the devices present, for the planner."""
 
 import re
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _read_devices(text: str) -> int:
-    """Returns the number of simulated devices, 0 for the real ones."""
+    """Returns the number of devices to simulate; 0: use the devices present."""
     if text == "auto":
         return 0
     found = re.fullmatch(r"cpu:([1-9]\d*)", text)

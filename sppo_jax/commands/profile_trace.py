@@ -17,7 +17,7 @@ _MOST_STEPS = 100
 
 
 def run(words: Sequence[str]) -> int:
-    """Traces some steps of a config's training, prints where the trace is; returns the exit code."""
+    """Traces some steps of a config's training, and prints the path of the trace; returns the exit code."""
     parser = config_parser("profile-trace", "Train a few steps under the profiler; nothing is saved but the trace.")
     parser.add_argument("--out", type=some_path, metavar="DIR", help="where to write; traces/NAME-DATE-TIME by default")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps to trace; 3 by default")
@@ -43,7 +43,7 @@ def _make(out: Path) -> None:
     """Makes the directory, before anything is compiled.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: the directory cannot be made or written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Writes `model: hf:PATH` as a group of settings.
 
     Args:
-        settings: of a whole config.
+        settings: the settings of a whole config.
     """
     model = settings.get("model")
     if isinstance(model, str) and model.startswith("hf:"):
@@ -24,11 +24,11 @@ def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Mapping[str, Any]:
-    """Fills from `preset` or `hf`, whichever is given, what the user did not set.
+    """Fills in the settings that the user did not give, from `preset` or from `hf`.
 
     Args:
-        settings: of the group `model`.
-        rope_fields: all settings of `model.rope`.
+        settings: the settings of the group `model`.
+        rope_fields: the names of all settings of `model.rope`.
 
     Raises:
         ConfigError: there is no such preset or folder, or a setting contradicts the folder's weights.
@@ -49,7 +49,7 @@ def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Map
 
 
 def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str, Any]:
-    """Fills from a folder's config.json; settings that a run has written are whole, and need no folder."""
+    """Fills in settings from a folder's config.json; settings written by a run are complete and need no folder."""
     if not isinstance(settings["hf"], str) or not settings["hf"]:
         raise ConfigError(
             f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give the path of the folder"
@@ -72,7 +72,7 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
 
 
 def _fill(settings: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds what `settings` leaves out, within `rope` too."""
+    """Returns `settings` with the fields that it leaves out, also within `rope`."""
     rope = settings.get("rope")
     merged = {**base, **settings, "rope": base["rope"] if rope is None else rope}
     return merged | ({"rope": {**base["rope"], **rope}} if isinstance(rope, Mapping) else {})

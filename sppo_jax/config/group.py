@@ -93,7 +93,7 @@ def _field_types(cls: type) -> dict[str, Any]:
 
 
 def _convert(value: Any, annotation: Any, name: str) -> Any:
-    """Returns value as the annotated type, or raise a ConfigError naming the setting."""
+    """Returns the value as the annotated type, or raises a ConfigError that names the setting."""
     if isinstance(annotation, type) and issubclass(annotation, Group):
         return value if isinstance(value, annotation) else build_group(annotation, {} if value is None else value, name)
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)

@@ -18,16 +18,16 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What sets a family of models apart, and what its config.json leaves out.
+    """What is special to a family of models, and the defaults of keys that its config.json may leave out.
 
     Args:
-        architecture: the class in transformers.
-        qkv_bias: queries, keys and values have biases.
-        qk_norm: queries and keys are normalised head by head.
-        num_kv_heads: where it is not given; 0: as many as query heads.
-        head_dim: where it is not given; 0: the hidden size over the heads.
-        max_length: positions, where they are not given.
-        sliding_window: attention span in tokens where the key is left out; 0: the whole sequence.
+        architecture: the name of the class in transformers.
+        qkv_bias: whether queries, keys and values have biases.
+        qk_norm: whether queries and keys are normalised head by head.
+        num_kv_heads: heads of keys and values if the key is left out; 0: as many as query heads.
+        head_dim: elements of a head if the key is left out; 0: the hidden size divided by the heads.
+        max_length: number of positions if the key is left out.
+        sliding_window: attention span in tokens if the key is left out; 0: the whole sequence.
     """
 
     architecture: str
@@ -68,7 +68,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Reads a folder's config.json.
 
     Raises:
-        ValueError: it is not there, or no JSON object.
+        ValueError: the file is missing, or does not hold a JSON object.
     """
     path = folder / CONFIG
     try:
@@ -91,13 +91,13 @@ def read_shape(folder: Path) -> dict[str, Any]:
     """Reads the shape of the model in a folder.
 
     Args:
-        folder: with config.json.
+        folder: a folder with config.json.
 
     Returns:
         `ModelConfig` fields, those of `WEIGHT_FIELDS` and `FREE_FIELDS`; `rope` is a dict of `RopeConfig` fields.
 
     Raises:
-        ValueError: the file cannot be read, or the model cannot be represented; says by which setting.
+        ValueError: the file cannot be read, or a setting of the model, which the message names, is not supported.
     """
     try:
         return shape_from_hf(read_config(folder))
@@ -115,7 +115,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     """Maps the content of a config.json to `ModelConfig` fields.
 
     Raises:
-        ValueError: the model cannot be represented.
+        ValueError: a setting of the model is not supported.
         KeyError: a size is missing.
     """
     family = _family(config)
@@ -157,8 +157,8 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 
 def _check_representable(config: Mapping[str, Any]) -> None:
-    """Refuses, by name, settings that the decoder has no counterpart of."""
-    # Qwen2 has its biases whatever attention_bias says, and no transformers reads the key there.
+    """Refuses, by name, settings that the decoder does not support."""
+    # Qwen2 has biases whatever attention_bias says; no version of transformers reads this key for Qwen2.
     biases = ("mlp_bias",) if config["model_type"] == "qwen2" else ("attention_bias", "mlp_bias")
     for name in biases:
         if config.get(name):
@@ -176,7 +176,7 @@ def _check_representable(config: Mapping[str, Any]) -> None:
 
 
 def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
-    """Returns the attention span in tokens of the layers that have one, 0 where none has."""
+    """Returns the attention span in tokens of the layers with a sliding window; 0 if no layer has one."""
     window = config.get("sliding_window", family.sliding_window) or 0
     if config["model_type"] == "llama":
         return 0
@@ -200,13 +200,14 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     """Writes the config.json of a model.
 
     Args:
-        model: the shape.
-        like: content of the config.json it was imported from, for special tokens and the family's name; may be empty.
-        length: tokens of the longest sequence it was trained on; 0: not known.
-        dtype: of the tensors, by transformers' name.
+        model: the shape of the model.
+        like: content of the config.json that the model was imported from, for special tokens and the name of the
+            family; may be empty.
+        length: tokens of the longest sequence that the model was trained on; 0: not known.
+        dtype: dtype of the tensors, by transformers' name.
 
     Raises:
-        ValueError: no family has such a model; says by which setting.
+        ValueError: no family has such a model; the message names the setting.
     """
     kind = _family_name(model, like.get("model_type"))
     kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
@@ -239,7 +240,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     return config | slides | ({"max_window_layers": 0} if window else {})
 
 
-# Of a config.json that was imported: what is written again, or was true of that file alone.
+# Keys of an imported config.json that are not copied: an export writes them, or they were true of that file alone.
 _NOT_KEPT = (
     "_name_or_path",
     "dtype",
@@ -256,7 +257,7 @@ _NOT_KEPT = (
 
 
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
-    """Returns a family that has this model, the preferred one if it has."""
+    """Returns a family that has this model: the preferred family if possible."""
     if model.mlp != "swiglu":
         raise ValueError(
             f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
@@ -271,7 +272,7 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
             "a Hugging Face model must not have both model.qkv_bias and model.qk_norm, got both; "
             "export only models with at most one of them"
         )
-    # transformers refuses a Llama whose heads do not divide its width, and gives it no window.
+    # transformers refuses a Llama whose heads do not divide the hidden size, and a Llama has no sliding window.
     if model.hidden_size % model.num_heads or model.sliding_window:
         possible = [name for name in possible if name != "llama"]
     return preferred if preferred in possible else possible[0]

@@ -15,7 +15,7 @@ from sppo_jax.config.groups import Config
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Reads a YAML file and apply overrides.
+    """Reads a YAML file and applies overrides.
 
     Args:
         path: the YAML file.
@@ -39,7 +39,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """Builds a Config from nested mappings, as a YAML file gives them.
+    """Builds a Config from nested mappings, such as a YAML file gives.
 
     Args:
         settings: groups of settings.
@@ -87,7 +87,7 @@ def _parse_yaml(text: str, source: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a duplicate key, of which YAML would silently keep the last."""
+    """Refuses a duplicate key; YAML would silently keep the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

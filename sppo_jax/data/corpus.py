@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Documents as spans of some token arrays, numbered through as if they were one.
+    """Documents as spans of several token arrays, whose tokens are numbered as if the arrays were one.
 
     Args:
         parts: integer arrays [num_tokens of the part]; a document lies in one of them.
@@ -62,14 +62,14 @@ def join(corpora: list[Corpus]) -> Corpus:
 
 
 def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Corpus | None]:
-    """Holds out whole documents by the hash of their name; of a single document, hold out its end.
+    """Holds out whole documents by the hash of their name; of a single document, holds out the end.
 
     Args:
         corpus: all documents.
-        validation_fraction: share of the documents (of the tokens of a single one) to hold out.
+        validation_fraction: share of the documents to hold out; of a single document, share of its tokens.
 
     Returns:
-        The training corpus, and what is held out: None if the fraction is 0, at least one document otherwise.
+        The training corpus, and the corpus held out: None if the fraction is 0, at least one document otherwise.
 
     Raises:
         ValueError: the only document is too short to be cut in two.

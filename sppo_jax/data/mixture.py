@@ -1,4 +1,4 @@
-"""Several sources in shares: which source a sequence comes from follows from its number alone."""
+"""Several sources in given shares: the number of a sequence alone decides its source."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ BLOCK = 10_000
 class Mixture:
     """Sequences of several sources, each source going through its own epochs at its own pace.
 
-    Sequence numbers come in blocks of 10000, of which each source has its share, spread evenly. So the shares hold in
-    every batch as nearly as whole sequences can, and a number says at once which sequence of which source it is.
+    Sequence numbers come in blocks of 10000. Each source has its share of a block, spread evenly. So every batch has
+    the shares as nearly as whole sequences can, and a number alone gives the source and the sequence in the source.
     """
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float]) -> None:
-        """Mixes.
+        """Mixes sources.
 
         Args:
-            sources: at least one.
-            weights: of each source's sequences, above 0; their sum does not matter.
+            sources: the sources, at least one.
+            weights: the weight of each source, above 0; their sum does not matter.
 
         Raises:
-            ValueError: a weight is too small to be met.
+            ValueError: a weight is too small for one sequence in a block.
         """
         self._sources = tuple(sources)
         self._counts = block_counts(weights)
         places = [(np.arange(count) + 0.5) / count for count in self._counts]
         owner = np.repeat(np.arange(len(sources)), self._counts)
-        # Sources take turns by where they are due; those due at the same place in the order they are given.
+        # Sources take turns by the places where they are due; at the same place, in the order in which they are given.
         self._owner = owner[np.argsort(np.concatenate(places), kind="stable")]
         self._before = np.zeros(BLOCK, np.int64)
         for source in range(len(sources)):
@@ -70,7 +70,7 @@ def block_counts(weights: Sequence[float]) -> np.ndarray:
     """Shares out the numbers of a block by largest remainders.
 
     Raises:
-        ValueError: a source would get none.
+        ValueError: a source would get no number.
     """
     exact = np.array(weights, np.float64) / sum(weights) * BLOCK
     counts = np.floor(exact).astype(np.int64)

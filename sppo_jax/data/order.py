@@ -26,7 +26,7 @@ def mix_array(values: np.ndarray) -> np.ndarray:
 
 
 def key_of(*parts: int) -> int:
-    """Returns a key that depends on every one of some integers and on their order."""
+    """Returns a key that depends on each of the integers and on their order."""
     key = 0
     for part in parts:
         key = mix(key ^ mix(part & _WORD))
@@ -34,15 +34,15 @@ def key_of(*parts: int) -> int:
 
 
 def permuted(index: int, size: int, key: int) -> int:
-    """Returns where a permutation of 0..size-1 takes an index.
+    """Returns the image of an index under a permutation of 0..size-1.
 
-    A Feistel network permutes the next power of four; what falls outside goes through it again. No table is kept, so an
-    epoch of any size starts at once.
+    A Feistel network permutes the numbers below the next power of four. A result of `size` or more goes through the
+    network again. No table is kept, so an epoch of any size starts at once.
 
     Args:
-        index: 0..size-1.
-        size: of the permutation, at least 1.
-        key: which of the permutations.
+        index: the index, in 0..size-1.
+        size: the size of the permutation, at least 1.
+        key: the key that selects the permutation.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

@@ -31,7 +31,7 @@ _SHOWN_AFTER_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of a source: where it is, its name within the source, and what it was when the run began."""
+    """A file of a source: its path, its name within the source, and its size and time when the run began."""
 
     path: Path
     name: str
@@ -49,7 +49,7 @@ def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder],
     Args:
         config: how files are read, and where tokens are kept.
         source: a file, a directory, a pattern, or "stdlib".
-        encoder: opens what turns text into tokens; called where there is text.
+        encoder: opens the encoder; called only if the source has text.
         vocab_size: tokens must lie in 0..vocab_size-1.
 
     Raises:
@@ -71,7 +71,7 @@ def find_files(source: str) -> tuple[Path, list[File]]:
     """Returns the directory of a source and its files, in the order of their names.
 
     Raises:
-        ValueError: there is none, or one is of no known kind.
+        ValueError: there is no file, or a file is of an unknown kind.
     """
     place = os.path.expanduser(source)
     if source == LIBRARY:
@@ -119,7 +119,7 @@ def _cache(config: DataConfig) -> Path | None:
 
 
 def _text_corpus(config: DataConfig, root: Path, files: list[File], encoder: Encoder) -> Corpus:
-    """Opens the documents of text files, tokenized once."""
+    """Opens the documents of text files, which are tokenized once."""
     strict = config.tokenizer is not None
 
     def fill(writer: Writer) -> None:
@@ -184,7 +184,7 @@ def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> 
         for piece, is_last in read_pieces(file.path, text_key=text_key, strict=strict):
             batch.append((number, piece, is_last))
             num_chars += len(piece)
-            # About a byte a character; packed files run ahead, as far as their end.
+            # About one byte a character; a compressed file counts at most its own bytes.
             progress.update(max(0, min(len(piece), done + file.num_bytes - progress.n)))
             if num_chars >= _BATCH_CHARS or len(batch) >= _BATCH_PIECES:
                 yield batch
@@ -201,7 +201,7 @@ def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> 
 
 
 def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
-    """Opens the documents of a file of tokens, which is looked through once."""
+    """Opens the documents of a file of tokens, which is scanned once."""
     path = file.path
     tokens = _read_npy(path) if path.suffix == ".npy" else _read_bin(file, np.dtype(config.token_dtype))
 
@@ -222,7 +222,7 @@ def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
 
 
 def _look_through(tokens: np.ndarray, separator: int | None, writer: Writer) -> None:
-    """Writes where documents end, behind every separator, and between which numbers the tokens lie."""
+    """Writes the ends of documents (after every separator), and the smallest and the largest token."""
     smallest = largest = end = 0
     for first in range(0, len(tokens), _BLOCK_TOKENS):
         block = tokens[first : first + _BLOCK_TOKENS]

@@ -19,15 +19,15 @@ Piece = tuple[str, bool]
 
 
 def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
-    """Gives the documents of a file in their order, long ones in pieces that end with a line; empty ones are left out.
+    """Yields the documents of a file in order, long ones in pieces that end with a line; leaves out empty documents.
 
     Args:
         path: a file with one of TEXT_SUFFIXES; a plain text file is one document.
         text_key: key of the text in a JSON line, column of the text in a Parquet file.
-        strict: refuse plain text that is not UTF-8, instead of giving such bytes as lone surrogates.
+        strict: whether plain text that is not UTF-8 is refused; otherwise such bytes become lone surrogates.
 
     Raises:
-        ValueError: the file cannot be read, or is not what its name says; names file and line.
+        ValueError: the file cannot be read, or is not of the kind that its name says; the message names file and line.
     """
     if path.name.endswith(".parquet"):
         documents = _parquet_documents(path, text_key)
@@ -41,7 +41,7 @@ def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
 
 
 def _cut(blocks: Iterator[str]) -> Iterator[Piece]:
-    """Cuts a document that comes in blocks behind the last line of each, so that few words are cut in two."""
+    """Cuts a document that comes in blocks after the last line of each block, so that few words are cut in two."""
     rest = ""
     for block in blocks:
         if rest:
@@ -105,7 +105,7 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
         raise ValueError(
             f"data.text_key must name text, got {text_key!r} with a value of type {got} in {where}; name another key"
         )
-    # JSON can escape halves of surrogate pairs, which no UTF-8 can write.
+    # JSON can escape halves of surrogate pairs, which UTF-8 cannot encode.
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 

@@ -1,4 +1,4 @@
-"""A run's data as people read them."""
+"""A run's data as text."""
 
 from sppo_jax.data.summary import Sample, SourceSummary, Summary
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar
@@ -14,7 +14,7 @@ def data_text(summary: Summary) -> str:
     """Returns everything `sppo data` prints.
 
     Args:
-        summary: from `summarize`.
+        summary: the result of `summarize`.
     """
     if not summary.sources:
         return f"{_drawn(summary)}\n\n{_first_sequence(summary)}"
@@ -81,7 +81,7 @@ def _source_row(name: str, source: SourceSummary) -> list[str]:
 
 
 def _shortened(names: list[str], width: int) -> list[str]:
-    """Returns names that are no longer than a width, with their ends kept: there they differ."""
+    """Returns names shortened to a width; their ends, in which they differ, are kept."""
     return [name if len(name) <= width else f"...{name[3 - width :]}" for name in names]
 
 
@@ -120,7 +120,7 @@ def _samples(title: str, samples: tuple[Sample, ...]) -> str:
 
 
 def _line(text: str, width: int) -> str:
-    """Returns the start of a text in one line; what cannot be printed is escaped."""
+    """Returns the start of a text in one line, with unprintable characters escaped."""
     shown = ""
     for char in text:
         char = char if char.isprintable() and char != "\\" else char.encode("unicode_escape").decode()

@@ -62,8 +62,8 @@ def avoid_wrong_sums() -> None:
     """Turns off the fusions with which jaxlib 0.10.2 to 0.12.0 adds wrongly on CPUs; warns if it is too late.
 
     XLA:CPU gives products, with the sums after them, to the library YNNPACK. In all of these versions the sums of a
-    batched product with a broadcast operand are wrong; up to 0.10.2 also those of many products of a matrix and a vector
-    (jax-ml/jax#39103). Up to 0.11.0 some sums crash or hang (jax-ml/jax#39257, jax-ml/jax#40412).
+    batched product with a broadcast operand are wrong; up to 0.10.2 also those of many products of a matrix and a
+    vector (jax-ml/jax#39103). Up to 0.11.0 some sums crash or hang (jax-ml/jax#39257, jax-ml/jax#40412).
     """
     if not _FIRST_WRONG <= jaxlib_version() <= _LAST_WRONG:
         return
@@ -155,9 +155,9 @@ def host_limit_gb(plan: Plan) -> int:
     """Returns the GiB of host memory that XLA must be allowed to pin in this process, at least XLA's default of 64.
 
     XLA's pool grows by regions whose sizes are powers of two, and regions never join. While a save is being written,
-    its copy of the state (a part of the plan's device memory) is pinned too. This copy may take the region of the stash,
-    and the stash then needs a second region. The pool takes only as much as is asked for. XLA has one pool a device, each
-    with this limit; the sum over devices is also enough for a common pool.
+    its copy of the state (a part of the plan's device memory) is pinned too. This copy may take the region of the
+    stash, and the stash then needs a second region. The pool takes only as much as is asked for. XLA has one pool a
+    device, each with this limit; the sum over devices is also enough for a common pool.
     """
     host_bytes = max(plan.predicted.host_bytes)
     if not host_bytes:

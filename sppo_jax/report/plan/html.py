@@ -159,5 +159,5 @@ def _considered(figures: Figures) -> list[str]:
     found, rows = figures.found, rejected_rows(figures)
     note = f"<p>{found.num_considered:,} plans considered in {found.seconds:.2f} s.</p>"
     if not rows:
-        return [note, "<p>The settings leave no other.</p>"]
+        return [note, "<p>The settings allow no other plan.</p>"]
     return [note, table(REJECTED_HEADER, rows, text=(1, 3, 4, 6))]

@@ -19,7 +19,7 @@ def max_length_text(bound: Bound, cluster: Cluster) -> str:
     if bound.best is None:
         title = f"No sequence fits {cluster.name}"
     elif bound.stopped is None:
-        title = f"Longest sequence on {cluster.name}: at least {bound.best.size:,} tokens; no longer one was tried"
+        title = f"Longest sequence on {cluster.name}: at least {bound.best.size:,} tokens; no longer sequence was tried"
     else:
         step = bound.stopped.size - bound.best.size
         title = f"Longest sequence on {cluster.name}: {bound.best.size:,} tokens (to within {step:,})"

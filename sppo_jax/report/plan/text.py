@@ -79,7 +79,7 @@ def _cells(spent: list[dict[str, float]]) -> str:
 def copies_text(figures: Figures) -> str:
     """Returns the seconds that a device's link to its host is busy, and those without compute beside the copy."""
     exposed, busy, step_s = figures.parts["copies"], figures.link_busy_s, figures.plan.predicted.step_s
-    hidden = f"{seconds(exposed, step_s)} s not behind compute" if exposed > 1e-9 else "all of it behind compute"
+    hidden = f"{seconds(exposed, step_s)} s without compute beside it" if exposed > 1e-9 else "all beside compute"
     return f"{seconds(busy, step_s)} s each way on the busiest device, {hidden}"
 
 
@@ -104,7 +104,7 @@ def _considered(figures: Figures) -> str:
     found, rows = figures.found, rejected_rows(figures)
     title = f"Considered {found.num_considered:,} plans in {found.seconds:.2f} s"
     if not rows:
-        return f"{title}; the settings leave no other"
+        return f"{title}; the settings allow no other plan"
     return f"{title}; the best {len(rows)} that lost\n{aligned(REJECTED_HEADER, rows, left=(1, 3, 4, 6), wrap=6)}"
 
 

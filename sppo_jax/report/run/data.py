@@ -129,7 +129,7 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         else:
             torn += 1
     if torn:
-        notes.append(f"{path.name} has {torn} {'line that is' if torn == 1 else 'lines that are'} torn; left out.")
+        notes.append(f"{path.name} has {torn} {'line that is' if torn == 1 else 'lines that are'} torn and left out.")
     return found
 
 
@@ -138,7 +138,7 @@ def _sample(lines: list[str], name: str, notes: list[str]) -> list[str]:
     nth = -(-len(lines) // _MOST_LINES)
     if nth < 2:
         return lines
-    notes.append(f"{name} has {len(lines):,} lines: one in {nth} is shown, and each with a validation or a spike.")
+    notes.append(f"{name} has {len(lines):,} lines: one in {nth} is shown, and each with a validation or spike.")
     return [
         line
         for index, line in enumerate(lines)

@@ -31,8 +31,8 @@ def data_text(summary: Summary) -> str:
 
 def _drawn(summary: Summary) -> str:
     return (
-        f"sequences of {summary.length:,} tokens drawn at random, no two alike; the {summary.run_steps:,} steps of the "
-        f"run read {summary.run_steps * summary.num_sequences:,} of them"
+        f"sequences of {summary.length:,} tokens drawn at random, each only once; the {summary.run_steps:,} steps of "
+        f"the run read {summary.run_steps * summary.num_sequences:,} of them"
     )
 
 
@@ -47,7 +47,7 @@ def _headline(summary: Summary) -> str:
         [
             f"{_count(tokens)} tokens to train on in {documents:,} {_plural(documents, 'document')}, as sequences of "
             f"{summary.length:,}: {_PACKS[summary.pack]}",
-            f"{summary.filled:.1%} of their places are filled, the rest is padding; {split:,} "
+            f"{summary.filled:.1%} of the sequences' places are filled, the rest is padding; {split:,} "
             f"{_plural(split, 'document')} cut into pieces",
             f"an epoch is {summary.epoch_sequences:,} {_plural(summary.epoch_sequences, 'sequence')}{until}, "
             f"{epoch} of {summary.num_sequences:,}; the {summary.run_steps:,} steps of the run read "

@@ -234,7 +234,7 @@ def status_of(data: RunData) -> Status:
     if stopped:
         return Status(word="stopped", why=str(words[-1].get("text") or "no reason given"))
     if data.held is False:
-        return Status(word="stopped answering", why="its process is gone and did not say that it stopped")
+        return Status(word="stopped answering", why="its process has ended without recording a stop")
     intervals = [after["step"] - before["step"] for before, after in zip(data.rows, data.rows[1:], strict=False)]
     usual_s = max(intervals[-_RECENT:], default=1) * max(
         (p.value for p in series(data.rows[-_RECENT:], "step_s")), default=0
@@ -242,7 +242,7 @@ def status_of(data: RunData) -> Status:
     if data.age_s > max(_SILENT_S, _SILENT_INTERVALS * usual_s):
         return Status(
             word="stopped answering",
-            why=f"wrote nothing for {duration(data.age_s)} and did not say that it stopped",
+            why=f"wrote nothing for {duration(data.age_s)} and recorded no stop",
         )
     if not data.rows:
         return Status(word="starting", why="no step is logged yet")

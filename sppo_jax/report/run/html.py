@@ -69,21 +69,21 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
     ),
     (
         "Late minus early",
-        "Loss of the farthest positions minus that of the first sixteenth. Below 0 the long context pays.",
+        "Loss of the farthest positions minus that of the first sixteenth. Below 0 the context helps.",
         run_charts.late_panel,
         "Needs a validation with two positions or more.",
     ),
     (
         "Recall by distance",
-        "Share of the answers found, by how far back they stand. Oldest faint, newest strong.",
+        "Share of the answers found, by distance. Oldest validation faint, newest strong.",
         run_charts.recall_panel,
         "",
     ),
     ("Tokens a second", "All devices together.", run_charts.speed_panel, "No step is logged yet."),
-    ("Model FLOPs used (MFU)", "Of the devices' peak; causal FLOPs, none twice.", run_charts.mfu_panel, ""),
+    ("Model FLOPs used (MFU)", "Share of the peak; causal, nothing recomputed counts.", run_charts.mfu_panel, ""),
     (
         "Seconds of a step",
-        "By what they go to, validations apart; cut off at four times the median.",
+        "By part, without validations; cut off at four times the median.",
         run_charts.breakdown_panel,
         "Two logged steps are needed.",
     ),
@@ -169,7 +169,7 @@ def _seconds(figures: RunFigures) -> list[str]:
     if not figures.trained_s:
         return []
     rows = [(name, spent, f"{share:.1%}", bar(share)) for name, spent, share in part_rows(figures)]
-    note = "Compiling, and steps that a resumed run did again, are not in it."
+    note = "Compiling, and steps that a resumed run repeated, are not included."
     return [
         f"<h2>Where the time went: {duration(figures.trained_s)}</h2>",
         table(("part", "time", "share", ""), rows, text=(0,), raw=(3,)),
@@ -182,7 +182,7 @@ def _predicted(figures: RunFigures) -> list[str]:
     parts = _section("Predicted and measured", rows, ("", "predicted", "measured"))
     if rows and config and config.train.num_simulated_devices:
         parts.append(
-            "<p class='note'>Simulated devices share the cores of one machine; the prediction takes no account.</p>"
+            "<p class='note'>Simulated devices share the cores of one machine; the prediction ignores this.</p>"
         )
     return parts
 

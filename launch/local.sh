@@ -8,15 +8,15 @@
 #
 # Needs    bash 4 and sppo on the path (SPPO=... names another).
 # Shares   GPUs evenly, in order, and cores, by XLA's number of threads. PORT=... sets the port where the processes meet.
-# Prints   every line behind its process's number, "[0] ..."; with DRY_RUN=1 only the commands.
-# Failure  the first process that fails has the others ended, and its exit code is this script's.
+# Prints   every line after the number of its process, "[0] ..."; with DRY_RUN=1 only the commands.
+# Failure  when a process fails, this script ends the others and exits with the exit code of the first that failed.
 # Stop     Ctrl-C, SIGTERM or a connection that drops goes to all processes, which save; this script waits for them. A
-#          second one ends them at once. The same command (with the same --run-dir) resumes, with any N. Exit code 0 where
-#          all have saved, 130 where there was nothing to save yet.
-# Output   without a reader, or on a full disk, its lines are dropped and the processes go on.
+#          second signal ends them at once. The same command (with the same --run-dir) resumes, with any N. The exit code is
+#          0 if all processes have saved, and 130 if there was nothing to save yet.
+# Output   lines without a reader, or on a full disk, are dropped, and the processes continue.
 set -u
 trap 'echo "local.sh: stopped" >&2; exit 130' TERM INT HUP USR1
-trap : PIPE # not ignored: the processes would inherit that
+trap : PIPE # not ignored: the processes would inherit an ignored signal
 
 usage() { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 fail() { echo "$1" >&2; exit 2; }
@@ -28,7 +28,7 @@ if [[ $1 == -- ]]; then
   (($# > 0)) || usage
   command=("$@")
 else
-  [[ -f $1 ]] || fail "a config must be a readable file, got $1: give its path right behind the number of processes"
+  [[ -f $1 ]] || fail "a config must be a readable file, got $1: give the path of a config after the number of processes"
   command=("${SPPO:-sppo}" train "$@")
 fi
 type -P "${command[0]}" >/dev/null || fail "${command[0]} must be on the path, got none: install sppo_jax, or set SPPO"
@@ -39,7 +39,7 @@ free_port() {
     port=$((20000 + RANDOM % 12000)) # below those that the system gives to outgoing connections
     (: </dev/tcp/127.0.0.1/$port) 2>/dev/null || { echo $port; return; }
   done
-  fail "a port from 20000 to 32000 must be free, got none: give one with PORT"
+  fail "a port from 20000 to 32000 must be free, got none: set PORT to a free port"
 }
 port=${PORT:-$(free_port)} || exit 2
 
@@ -53,12 +53,12 @@ gpus=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader
 
 cores=$(nproc 2>/dev/null || echo 1)
 
-prepare() { # sets `words`, all that process $1 is started with
+prepare() { # sets `words`, the whole command line of process $1
   words=(env "SPPO_COORDINATOR=127.0.0.1:$port" "SPPO_NUM_PROCESSES=$num" "SPPO_PROCESS_ID=$1" PYTHONUNBUFFERED=1)
   local own threads=$((cores / num))
   own=$(share "$gpus" "$1") && [[ $own ]] && words+=("CUDA_VISIBLE_DEVICES=$own")
   words+=("NPROC=$((threads > 0 ? threads : 1))") # threads of XLA; pinning to cores made steps slower
-  # Own sessions: a terminal's Ctrl-C comes from here alone. Should this script be killed, they get a SIGTERM.
+  # In a session of its own a process gets a terminal's Ctrl-C only from this script; a SIGTERM if this script is killed.
   type -P setsid >/dev/null && words+=(setsid)
   type -P setpriv >/dev/null && words+=(setpriv --pdeathsig TERM)
   words+=("${command[@]}")
@@ -81,13 +81,13 @@ signal_all() {
     kill -s "$1" "$pid" 2>/dev/null
   done
 }
-stop() { # on the signal $1; the same one twice within 0.2 s is one, and a dropped connection sends HUP several times
+stop() { # on the signal $1; two signals within 0.2 s count as one, and a dropped connection sends HUP several times
   local now_us=${EPOCHREALTIME:-$SECONDS.000000}
   now_us=${now_us/[.,]/}
   ((stops > 0)) && [[ $1 == HUP || $((now_us - told_us)) -lt 200000 ]] && return
   stops=$((stops + 1)) told_us=$now_us
   if ((stops == 1)); then
-    echo "local.sh: told all processes to save and end; once more ends them at once" >&2
+    echo "local.sh: told all processes to save and end; a second signal ends them at once" >&2
     signal_all TERM
   else
     signal_all KILL
@@ -97,10 +97,10 @@ for signal in TERM INT HUP USR1; do
   trap "stop $signal" $signal
 done
 
-# Gloo greets on standard output, from several threads at once: its lines are dropped, also where they tore each other.
+# Gloo prints greetings on standard output, from several threads at once: drop these lines, mixed with each other or not.
 gloo='^(\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of connected peer ranks is : |[0-9]+)*$'
-owed=0 # line ends that are still to come of greetings that began
-greeting() { # is $1 all of gloo's?
+owed=0 # line ends that are still to come, of greetings that have begun
+greeting() { # whether all of $1 is gloo's
   local rest=${1//"[Gloo] Rank "/}
   owed=$((owed + (${#1} - ${#rest}) / 12))
   ((owed > 0)) && [[ $1 =~ $gloo ]] && owed=$((owed - 1))
@@ -111,8 +111,8 @@ trap 'rm -rf "$pipes"' EXIT
 for ((k = 0; k < num; k++)); do
   mkfifo "$pipes/$k" || exit 2
   {
-    trap '' TERM INT HUP USR1 # the last words count
-    trap : PIPE               # without a reader it still reads, or the process would wait
+    trap '' TERM INT HUP USR1 # so that the last lines are printed
+    trap : PIPE               # without a reader of ours, read on, or the process would wait
     while IFS= read -r line || [[ $line ]]; do
       greeting "$line" || printf '[%d] %s\n' $k "$line"
     done 2>/dev/null
@@ -130,13 +130,13 @@ while ((${#left[@]} > 0)); do
     kill -0 "${pids[k]}" 2>/dev/null && continue
     wait "${pids[k]}"
     status=$?
-    # Ended by our SIGTERM: it had not begun to take signals, so there was nothing to save.
+    # Our SIGTERM ended a process that had not begun to take signals, so there was nothing to save.
     ((stops > 0 && status == 143)) && status=130
     unset "left[k]"
     ((status == 0 || code != 0)) && continue
     code=$status
     if ((stops == 0)); then
-      echo "local.sh: process $k ended with exit code $status; ending the others" >&2
+      echo "local.sh: process $k ended with exit code $status; ending the other processes" >&2
       signal_all TERM
       deadline=$((SECONDS + 10))
     fi

@@ -10,10 +10,10 @@
 #          the data and the run directory. Configs are read from the copy on the workers.
 # Edit     nothing; DRY_RUN=1 prints the commands. Extra words for gcloud go into GCLOUD_FLAGS (e.g. --project=P).
 # Meets    by jax's own detection of the pod.
-# Failure  when a worker fails the others notice (launch/README.md says how soon), all end, and all are started again, at
-#          most MAX_RESTARTS (5) times. Wrong input (exit code 2) and a plan that does not fit (3) are not tried again.
-# Stop     Ctrl-C or SIGTERM has all workers save and end. A preempted slice ends unsaved since the last checkpoint;
-#          create it again, --install, and give the same command: it resumes, on a slice of any size.
+# Failure  when a worker fails, the others notice (launch/README.md says how soon) and end. This script starts all workers
+#          again, at most MAX_RESTARTS (5) times, but not after wrong input (exit code 2) or a plan that does not fit (3).
+# Stop     on Ctrl-C or SIGTERM all workers save and end. A preempted slice loses the steps since the last checkpoint:
+#          create the slice again, --install, and give the same command; the run resumes, on a slice of any size.
 set -u
 
 usage() { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -41,11 +41,11 @@ if [[ $1 == --install ]]; then
   exit $?
 fi
 [[ " $* " == *" --run-dir "* ]] || {
-  echo "a run on a pod must name its run directory, got: $*; add --run-dir DIR on what all workers share" >&2
+  echo "a run on a pod must name its run directory, got: $*; add --run-dir DIR, a directory that all workers share" >&2
   exit 2
 }
 
-# A worker's part: what an earlier start left over holds the TPU, so it goes first; then sppo in its place.
+# What a worker runs: end a process of an earlier start, which would hold the TPU; then start sppo.
 # shellcheck disable=SC2016  # expanded by the workers
 end='if [ -f ~/.sppo.pid ]; then kill -TERM $(cat ~/.sppo.pid) 2>/dev/null; fi; true'
 # shellcheck disable=SC2016
@@ -65,7 +65,7 @@ tell() {
 trap tell TERM INT
 
 for ((restart = 0; ; restart++)); do
-  on_all "$part" & # in the background a terminal's Ctrl-C does not cut the connections before the save
+  on_all "$part" & # in the background, so that a terminal's Ctrl-C does not cut the connections before the save
   pid=$!
   until
     wait "$pid"

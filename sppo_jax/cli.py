@@ -1,6 +1,6 @@
 """The command line: finds the command (sppo_jax/commands) and turns its errors into exit codes.
 
-Nothing heavy is imported before signals are taken: a command's module is imported when its name is known.
+Signals are taken before anything slow is imported: the module of a command is imported when its name is known.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from sppo_jax.output import OutputLost, take_streams
 from sppo_jax.stopping import Stopping
 from sppo_jax.version import __version__
 
-# The module of each command in sppo_jax/commands. It has `run(words) -> exit code`; words are those behind the name.
+# The module of each command in sppo_jax/commands. It has `run(words) -> exit code`; words are the words after the name.
 COMMANDS = {
     "train": "train",
     "plan": "plan",
@@ -34,19 +34,19 @@ def _warn_in_a_line(message: Warning | str, *_: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; a process of several that fails ends here, at once.
+    """Runs one command. If one of several processes fails, this function ends the process at once.
 
     Args:
-        argv: the command's words, which run within another program: it gets its signals and streams back. By default
-            those of the process, which keeps signals and streams to its end.
+        argv: the words of a command that runs within another program, which gets its signals and streams back. By
+            default the words of the process, which keeps signals and streams until it ends.
 
     Returns:
-        The exit code: 0 done, 1 the run failed, 2 the user's input is wrong (one line on standard error), 3 it does
-        not fit. A signal ends the process with 130 where nothing is there to be saved.
+        The exit code: 0 done, 1 the run failed, 2 the user's input is wrong (one line on standard error), 3 the plan
+        does not fit. A signal ends the process with 130 if there is nothing to save.
     """
     stopping = Stopping().begin()
     if argv is None:
-        atexit.register(stopping.exit)  # the first that is registered is the last that is called
+        atexit.register(stopping.exit)  # what is registered first is called last
     streams = take_streams()
     try:
         return _main(list(sys.argv[1:] if argv is None else argv), stopping)
@@ -77,7 +77,7 @@ def _main(words: list[str], stopping: Stopping) -> int:
 
 
 def _run(words: list[str]) -> int:
-    """Run the command that the first word names; return its exit code."""
+    """Runs the command that the first word names, and returns its exit code."""
     from sppo_jax.commands.command import FAILED, WRONG_INPUT, Parser
 
     try:
@@ -93,12 +93,12 @@ def _run(words: list[str]) -> int:
         return WRONG_INPUT
     except MemoryError as error:
         text = " ".join(str(error).split()) or "out of memory"
-        print(f"the memory of this machine must hold the run, got: {text}; make it smaller", file=sys.stderr)
+        print(f"the memory of this machine must hold the run, got: {text}; make the run smaller", file=sys.stderr)
         return FAILED
     except OutputLost as error:
-        if error.errno == errno.EPIPE:  # the reader, head for one, has seen enough
+        if error.errno == errno.EPIPE:  # the reader, e.g. head, has read enough
             return FAILED
-        print(f"standard output must take what is printed, got: {error.strerror}; send it elsewhere", file=sys.stderr)
+        print(f"standard output must be writable, got: {error.strerror}; send the output elsewhere", file=sys.stderr)
         return WRONG_INPUT
 
 

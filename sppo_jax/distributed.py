@@ -1,12 +1,12 @@
-"""Several processes, one run: who we are, how we join, and what we must agree on. One process: nothing to do.
+"""Several processes of one run: finding the place of this process, joining, and agreeing. One process needs none of it.
 
 Environment (launch/README.md has the table):
   SPPO_COORDINATOR    HOST:PORT of process 0
   SPPO_NUM_PROCESSES  processes of the run
-  SPPO_PROCESS_ID     this one, from 0
-  SPPO_TIMEOUT_S      seconds to wait for the other processes, at the start and where all must agree; 600
+  SPPO_PROCESS_ID     number of this process, from 0
+  SPPO_TIMEOUT_S      seconds to wait for the other processes, at the start and when all must agree; 600
   SPPO_HEARTBEAT_S    seconds of silence after which a process counts as dead; 100
-Without the first three Slurm, Open MPI, TPU pods and Kubernetes jobs are recognized as jax does it.
+Without the first three, jax's own detection recognizes Slurm, Open MPI, TPU pods and Kubernetes jobs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sppo_jax.version import __version__
 
 Result = TypeVar("Result")
 _NAMES = ("SPPO_COORDINATOR", "SPPO_NUM_PROCESSES", "SPPO_PROCESS_ID")
-_BACKSTOP_S = 60  # jax's own limits end a process without a word of ours: they come later
+_BACKSTOP_S = 60  # jax's own limits end a process without our line, so they must be longer
 _LEAVE_S = 2.0
-_JOINED_S = 3.0  # what one process may join later than another
+_JOINED_S = 3.0  # how much later than another a process may join
 
 
 def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Return this process's place among several; None where it is alone.
+    """Returns this process's place among several; None if the process is alone.
 
     Raises:
         ValueError: the environment contradicts itself.
@@ -50,7 +50,7 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
     missing = [name for name in _NAMES if name not in given]
     if missing:
         raise ValueError(
-            f"{', '.join(_NAMES)} go together, got {', '.join(given)} without {', '.join(missing)}; "
+            f"{', '.join(_NAMES)} must be set together, got {', '.join(given)} without {', '.join(missing)}; "
             "set all three, or none for one process"
         )
     process_id = _whole(given, "SPPO_PROCESS_ID", given)
@@ -65,14 +65,16 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 def _whole(values: Mapping[str, str], name: str, given: Mapping[str, str]) -> int:
     if name not in values:
-        raise ValueError(f"{', '.join(_NAMES)} go together, got {', '.join(given)} without {name}; set all three")
+        raise ValueError(
+            f"{', '.join(_NAMES)} must be set together, got {', '.join(given)} without {name}; set all three"
+        )
     if not values[name].strip().isdecimal():
-        raise ValueError(f"{name} must be a whole number, got {values[name]!r}; correct it")
+        raise ValueError(f"{name} must be a whole number, got {values[name]!r}; correct the variable")
     return int(values[name])
 
 
 def _detected_place(environ: Mapping[str, str]) -> Place | None:
-    """Ask jax's own detection; not in a lone Kubernetes pod, where it would ask about a job that is none."""
+    """Asks jax's own detection, except in a lone Kubernetes pod, for whose job jax would ask in vain."""
     in_pod, in_job = "KUBERNETES_SERVICE_HOST" in environ, "JOB_COMPLETION_INDEX" in environ
     if in_pod and not in_job and "TPU_WORKER_HOSTNAMES" not in environ:
         return None
@@ -86,25 +88,25 @@ def _detected_place(environ: Mapping[str, str]) -> Place | None:
     if coordinator is None or count is None or process_id is None:
         if in_job:
             raise ValueError(
-                "a process of an indexed Kubernetes job must know the others, got none of SPPO_COORDINATOR, "
+                "a process of an indexed Kubernetes job must know the other processes, got none of SPPO_COORDINATOR, "
                 "SPPO_NUM_PROCESSES and SPPO_PROCESS_ID; set them as launch/jobset.yaml does (SPPO_NUM_PROCESSES=1 "
                 "runs alone)"
             )
         return None
-    # jax gives a Slurm task the GPU of its own number; a task that has a whole node takes all of them.
+    # jax gives a Slurm task the GPU of the task's number; a task that has a whole node takes all GPUs of the node.
     alone = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", "")).partition("(")[0] == "1"
     ids = None if local_ids is None or alone else tuple(local_ids)
     return Place(coordinator=coordinator, num_processes=count, process_id=process_id, local_device_ids=ids)
 
 
 def _may_be_cluster(environ: Mapping[str, str]) -> bool:
-    """Return whether it is worth importing jax to look."""
+    """Returns whether there may be a cluster, so that jax must be imported to look."""
     hints = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
     return any(name in environ for name in hints) or os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
 
 
 def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds to wait for other processes.
+    """Returns the seconds to wait for other processes.
 
     Raises:
         ValueError: SPPO_TIMEOUT_S is not a positive number.
@@ -113,7 +115,7 @@ def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
 
 
 def heartbeat_s(environ: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds of silence after which a process counts as dead.
+    """Returns the seconds of silence after which a process counts as dead.
 
     Raises:
         ValueError: SPPO_HEARTBEAT_S is not a positive number.
@@ -128,33 +130,33 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds < 1e7:
-        raise ValueError(f"{name} must be seconds, at least 1, got {text!r}; correct it or leave it out")
+        raise ValueError(f"{name} must be a number of seconds, at least 1, got {text!r}; correct or unset the variable")
     return seconds
 
 
 def local_devices(num_devices: int) -> int:
-    """Return how many of the simulated devices this process makes.
+    """Returns the number of simulated devices that this process makes.
 
     Args:
-        num_devices: over all processes.
+        num_devices: number of devices over all processes.
 
     Raises:
-        ValueError: the processes do not divide them.
+        ValueError: the number of processes does not divide the number of devices.
     """
     place = find_place()
     count = 1 if place is None else place.num_processes
     if num_devices % count:
         raise ValueError(
-            f"train.devices=cpu:N must divide by the number of processes = {count}, got {num_devices}; "
+            f"the N of train.devices=cpu:N must be a multiple of the number of processes = {count}, got {num_devices}; "
             f"use cpu:{-(-num_devices // count) * count}, or another number of processes"
         )
     return num_devices // count
 
 
 def start(config: Config) -> None:
-    """Join the other processes of the run; call before anything asks for devices.
+    """Joins the other processes of the run; call before anything asks for devices.
 
-    Ends the process with exit code 1 and one line where some process does not come.
+    Ends the process with exit code 1 and one line if another process does not come.
 
     Args:
         config: the settings, which must be the same in all processes.
@@ -174,7 +176,9 @@ def start(config: Config) -> None:
 
     where = f"process {place.process_id} of {place.num_processes} at the coordinator {place.coordinator}"
     late = threading.Timer(
-        wait_s, give_up, (f"jax must join {where} within {wait_s:g} s, got no answer; look at the other logs",)
+        wait_s,
+        give_up,
+        (f"jax must join {where} within {wait_s:g} s, got no answer; look at the other processes' logs",),
     )
     late.daemon = True
     late.start()
@@ -185,18 +189,19 @@ def start(config: Config) -> None:
             heartbeat_s=int(silence_s) + _BACKSTOP_S,
         )
     except Exception as error:
-        give_up(f"jax must join {where}, got: {' '.join(str(error).split())}; free its port, and start all again")
+        trouble = " ".join(str(error).split())
+        give_up(f"jax must join {where}, got: {trouble}; free the coordinator's port, and start all processes again")
     late.cancel()
     stopping = in_force()
     if stopping is not None and threading.current_thread() is threading.main_thread():
-        # From here on the others wait for this process, so none may end alone. jax has put a handler of its own there.
+        # From now on the others wait for this process, so it may not end alone. jax has set a handler: replace it.
         stopping.mode = AGREES
         stopping.take()
     exchange("")
 
 
 def _facts(config: Config) -> dict[str, str]:
-    """Return what must be equal: every setting by its dotted name, and the versions that make the program."""
+    """Returns what must be equal in all processes: every setting by its dotted name, and the versions of the code."""
     facts = {"version of sppo_jax": __version__} | {f"version of {name}": version(name) for name in ("jax", "jaxlib")}
 
     def add(prefix: str, value: Any) -> None:
@@ -211,31 +216,31 @@ def _facts(config: Config) -> dict[str, str]:
 
 
 def num_processes() -> int:
-    """Return the number of processes that have joined; 1 before `start`."""
+    """Returns the number of processes that have joined; 1 before `start`."""
     return joined()[1]
 
 
 def process_id() -> int:
-    """Return this process's number; 0 before `start`."""
+    """Returns this process's number; 0 before `start`."""
     return joined()[0]
 
 
 def is_main() -> bool:
-    """Return whether this process is the one that prints and writes."""
+    """Returns whether this process is the one that prints and writes."""
     return process_id() == 0
 
 
 def say(text: str) -> None:
-    """Print on process 0 only."""
+    """Prints on process 0 only."""
     if is_main():
         print(text, flush=True)
 
 
 def exchange(text: str) -> list[str]:
-    """Return the text of every process, in their order; all must call it, in the same order of calls.
+    """Returns the text of every process, in their order; all processes must call it, in the same order of calls.
 
-    Where a process was told to stop before the loop, all end here. Ends the process with exit code 1 and one line where
-    another does not come.
+    If a process was told to stop before the loop, all processes end here. Ends this process with exit code 1 and one
+    line if another process does not come.
     """
     if num_processes() == 1:
         return [text]
@@ -246,17 +251,17 @@ def exchange(text: str) -> list[str]:
     client.key_value_set(f"sppo/exchange/{turn}/{me}", f"{_told_to_stop()}\n{text}")
     deadline = time.monotonic() + wait_s
     posts = [_post_of(client, process, turn, deadline).partition("\n") for process in range(num_processes())]
-    if turn > 1:  # whoever is in this turn has read the one before last
+    if turn > 1:  # a process in this turn has read the turn before last
         client.key_value_delete(f"sppo/exchange/{turn - 2}/{me}")
     _stop_together([reason for reason, _, _ in posts])
     return [text for _, _, text in posts]
 
 
 def _post_of(client: Any, process: int, turn: int, deadline: float) -> str:
-    """Return what a process says in a turn; ends this process where nothing comes in time."""
+    """Returns the text of a process in a turn; ends this process if no text comes in time."""
     while True:
         left_s = deadline - time.monotonic()
-        # In the first turn another may have been stopped just before it had joined: it never comes.
+        # In the first turn another process may have been stopped just before it joined: then it never comes.
         part_s = min(left_s, _JOINED_S) if turn == 1 else left_s
         try:
             return client.blocking_key_value_get(f"sppo/exchange/{turn}/{process}", max(1, int(part_s * 1000)))
@@ -266,22 +271,22 @@ def _post_of(client: Any, process: int, turn: int, deadline: float) -> str:
                 os._exit(STOPPED)
             if part_s == left_s or "DEADLINE_EXCEEDED" not in str(error):
                 give_up(
-                    f"all processes must come to agree within {timeout_s():g} s, process {process} did not "
+                    f"all processes must answer within {timeout_s():g} s, got no answer from process {process} "
                     f"({str(error).splitlines()[0][:80]}); look at its log, or raise SPPO_TIMEOUT_S"
                 )
 
 
 def _told_to_stop() -> str:
-    """Return the signal that ends this process at the next exchange; "" where none does."""
+    """Returns the signal that ends this process at the next exchange; "" if there is none."""
     stopping = in_force()
     return (stopping.reason or "") if stopping is not None and stopping.mode == AGREES else ""
 
 
 def _stop_together(reasons: list[str]) -> None:
-    """End this process if any was told to stop: each that was says so, and so does process 0.
+    """Ends this process if any process was told to stop; each of these prints a line, and so does process 0.
 
     Args:
-        reasons: the signal of each process, or "".
+        reasons: the signal that each process got, or "".
     """
     told = [process for process, reason in enumerate(reasons) if reason]
     if not told:
@@ -294,15 +299,15 @@ def _stop_together(reasons: list[str]) -> None:
 
 
 def share_text(text: str) -> str:
-    """Return process 0's text; all must call it."""
+    """Returns process 0's text; all processes must call it."""
     return exchange(text if is_main() else "")[0]
 
 
 def agree(error: str | None) -> None:
-    """Raise in every process if any has an error; all must call it.
+    """Raises in every process if any process has an error; all processes must call it.
 
     Raises:
-        ValueError: this process's error, or the first other's with its number.
+        ValueError: this process's error, or the first error of another process with its number.
     """
     errors = exchange(error or "")
     if error:
@@ -313,10 +318,10 @@ def agree(error: str | None) -> None:
 
 
 def together(work: Callable[[], Result]) -> Result:
-    """Do work in every process; all must call it, and the work must not talk to other processes.
+    """Does work in every process; all processes must call it, and the work must not exchange texts.
 
     Raises:
-        ValueError: the work raised one, here or elsewhere.
+        ValueError: the work raised a ValueError, in this process or another.
     """
     error = None
     try:
@@ -328,10 +333,10 @@ def together(work: Callable[[], Result]) -> Result:
 
 
 def cluster(config: Config) -> Cluster | None:
-    """Return the devices of all processes, for the planner; None where it finds them by itself.
+    """Returns the devices of all processes, for the planner; None if the planner finds them by itself.
 
     Args:
-        config: names a cluster or simulated devices, or neither.
+        config: a config, with or without a cluster or simulated devices.
 
     Raises:
         ValueError: hosts have different numbers of devices.
@@ -349,7 +354,9 @@ def cluster(config: Config) -> Cluster | None:
         per_host[host] = per_host.get(host, 0) + count
     if len(set(per_host.values())) > 1:
         shown = ", ".join(f"{count} on {host}" for host, count in per_host.items())
-        raise ValueError(f"every host must have as many devices, got {shown}; leave out the odd ones")
+        raise ValueError(
+            f"all hosts must have the same number of devices, got {shown}; leave out the hosts that differ"
+        )
     device = find_device(jax.devices()[0].device_kind)
     return Cluster(
         device=device,
@@ -360,17 +367,17 @@ def cluster(config: Config) -> Cluster | None:
 
 
 def give_up(text: str) -> NoReturn:
-    """End this process at once with one line and exit code 1: a clean exit would wait for processes that are gone."""
+    """Ends this process at once with one line and exit code 1; a clean exit would wait for processes that are gone."""
     print(text, file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(1)
 
 
 def leave(code: int) -> None:
-    """End this process at once if it failed and others run with it; return where it may end as usual.
+    """Ends this process at once if it failed and other processes run; otherwise returns, and it may end as usual.
 
-    jax's exit waits for the others, who may be waiting for this one. Where all fail together (wrong input) they end
-    together, process 0 last, so that each keeps its exit code.
+    jax's exit waits for the other processes, which may be waiting for this one. If all fail together (wrong input),
+    they end together, process 0 last, so that each keeps its exit code.
     """
     if code == 0 or num_processes() == 1:
         return
@@ -381,7 +388,7 @@ def leave(code: int) -> None:
         if is_main():
             time.sleep(1.0)
     except Exception:
-        pass  # the others go on, or are gone
+        pass  # the others continue, or are gone
     sys.stderr.flush()
     sys.stdout.flush()
     os._exit(code)

@@ -1,6 +1,6 @@
-"""What XLA reads from the environment before its backend starts: compiler flags and limits of memory.
+"""Sets what XLA reads from the environment before its backend starts: compiler flags and limits of memory.
 
-Whatever the user has set stays. This module neither imports jax nor starts its backend.
+Variables that the user has set stay. This module neither imports jax nor starts its backend.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ FRACTION, OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACT
 # A plan fills up to 94% of a device; XLA's own default is 0.75.
 DEVICE_SHARE = 0.95
 
-# The versions of jaxlib that were seen to add wrongly. XLA ends a process that sets a flag which XLA does not know, so
-# a newer jaxlib gets the flag once it was seen to know it.
+# The versions of jaxlib for which wrong sums were observed. XLA ends a process with a flag that XLA does not know, so a
+# newer jaxlib is added here only after a check that it knows the flag.
 _FIRST_WRONG, _LAST_WRONG = (0, 10, 2), (0, 12, 0)
-# Flags that sppo sets by itself; every version of XLA knows the first.
+# Flags that sppo sets itself; every version of XLA knows the first.
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
 _OWN_FLAGS = (_COUNT_FLAG, YNN_FLAG, "--xla_cpu_collective_call_terminate_timeout_seconds")
 _DEFAULT_HOST_GB = 64
@@ -45,12 +45,12 @@ _GiB = 2**30
 
 
 def add_xla_flag(name: str, value: object, *, replace: bool = False) -> None:
-    """Adds a flag to XLA_FLAGS; a flag that is there already keeps its value.
+    """Adds a flag to XLA_FLAGS; a flag that is already there keeps its value.
 
     Args:
-        name: with its two dashes.
-        value: behind the equals sign.
-        replace: whether the flag gets this value even where it is there already.
+        name: the name of the flag, with its two dashes.
+        value: the value after the equals sign.
+        replace: whether a flag that is already there gets this value.
     """
     words = os.environ.get("XLA_FLAGS", "").split()
     others = [word for word in words if word.partition("=")[0] != name]
@@ -59,11 +59,11 @@ def add_xla_flag(name: str, value: object, *, replace: bool = False) -> None:
 
 
 def avoid_wrong_sums() -> None:
-    """Turns off the fusions with which jaxlib 0.10.2 to 0.12.0 adds wrongly on CPUs; warns where it is too late.
+    """Turns off the fusions with which jaxlib 0.10.2 to 0.12.0 adds wrongly on CPUs; warns if it is too late.
 
-    XLA:CPU hands products with the sums behind them to the library YNNPACK. Sums of a batched product with a broadcast
-    operand come out wrong in all of these versions, those of many products of a matrix and a vector up to 0.10.2
-    (jax-ml/jax#39103). Up to 0.11.0 some sums crash or hang (jax-ml/jax#39257, jax-ml/jax#40412).
+    XLA:CPU gives products, with the sums after them, to the library YNNPACK. In all of these versions the sums of a
+    batched product with a broadcast operand are wrong; up to 0.10.2 also those of many products of a matrix and a
+    vector (jax-ml/jax#39103). Up to 0.11.0 some sums crash or hang (jax-ml/jax#39257, jax-ml/jax#40412).
     """
     if not _FIRST_WRONG <= jaxlib_version() <= _LAST_WRONG:
         return
@@ -82,10 +82,10 @@ def avoid_wrong_sums() -> None:
 def set_memory_limits(plan: Plan | None) -> None:
     """Allows XLA the device and host memory of a plan; call it before jax looks for devices.
 
-    Nothing is set where a backend runs already, nor where JAX_PLATFORMS leaves out GPUs.
+    Sets nothing if a backend runs already, or if JAX_PLATFORMS leaves out GPUs.
 
     Args:
-        plan: None where the devices must be known before a plan can be made; then the whole host may be pinned.
+        plan: the plan; None if no plan can be made before the devices are known: then the whole host may be pinned.
     """
     warn_of_unknown_flags()
     if not _gpus_may_start():
@@ -104,31 +104,31 @@ def set_memory_fraction() -> None:
 
 
 def _set_fraction() -> None:
-    # The share limits the pool without preallocation too. jax refuses both names at once.
+    # The share also limits a pool without preallocation. jax refuses both names together.
     if not (os.environ.get(FRACTION) or os.environ.get(OLD_FRACTION)):
         os.environ[FRACTION] = str(DEVICE_SHARE)
 
 
 def warn_of_unknown_flags() -> None:
-    """Warns of flags in XLA_FLAGS that XLA does not know: it ends the process over them as its backend starts."""
+    """Warns of flags in XLA_FLAGS that XLA does not know: XLA ends the process when its backend meets such a flag."""
     text = os.environ.get("XLA_FLAGS", "")
     if not text.lstrip().startswith("-") or _running_platform() is not None:
-        return  # anything else is the name of a file with flags
+        return  # any other text is the name of a file with flags
     found: dict[str, str] = {}
-    # This is a hint: whatever goes wrong here, XLA itself reads the flags.
+    # The warning is only a hint, so errors here are ignored: XLA itself reads the flags.
     with contextlib.suppress(Exception):
         found = _unknown_flags(text)
     for flag, nearest in found.items():
-        known = f" (the nearest that it knows is {nearest})" if nearest else ""
+        known = f" (the nearest flag is {nearest})" if nearest else ""
         warnings.warn(
-            f"XLA_FLAGS must hold flags that XLA knows, got {flag}, which jaxlib {version('jaxlib')} does not{known}; "
-            "XLA will end the process: correct the flag, or take it out of XLA_FLAGS",
+            f"XLA_FLAGS must hold flags that XLA knows, got {flag}, which jaxlib {version('jaxlib')} does not know"
+            f"{known}; XLA will end the process: correct the flag, or remove the flag from XLA_FLAGS",
             stacklevel=3,
         )
 
 
 def check_memory_limits(plan: Plan) -> None:
-    """Warns where the GPU backend that runs may take less memory than a plan needs.
+    """Warns if the running GPU backend may take less memory than a plan needs.
 
     Args:
         plan: the plan to be run.
@@ -154,10 +154,10 @@ def check_memory_limits(plan: Plan) -> None:
 def host_limit_gb(plan: Plan) -> int:
     """Returns the GiB of host memory that XLA must be allowed to pin in this process, at least XLA's default of 64.
 
-    XLA's pool grows by regions that are powers of two in size and never join. While a save is being written its copy
-    of the state, a part of the plan's device memory, is pinned too, and may lie where the stash lay: the stash then
-    needs a second region. The pool takes only what is asked for. XLA has a pool a device with this limit each; the sum
-    over devices is enough for a common pool as well.
+    XLA's pool grows by regions whose sizes are powers of two, and regions never join. While a save is being written,
+    its copy of the state (a part of the plan's device memory) is pinned too. This copy may take the region of the
+    stash, and the stash then needs a second region. The pool takes only as much as is asked for. XLA has one pool a
+    device, each with this limit; the sum over devices is also enough for a common pool.
     """
     host_bytes = max(plan.predicted.host_bytes)
     if not host_bytes:
@@ -168,7 +168,7 @@ def host_limit_gb(plan: Plan) -> int:
 
 
 def joined() -> tuple[int, int]:
-    """Returns this process's number and the number of processes that have joined; (0, 1) where none has."""
+    """Returns this process's number and the number of processes that have joined; (0, 1) if none has."""
     if "jax" not in sys.modules:  # nothing has joined, and importing jax takes seconds
         return 0, 1
     from sppo_jax import compat
@@ -183,7 +183,7 @@ def machine_gb() -> int:
 
 @functools.cache
 def _unknown_flags(text: str) -> dict[str, str]:
-    """Returns the flags of a user that stand in no library of XLA, each with the nearest that does, or ""."""
+    """Returns the user's flags that no library of XLA has, each with the nearest flag of a library, or ""."""
     given = [word.partition("=")[0] for word in shlex.split(text) if word.startswith("--")]
     unknown = [flag for flag in given if flag not in _OWN_FLAGS]
     libraries = list(_libraries()) if unknown else []
@@ -197,7 +197,7 @@ def _unknown_flags(text: str) -> dict[str, str]:
         with _content(library) as content:
             known |= {f"--{name.decode()}" for name in re.findall(rb"(xla_[a-z0-9_]+)\0", content)}
     if _COUNT_FLAG not in known:
-        return {}  # the names stand somewhere else
+        return {}  # this version keeps the names in another place
     return {flag: next(iter(difflib.get_close_matches(flag, known, n=1, cutoff=0.85)), "") for flag in unknown}
 
 
@@ -208,7 +208,7 @@ def _content(library: Path) -> Iterator[mmap.mmap]:
 
 
 def _libraries() -> Iterator[Path]:
-    """Yields jaxlib's shared libraries, largest first, and those of plugins: each holds the names of its flags."""
+    """Yields jaxlib's shared libraries, largest first, and those of plugins; each contains the names of its flags."""
     for package, pattern in (("jaxlib", "*.so*"), ("jax_plugins", "*/*.so*"), ("libtpu", "*.so*")):
         spec = find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
@@ -216,7 +216,7 @@ def _libraries() -> Iterator[Path]:
 
 
 def _holds(content: mmap.mmap, name: bytes) -> bool:
-    """Returns whether a name stands in a library, not merely as the beginning of a longer one."""
+    """Returns whether a library contains a name, and not only as the beginning of a longer name."""
     place = content.find(name)
     while place >= 0:
         after = content[place + len(name) : place + len(name) + 1]
@@ -229,18 +229,18 @@ def _holds(content: mmap.mmap, name: bytes) -> bool:
 def _given_host_gb() -> int:
     text = os.environ.get(HOST_LIMIT) or str(_DEFAULT_HOST_GB)
     if not text.strip().isdecimal():
-        raise ValueError(f"{HOST_LIMIT} must be a whole number of GB, got {text!r}; change it or leave it out")
+        raise ValueError(f"{HOST_LIMIT} must be a whole number of GB, got {text!r}; change or unset the variable")
     return int(text)
 
 
 def _gpus_may_start() -> bool:
-    """Returns whether no backend runs so far, and JAX_PLATFORMS does not leave out GPUs."""
+    """Returns whether no backend runs yet and JAX_PLATFORMS does not leave out GPUs."""
     names = os.environ.get("JAX_PLATFORMS", "").lower().split(",")
     return _running_platform() is None and (names == [""] or any(name.strip() in _GPU for name in names))
 
 
 def _running_platform() -> str | None:
-    """Returns the platform of jax's default backend; None where no backend has started."""
+    """Returns the platform of jax's default backend; None if no backend has started."""
     if "jax" not in sys.modules:
         return None
     from sppo_jax import compat

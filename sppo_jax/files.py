@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file by another text; who looks, or dies, in between finds the old one.
+    """Replaces a file by another text; who looks, or dies, in between finds the old one.
 
     Raises:
         OSError: it cannot be written; nothing is left of the attempt.

@@ -1,6 +1,6 @@
-"""Standard output and standard error: what cannot be written ends a command that is there for its output, no other.
+"""Standard output and standard error. A failed write ends only a command whose purpose is its output.
 
-Text goes to the file descriptor by whole lines. No buffer is left behind, so nothing fails again while Python ends.
+Text goes to the file descriptor in whole lines. No buffer is left, so nothing fails again while Python ends.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Output(io.TextIOBase):
     """A text stream over a file descriptor.
 
     Attributes:
-        drops: whether text that cannot be written is dropped; else `OutputLost` is raised.
-        lost: a line on why text was dropped first; None while all was written.
+        drops: whether text that cannot be written is dropped; otherwise `OutputLost` is raised.
+        lost: a line that says why text was first dropped; None while all text was written.
     """
 
     def __init__(self, stream: TextIO | None, descriptor: int, *, drops: bool, name: str = "standard output") -> None:
-        """Write where a stream writes.
+        """Writes where a stream writes.
 
         Args:
-            stream: whose encoding is taken; None where the process was started with the descriptor closed.
-            descriptor: of the file to write to.
+            stream: the stream, which gives the encoding; None if the process was started with the descriptor closed.
+            descriptor: the file descriptor to write to.
             drops: see above.
-            name: of the stream, for the line on what was lost.
+            name: the name of the stream, for the line `lost`.
         """
         super().__init__()
         self.drops = drops
@@ -60,10 +60,10 @@ class Output(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write the lines of a text; what stands behind the last line end waits for the next call, or for `flush`.
+        """Writes the lines of a text; text after the last line end waits for the next call, or for `flush`.
 
         Raises:
-            OutputLost: they cannot be written, and nothing is dropped.
+            OutputLost: the lines cannot be written, and text is not dropped.
         """
         with self._lock:
             lines, end, self._line = (self._line + text).rpartition("\n")
@@ -71,7 +71,7 @@ class Output(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Write a line that has no end so far.
+        """Writes a line that has no end yet.
 
         Raises:
             OutputLost: as `write`.
@@ -81,7 +81,7 @@ class Output(io.TextIOBase):
             self._put(text)
 
     def _put(self, text: str) -> None:
-        """Write all of a text: a full disk may have room again. A line that was torn gets its end first."""
+        """Writes all of a text: a full disk may have free space again. A line that was torn gets its end first."""
         data = (("\n" if self._torn else "") + text).encode(self._encoding, self._errors) if text else b""
         while data:
             try:
@@ -104,19 +104,19 @@ class Output(io.TextIOBase):
 
 
 def take_streams() -> tuple[TextIO, TextIO]:
-    """Put an `Output` in the place of standard output, and one that drops in the place of standard error.
+    """Replaces standard output by an `Output`, and standard error by an `Output` that drops text.
 
-    Streams without a file descriptor, which tests put there, stay.
+    Streams without a file descriptor, such as those of tests, stay.
 
     Returns:
-        The two that were there.
+        The two streams of before.
     """
     before = sys.stdout, sys.stderr
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # Closed at the start: no file that is opened later may get this number. Writing to it still fails.
+            # Closed at the start: take the number, so that no later file gets it. Writing still fails.
             os.open(os.devnull, os.O_RDONLY)
     sys.stdout = _wrapped(before[0], 1, drops=False, name="standard output")
     sys.stderr = _wrapped(before[1], 2, drops=True, name="standard error")
@@ -134,5 +134,5 @@ def _wrapped(stream: TextIO | None, descriptor: int, *, drops: bool, name: str) 
 
 
 def lost_lines() -> list[str]:
-    """Return a line for each of the two streams of which text was dropped."""
+    """Returns a line for each of the two streams that dropped text."""
     return [each.lost for each in (sys.stdout, sys.stderr) if isinstance(each, Output) and each.lost]

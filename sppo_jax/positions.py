@@ -22,7 +22,7 @@ class Bucket:
 
 
 def late_minus_early(buckets: Sequence[Bucket]) -> float | None:
-    """Return the last bucket's loss minus that of the first sixteenth of the positions; below 0 the context helps.
+    """Returns the last bucket's loss minus that of the first sixteenth of the positions; below 0 the context helps.
 
     Args:
         buckets: by rising position.

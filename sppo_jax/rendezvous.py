@@ -21,7 +21,7 @@ _MAX_HELLO_BYTES = 2**20
 
 
 class Absent(RuntimeError):
-    """Some process did not come, or could not be reached, in time."""
+    """A process did not come, or could not be reached, in time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class Place:
 
     Args:
         coordinator: HOST:PORT at which process 0 listens.
-        num_processes: processes of the run.
-        process_id: this one, from 0.
-        local_device_ids: devices of this machine that it takes; None: all.
+        num_processes: number of processes of the run.
+        process_id: number of this process, from 0.
+        local_device_ids: devices of this machine that the process takes; None: all.
     """
 
     coordinator: str
@@ -42,16 +42,16 @@ class Place:
 
 
 def meet(place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
-    """Return when all processes are there and agree.
+    """Returns when all processes have come and agree.
 
     Args:
-        place: this process and where to meet.
-        facts: what must be the same in all processes, by name.
-        timeout_s: seconds to wait for the others.
+        place: the place of this process, and the address of process 0.
+        facts: values that must be the same in all processes, by name.
+        timeout_s: seconds to wait for the other processes.
 
     Raises:
         ValueError: the address cannot be used, two processes have one place, or facts differ.
-        Absent: somebody did not come.
+        Absent: a process did not come.
     """
     host, port = split_address(place.coordinator)
     if place.process_id == 0:
@@ -62,10 +62,10 @@ def meet(place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT.
+    """Returns host and port of HOST:PORT.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: the address does not have this form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -86,15 +86,15 @@ def _listen(address: str, port: int, patience_s: float) -> socket.socket:
             if time.monotonic() >= deadline:
                 raise ValueError(
                     f"port {port} of the coordinator {address} must be free on the host of process 0, got: "
-                    f"{error.strerror or error}; end what holds it, or give SPPO_COORDINATOR another port"
+                    f"{error.strerror or error}; end the program that holds the port, or choose another port"
                 ) from error
         time.sleep(_RETRY_S)
 
 
 def _receive(server: socket.socket, place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
-    """Wait for everybody, judge, and tell them all.
+    """Waits for all processes, compares them, and tells all of them the result.
 
-    After the first problem only those are waited for that come soon, so that they hear of it too.
+    After the first problem it waits only a little longer, so that more processes hear of the problem.
     """
     arrived: dict[int, tuple[socket.socket, Mapping[str, Any]]] = {}
     waiting: dict[socket.socket, bytes] = {}
@@ -132,7 +132,7 @@ def _receive(server: socket.socket, place: Place, facts: Mapping[str, str], time
 
 
 def _read_hello(connection: socket.socket, waiting: dict[socket.socket, bytes]) -> Mapping[str, Any] | None:
-    """Return what a caller said once it is whole; {} where it is none of us."""
+    """Returns what a caller sent, once it is complete; {} if the caller is not a process of the run."""
     try:
         part = connection.recv(65536)
     except BlockingIOError:
@@ -158,20 +158,20 @@ def _register(
     connection: socket.socket,
     hello: Mapping[str, Any],
 ) -> Exception | None:
-    """Note a process that came; return what is wrong with it, if anything."""
-    if not hello:  # a port scanner, or a process that died while it spoke
+    """Notes a process that came, and returns what is wrong with the process, if anything."""
+    if not hello:  # a port scanner, or a process that died while it was sending
         connection.close()
         return None
     process, host = hello["process_id"], hello["host"]
     before = arrived.get(process)
     if before is not None and not _is_open(before[0]):
-        before = None  # it called, died, and was started again
+        before = None  # the process called, died, and was started again
     arrived[process if before is None else -1] = (connection, hello)
     if before is not None or not 0 < process < place.num_processes:
         first = f"on {before[1]['host']} and on {host}" if before else f"on {host}"
         return ValueError(
             f"every process must have its own SPPO_PROCESS_ID from 0 to {place.num_processes - 1}, "
-            f"got {process} {first}; number them again"
+            f"got {process} {first}; number the processes again"
         )
     theirs = {"SPPO_NUM_PROCESSES": str(hello["num_processes"]), **hello["facts"]}
     ours = {"SPPO_NUM_PROCESSES": str(place.num_processes), **facts}
@@ -179,7 +179,7 @@ def _register(
         if ours.get(name) != theirs.get(name):
             return ValueError(
                 f"all processes must have the same {name}, got {ours.get(name)} in process 0 and {theirs.get(name)} "
-                f"in process {process} on {host}; start all of them with the same command and code"
+                f"in process {process} on {host}; start all processes with the same command and code"
             )
     return None
 
@@ -197,21 +197,21 @@ def _missing(place: Place, arrived: set[int], timeout_s: float) -> str:
     absent = [process for process in range(1, place.num_processes) if process not in arrived]
     shown = ", ".join(map(str, absent[:8])) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
     return (
-        f"all {place.num_processes} processes must come to {place.coordinator} within {timeout_s:g} s, got "
-        f"{place.num_processes - len(absent)}, without process {shown}; look at their logs and whether they reach that "
-        "address, or raise SPPO_TIMEOUT_S (SPPO_NUM_PROCESSES=1 runs alone)"
+        f"all {place.num_processes} processes must reach {place.coordinator} within {timeout_s:g} s, got "
+        f"{place.num_processes - len(absent)}, without process {shown}; look at the logs of these processes, check "
+        "that they reach this address, or raise SPPO_TIMEOUT_S (SPPO_NUM_PROCESSES=1 runs alone)"
     )
 
 
 def _answer(connection: socket.socket, problem: Exception | None) -> None:
-    """Give the verdict; the caller closes first, so that the port is free at once."""
+    """Sends the result; the caller closes first, so that the port is free at once."""
     verdict = {"go": problem is None, "wrong_input": isinstance(problem, ValueError), "text": str(problem or "")}
     try:
         connection.settimeout(_GRACE_S)
         connection.sendall(json.dumps(verdict).encode() + b"\n")
         connection.recv(1)
     except OSError:
-        pass  # it is gone; jax will miss it
+        pass  # the caller is gone; jax will report this
     connection.close()
 
 
@@ -241,7 +241,7 @@ def _call(host: str, port: int, place: Place, facts: Mapping[str, str], timeout_
 
 
 def _ask(host: str, port: int, hello: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
-    """Send who we are, return the verdict."""
+    """Sends the place and facts of this process, and returns the result."""
     with socket.create_connection((host, port), timeout=5.0) as connection:
         connection.sendall(json.dumps(hello).encode() + b"\n")
         connection.settimeout(max(1.0, deadline - time.monotonic()))

@@ -1,8 +1,8 @@
 """SIGINT, SIGTERM and SIGHUP, taken from the first instant of a command to its last.
 
-Python runs a handler between two instructions of the main thread, which may be in the compiler for minutes, and an
-exception that a handler raises may come up in a callback that swallows it. So the handlers only remember. The C part of
-Python's handler writes the signal's number to a pipe at once, and a thread that reads the pipe acts.
+Python runs a handler between two instructions of the main thread, which may be in the compiler for minutes. An
+exception that a handler raises may reach a callback that ignores it. So the handlers only record the signal. The C part
+of Python's handler writes the signal's number to a pipe at once, and a thread that reads the pipe acts.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import Any, NoReturn
 
 # The exit code of a process that was stopped before it had anything to save, whichever signal it was.
 STOPPED = 130
-# What the first signal does: it ends the process; or the other processes hear of it at the next exchange, and all end;
-# or the loop finishes its step and saves.
+# What the first signal does. It ends the process; or, at the next exchange, the other processes hear of the signal and
+# all end; or the loop finishes its step and saves.
 ENDS, AGREES, SAVES = range(3)
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# GNU timeout signals its child and then the group of both: what comes so soon behind the first is the same signal.
+# GNU timeout signals its child and then the group of both: a second signal so soon counts as the first.
 _SAME_S = 0.2
-# A reader that has stopped reading must not keep a process from ending.
+# So that a reader that has stopped reading does not keep a process from ending.
 _LAST_WORDS_S = 1.0
 
 
 class Stopping:
-    """What signals do to this process; a context manager that gives the handlers back."""
+    """Decides what signals do to this process; a context manager that restores the handlers."""
 
     def __init__(self) -> None:
-        """Prepare; no signal is taken before `begin`."""
+        """Prepares; no signal is taken before `begin`."""
         self.reason: str | None = None
         self.mode = ENDS
         self._code: int | None = None
@@ -48,7 +48,7 @@ class Stopping:
         self._pipe_before, self._thread = -1, threading.Thread(target=self._watch, name="signals", daemon=True)
 
     def begin(self) -> Stopping:
-        """Take the signals; does nothing in another thread than the main one, which alone may.
+        """Takes the signals; does nothing outside the main thread, which alone may set handlers.
 
         SIGINT and SIGHUP stay ignored where they were ignored at the start: by nohup, or by a script's `command &`.
         """
@@ -64,12 +64,12 @@ class Stopping:
         return self
 
     def take(self) -> None:
-        """Take the signals again, in the main thread, from a library that has put its own handlers there."""
+        """Takes the signals again, in the main thread, from a library that has set its own handlers."""
         for number in self._handlers:
             signal.signal(number, self._remember)
 
     def end(self) -> None:
-        """Give the signals back."""
+        """Restores the handlers of before."""
         if self._pipe is None:
             return
         for number, handler in self._handlers.items():
@@ -88,14 +88,14 @@ class Stopping:
         self.end()
 
     def decide(self, code: int) -> None:
-        """Say that the exit code is known: from now on a signal ends the process with it, at once and silently."""
-        with self._ending:  # held for good by the thread that ends the process
+        """Sets the exit code: from now on a signal ends the process with this code, at once and silently."""
+        with self._ending:  # never released by the thread that ends the process
             self._code = code
 
     def exit(self) -> NoReturn:
-        """End the process with the code that was decided; as the last callback of `atexit`, in place of finalization.
+        """Ends the process with the decided code; the last callback of `atexit`, in place of Python's finalization.
 
-        While Python is being torn down its handlers are gone, and a signal would end the process with another code.
+        During finalization Python's handlers are gone, and a signal would end the process with another code.
         """
         with self._ending, suppress(OSError, ValueError):
             sys.stdout.flush()
@@ -104,7 +104,7 @@ class Stopping:
 
     @contextmanager
     def removes(self, folder: Path) -> Iterator[None]:
-        """Have a folder that is being filled removed where a signal ends the process meanwhile."""
+        """Within the context, a signal that ends the process also removes a folder that is being filled."""
         self._partial.append(folder)
         try:
             yield
@@ -130,7 +130,7 @@ class Stopping:
         self._remember(number, None)
         if self._first_s is None:
             self._first_s = now_s
-        # A dropped connection sends SIGHUP several times: the kernel does, and the shell.
+        # A dropped connection sends SIGHUP several times: from the kernel and from the shell.
         elif number != signal.SIGHUP and now_s - self._first_s > _SAME_S:
             self._end_at_once(f"stopped at once by a second signal, {name}: what is not saved is lost", STOPPED)
 
@@ -146,14 +146,14 @@ class Stopping:
 
 
 def in_force() -> Stopping | None:
-    """Return what takes this process's signals, None where nothing of ours does."""
+    """Returns the `Stopping` that takes this process's signals; None if there is none."""
     holder = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     return holder if isinstance(holder, Stopping) else None
 
 
 @contextmanager
 def removed_if_stopped(folder: Path) -> Iterator[None]:
-    """Have a folder that is being filled removed where a signal ends the process meanwhile."""
+    """Within the context, a signal that ends the process also removes a folder that is being filled."""
     stopping = in_force()
     if stopping is None:
         yield
@@ -163,22 +163,22 @@ def removed_if_stopped(folder: Path) -> Iterator[None]:
 
 
 def write_last(line: str) -> None:
-    """Write a line to standard error, past all buffers and locks, if it can be written soon."""
-    start = "\n" if os.isatty(2) else ""  # behind ^C, or a bar
+    """Writes a line to standard error without buffers and locks, if the line can be written soon."""
+    start = "\n" if os.isatty(2) else ""  # after ^C, or after a progress bar
     with suppress(OSError, ValueError):
         if select.select([], [2], [], _LAST_WORDS_S)[1]:
             os.write(2, f"{start}{line}\n".encode())
 
 
 def _silence() -> None:
-    """Keep the main thread, which is about to find its folder gone, from telling of it."""
+    """Keeps the main thread from reporting that its folder is gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         os.dup2(nowhere, output)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder that the main thread is filling: under another name nothing new gets into it."""
+    """Removes a folder that the main thread is filling, after renaming it so that nothing new is written into it."""
     import shutil
 
     gone = folder.with_name(f"{folder.name}.gone")

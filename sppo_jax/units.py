@@ -2,7 +2,7 @@
 
 
 def format_bytes(value: float) -> str:
-    """Return bytes in the largest binary unit that leaves a figure of at least 1: "1.5 GiB", "340 MiB"."""
+    """Returns bytes in the largest binary unit that leaves a figure of at least 1: "1.5 GiB", "340 MiB"."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024

@@ -32,13 +32,13 @@ def place(tmp_path, monkeypatch):
 
 
 SETTINGS = [
-    ("model.hiden_size=3", "model.hiden_size is no setting; the nearest is model.hidden_size"),
-    ("trian.steps=3", "trian is no setting; the nearest is train"),
-    ("a.b.c.d=1", "a is no setting"),
+    ("model.hiden_size=3", "model.hiden_size is not a setting; the nearest setting is model.hidden_size"),
+    ("trian.steps=3", "trian is not a setting; the nearest setting is train"),
+    ("a.b.c.d=1", "a is not a setting"),
     ("train..steps=3", "an override must read group.key=value, got 'train..steps=3'"),
     (".steps=3", "an override must read group.key=value"),
     ("=3", "an override must read group.key=value"),
-    ("train.steps", "an override must read group.key=value, got 'train.steps'; e.g. train.steps=10"),
+    ("train.steps", "an override must read group.key=value, got 'train.steps'; write e.g. train.steps=10"),
     ("train.steps=nan", "train.steps must be a whole number, got 'nan'"),
     ("train.steps=.inf", "train.steps must be a whole number, got inf"),
     ("train.steps=", "train.steps must be a whole number, got None"),
@@ -85,15 +85,15 @@ SETTINGS = [
     ("hardware.cluster=h100:0x8", "every size at least 1; got 'h100:0x8'"),
     ("hardware.cluster=h100:100000000x8", "a cluster must have at most 1,048,576 devices"),
     ("hardware.measured=absent.json", "a file of measured figures must be what sppo profile wrote"),
-    ("hardware.measured=c.yaml", "which is no JSON"),
+    ("hardware.measured=c.yaml", "which is not JSON"),
     ("stash.alpha=2", "stash.alpha must be auto or in [0, 1]"),
     ("stash.alpha=[0.5]", "give 2 values, one number, or auto"),
     ("schedule.name=table", "schedule.table (a CSV file) must be given with schedule.name=table"),
     ("schedule.name=table schedule.table=absent.csv", "schedule.table must be a readable CSV file"),
     ("schedule.name=table schedule.table=c.yaml", "correct c.yaml"),
-    ("model=hf:", "model.hf must be the folder of a Hugging Face model, got ''; give its path"),
+    ("model=hf:", "model.hf must be the folder of a Hugging Face model, got ''; give the path of the folder"),
     ("model=hf:absent", "a Hugging Face model must be a local folder with config.json"),
-    ("model.hf=absent model.preset=llama3-8b", "model must have a preset or hf, got both"),
+    ("model.hf=absent model.preset=llama3-8b", "model must have either preset or hf, got both"),
     ("model.preset=llama3-8bb", "did you mean 'llama3-8b'?"),
     ("model.vocab_size=10", "raise model.vocab_size to at least 23"),
     ("model.num_layers=1000000", "model.num_layers must be at most 10000"),
@@ -101,7 +101,7 @@ SETTINGS = [
     ("model.kernel=cudnn", "use model.kernel=blockwise"),
     ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1 or use float32"),
     ("model.sliding_window=3", "set 0 to train with full attention"),
-    ("model.rope.scaling=yarn", "set it, e.g. to 8192"),
+    ("model.rope.scaling=yarn", "set the length, e.g. to 8192"),
 ]
 
 
@@ -124,7 +124,7 @@ CONFIGS = {
     "two documents": (b"a: 1\n---\nb: 2\n", "settings must be YAML"),
     "an alias of nothing": (b"model: *shape\n", "settings must be YAML"),
     "a key that is a list": (b"? [a, b]\n: 3\n", "settings must be YAML"),
-    "a key that is a number": (b"1: 2\n", "1 is no setting"),
+    "a key that is a number": (b"1: 2\n", "1 is not a setting"),
     "very deep": (b"[" * 5000, "settings must be YAML with few nested levels"),
     "code": (b"!!python/object/apply:os.system ['echo hi']", "settings must be YAML"),
     "a list for a group": (
@@ -186,9 +186,9 @@ COMMANDS = {
     "half a step to trace": ("profile-trace c.yaml --steps 1.5", "argument --steps: invalid int value", None),
     "a trace in a file": ("profile-trace c.yaml --out c.yaml", "--out must be a directory that can be made", None),
     "a trace of no data": ("profile-trace c.yaml --out t data.source=absent.txt", "data.source must be readable", None),
-    "a report of nothing": ("report absent", "a run directory was expected, got absent (nothing there)", None),
-    "a report of a file": ("report c.yaml", "a run directory was expected, got c.yaml (a file)", None),
-    "a report of no run": ("report .", "a run directory holds config.yaml", None),
+    "a report of nothing": ("report absent", "RUN_DIR must be a run directory, got absent (nothing there)", None),
+    "a report of a file": ("report c.yaml", "RUN_DIR must be a run directory, got c.yaml (a file)", None),
+    "a report of no run": ("report .", "a run directory must hold config.yaml", None),
     "an evaluation of nothing": ("eval absent", "a checkpoint or a run directory with one was expected", None),
     "an evaluation of a file": ("eval c.yaml", "a checkpoint or a run directory with one was expected", None),
     "an evaluation of no run": ("eval .", "a checkpoint or a run directory with one was expected", None),
@@ -220,9 +220,9 @@ DATA = [
     ("pickled.npy", "must be a readable .npy", array("pickled.npy", [{}, "a"], dtype=object)),
     ("big.npy", "raise model.vocab_size to at least 1001", array("big.npy", [1, 1000])),
     ("neg.npy", "got -2", array("neg.npy", [1, -2])),
-    ("one.npy", "at least two tokens to hold some out", array("one.npy", [1])),
+    ("one.npy", "at least two tokens where data.validation_fraction is above 0", array("one.npy", [1])),
     ("torn.jsonl", "got torn.jsonl line 2", text("torn.jsonl", '{"text": "a"}\n{"text')),
-    ("list.jsonl", "line 1 with one of type list", text("list.jsonl", "[1]\n")),
+    ("list.jsonl", "line 1 with a value of type list", text("list.jsonl", "[1]\n")),
     ("key.jsonl", "data.text_key must be a key of every line", text("key.jsonl", '{"body": "a"}\n')),
     ("num.jsonl", "must name text", text("num.jsonl", '{"text": 3}\n')),
     ("torn.jsonl.gz", "must be whole gzip", torn_gzip("torn.jsonl.gz")),
@@ -265,23 +265,26 @@ def test_data(place, capfd, source, expected, prepare):
 
 
 ENVIRONMENTS = [
-    ({"SPPO_COORDINATOR": "a:1"}, "go together"),
+    ({"SPPO_COORDINATOR": "a:1"}, "must be set together"),
     ({"SPPO_NUM_PROCESSES": "2"}, "set all three"),
     ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "two", "SPPO_PROCESS_ID": "0"}, "must be a whole number"),
     ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "2"}, "number the processes from 0"),
     ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "-1"}, "must be a whole number"),
     ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "0", "SPPO_PROCESS_ID": "0"}, "SPPO_"),
     ({"SPPO_COORDINATOR": "a", "SPPO_NUM_PROCESSES": "1", "SPPO_PROCESS_ID": "1"}, "number the processes from 0"),
-    ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1"}, "must divide by the number"),
+    (
+        {"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1"},
+        "must be a multiple of the number of processes = 2, got 1",
+    ),
     ({"SPPO_COORDINATOR": "a", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1"}, "HOST:PORT"),
     ({"SPPO_COORDINATOR": "a:b", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1"}, "HOST:PORT"),
     (
         {"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1", "SPPO_TIMEOUT_S": "soon"},
-        "SPPO_TIMEOUT_S must be seconds",
+        "SPPO_TIMEOUT_S must be a number of seconds",
     ),
     (
         {"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1", "SPPO_HEARTBEAT_S": "0"},
-        "SPPO_HEARTBEAT_S must be seconds",
+        "SPPO_HEARTBEAT_S must be a number of seconds",
     ),
 ]
 
@@ -290,7 +293,7 @@ ENVIRONMENTS = [
 def test_environments(place, capfd, monkeypatch, environ, expected):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    devices = "cpu:1" if "divide" in expected else "cpu:2"
+    devices = "cpu:1" if "multiple" in expected else "cpu:2"
     check_refused(f"{TRAIN} train.devices={devices}", expected, place, capfd)
 
 
@@ -341,4 +344,4 @@ def test_a_machine_without_memory(place, capfd, monkeypatch):
 
     monkeypatch.setattr("sppo_jax.train.setup.open_data", too_much)
     code, _, _, lines = run(TRAIN, capfd)
-    assert code == 1 and len(lines) == 1 and "3.64 TiB; make it smaller" in lines[0]
+    assert code == 1 and len(lines) == 1 and "3.64 TiB; make the run smaller" in lines[0]

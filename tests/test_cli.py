@@ -142,7 +142,7 @@ def test_output_that_cannot_be_written_is_a_line_or_a_quiet_end(config):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    assert done.stderr == "standard output must take what is printed, got: No space left on device; send it elsewhere\n"
+    assert done.stderr == "standard output must be writable, got: No space left on device; send the output elsewhere\n"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([*command, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True)
@@ -188,7 +188,10 @@ WRONG = {
     "no config": (["train"], "sppo train: the following arguments are required: CONFIG.yaml"),
     "unknown option": (["plan", "tiny.yaml", "--jsn"], "sppo plan: unrecognized arguments: --jsn"),
     "no such file": (["train", "none.yaml"], "a config must be a readable YAML file, got none.yaml"),
-    "unknown key": (["train", "tiny.yaml", "train.step=3"], "train.step is no setting; the nearest is train.steps"),
+    "unknown key": (
+        ["train", "tiny.yaml", "train.step=3"],
+        "train.step is not a setting; the nearest setting is train.steps",
+    ),
     "wrong value": (["plan", "tiny.yaml", "mesh.seq=two"], "mesh.seq must be auto, or a whole number, got 'two'"),
     "unknown cluster": (["plan", "tiny.yaml", "--cluster", "a100:1x8"], "a cluster must read NAME:HOSTSxDEVICES"),
     "no devices": (["plan", "tiny.yaml", "--cluster", "a100-80g:0x8"], "a cluster must read NAME:HOSTSxDEVICES"),
@@ -196,15 +199,15 @@ WRONG = {
     "page is a directory": (["plan", "tiny.yaml", "--html", "."], "--html must name a file that can be written"),
     "pinned chunks and longest": (
         ["plan", "tiny.yaml", "--max-length", "sequence.chunks=[32, 32]"],
-        "--max-length needs sequence.chunks auto or one number",
+        "sequence.chunks must be auto or one number for --max-length",
     ),
     "pinned mesh and fewest": (
         ["plan", "tiny.yaml", "--min-devices", "mesh.data=1", "mesh.seq=1"],
-        "--min-devices needs an axis of the mesh auto",
+        "--min-devices needs one axis of the mesh to be auto",
     ),
     "contradictory pins": (
         ["plan", "tiny.yaml", "stash.inputs=recompute", "stash.attention=keep"],
-        "stash.inputs=recompute needs attention",
+        "stash.attention and stash.rest must be recompute where stash.inputs=recompute",
     ),
     "indivisible layers": (["plan", "tiny.yaml", "model.num_layers=5"], ""),
     "too few devices": (["train", "tiny.yaml", "train.devices=auto", "mesh.data=64"], "mesh data*pipe*seq"),

@@ -79,7 +79,7 @@ def test_export_goes_on_where_the_origin_is_gone(converted, tmp_path, capsys):
     try:
         (place / "out" / "config.json").rename(place / "config.json")
         assert main(["convert", "to-hf", str(place / "out" / "0"), str(tmp_path / "plain"), "--dtype", "bfloat16"]) == 0
-        assert "--like DIR takes them" in capsys.readouterr().out
+        assert "--like DIR takes special tokens from DIR" in capsys.readouterr().out
         (place / "config.json").rename(place / "out" / "config.json")
         assert main(["convert", "to-hf", str(place / "out"), str(tmp_path / "copied")]) == 0
         assert main(

@@ -69,14 +69,17 @@ def test_the_table_is_for_people(as_in_the_run, checkpoint, capsys, tmp_path, mo
     captured = capsys.readouterr()
     assert f"validation loss {as_in_the_run['validation_loss']:.4f} nats a token" in captured.out
     assert "recall at distance" in captured.out and "##" in captured.out and "wrote" not in captured.out
-    assert "the result is not kept" in captured.err and "Read-only" in captured.err
+    assert "the result is not stored" in captured.err and "Read-only" in captured.err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["gone"], "a checkpoint or a run directory with one was expected, got gone with none"),
-        (["run", "train.eval_sequence=4"], "train.eval_sequence is no setting; the nearest is train.eval_sequences"),
+        (
+            ["run", "train.eval_sequence=4"],
+            "train.eval_sequence is not a setting; the nearest setting is train.eval_sequences",
+        ),
         (["run", "model.hidden_size=32"], "model.hidden_size must be that of the checkpoint, 16, got 32"),
         (["run", "novalue"], "an override must read group.key=value"),
         (["run", "train.devices=gpu"], "train.devices must be auto or cpu:N"),

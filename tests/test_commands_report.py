@@ -24,10 +24,10 @@ def test_a_page_elsewhere_leaves_the_run_alone(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["gone"], "a run directory was expected, got gone (nothing there)"),
-        (["."], "a run directory holds config.yaml, plan.json and metrics.jsonl"),
-        (["run", "--out", "gone/page.html"], "a report must go where it can be written, got gone/page.html"),
-        (["run", "--out", "run"], "a report must go where it can be written, got run"),
+        (["gone"], "RUN_DIR must be a run directory, got gone (nothing there)"),
+        (["."], "a run directory must hold config.yaml, plan.json and metrics.jsonl"),
+        (["run", "--out", "gone/page.html"], "a report must go to a file that can be written, got gone/page.html"),
+        (["run", "--out", "run"], "a report must go to a file that can be written, got run"),
         ([], "sppo report: the following arguments are required: RUN_DIR"),
     ],
 )

@@ -143,7 +143,7 @@ def test_the_sliding_window_is_what_layers_use(changes, window):
         (dict(rope_scaling=dict(type="yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0)), "attention_factor must be"),
         (dict(rope_scaling=dict(type="yarn", factor=4.0, truncate=False)), "truncate must be 1, got 0"),
         (dict(layer_types=["chunked_attention"] * 4, model_type="qwen3", architectures=None), "'chunked_attention'"),
-        (dict(hidden_size=None), "must hold numbers"),
+        (dict(hidden_size=None), "must hold values of the right types"),
         (dict(hidden_size=-64), "model.hidden_size must be at least 1, got -64"),
         (
             dict(num_attention_heads=3, num_key_value_heads=2),
@@ -162,7 +162,7 @@ def test_folders_without_a_readable_config_are_refused(tmp_path):
     for text, words in (
         ("{", "must be JSON"),
         ("[]", "must hold a JSON object"),
-        ('{"model_type": "llama"}', "must give"),
+        ('{"model_type": "llama"}', "must have the key"),
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ValueError, match=words):
@@ -229,9 +229,12 @@ def test_a_resolved_config_loads_when_the_folder_is_gone(path, folder):
 
 def test_settings_against_the_weights_are_refused(path, folder):
     for change, words in (
-        ([f"model.hf={folder}"], "model.vocab_size must be 300, as in the weights of .*, got 257; remove it"),
+        (
+            [f"model.hf={folder}"],
+            "model.vocab_size must be 300, as in the weights of .*, got 257; remove model.vocab_size",
+        ),
         ([f"model=hf:{folder}", "model.num_layers=2"], "model.num_layers must be 4"),
-        ([f"model=hf:{folder}", "model.preset=llama3-8b"], "must have a preset or hf, got both"),
+        ([f"model=hf:{folder}", "model.preset=llama3-8b"], "must have either preset or hf, got both"),
         (["model.hf=3"], "model.hf must be the folder of a Hugging Face model, got 3"),
         (["model.hf=''"], "model.hf must be the folder of a Hugging Face model, got ''"),
         ([f"model={folder}"], "model must be a group of settings, got"),

@@ -76,5 +76,5 @@ def test_each_source_keeps_its_own_epochs_over_stops(pack):
 def test_shares_are_met_by_largest_remainders():
     assert block_counts([1, 1, 1]).tolist() == [3334, 3333, 3333]
     assert block_counts([0.7, 0.3]).tolist() == [7000, 3000]
-    with pytest.raises(ValueError, match="at least one sequence in 10000, got a weight of 1e-06"):
+    with pytest.raises(ValueError, match="at least one of 10000 sequences, got a weight of 1e-06"):
         block_counts([1, 1e-6])

@@ -95,7 +95,7 @@ def test_documents_to_validate_on_can_be_given(tmp_path):
     assert drawn.count("z") == 30 and drawn.count("y") == 10
     with pytest.raises(ConfigError, match="data.validation_source must give every source a weight above 0"):
         make_config(paths["train"], validation_source={paths["small"]: 0})
-    with pytest.raises(ConfigError, match="recall must be the only data.source .*got it in data.validation_source"):
+    with pytest.raises(ConfigError, match="recall must be the only data.source .*got recall in data.validation_source"):
         make_config(paths["train"], validation_source="recall")
 
 
@@ -108,7 +108,7 @@ def test_documents_to_validate_on_can_be_given(tmp_path):
         ({"a.txt": "much"}, "data.source must be text, or a mapping of names, each to a number, got {'a.txt': 'much'}"),
         (
             {"recall": 1, "a.txt": 1},
-            "recall must be the only data.source (it draws its own validation), got it in data.so",
+            "recall must be the only data.source (the task draws its own validation sequences), got recall in data.so",
         ),
         ({3: 1}, "data.source must be text, or a mapping of names"),
         (["a.txt"], "data.source must be text, or a mapping of names"),
@@ -122,7 +122,7 @@ def test_wrong_weights_are_refused(source, message):
 
 def test_start_and_end_tokens_need_a_tokenizer(tmp_path):
     (tmp_path / "a.txt").write_text("some words")
-    with pytest.raises(ValueError, match="go with data.tokenizer, got None and auto without one"):
+    with pytest.raises(ValueError, match="must be auto where data.tokenizer is not given, got None and auto"):
         open_data(make_config(tmp_path / "a.txt", start_token=None))
 
 

@@ -102,7 +102,10 @@ def test_a_config_opens_it_with_training_and_validation_apart():
 @pytest.mark.parametrize(
     "changes,words",
     [
-        ({"sequence": {"length": 46}}, "sequence.length must be at least 47 for 4 pairs up to 21 tokens back, got 46"),
+        (
+            {"sequence": {"length": 46}},
+            "sequence.length must be at least 47 for 4 pairs with answers up to 21 tokens back, got 46",
+        ),
         (
             {"model": CONFIG["model"] | {"vocab_size": 8}},
             "model.vocab_size must be at least 9 for 4 keys and 5 values, got 8",

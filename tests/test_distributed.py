@@ -30,7 +30,7 @@ def test_a_place_is_read_from_the_environment():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"SPPO_COORDINATOR": ""}, "go together, got .* without SPPO_COORDINATOR; set all three"),
+        ({"SPPO_COORDINATOR": ""}, "must be set together, got .* without SPPO_COORDINATOR; set all three"),
         ({"SPPO_PROCESS_ID": ""}, "without SPPO_PROCESS_ID"),
         ({"SPPO_NUM_PROCESSES": ""}, "without SPPO_NUM_PROCESSES"),
         ({"SPPO_PROCESS_ID": "4"}, "from 0 to SPPO_NUM_PROCESSES - 1 = 3, got 4; number"),
@@ -76,7 +76,7 @@ def test_kubernetes_pods_are_told_apart(monkeypatch):
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
 def test_times_are_seconds(text):
     assert timeout_s({}) == 600 and heartbeat_s({"SPPO_HEARTBEAT_S": "30"}) == 30
-    with pytest.raises(ValueError, match="SPPO_TIMEOUT_S must be seconds, at least 1, got"):
+    with pytest.raises(ValueError, match="SPPO_TIMEOUT_S must be a number of seconds, at least 1, got"):
         timeout_s({"SPPO_TIMEOUT_S": text})
 
 
@@ -84,7 +84,7 @@ def test_simulated_devices_are_shared_out(monkeypatch):
     for name, value in GIVEN.items():
         monkeypatch.setenv(name, value)
     assert local_devices(8) == 2
-    with pytest.raises(ValueError, match="divide by the number of processes = 4, got 6; use cpu:8"):
+    with pytest.raises(ValueError, match="multiple of the number of processes = 4, got 6; use cpu:8"):
         local_devices(6)
 
 
@@ -141,4 +141,4 @@ def test_a_process_that_fails_alone_does_not_wait_for_the_others():
     """
     first, second = finish(start_processes(code, 2, SPPO_TIMEOUT_S=4))
     assert second[0] == 1
-    assert first[0] == 1 and "process 1 did not" in first[2].splitlines()[-1], first[2]
+    assert first[0] == 1 and "got no answer from process 1" in first[2].splitlines()[-1], first[2]

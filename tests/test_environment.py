@@ -155,7 +155,7 @@ def test_a_flag_that_xla_does_not_know_is_named_with_the_nearest_that_it_knows(c
     told = flags("--xla_cpu_enable_fast_mat=true --xla_dump_to=/tmp/x --xla_nonsense_of_ours", call)
     assert len(told) == 2
     assert "got --xla_cpu_enable_fast_mat, which jaxlib " in told[0] and "\n" not in told[0]
-    assert "(the nearest that it knows is --xla_cpu_enable_fast_math); XLA will end the process" in told[0]
+    assert "(the nearest flag is --xla_cpu_enable_fast_math); XLA will end the process" in told[0]
     assert "got --xla_nonsense_of_ours, " in told[1] and "nearest" not in told[1]
 
 

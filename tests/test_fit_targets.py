@@ -21,7 +21,7 @@ def test_every_gpu_of_the_planner_has_a_target():
 
 
 def test_a_cpu_has_no_compiler_of_its_own():
-    with pytest.raises(ValueError, match="fit compiles for GPUs and TPUs, got the cluster cpu:1x2; give another"):
+    with pytest.raises(ValueError, match="sppo fit needs a cluster of GPUs or TPUs, got cpu:1x2; name another"):
         compile_only_devices(parse_cluster("cpu:1x2"))
 
 
@@ -33,5 +33,7 @@ def test_a_missing_compiler_names_the_install_command(monkeypatch):
 
     monkeypatch.setattr(topologies, "get_topology_desc", missing)
     for name, extra in (("h100:1x8", "fit-gpu"), ("v5e:2x4", "fit-tpu")):
-        with pytest.raises(ValueError, match=r"no plugin anywhere; install it with: pip install 'sppo_jax\[" + extra):
+        with pytest.raises(
+            ValueError, match=r"no plugin anywhere; install the compiler with: pip install 'sppo_jax\[" + extra
+        ):
             compile_only_devices(parse_cluster(name))

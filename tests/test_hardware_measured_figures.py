@@ -71,8 +71,8 @@ def edited(**changes):
 @pytest.mark.parametrize(
     "changes, why",
     [
-        ({"hbm_bytes_s": "drop"}, "it lacks hbm_bytes_s"),
-        ({"speed": 1}, "it has an unknown speed"),
+        ({"hbm_bytes_s": "drop"}, "the file lacks hbm_bytes_s"),
+        ({"speed": 1}, "the file has an unknown speed"),
         ({"schema_version": 7}, "schema_version must be 1, got 7"),
         ({"matmul_flops_s": 0}, "matmul_flops_s must be a positive number, got 0"),
         ({"overhead_s": -1.0}, "overhead_s must be a positive number, got -1.0"),
@@ -82,7 +82,7 @@ def edited(**changes):
         ({"device": 3}, "device must be text, got 3"),
         ({"attention": []}, r"attention must be a list of figures, got \[\]"),
         ({"attention": [1]}, r"attention\[0\] must be an object, got 1"),
-        ({"matmul": [{"rows": 8}]}, r"it lacks matmul\[0\].columns"),
+        ({"matmul": [{"rows": 8}]}, r"the file lacks matmul\[0\].columns"),
         (
             {"attention": [{**vars(ATTENTION), "forward_s": "fast"}]},
             r"attention\[0\].forward_s must be a positive number, got 'fast'",
@@ -92,7 +92,7 @@ def edited(**changes):
 def test_figures_that_do_not_hold_together_are_refused(tmp_path, changes, why):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(edited(**changes)))
-    with pytest.raises(ValueError, match=f"{why}; make it again with sppo profile") as error:
+    with pytest.raises(ValueError, match=f"{why}; make the file again with sppo profile") as error:
         read_profile(path)
     assert "\n" not in str(error.value)
 
@@ -101,7 +101,9 @@ def test_figures_that_do_not_hold_together_are_refused(tmp_path, changes, why):
 def test_text_that_is_no_profile_is_refused(tmp_path, text):
     path = tmp_path / "profile.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="must be what sppo profile wrote, got .*make it again with sppo profile"):
+    with pytest.raises(
+        ValueError, match="must be what sppo profile wrote, got .*make the file again with sppo profile"
+    ):
         read_profile(path)
 
 

@@ -121,7 +121,7 @@ def test_one_failure_ends_the_others_with_its_code():
     out, errors = (process := children("fail")).communicate(timeout=60)
     assert process.returncode == 7 and time.monotonic() - start < 15
     assert "[1] it broke" in out
-    assert errors == "local.sh: process 1 ended with exit code 7; ending the others\n"
+    assert errors == "local.sh: process 1 ended with exit code 7; ending the other processes\n"
 
 
 def test_without_a_reader_the_processes_go_on():
@@ -268,7 +268,7 @@ def test_slurm_prints_what_it_would_run(slurm):
 def test_slurm_queues_a_failed_run_anew(slurm, fate, restarts, again):
     process, notes = slurm(*JOB, fate=fate, SLURM_RESTART_COUNT=restarts)
     _, errors = process.communicate(timeout=30)
-    assert ("scontrol requeue 42" in notes()) == again == ("queued again" in errors)
+    assert ("scontrol requeue 42" in notes()) == again == ("queued the job again" in errors)
     assert process.returncode == (0 if again else int(fate))
 
 

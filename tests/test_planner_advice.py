@@ -79,7 +79,7 @@ def test_the_rules_are_named_with_what_was_got():
         "mesh.data must divide sequence.per_step=4",
     ):
         assert rule in text
-    assert "mesh.data is 1 without sequence.per_step" in refusal(config(), "h100:1x3")[0]
+    assert "mesh.data must be 1 where sequence.per_step is not given" in refusal(config(), "h100:1x3")[0]
 
 
 PINS = ({}, {"pipe": 1}, {"pipe": 2}, {"pipe": 3}, {"seq": 3}, {"data": 2}, {"data": 3, "pipe": 1})

@@ -90,9 +90,21 @@ def test_where_no_cluster_will_do():
 
 
 WRONG = {
-    "a list of chunks": (max_length, {"sequence": {"chunks": [32768, 32768]}}, "--max-length needs sequence.chunks"),
-    "a list of alpha": (max_length, {"stash": HOST | {"alpha": [0.0] * 11}}, "--max-length needs stash.alpha"),
-    "a whole mesh": (min_devices, {"mesh": {"data": 1, "pipe": 4, "seq": 1}}, "--min-devices needs an axis"),
+    "a list of chunks": (
+        max_length,
+        {"sequence": {"chunks": [32768, 32768]}},
+        "sequence.chunks must be auto or one number for --max-length",
+    ),
+    "a list of alpha": (
+        max_length,
+        {"stash": HOST | {"alpha": [0.0] * 11}},
+        "stash.alpha must be auto or one number for --max-length",
+    ),
+    "a whole mesh": (
+        min_devices,
+        {"mesh": {"data": 1, "pipe": 4, "seq": 1}},
+        "--min-devices needs one axis of the mesh to be auto",
+    ),
 }
 
 

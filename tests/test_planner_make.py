@@ -246,11 +246,14 @@ def test_table_given_as_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        (dict(sequence={"per_pipeline": 1}), "agree in sequences, got 2 and sequence.per_pipeline=1"),
-        (dict(length=128), "agree in tokens, got 64 and sequence.length=128"),
-        (dict(mesh={"pipe": 4}), "agree in stages, got 2 and mesh.pipe=4"),
-        (dict(sequence={"per_pipeline": 2, "chunks": 4}), "leave sequence.chunks auto"),
-        (dict(interleave=2), "leave it out"),
+        (
+            dict(sequence={"per_pipeline": 1}),
+            "sequence.per_pipeline must be 2, the number of sequences of schedule.table, got 1",
+        ),
+        (dict(length=128), "sequence.length must be 64, the number of tokens of schedule.table, got 128"),
+        (dict(mesh={"pipe": 4}), "mesh.pipe must be 2, the number of stages of schedule.table, got mesh.pipe=4"),
+        (dict(sequence={"per_pipeline": 2, "chunks": 4}), "set sequence.chunks=auto"),
+        (dict(interleave=2), "set schedule.interleave=auto"),
     ],
 )
 def test_table_must_agree_with_the_config(tmp_path, groups, words):
@@ -268,16 +271,25 @@ def test_table_must_agree_with_the_config(tmp_path, groups, words):
     [
         (dict(mesh={"pipe": 8}), "each virtual stage needs a layer, got 4 layers for mesh.pipe * schedule.interleave"),
         (dict(mesh={"pipe": 3}), "got 4: use 2 or 4 stages, or 3 or 6 layers"),
-        (dict(mesh={"seq": 8}, sequence={"kind": "ulysses"}), "multiple of mesh.seq=8, got 4: use one of [1, 2, 4]"),
-        (dict(mesh={"seq": 8}, sequence={"kind": "hybrid", "ulysses": 8}), "multiple of sequence.ulysses=8, got 4"),
-        (dict(mesh={"seq": 2}, sequence={"kind": "ring", "ulysses": 2}), "leave it 0, or use sequence.kind=hybrid"),
+        (
+            dict(mesh={"seq": 8}, sequence={"kind": "ulysses"}),
+            "mesh.seq must divide model.num_heads=4 for ulysses, got mesh.seq=8: use one of [1, 2, 4]",
+        ),
+        (
+            dict(mesh={"seq": 8}, sequence={"kind": "hybrid", "ulysses": 8}),
+            "sequence.ulysses must divide model.num_heads=4 for ulysses, got sequence.ulysses=8",
+        ),
+        (
+            dict(mesh={"seq": 2}, sequence={"kind": "ring", "ulysses": 2}),
+            "set sequence.ulysses=0, or use sequence.kind=hybrid",
+        ),
         (dict(mesh={"seq": 5}), "multiple of 5 (mesh.seq times the tile of a device), got 64: use 60 or 65"),
         (dict(mesh={"seq": 4}, sequence={"chunks": 20}), "1 to 16 chunks of at least 4 tokens"),
         (dict(mesh={"seq": 4}, sequence={"chunks": [30, 34]}), "got 30 for chunk 0: use 28 or 32"),
         (dict(sequence={"chunks": 4}, schedule={"name": "1f1b"}), "whole sequences, got 4 chunks"),
         (dict(sequence={"chunks": 3}, mesh={"pipe": 2}, schedule={"interleave": 2}), "use 2 or 4 chunks"),
         (dict(mesh={"pipe": 4}, sequence={"chunks": 4}, stash={"rest": "host"}), "at least 2 layers a virtual stage"),
-        (dict(sequence={"chunks": 4}, stash={"inputs": "recompute", "rest": "keep"}), "keep the inputs"),
+        (dict(sequence={"chunks": 4}, stash={"inputs": "recompute", "rest": "keep"}), "set stash.inputs=keep"),
         (dict(sequence={"chunks": 4}, stash={"alpha": [0.5]}), "each of the 4 diagonals of the schedule, got 1"),
         (dict(sequence={"chunks": 4}, stash={"alpha": [0.5] * 4}), "got 0.5 at diagonal 3, which has 1"),
     ],
@@ -402,4 +414,6 @@ def test_pipelines_that_cannot_share_the_sequences_are_refused():
     asked = config(length=4096, mesh={"pipe": 1, "seq": 1}, sequence={"per_step": 4})
     with pytest.raises(ValueError) as error:
         make_plan(asked, make_cluster(DEVICES["cpu"], 3))
-    assert "sequence.per_step must be a multiple of the pipelines, got 4 sequences and mesh.pipe=1" in str(error.value)
+    assert "sequence.per_step must be a multiple of the number of pipelines, got 4 sequences and mesh.pipe=1" in str(
+        error.value
+    )

@@ -214,14 +214,17 @@ def test_host_memory_can_be_what_stops_it():
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        (dict(mesh={"pipe": 3}), "must take all 128 devices, which mesh.pipe=3"),
+        (dict(mesh={"pipe": 3}), "must divide the 128 devices, got mesh.pipe=3"),
         (dict(mesh={"pipe": 256}), "at most the 128 devices of a100-80g:16x8, got mesh.pipe=256"),
         (dict(mesh={"pipe": 64}), "each virtual stage needs a layer, got 32 layers"),
         (dict(mesh={"pipe": 32}, schedule={"interleave": 2}), "each virtual stage needs a layer"),
         (dict(mesh={"pipe": 32}, stash={"inputs": "host"}), "at least 2 layers a virtual stage"),
-        (dict(sequence={"kind": "ulysses"}, mesh={"seq": 64, "pipe": 2}), "multiple of mesh.seq=64, got 32"),
+        (
+            dict(sequence={"kind": "ulysses"}, mesh={"seq": 64, "pipe": 2}),
+            "mesh.seq must divide model.num_heads=32 for ulysses, got mesh.seq=64",
+        ),
         (dict(length=1000), "no mesh of 128 devices suits the model and the sequence"),
-        (dict(stash={"inputs": "recompute", "rest": "keep"}), "keep the inputs"),
+        (dict(stash={"inputs": "recompute", "rest": "keep"}), "set stash.inputs=keep"),
         (dict(schedule={"name": "1f1b"}, sequence={"chunks": 4}), "whole sequences, got 4 chunks"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_missing_process_is_named_to_those_who_came():
     assert time.monotonic() - start < 8
     for error in (first, second):
         assert isinstance(error, Absent) and "\n" not in str(error)
-        assert "all 4 processes must come" in str(error) and "got 2, without process 1, 3;" in str(error)
+        assert "all 4 processes must reach" in str(error) and "got 2, without process 1, 3;" in str(error)
         assert "SPPO_TIMEOUT_S" in str(error)
 
 

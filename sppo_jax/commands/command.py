@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, the parser, the config and a plan that is given back."""
+"""What the commands share: exit codes, the parser, reading a config and reading a plan."""
 
 import argparse
 import os
@@ -21,12 +21,12 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{self.prog}: {message}; see {self.prog} --help")
 
     def print_help(self, file: Any = None) -> None:
-        """Prints as a command does; argparse would say nothing where that fails."""
+        """Prints like a command; argparse would ignore an output that fails."""
         print(self.format_help(), end="", file=file)
 
 
 def some_path(text: str) -> Path:
-    """Reads the word of an option that is a path; an empty one would be the working directory."""
+    """Reads an option that is a path; refuses an empty one, which would be the working directory."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"a path must be given, got {text!r}")
     return Path(text)
@@ -37,10 +37,10 @@ def check_writable(path: Path, option: str) -> None:
 
     Args:
         path: the file.
-        option: that names it, for errors.
+        option: the option that names the file, for errors.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the file cannot be written.
     """
     reason = ""
     if path.is_dir():
@@ -50,11 +50,11 @@ def check_writable(path: Path, option: str) -> None:
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         reason = "permission denied"
     if reason:
-        raise ValueError(f"{option} must name a file that can be written, got {path} ({reason}); name another")
+        raise ValueError(f"{option} must name a file that can be written, got {path} ({reason}); name another file")
 
 
 def config_parser(command: str, description: str) -> Parser:
-    """Returns a parser of a command that takes a config and overrides; read it with `parse_intermixed_args`."""
+    """Returns the parser of a command that takes a config and overrides; use `parse_intermixed_args` to parse."""
     parser = Parser(prog=f"sppo {command}", description=description)
     parser.add_argument("config", metavar="CONFIG.yaml")
     parser.add_argument(
@@ -64,11 +64,11 @@ def config_parser(command: str, description: str) -> Parser:
 
 
 def load(args: argparse.Namespace, *, together: bool = False) -> Config:
-    """Reads the config and simulates the devices it asks for, which must happen before jax is imported.
+    """Reads the config and simulates the devices that the config asks for; call it before jax is imported.
 
     Args:
-        args: of a `config_parser`; a `cluster` in it replaces hardware.cluster.
-        together: the devices are those of all processes of a run; `distributed.start` comes next.
+        args: the words parsed by a `config_parser`; a `cluster` among them replaces hardware.cluster.
+        together: whether the devices are those of all processes of a run; `distributed.start` comes next.
     """
     cluster = getattr(args, "cluster", None)
     overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
@@ -80,23 +80,23 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
 
 
 def simulate_devices(num_devices: int) -> None:
-    """Makes jax, not imported so far, see so many devices on the CPU."""
+    """Makes jax, which is not imported yet, see `num_devices` devices on the CPU."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     add_xla_flag("--xla_force_host_platform_device_count", num_devices, replace=True)
-    # With fewer cores than devices a collective waits for devices that have not had their turn: allow them time.
+    # With fewer cores than devices a collective waits for devices that have not had their turn: allow more time.
     add_xla_flag("--xla_cpu_collective_call_terminate_timeout_seconds", 600)
 
 
 def read_plan(path: Path, config: Config) -> Plan:
-    """Reads a plan that was given, and checks that it is one for this config.
+    """Reads the plan that --plan names, and checks that the plan suits the config.
 
     Raises:
-        ValueError: it cannot be read, or does not match the config; says in what.
+        ValueError: the plan cannot be read, or does not match the config; the message says where.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--plan must be a readable plan.json, got {path} ({error}); give another") from error
+        raise ValueError(f"--plan must be a readable plan.json, got {path} ({error}); name another file") from error
     try:
         plan = Plan.from_json(text)
         check_plan(plan, config)

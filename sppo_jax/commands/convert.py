@@ -1,4 +1,4 @@
-"""`sppo convert`: models from Hugging Face folders and back; on the CPU, in memory for the model once."""
+"""`sppo convert`: models from Hugging Face folders and back; on the CPU, with one copy of the model in memory."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ _LENGTH = 4096
 
 
 def run(words: Sequence[str]) -> int:
-    """Converts as the words say; returns the exit code."""
+    """Runs the conversion that the words name; returns the exit code."""
     parser = Parser(prog="sppo convert", description="Convert models from and to Hugging Face folders (safetensors).")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="from-hf|to-hf", parser_class=Parser)
     into = kinds.add_parser("from-hf", help="Llama, Qwen2, Qwen3 or Mistral to a checkpoint and a config")
@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
     )
     out.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of tensors")
     args = parser.parse_args(words)
-    # Host memory holds more than a device's; jax is not imported so far.
+    # Host memory is larger than a device's; jax is not imported yet.
     os.environ["JAX_PLATFORMS"] = "cpu"
     commands: Mapping[str, Callable[[Namespace], None]] = {"from-hf": _from_hf, "to-hf": _to_hf}
     commands[args.kind](args)
@@ -65,14 +65,14 @@ def _from_hf(args: Namespace) -> None:
         (folder / CONFIG).write_bytes((args.source / CONFIG).read_bytes())
         (folder / "config.yaml").write_text(_short_yaml(config, args.target), encoding="utf-8")
     print(
-        f"{num_params(config.model):,} parameters in {args.target / '0'} after {time.perf_counter() - start_s:.1f} s, "
-        f"a config that trains on from {args.source} in {args.target / 'config.yaml'}"
+        f"wrote {num_params(config.model):,} parameters to {args.target / '0'} in {time.perf_counter() - start_s:.1f} s"
+        f" and to {args.target / 'config.yaml'} a config that trains on from {args.source}"
     )
-    print(f"tokenizer: {', '.join(copied) or f'none in {args.source}'}")
+    print(f"copied the tokenizer: {', '.join(copied)}" if copied else f"there is no tokenizer in {args.source}")
 
 
 def _starting_config(folder: Path) -> Config:
-    """Returns a config of the folder's model, for sequences that it knows already."""
+    """Returns a config of the folder's model, for sequences of a length that the model was trained on."""
     model = {"hf": str(folder)}
     shape = config_from_dict({"model": model, "sequence": {"length": 1}, "train": {"steps": 1}}).model
     length = min(known for known in (_LENGTH, shape.rope.original_length, shape.sliding_window) if known)
@@ -80,7 +80,7 @@ def _starting_config(folder: Path) -> Config:
 
 
 def _short_yaml(config: Config, target: Path) -> str:
-    """Writes what a user changes first; the rest has defaults."""
+    """Returns the settings that a user changes first, as YAML; all others have defaults."""
     settings = {
         "model": _plain(dataclasses.asdict(config.model)),
         "data": {"source": config.data.source},
@@ -88,9 +88,9 @@ def _short_yaml(config: Config, target: Path) -> str:
         "train": {"steps": config.train.steps},
     }
     head = (
-        "# Trains on from the weights of model.hf:\n"
+        "# Continues training from the weights of model.hf:\n"
         f"#   sppo train {target / 'config.yaml'} data.source=TEXT sequence.length=32768\n"
-        "# and with a longer rotation:\n"
+        "# For longer sequences add a rotary scaling:\n"
         "#   model.rope.scaling=yarn model.rope.factor=4\n"
     )
     return head + yaml.safe_dump(settings, sort_keys=False)
@@ -101,14 +101,14 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_hf(args: Namespace) -> None:
-    """Writes the parameters of a checkpoint as safetensors, with config.json and what is known of a tokenizer."""
+    """Writes the parameters of a checkpoint as safetensors, with config.json and the tokenizer, if one is known."""
     from sppo_jax.models.hf_write import check_new, to_hf
     from sppo_jax.train.checkpoint_read import find_checkpoint, load_params
 
     checkpoint = find_checkpoint(args.source)
     config = _config_of(checkpoint)
     like = args.like or _origin(config, checkpoint)
-    # Refused before anything large is read.
+    # Refuse wrong input before anything large is read.
     check_new(args.target, 0)
     shape_to_hf(config.model, like=read_config(like) if like else {}, length=0, dtype=args.dtype)
     if like:
@@ -124,13 +124,16 @@ def _to_hf(args: Namespace) -> None:
     to_hf(params, args.target, config=config.model, like=like, dtype=args.dtype, length=length)
     if like is None and config.data.tokenizer:
         copy_tokenizer(_folder_of(Path(config.data.tokenizer)), args.target)
-    print(f"{num_params(config.model):,} parameters in {args.target} after {time.perf_counter() - start_s:.1f} s")
+    print(f"wrote {num_params(config.model):,} parameters to {args.target} in {time.perf_counter() - start_s:.1f} s")
     if like is None:
-        print("it came from no Hugging Face folder that is known: special tokens are not named; --like DIR takes them")
+        print(
+            "the model came from no known Hugging Face folder, so its special tokens are not written; "
+            "--like DIR takes special tokens from DIR"
+        )
 
 
 def _folder_of(tokenizer: Path) -> Path:
-    """Returns the folder of a tokenizer that is given as a file or as its folder."""
+    """Returns the folder of a tokenizer, which is given as a file or as a folder."""
     return tokenizer if tokenizer.is_dir() else tokenizer.parent
 
 
@@ -144,11 +147,14 @@ def _config_of(checkpoint: Path) -> Config:
     beside = checkpoint.parent.parent / "config.yaml"
     if beside.is_file():
         return load_config(beside)
-    raise ValueError(f"a checkpoint must say of which model it is, got {checkpoint} and no {beside}; use another")
+    raise ValueError(
+        f"a checkpoint must say of which model it is, got {checkpoint} without a config and no {beside}; "
+        "use another checkpoint"
+    )
 
 
 def _origin(config: Config, checkpoint: Path) -> Path | None:
-    """Returns the Hugging Face folder that a model came from, where it still is, or what was copied of it."""
+    """Returns the Hugging Face folder that a model came from, if it still exists, or the folder with copies from it."""
     places = [Path(config.model.hf)] if config.model.hf else []
     for folder in [*places, checkpoint.parent]:
         if (folder / CONFIG).is_file() and "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""`sppo data`: what a config's data are, before anything is trained on them; jax is not imported."""
+"""`sppo data`: the data of a config, before anything is trained on them; jax is not imported."""
 
 import json
 import sys

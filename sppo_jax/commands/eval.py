@@ -21,7 +21,7 @@ _BAR = 32
 
 
 def run(words: Sequence[str]) -> int:
-    """Evaluates a checkpoint, prints the result and leaves it in the run directory; returns the exit code."""
+    """Evaluates a checkpoint, prints the result and writes it into the run directory; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
 
     from sppo_jax.train.checkpoint_read import find_checkpoint, read_run
@@ -48,14 +48,19 @@ def run(words: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="sppo eval", description="Validate a checkpoint: loss by position, recall by distance.")
-    parser.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT", type=some_path, help="a run's newest, or this one")
+    parser.add_argument(
+        "checkpoint",
+        metavar="RUN_OR_CHECKPOINT",
+        type=some_path,
+        help="a run, whose newest checkpoint is taken, or a checkpoint",
+    )
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the run's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
 
 def _simulate(saved: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Simulates the devices that the settings ask for; jax is imported by now, but has not looked for devices yet."""
+    """Simulates the devices that the settings ask for; jax is already imported, but has not looked for devices yet."""
     import jax
 
     from sppo_jax.train.evaluate_saved import saved_config
@@ -82,7 +87,7 @@ def _entry(
 
 
 def _write(checkpoint: Path, entry: Mapping[str, Any]) -> Path | None:
-    """Leaves the result in the run directory, beside those of other evaluations; warns where that cannot be."""
+    """Writes the result into the run directory, beside those of other evaluations; warns if that is not possible."""
     directory = checkpoint.parent
     run_dir = directory.parent if directory.name == "checkpoints" else directory
     mesh = "-".join(f"{axis}{size}" for axis, size in entry["mesh"].items())
@@ -92,20 +97,20 @@ def _write(checkpoint: Path, entry: Mapping[str, Any]) -> Path | None:
         path = _free_path(run_dir, stem, text)
         write_whole(path, text)
     except OSError as error:
-        warnings.warn(f"the result is not kept: {path} cannot be written ({error.strerror})", stacklevel=2)
+        warnings.warn(f"the result is not stored, because {path} cannot be written ({error.strerror})", stacklevel=2)
         return None
     return path
 
 
 def _free_path(run_dir: Path, stem: str, text: str) -> Path:
-    """Returns the first path that holds this result or nothing: the stem, or the stem with a number behind it."""
+    """Returns the first path that holds this result or nothing: the stem, or the stem followed by a number."""
     names = (f"{stem}-{number}.json" if number > 1 else f"{stem}.json" for number in count(1))
     paths = (run_dir / name for name in names)
     return next(path for path in paths if not path.exists() or _result(path.read_bytes()) == _result(text))
 
 
 def _result(text: str | bytes) -> dict[str, Any] | None:
-    """Returns what an evaluation found, without the seconds that it took; None for the text of something else."""
+    """Returns the values of an evaluation without its seconds; None if the text is not an evaluation."""
     try:
         values = json.loads(text)
     except ValueError:

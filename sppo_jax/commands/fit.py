@@ -16,7 +16,7 @@ from sppo_jax.planner.make import make_plan, resolve_cluster
 
 
 def run(words: Sequence[str]) -> int:
-    """Compiles, prints the compiler's figures beside the planner's; returns the exit code."""
+    """Compiles, and prints the compiler's figures beside the planner's; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     config = load(args)
     cluster = resolve_cluster(config)
@@ -64,7 +64,7 @@ def _headline(plan: Plan, cluster: Cluster) -> str:
 
 def _exposed(fit: Fit) -> str:
     return (
-        f"at most {MAX_EXPOSED:.0%} of the bytes of host copies should have no compute beside them, got "
+        f"at most {MAX_EXPOSED:.0%} of the bytes of host copies should be without compute beside the copy, got "
         f"{fit.exposed_share:.1%}: use longer chunks, more layers a stage, or a lower stash.alpha"
     )
 
@@ -72,8 +72,8 @@ def _exposed(fit: Fit) -> str:
 def _problem(fit: Fit, change: Change | None) -> str:
     over = []
     for name, key in (("HBM", "hbm_bytes"), ("host memory", "host_bytes")):
-        got, room = getattr(fit.compiler, key), getattr(fit.capacity, key)
-        if got > room:
-            over.append(f"{(got - room) / 2**30:.1f} GiB of {name} a device too much")
+        got, capacity = getattr(fit.compiler, key), getattr(fit.capacity, key)
+        if got > capacity:
+            over.append(f"{(got - capacity) / 2**30:.1f} GiB of {name} a device too much")
     tail = change.describe() if change else "no change that was tried fits"
     return f"does not fit: {' and '.join(over)}; {tail}"

@@ -1,4 +1,4 @@
-"""`sppo plan`: what the planner decides for a config, and why; no accelerator is touched, jax is not imported."""
+"""`sppo plan`: the plan for a config, and its reasons; touches no accelerator and does not import jax."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ from sppo_jax.report.plan.json_report import plan_dict
 from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
 from sppo_jax.report.plan.text import plan_text
 
-# Seconds for which a search says nothing.
+# Seconds of a search before its time is shown.
 _MOMENT_S = 2.0
 _CLEAR_LINE = "\r\033[K"
 
@@ -70,7 +70,7 @@ def _parser() -> Parser:
 
 @contextmanager
 def _seconds_shown() -> Iterator[None]:
-    """Shows on a terminal how long a search has taken, once it takes more than a moment; clears the line behind it."""
+    """Shows on a terminal the seconds of a search that takes more than a moment; clears the line at the end."""
     done, start_s = threading.Event(), time.perf_counter()
 
     def show() -> None:
@@ -103,7 +103,7 @@ def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str,
 
 
 def _exit_code(figures: Figures, bounds: dict[str, Bound]) -> int:
-    """Returns whether what was asked for exists; without a further question, whether the plan fits."""
+    """Returns the exit code: whether the limits that were asked for exist or, without limits, whether the plan fits."""
     if bounds:
         return DONE if all(bound.best is not None for bound in bounds.values()) else DOES_NOT_FIT
     if figures.found.fits:

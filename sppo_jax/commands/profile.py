@@ -1,4 +1,4 @@
-"""`sppo profile`: measure the devices present, for the planner."""
+"""`sppo profile`: measures the devices present, for the planner."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def run(words: Sequence[str]) -> int:
         "--out", type=some_path, default=Path("profile.json"), help="the JSON file; profile.json by default"
     )
     parser.add_argument("--devices", default="auto", help="auto, or cpu:N for N devices simulated on the CPU")
-    parser.add_argument("--config", type=some_path, help="take the shape of the layers from this config's model")
+    parser.add_argument("--config", type=some_path, help="a config whose model gives the shape of the layers")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes, shorter runs")
     args = parser.parse_args(words)
     num_simulated = _read_devices(args.devices)
@@ -35,12 +35,12 @@ def run(words: Sequence[str]) -> int:
     sizes = default_sizes(platform, quick=args.quick)
     profile = measure(model or default_model(platform), sizes, lambda line: print(line, flush=True))
     write_profile(profile, args.out)
-    print(f"\n{_table(profile)}\n\nstored; give it to the planner with hardware.measured={args.out}")
+    print(f"\n{_table(profile)}\n\nwrote {args.out}; hardware.measured={args.out} makes the planner use these figures")
     return DONE
 
 
 def _read_devices(text: str) -> int:
-    """Returns the number of simulated devices, 0 for the real ones."""
+    """Returns the number of devices to simulate; 0: use the devices present."""
     if text == "auto":
         return 0
     found = re.fullmatch(r"cpu:([1-9]\d*)", text)

@@ -17,14 +17,14 @@ _MOST_STEPS = 100
 
 
 def run(words: Sequence[str]) -> int:
-    """Traces some steps of a config's training, prints where the trace is; returns the exit code."""
+    """Traces some steps of a config's training, and prints the path of the trace; returns the exit code."""
     parser = config_parser("profile-trace", "Train a few steps under the profiler; nothing is saved but the trace.")
     parser.add_argument("--out", type=some_path, metavar="DIR", help="where to write; traces/NAME-DATE-TIME by default")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps to trace; 3 by default")
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
     if not 1 <= args.steps <= _MOST_STEPS:
-        raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; a few steps show it all")
+        raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; a few steps are enough")
     config = load(args)
     out = args.out or Path("traces") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = read_plan(args.plan, config) if args.plan else make_plan(config)
@@ -43,16 +43,18 @@ def _make(out: Path) -> None:
     """Makes the directory, before anything is compiled.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: the directory cannot be made or written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"--out must be a directory that can be made, got {out} ({error.strerror}); name another"
+            f"--out must be a directory that can be made, got {out} ({error.strerror}); name another directory"
         ) from None
     if not os.access(out, os.W_OK):
-        raise ValueError(f"--out must be a directory that can be written, got {out} (permission denied); name another")
+        raise ValueError(
+            f"--out must be a directory that can be written, got {out} (permission denied); name another directory"
+        )
 
 
 def _text(trace: "Trace", out: Path) -> str:
@@ -61,9 +63,9 @@ def _text(trace: "Trace", out: Path) -> str:
         lines[0] += f", {statistics.median(trace.step_s):.3f} s a step under the profiler"
     size_mib = trace.perfetto.stat().st_size / 2**20
     lines.append(
-        f"Perfetto: open {trace.perfetto} ({size_mib:.1f} MiB) at https://ui.perfetto.dev; it stays in the browser"
+        f"Perfetto: open {trace.perfetto} ({size_mib:.1f} MiB) at https://ui.perfetto.dev (stays in the browser)"
     )
     if trace.xplane:
         lines.append(f"xprof:    pip install xprof && xprof --logdir {out}")
-    lines.append("Steps are named `train`; device operations stand under forward_tick, head_tick and backward_tick.")
+    lines.append("Steps are named `train`; names of device operations have forward_tick, head_tick or backward_tick.")
     return "\n".join(lines)

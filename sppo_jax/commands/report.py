@@ -10,7 +10,7 @@ from sppo_jax.report.run.words import summary
 
 
 def run(words: Sequence[str]) -> int:
-    """Writes a run's report, prints where it is and how the run stands; returns the exit code."""
+    """Writes a run's report, and prints its path and the state of the run; returns the exit code."""
     parser = Parser(prog="sppo report", description="Draw a run as one page, whether it is finished or not.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=some_path, help="what sppo train --run-dir was given")
     parser.add_argument("--out", metavar="FILE", type=some_path, help=f"the page; RUN_DIR/{FILE} by default")

@@ -1,4 +1,4 @@
-"""`sppo train`: train as a config says, from the beginning or from where the run directory stands."""
+"""`sppo train`: trains as a config says, from the beginning or from the last checkpoint of the run directory."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
     if isinstance(sys.stdout, Output):
-        sys.stdout.drops = True  # a run goes on without a reader
+        sys.stdout.drops = True  # a run continues without a reader
     config = load(args, together=True)
     distributed.start(config)
 
@@ -57,7 +57,7 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     distributed.together(lambda: check_room(experiment, run_dir))
     distributed.say(f"{plan.describe()}\n\n{text_timeline(plan.table())}\n")
     for change in changes:
-        distributed.say(f"changed since this run was begun: {change}")
+        distributed.say(f"changed since the run began: {change}")
     start = begin(experiment, run_dir)
     distributed.together(lambda: write_run(run_dir, config, plan) if distributed.is_main() else None)
     try:

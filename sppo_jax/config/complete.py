@@ -12,10 +12,10 @@ from sppo_jax.config.presets import apply_preset
 
 
 def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Write `model: hf:PATH` as a group of settings.
+    """Writes `model: hf:PATH` as a group of settings.
 
     Args:
-        settings: of a whole config.
+        settings: the settings of a whole config.
     """
     model = settings.get("model")
     if isinstance(model, str) and model.startswith("hf:"):
@@ -24,11 +24,11 @@ def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Mapping[str, Any]:
-    """Fill from `preset` or `hf`, whichever is given, what the user did not set.
+    """Fills in the settings that the user did not give, from `preset` or from `hf`.
 
     Args:
-        settings: of the group `model`.
-        rope_fields: all settings of `model.rope`.
+        settings: the settings of the group `model`.
+        rope_fields: the names of all settings of `model.rope`.
 
     Raises:
         ConfigError: there is no such preset or folder, or a setting contradicts the folder's weights.
@@ -36,7 +36,9 @@ def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Map
     preset, hf = settings.get("preset"), settings.get("hf")
     if hf is not None:
         if preset is not None:
-            raise ConfigError(f"model must have a preset or hf, got both, {preset} and {hf}; remove one")
+            raise ConfigError(
+                f"model must have either preset or hf, got both, {preset} and {hf}; remove one of the two"
+            )
         return _with_hf(settings, rope_fields)
     if preset is None:
         return settings
@@ -47,9 +49,11 @@ def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Map
 
 
 def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str, Any]:
-    """Fill from a folder's config.json; settings that a run has written are whole, and need no folder."""
+    """Fills in settings from a folder's config.json; settings written by a run are complete and need no folder."""
     if not isinstance(settings["hf"], str) or not settings["hf"]:
-        raise ConfigError(f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give its path")
+        raise ConfigError(
+            f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give the path of the folder"
+        )
     rope = settings.get("rope")
     if isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings):
         return settings
@@ -61,13 +65,14 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     for name in WEIGHT_FIELDS:
         if name in settings and settings[name] != base[name]:
             raise ConfigError(
-                f"model.{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; remove it"
+                f"model.{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; "
+                f"remove model.{name}"
             )
     return {**_fill(settings, base), "hf": str(folder)}
 
 
 def _fill(settings: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add what `settings` leaves out, within `rope` too."""
+    """Returns `settings` with the fields that it leaves out, also within `rope`."""
     rope = settings.get("rope")
     merged = {**base, **settings, "rope": base["rope"] if rope is None else rope}
     return merged | ({"rope": {**base["rope"], **rope}} if isinstance(rope, Mapping) else {})

@@ -93,8 +93,8 @@ class DataConfig(Group):
             raise ConfigError(f"data.{name} must give every source a weight above 0, got {got}; {change}")
         if "recall" in sources and (isinstance(getattr(self, name), dict) or name != "source"):
             raise ConfigError(
-                f"recall must be the only data.source (it draws its own validation), got it in data.{name}; "
-                f"set data.source to recall and no other source"
+                "recall must be the only data.source (the task draws its own validation sequences), "
+                f"got recall in data.{name}; set data.source=recall, and no other source"
             )
 
     @property

@@ -31,11 +31,11 @@ class Group:
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the settings that follow from those given, before missing settings are reported."""
+        """Adds the settings that follow from those given, before missing settings are reported."""
         return settings
 
     def _check(self) -> None:
-        """Check ranges and fields against each other."""
+        """Checks ranges and fields against each other."""
 
     def _name(self, name: str) -> str:
         return f"{self.group}.{name}" if self.group else name
@@ -61,7 +61,7 @@ class Group:
 
 
 def build_group(cls: type[Group], settings: Any, name: str) -> Group:
-    """Build one group of settings and the groups in it.
+    """Builds one group of settings and the groups in it.
 
     Args:
         cls: the dataclass of the group.
@@ -78,7 +78,7 @@ def build_group(cls: type[Group], settings: Any, name: str) -> Group:
         if key not in hints:
             full = f"{name}.{key}" if name else f"{key}"
             near = difflib.get_close_matches(str(key), hints, n=1, cutoff=0.0)
-            raise ConfigError(f"{full} is no setting; the nearest is {f'{name}.' if name else ''}{near[0]}")
+            raise ConfigError(f"{full} is not a setting; the nearest setting is {f'{name}.' if name else ''}{near[0]}")
     settings = cls.complete(settings)
     for spec in dataclasses.fields(typing.cast(Any, cls)):
         required = spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING
@@ -93,7 +93,7 @@ def _field_types(cls: type) -> dict[str, Any]:
 
 
 def _convert(value: Any, annotation: Any, name: str) -> Any:
-    """Return value as the annotated type, or raise a ConfigError naming the setting."""
+    """Returns the value as the annotated type, or raises a ConfigError that names the setting."""
     if isinstance(annotation, type) and issubclass(annotation, Group):
         return value if isinstance(value, annotation) else build_group(annotation, {} if value is None else value, name)
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)

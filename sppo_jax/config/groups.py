@@ -230,7 +230,7 @@ class TrainConfig(Group):
 
     @property
     def num_simulated_devices(self) -> int:
-        """Number of devices to simulate on the CPU, 0 for the real ones."""
+        """Numbers of devices to simulate on the CPU, 0 for the real ones."""
         kind, _, count = self.devices.partition(":")
         return int(count) if kind == "cpu" and count.isdecimal() else 0
 
@@ -402,7 +402,7 @@ class Config(Group):
         if "data" in self.mesh.pinned and sequence.per_pipeline not in (1, sequence.per_step // data):
             raise ConfigError(
                 f"sequence.per_step must be mesh.data * sequence.per_pipeline = {data * sequence.per_pipeline}, "
-                f"got {sequence.per_step}; leave one of the two out"
+                f"got {sequence.per_step}; leave out one of the two"
             )
 
     @property

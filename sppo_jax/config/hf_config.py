@@ -18,16 +18,16 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What sets a family of models apart, and what its config.json leaves out.
+    """What is special to a family of models, and the defaults of keys that its config.json may leave out.
 
     Args:
-        architecture: the class in transformers.
-        qkv_bias: queries, keys and values have biases.
-        qk_norm: queries and keys are normalised head by head.
-        num_kv_heads: where it is not given; 0: as many as query heads.
-        head_dim: where it is not given; 0: the hidden size over the heads.
-        max_length: positions, where they are not given.
-        sliding_window: attention span in tokens where the key is left out; 0: the whole sequence.
+        architecture: the name of the class in transformers.
+        qkv_bias: whether queries, keys and values have biases.
+        qk_norm: whether queries and keys are normalised head by head.
+        num_kv_heads: heads of keys and values if the key is left out; 0: as many as query heads.
+        head_dim: elements of a head if the key is left out; 0: the hidden size divided by the heads.
+        max_length: number of positions if the key is left out.
+        sliding_window: attention span in tokens if the key is left out; 0: the whole sequence.
     """
 
     architecture: str
@@ -65,10 +65,10 @@ FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json.
+    """Reads a folder's config.json.
 
     Raises:
-        ValueError: it is not there, or no JSON object.
+        ValueError: the file is missing, or does not hold a JSON object.
     """
     path = folder / CONFIG
     try:
@@ -79,37 +79,43 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"download it first, e.g. hf download NAME --local-dir {folder}"
         ) from None
     except ValueError as error:
-        raise ValueError(f"{path} must be JSON, got a file that is not ({error}); download it again") from None
+        raise ValueError(
+            f"{path} must be JSON, got a file that is not JSON ({error}); download the file again"
+        ) from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}; download it again")
+        raise ValueError(f"{path} must hold a JSON object, got {type(config).__name__}; download the file again")
     return config
 
 
 def read_shape(folder: Path) -> dict[str, Any]:
-    """Read the shape of the model in a folder.
+    """Reads the shape of the model in a folder.
 
     Args:
-        folder: with config.json.
+        folder: a folder with config.json.
 
     Returns:
         `ModelConfig` fields, those of `WEIGHT_FIELDS` and `FREE_FIELDS`; `rope` is a dict of `RopeConfig` fields.
 
     Raises:
-        ValueError: the file cannot be read, or the model cannot be represented; says by which setting.
+        ValueError: the file cannot be read, or a setting of the model, which the message names, is not supported.
     """
     try:
         return shape_from_hf(read_config(folder))
     except KeyError as error:
-        raise ValueError(f"{folder / CONFIG} must give {error.args[0]}, got none; download it again") from None
+        raise ValueError(
+            f"{folder / CONFIG} must have the key {error.args[0]}, got none; download the file again"
+        ) from None
     except (TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{folder / CONFIG} must hold numbers where they belong ({error}); repair it") from None
+        raise ValueError(
+            f"{folder / CONFIG} must hold values of the right types, got others ({error}); correct the file"
+        ) from None
 
 
 def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Map the content of a config.json to `ModelConfig` fields.
+    """Maps the content of a config.json to `ModelConfig` fields.
 
     Raises:
-        ValueError: the model cannot be represented.
+        ValueError: a setting of the model is not supported.
         KeyError: a size is missing.
     """
     family = _family(config)
@@ -139,36 +145,38 @@ def _family(config: Mapping[str, Any]) -> Family:
     kind, architectures = config.get("model_type"), config.get("architectures") or []
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise ValueError(f"the model_type must be one of {', '.join(FAMILIES)}, got {kind!r}; convert a model of these")
+        raise ValueError(
+            f"model_type must be one of {', '.join(FAMILIES)}, got {kind!r}; choose a model of such a type"
+        )
     if architectures and family.architecture not in architectures:
         raise ValueError(
             f"a {kind} model must be a language model ({family.architecture}), got "
-            f"{', '.join(map(str, architectures))}; convert the model that it was made from"
+            f"{', '.join(map(str, architectures))}; use the language model that this model was made from"
         )
     return family
 
 
 def _check_representable(config: Mapping[str, Any]) -> None:
-    """Refuse, by name, settings that the decoder has no counterpart of."""
-    # Qwen2 has its biases whatever attention_bias says, and no transformers reads the key there.
+    """Refuses, by name, settings that the decoder does not support."""
+    # Qwen2 has biases whatever attention_bias says; no version of transformers reads this key for Qwen2.
     biases = ("mlp_bias",) if config["model_type"] == "qwen2" else ("attention_bias", "mlp_bias")
     for name in biases:
         if config.get(name):
-            raise ValueError(f"{name} must be false, got {config[name]}; these biases cannot be represented")
+            raise ValueError(f"{name} must be false, got {config[name]}; choose a model without these biases")
     activation = config.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ValueError(f"hidden_act must be silu, got {activation!r}; no other activation can be represented")
+        raise ValueError(f"hidden_act must be silu, got {activation!r}; choose a model with silu")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
         raise ValueError(
             f"quantization_config must be absent, got quant_method={method!r}; convert the unquantized model"
         )
     if config.get("attention_dropout"):
-        raise ValueError(f"attention_dropout must be 0, got {config['attention_dropout']}; there is no dropout, set 0")
+        raise ValueError(f"attention_dropout must be 0, got {config['attention_dropout']}; set 0 (no dropout here)")
 
 
 def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
-    """Return the attention span in tokens of the layers that have one, 0 where none has."""
+    """Returns the attention span in tokens of the layers with a sliding window; 0 if no layer has one."""
     window = config.get("sliding_window", family.sliding_window) or 0
     if config["model_type"] == "llama":
         return 0
@@ -176,7 +184,9 @@ def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
     if kinds is not None:
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         if unknown:
-            raise ValueError(f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}")
+            raise ValueError(
+                f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}; choose another model"
+            )
         return window if "sliding_attention" in kinds else 0
     if config["model_type"] == "mistral":
         return window
@@ -187,16 +197,17 @@ def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
 
 
 def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dtype: str) -> dict[str, Any]:
-    """Write the config.json of a model.
+    """Writes the config.json of a model.
 
     Args:
-        model: the shape.
-        like: content of the config.json it was imported from, for special tokens and the family's name; may be empty.
-        length: tokens of the longest sequence it was trained on; 0: not known.
-        dtype: of the tensors, by transformers' name.
+        model: the shape of the model.
+        like: content of the config.json that the model was imported from, for special tokens and the name of the
+            family; may be empty.
+        length: tokens of the longest sequence that the model was trained on; 0: not known.
+        dtype: dtype of the tensors, by transformers' name.
 
     Raises:
-        ValueError: no family has such a model; says by which setting.
+        ValueError: no family has such a model; the message names the setting.
     """
     kind = _family_name(model, like.get("model_type"))
     kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
@@ -229,7 +240,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     return config | slides | ({"max_window_layers": 0} if window else {})
 
 
-# Of a config.json that was imported: what is written again, or was true of that file alone.
+# Keys of an imported config.json that are not copied: an export writes them, or they were true of that file alone.
 _NOT_KEPT = (
     "_name_or_path",
     "dtype",
@@ -246,9 +257,11 @@ _NOT_KEPT = (
 
 
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
-    """Return a family that has this model, the preferred one if it has."""
+    """Returns a family that has this model: the preferred family if possible."""
     if model.mlp != "swiglu":
-        raise ValueError(f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; no family here has it")
+        raise ValueError(
+            f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
+        )
     possible = [
         name
         for name, family in FAMILIES.items()
@@ -256,9 +269,10 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
     ]
     if not possible:
         raise ValueError(
-            "a Hugging Face model must have model.qkv_bias or model.qk_norm alone, got both; no family has"
+            "a Hugging Face model must not have both model.qkv_bias and model.qk_norm, got both; "
+            "export only models with at most one of them"
         )
-    # transformers refuses a Llama whose heads do not divide its width, and gives it no window.
+    # transformers refuses a Llama whose heads do not divide the hidden size, and a Llama has no sliding window.
     if model.hidden_size % model.num_heads or model.sliding_window:
         possible = [name for name in possible if name != "llama"]
     return preferred if preferred in possible else possible[0]

@@ -1,6 +1,7 @@
 """Rotary settings of a Hugging Face config.json, both ways; imports no jax.
 
-transformers 5 keeps them all in `rope_parameters`; before, the base was `rope_theta` and the rest `rope_scaling`.
+transformers 5 keeps all of them in `rope_parameters`. Earlier versions keep the base in `rope_theta` and the rest in
+`rope_scaling`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sppo_jax.config.model import RopeConfig
 
-# Hugging Face's name of each scaling, and its settings by our names.
+# Hugging Face's name of each scaling: our name. Our name of each setting: Hugging Face's name.
 _KINDS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _SETTINGS = {
     "factor": "factor",
@@ -31,18 +32,18 @@ _USED = {
 
 
 def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
-    """Read the rotary settings of a config.json.
+    """Reads the rotary settings of a config.json.
 
     Args:
-        config: its content.
-        max_length: its `max_position_embeddings`, in tokens.
+        config: the content of the config.json.
+        max_length: the `max_position_embeddings` of the config.json, in tokens.
 
     Returns:
-        Every field of `RopeConfig`; `original_length` is `max_length` where the file has no other, so that a scaling
-        can be put on top.
+        Every field of `RopeConfig`; `original_length` is `max_length` if the file gives no other length, so that a
+        scaling can be added.
 
     Raises:
-        ValueError: a setting cannot be represented; says which.
+        ValueError: a setting, which the message names, is not supported.
     """
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = settings.get("rope_type") or settings.get("type") or "default"
@@ -73,7 +74,7 @@ def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
 
 
 def _check_representable(config: Mapping[str, Any], settings: Mapping[str, Any], scaling: str, factor: float) -> None:
-    """Refuse settings that would change the rotation and that `RopeConfig` has no field for."""
+    """Refuses settings that change the rotation and for which `RopeConfig` has no field."""
     partial = settings.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     wanted: dict[str, tuple[Any, Any]] = {"partial_rotary_factor": (1.0, partial)}
     if scaling == "yarn":
@@ -82,11 +83,11 @@ def _check_representable(config: Mapping[str, Any], settings: Mapping[str, Any],
         wanted["attention_factor"] = (default, _yarn_amplitude(settings, factor, default))
     for name, (must, got) in wanted.items():
         if not math.isclose(must, got, rel_tol=1e-6):
-            raise ValueError(f"the rotary setting {name} must be {must:g}, got {got:g}; no other can be represented")
+            raise ValueError(f"the rotary setting {name} must be {must:g}, got {got:g}; choose a model with this value")
 
 
 def _yarn_amplitude(settings: Mapping[str, Any], factor: float, default: float) -> float:
-    """Return the factor on cos and sin that a config asks for."""
+    """Returns the factor on cos and sin that a config asks for."""
     if settings.get("attention_factor") is not None:
         return settings["attention_factor"]
     over, under = settings.get("mscale"), settings.get("mscale_all_dim")
@@ -96,10 +97,10 @@ def _yarn_amplitude(settings: Mapping[str, Any], factor: float, default: float) 
 
 
 def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
-    """Write rotary settings in the new place and in the old ones, so that every transformers reads them.
+    """Returns rotary settings in the new place and in the old places, so that every version of transformers reads them.
 
     Args:
-        rope: the model's.
+        rope: the rotary settings of the model.
 
     Returns:
         The keys `rope_parameters`, `rope_theta` and `rope_scaling` of a config.json.
@@ -114,6 +115,6 @@ def rope_to_hf(rope: RopeConfig) -> dict[str, Any]:
 
 
 def scaled_length(rope: RopeConfig) -> int:
-    """Return the length in tokens that the scaling is meant for; 0 where nothing is known."""
-    # What is imported as the original length of a linear scaling is the length after it: the file gives no other.
+    """Returns the length in tokens for which the scaling is intended; 0 if the length is not known."""
+    # For a linear scaling the imported original length is the length after scaling: the file gives no other length.
     return int(rope.original_length * (rope.factor if "original_length" in _USED[rope.scaling] else 1.0))

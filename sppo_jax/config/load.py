@@ -15,7 +15,7 @@ from sppo_jax.config.groups import Config
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a YAML file and apply overrides.
+    """Reads a YAML file and applies overrides.
 
     Args:
         path: the YAML file.
@@ -39,7 +39,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """Build a Config from nested mappings, as a YAML file gives them.
+    """Builds a Config from nested mappings, such as a YAML file gives.
 
     Args:
         settings: groups of settings.
@@ -57,12 +57,12 @@ def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ())
 
 
 def to_yaml(config: Config) -> str:
-    """Write every setting, the defaults too, in the order of the dataclasses."""
+    """Writes every setting, the defaults too, in the order of the dataclasses."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=False)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return every setting as dicts, lists, strings and numbers; `config_from_dict` reads it."""
+    """Returns every setting as dicts, lists, strings and numbers; `config_from_dict` reads it."""
     return _plain(dataclasses.asdict(config))
 
 
@@ -87,7 +87,7 @@ def _parse_yaml(text: str, source: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a duplicate key, of which YAML would silently keep the last."""
+    """Refuses a duplicate key; YAML would silently keep the last value."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -107,7 +107,7 @@ def _apply_override(settings: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
     *groups, key = name.strip().split(".")
     if not equals or not all((*groups, key)):
-        raise ConfigError(f"an override must read group.key=value, got {override!r}; e.g. train.steps=10")
+        raise ConfigError(f"an override must read group.key=value, got {override!r}; write e.g. train.steps=10")
     for group in groups:
         inner = expand_model(settings).get(group)
         settings[group] = dict(inner) if isinstance(inner, Mapping) else {}

@@ -45,8 +45,8 @@ class RopeConfig(Group):
         self._at_least(1, "theta", "factor")
         if self.scaling in ("llama3", "yarn") and self.original_length < 1:
             raise ConfigError(
-                f"model.rope.scaling={self.scaling} needs the length on which the model was trained, "
-                f"got model.rope.original_length={self.original_length}; set it, e.g. to 8192"
+                f"model.rope.original_length must be the length on which the model was trained, at least 1, where "
+                f"model.rope.scaling={self.scaling}, got {self.original_length}; set the length, e.g. to 8192"
             )
 
 

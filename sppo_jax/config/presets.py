@@ -1,9 +1,9 @@
 """Published model shapes by name; imports no jax.
 
-A preset is a dict of `ModelConfig` fields (with `rope` a dict of `RopeConfig` fields) which explicit keys override.
-The gpt-* shapes are those on which the sequence-pipeline papers report: multi-head attention and a GELU MLP of four
-times the hidden size, with GPT-2's vocabulary padded to 50304 and a tied head. They carry this project's RMSNorm and
-rotary positions, which changes their cost by well under one percent.
+A preset is a dict of `ModelConfig` fields (with `rope` a dict of `RopeConfig` fields). Keys of the user replace fields
+of the preset. The gpt-* shapes are those of the sequence-pipeline papers: multi-head attention, a GELU MLP of four
+times the hidden size, GPT-2's vocabulary padded to 50304, and a tied head. Here they have RMSNorm and rotary positions,
+which changes their cost by well under one percent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def _llama(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, **fields: Any) -> dict[str, Any]:
-    """Return the shape of a Llama-like model, Llama 2's vocabulary and rotary base unless `fields` say otherwise."""
+    """Returns the shape of a Llama-like model; vocabulary and rotary base are Llama 2's unless `fields` differs."""
     shape = {
         "vocab_size": 32000,
         "hidden_size": hidden,
@@ -84,13 +84,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def apply_preset(name: str) -> dict[str, Any]:
-    """Look a published model shape up by name.
+    """Returns a published model shape by its name.
 
     Args:
         name: a key of `PRESETS`.
 
     Returns:
-        A fresh dict of `ModelConfig` fields, the caller's to change.
+        A new dict of `ModelConfig` fields, which the caller may change.
 
     Raises:
         ValueError: no preset has that name.
@@ -98,5 +98,5 @@ def apply_preset(name: str) -> dict[str, Any]:
     if name not in PRESETS:
         nearest = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
         known = ", ".join(sorted(PRESETS))
-        raise ValueError(f"model.preset must be one of {known}; got {name!r}; did you mean {nearest!r}?")
+        raise ValueError(f"model.preset must be one of {known}, got {name!r}; did you mean {nearest!r}?")
     return copy.deepcopy(dict(PRESETS[name]))

@@ -51,12 +51,12 @@ train:
 
 
 def reference() -> str:
-    """Return the text of docs/config.md."""
+    """Returns the text of docs/config.md."""
     return "\n".join([_INTRODUCTION, *(_section(group) for group in groups())])
 
 
 def groups(outer: type[Group] = Config) -> Iterator[type[Group]]:
-    """Yield a group and all groups in it, in the order of their fields.
+    """Yields a group and all groups in it, in the order of their fields.
 
     Args:
         outer: the dataclass of the group.
@@ -68,7 +68,7 @@ def groups(outer: type[Group] = Config) -> Iterator[type[Group]]:
 
 
 def sentences(group: type[Group]) -> dict[str, str]:
-    """Return the entries of the `Args:` section of a group's docstring, each on one line.
+    """Returns the entries of the `Args:` section of a group's docstring, each on one line.
 
     Args:
         group: the dataclass of the group.
@@ -120,7 +120,7 @@ def _section(group: type[Group]) -> str:
 
 
 def _type_text(annotation: Any) -> str:
-    """Return a type as a user reads it, e.g. `auto`, or `int`."""
+    """Returns a type as a user reads it, e.g. `auto`, or `int`."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if _is_group(annotation):
         return f"[group](#{annotation.group.replace('.', '')})"
@@ -136,7 +136,7 @@ def _type_text(annotation: Any) -> str:
 
 
 def _default_text(spec: dataclasses.Field[Any]) -> str:
-    """Return a default as YAML; a group whose keys all have defaults is an empty mapping."""
+    """Returns a default as YAML; a group whose keys all have defaults is an empty mapping."""
     if spec.default_factory is not dataclasses.MISSING:
         return "`{}`"
     if spec.default is dataclasses.MISSING:

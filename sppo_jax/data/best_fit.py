@@ -8,18 +8,19 @@ import numpy as np
 
 
 def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pack items into as few bins as best-fit-decreasing finds.
+    """Packs items into as few bins as best-fit-decreasing finds.
 
-    Items of the same size are interchangeable, and so are bins with the same room: each step fills a whole range of
-    bins of equal room with all items of a size that they take. That is what placing one item at a time gives.
+    Items of the same size are interchangeable, and so are bins with the same free space. Each step therefore fills a
+    whole range of bins of equal free space with as many items of one size as these bins take. The result is the same as
+    that of placing one item at a time.
 
     Args:
         sizes: integer [num_items], each in 1..capacity.
-        capacity: of a bin.
+        capacity: the size of a bin.
 
     Returns:
-        The items in the order of their bins, and the place of each bin's first item in it with the number of items
-        behind: int64 [num_items], int64 [num_bins + 1].
+        The items in the order of their bins, int64 [num_items]; and the index of each bin's first item in this order,
+        followed by the number of items, int64 [num_bins + 1].
     """
     order = np.argsort(-sizes, kind="stable")
     values, counts = np.unique(sizes, return_counts=True)
@@ -36,7 +37,7 @@ def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Bins:
-    """Bins by their room, as ranges of neighbours with equal room."""
+    """Bins by their free space, as ranges of neighbouring bins with equal free space."""
 
     def __init__(self, capacity: int) -> None:
         self.num_bins = 0
@@ -46,7 +47,7 @@ class _Bins:
         self._ranges: dict[int, list[tuple[int, int]]] = {}
 
     def place(self, size: int, count: int) -> None:
-        """Place `count` items of a size, each into the bin with the least room that takes it."""
+        """Places `count` items of one size, each into the bin with the least free space that the item fits into."""
         while count:
             at = bisect_left(self._rooms, size)
             if at == len(self._rooms):
@@ -66,7 +67,7 @@ class _Bins:
         return taken
 
     def _fill(self, first: int, num_bins: int, room: int, size: int, count: int) -> int:
-        """Fill a range of bins as far as the items go; returns how many were placed."""
+        """Fills a range of bins as far as the items go; returns how many were placed."""
         each = room // size
         num_full = min(num_bins, count // each)
         placed = self._move(first, num_full, each, room - each * size)

@@ -1,7 +1,8 @@
-"""What is found out once about a source and kept: its tokens, and where its documents end.
+"""A cache of the tokens of a source, and of the places where its documents end.
 
-An entry is a directory, named by a hash of all that it follows from. It is filled under another name and then renamed,
-so that it is there whole or not at all; who is killed before leaves a directory that the next one removes.
+An entry is a directory whose name is a hash of everything that the entry depends on. A process fills the directory
+under another name and then renames it, so an entry is there whole or not at all. A process that is killed before the
+renaming leaves a directory, which the next process removes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Entry:
 
     Args:
         ends: one past the last token of each document, int64 [num_documents], mapped from the file.
-        facts: what else was written about it.
+        facts: other facts that were written about the source.
         tokens: integer [num_tokens], mapped from the file; None where the source itself holds tokens.
     """
 
@@ -47,27 +48,27 @@ class Writer:
     """Takes tokens and ends of documents as they come; nothing is kept in memory."""
 
     def __init__(self, directory: Path, dtype: np.dtype | None) -> None:
-        """Open the files of an entry.
+        """Opens the files of an entry.
 
         Args:
-            directory: of the entry.
-            dtype: of the tokens; None: there are none to keep.
+            directory: the directory of the entry.
+            dtype: the dtype of the tokens; None: the entry keeps no tokens.
         """
         self._dtype, self.facts = dtype, dict[str, Any]()
         self._ends = open(directory / "ends.bin", "wb")
         self._tokens = open(directory / "tokens.bin", "wb") if dtype is not None else None
 
     def add_tokens(self, tokens: np.ndarray) -> None:
-        """Append tokens."""
+        """Appends tokens."""
         assert self._tokens is not None and self._dtype is not None
         self._tokens.write(tokens.astype(self._dtype).tobytes())
 
     def add_ends(self, ends: np.ndarray) -> None:
-        """Append ends of documents, int64."""
+        """Appends ends of documents, int64."""
         self._ends.write(ends.astype(np.int64).tobytes())
 
     def close(self) -> None:
-        """Write what is left, to the disk itself."""
+        """Writes all that is left to the disk, and closes the files."""
         for file in (self._ends, self._tokens):
             if file:
                 file.flush()
@@ -78,13 +79,13 @@ class Writer:
 def entry_of(
     directory: Path | None, key: dict[str, Any], fill: Callable[[Writer], None], *, dtype: np.dtype | None
 ) -> Entry:
-    """Return an entry of the cache, made by this process or, at the same time or before, by another.
+    """Returns an entry of the cache, which this process or another process has made.
 
     Args:
-        directory: of the cache; None: the user's own.
-        key: everything that the entry follows from, as JSON takes it.
-        fill: writes it, and puts into `facts` what else is to be kept.
-        dtype: of its tokens; None: it has none.
+        directory: the directory of the cache; None: the user's cache directory.
+        key: everything that the entry depends on, as values that JSON can hold.
+        fill: writes the tokens and ends, and puts other facts into `facts`.
+        dtype: the dtype of the tokens; None: the entry has no tokens.
 
     Raises:
         ValueError: the cache cannot be written, or whatever `fill` raises.
@@ -102,13 +103,13 @@ def entry_of(
             return read_entry(root / name, dtype) or _make(root, name, fill, dtype)
     except OSError as error:
         raise ValueError(
-            f"data.cache must have room for what is tokenized, got {root} ({error.strerror or error}); free some, or "
-            f"set data.cache to another directory"
+            f"data.cache must be on a disk with space for the tokens, got {root} ({error.strerror or error}); free "
+            "space, or set data.cache to another directory"
         ) from error
 
 
 def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
-    """Return a finished entry; None if there is none or its files are not as they were written."""
+    """Returns a finished entry; None if there is no entry, or if its files are not as they were written."""
     try:
         facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
         for name, num_bytes in facts["files"].items():
@@ -121,7 +122,7 @@ def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
 
 
 def user_directory() -> Path:
-    """Return the user's own directory for caches of tokens; a temporary one where the user has no home."""
+    """Returns the user's directory for caches of tokens; a temporary directory if the user has no home."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / "tokens"
@@ -154,7 +155,7 @@ def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype
 
 
 def _remove_left(root: Path, name: str) -> None:
-    """Remove what killed processes of this machine left, and others long ago: locks may not reach other machines."""
+    """Removes what killed processes of this machine left, and old directories of others, which a lock may not reach."""
     for left in root.glob(f"{name}.new-*"):
         with contextlib.suppress(FileNotFoundError):
             own = left.name.startswith(f"{name}.new-{platform.node()}-")
@@ -163,7 +164,7 @@ def _remove_left(root: Path, name: str) -> None:
 
 
 def _move(new: Path, path: Path, dtype: np.dtype | None) -> None:
-    """Put a new entry in its place, unless another process without a lock was faster; a broken one makes room."""
+    """Renames a new entry to its place, unless another process without a lock was faster; replaces a broken entry."""
     try:
         new.rename(path)
     except OSError:
@@ -177,28 +178,30 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 def _writable(directory: Path | None) -> Path:
-    """Return a directory that can be written: the one given, else the user's, else a temporary one."""
+    """Returns a directory that can be written: the given directory, else the user's, else a temporary one."""
     problem = _cannot_write(directory or user_directory())
     if not problem:
         return directory or user_directory()
     if directory:
         raise ValueError(
-            f"data.cache must be a directory that can be written, got {directory} ({problem}); set another"
+            f"data.cache must be a directory that can be written, got {directory} ({problem}); choose another directory"
         )
     other = _temporary()
     if _cannot_write(other):
         raise ValueError(
-            f"tokens need a directory to be kept in, got {user_directory()} ({problem}) and {other}; set data.cache"
+            f"the directory of tokens must be writable, got {user_directory()} ({problem}) and {other}; "
+            "set data.cache to another directory"
         )
     warnings.warn(
-        f"tokens are kept in {other} because {user_directory()} cannot be written ({problem}); set data.cache",
+        f"tokens are kept in {other} because {user_directory()} cannot be written ({problem}); "
+        "set data.cache to choose another directory",
         stacklevel=2,
     )
     return other
 
 
 def _cannot_write(directory: Path) -> str:
-    """Return why a directory cannot be written, "" if it can; it is made where it is missing."""
+    """Returns why a directory cannot be written, "" if it can be written; makes a missing directory."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -209,7 +212,7 @@ def _cannot_write(directory: Path) -> str:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Let one process of this machine in at a time; says whether it is alone, which not all file systems can tell."""
+    """Lets one process of this machine in at a time; yields whether the file system could lock."""
     start_s, warned, alone = time.monotonic(), False, False
     with open(path, "a", encoding="utf-8") as file:
         while not alone:
@@ -222,5 +225,7 @@ def _lock(path: Path) -> Iterator[bool]:
                 break
             if not alone and not warned and time.monotonic() - start_s > _WARN_AFTER_S:
                 warned = True
-                warnings.warn(f"waiting for another process that fills {path.with_suffix('')}", stacklevel=4)
+                warnings.warn(
+                    f"waiting for another process that writes the tokens in {path.with_suffix('')}", stacklevel=4
+                )
         yield alone

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Documents as spans of some token arrays, numbered through as if they were one.
+    """Documents as spans of several token arrays, whose tokens are numbered as if the arrays were one.
 
     Args:
         parts: integer arrays [num_tokens of the part]; a document lies in one of them.
@@ -34,7 +34,7 @@ class Corpus:
         return int((self.ends - self.starts).sum())
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Return tokens [begin, end), which lie in one document."""
+        """Returns tokens [begin, end), which lie in one document."""
         part = int(np.searchsorted(self._firsts, begin, side="right")) - 1
         first = int(self._firsts[part])
         return self.parts[part][begin - first : end - first]
@@ -44,13 +44,13 @@ class Corpus:
         return np.cumsum([0, *(len(part) for part in self.parts)])
 
     def select(self, documents: np.ndarray) -> Corpus:
-        """Return the corpus of some documents, given as a mask or as indices."""
+        """Returns the corpus of some documents, given as a mask or as indices."""
         chosen = {name: getattr(self, name)[documents] for name in ("starts", "ends", "hashes")}
         return dataclasses.replace(self, **chosen)
 
 
 def join(corpora: list[Corpus]) -> Corpus:
-    """Return all documents of some corpora, in their order."""
+    """Returns all documents of some corpora, in their order."""
     sizes = [sum(len(part) for part in corpus.parts) for corpus in corpora]
     firsts = np.cumsum([0, *sizes])[:-1]
     return Corpus(
@@ -62,14 +62,14 @@ def join(corpora: list[Corpus]) -> Corpus:
 
 
 def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Corpus | None]:
-    """Hold out whole documents by the hash of their name; of a single document, hold out its end.
+    """Holds out whole documents by the hash of their name; of a single document, holds out the end.
 
     Args:
         corpus: all documents.
-        validation_fraction: share of the documents (of the tokens of a single one) to hold out.
+        validation_fraction: share of the documents to hold out; of a single document, share of its tokens.
 
     Returns:
-        The training corpus, and what is held out: None if the fraction is 0, at least one document otherwise.
+        The training corpus, and the corpus held out: None if the fraction is 0, at least one document otherwise.
 
     Raises:
         ValueError: the only document is too short to be cut in two.
@@ -85,8 +85,10 @@ def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Co
 
 
 def _cut(corpus: Corpus, fraction: float) -> tuple[Corpus, Corpus]:
-    """Split the only document in two."""
+    """Splits the only document in two."""
     if corpus.num_tokens < 2:
-        raise ValueError("data.source must hold at least two tokens to hold some out, got 1; give more data")
+        raise ValueError(
+            "data.source must hold at least two tokens where data.validation_fraction is above 0, got 1; give more data"
+        )
     cut = corpus.ends - max(1, int(corpus.num_tokens * fraction))
     return dataclasses.replace(corpus, ends=cut), dataclasses.replace(corpus, starts=cut)

@@ -11,16 +11,16 @@ import numpy as np
 
 from sppo_jax.config.data import DataConfig
 
-# Bytes are tokens 0..255; every document made of bytes begins with this one, so that its first byte is predicted too.
+# Bytes are tokens 0..255. Every document of bytes begins with this token, so that the first byte is predicted too.
 START_TOKEN = 256
 
 
 class Encoder(Protocol):
-    """What turns text into tokens.
+    """Turns text into tokens.
 
     Args:
-        name: for messages.
-        key: differs between encoders that give different tokens.
+        name: the name of the encoder in messages.
+        key: a text that differs between encoders that give different tokens.
         num_ids: tokens lie in 0..num_ids-1.
         start: tokens that every document begins with.
         end: tokens that every document ends with.
@@ -33,16 +33,16 @@ class Encoder(Protocol):
     end: tuple[int, ...]
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens of some texts, without start and end; bytes that are no UTF-8 come as lone surrogates."""
+        """Returns the tokens of some texts, without start and end; bytes that are not UTF-8 come as lone surrogates."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of some tokens."""
+        """Returns the text of some tokens."""
         ...
 
 
 class BytesEncoder:
-    """The bytes of UTF-8; a file that is no UTF-8 keeps its own."""
+    """Bytes of UTF-8 as tokens; a file that is not UTF-8 keeps its own bytes."""
 
     name, key, num_ids = "bytes", "bytes", START_TOKEN + 1
     start: tuple[int, ...] = (START_TOKEN,)
@@ -53,7 +53,7 @@ class BytesEncoder:
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """See `Encoder`; the start of a document is no text."""
+        """See `Encoder`; the start token gives no text."""
         return bytes(tokens[(tokens >= 0) & (tokens < START_TOKEN)].astype(np.uint8)).decode("utf-8", "replace")
 
 
@@ -61,15 +61,15 @@ class FileEncoder:
     """A tokenizer.json of the tokenizers library, never truncating or padding."""
 
     def __init__(self, path: Path, *, start_token: str | None, end_token: str | None) -> None:
-        """Read the tokenizer.
+        """Reads the tokenizer.
 
         Args:
             path: the file.
-            start_token: what documents begin with; "auto": what the tokenizer adds; None: nothing.
-            end_token: what they end with; as before.
+            start_token: token that documents begin with; "auto": the tokens that the tokenizer adds; None: no token.
+            end_token: token that documents end with; "auto" and None as for start_token.
 
         Raises:
-            ValueError: it is not there or broken, or lacks a token; or the tokenizers library is not installed.
+            ValueError: the file is missing or broken, or lacks a token; or the tokenizers library is not installed.
         """
         self.name, self._path = str(path), path
         text = _read(path)
@@ -83,7 +83,7 @@ class FileEncoder:
         self.key = f"{hashlib.sha256(text).hexdigest()} {self.start} {self.end}"
 
     def _added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Find what the tokenizer's own rule puts around a text."""
+        """Finds the tokens that the tokenizer itself puts around a text."""
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         whole = self._tokenizer.encode("a").ids
         for at in range(len(whole) - len(plain) + 1):
@@ -105,16 +105,16 @@ class FileEncoder:
         return [np.array(one.ids, np.int64) for one in encoded]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """See `Encoder`; tokens with a meaning of their own are written out."""
+        """See `Encoder`; special tokens are written out."""
         return self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
 
 
 def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
-    """Return what a config's text is encoded with.
+    """Returns the encoder of a config's text.
 
     Args:
-        config: tokenizer, start_token and end_token.
-        vocab_size: of the model, which must have a row for every token.
+        config: gives tokenizer, start_token and end_token.
+        vocab_size: the vocabulary size of the model, which must have a row for every token.
 
     Raises:
         ValueError: the tokenizer cannot be used, or has more tokens than the model.
@@ -122,8 +122,9 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
     if config.tokenizer is None:
         if (config.start_token, config.end_token) != ("auto", "auto"):
             raise ValueError(
-                f"data.start_token and data.end_token go with data.tokenizer, got {config.start_token} and "
-                f"{config.end_token} without one; bytes begin with token {START_TOKEN}, leave both at auto"
+                f"data.start_token and data.end_token must be auto where data.tokenizer is not given, got "
+                f"{config.start_token} and {config.end_token}; leave both at auto (a document of bytes begins with "
+                f"token {START_TOKEN})"
             )
         encoder: Encoder = BytesEncoder()
     else:
@@ -132,7 +133,7 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
         encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
     if encoder.num_ids > vocab_size:
         raise ValueError(
-            f"model.vocab_size must hold every token of {encoder.name}, whose last is {encoder.num_ids - 1}, "
+            f"model.vocab_size must be above {encoder.num_ids - 1}, the largest token of {encoder.name}, "
             f"got {vocab_size}; raise model.vocab_size to at least {encoder.num_ids}"
         )
     return encoder
@@ -144,7 +145,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise ValueError(
             f"data.tokenizer must be a readable tokenizer.json or a directory with one, got {path} "
-            f"({error.strerror}); give another"
+            f"({error.strerror}); choose another file"
         ) from error
 
 
@@ -159,5 +160,6 @@ def _parse(text: bytes, path: Path) -> Any:
         return Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises bare exceptions
         raise ValueError(
-            f"data.tokenizer must be a tokenizer.json of the tokenizers library, got {path} ({error}); give another"
+            f"data.tokenizer must be a tokenizer.json of the tokenizers library, got {path} ({error}); "
+            "choose another file"
         ) from error

@@ -9,7 +9,7 @@ import numpy as np
 
 from sppo_jax.data.rows import Batch, Rows
 
-# Batches are numbered on over all epochs; grain wants a length.
+# The numbers of batches continue over all epochs; grain needs a length.
 _ENDLESS = 1 << 62
 
 
@@ -26,15 +26,15 @@ class Loader(Iterator[Batch]):
         num_batches_ahead: int = 2,
         num_threads: int = 2,
     ) -> None:
-        """Start at a sequence; nothing is read before the first batch is asked for.
+        """Starts at a sequence; nothing is read before the first batch is asked for.
 
         Args:
             rows: the sequences.
             num_sequences: sequences of a batch, over all processes.
             local_rows: which of these this process gets, each in 0..num_sequences-1.
             sequence: the first sequence of the first batch.
-            num_batches_ahead: batches that are read before they are asked for; 0: none, and no threads.
-            num_threads: that read them.
+            num_batches_ahead: batches that are read ahead; 0: none, and no threads.
+            num_threads: number of threads that read ahead.
         """
         self._rows, self._num_sequences, self._local_rows = rows, num_sequences, tuple(local_rows)
         self._options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=num_batches_ahead)
@@ -47,7 +47,7 @@ class Loader(Iterator[Batch]):
 
     @property
     def state(self) -> dict[str, int]:
-        """The number of sequences handed out to all processes; what was only read ahead does not count."""
+        """The number of sequences handed out to all processes; sequences that were only read ahead do not count."""
         return {"sequence": self._first + self._batches.get_state()["next_index"] * self._num_sequences}
 
     @state.setter
@@ -56,11 +56,11 @@ class Loader(Iterator[Batch]):
         self._start(state["sequence"])
 
     def __next__(self) -> Batch:
-        """Return int32 [len(local_rows), length] each of tokens, targets, positions, document_ids."""
+        """Returns int32 [len(local_rows), length] each of tokens, targets, positions, document_ids."""
         return next(self._batches)
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stops reading ahead."""
         self._batches.close()
 
 

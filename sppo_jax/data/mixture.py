@@ -1,4 +1,4 @@
-"""Several sources in shares: which source a sequence comes from follows from its number alone."""
+"""Several sources in given shares: the number of a sequence alone decides its source."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ BLOCK = 10_000
 class Mixture:
     """Sequences of several sources, each source going through its own epochs at its own pace.
 
-    Sequence numbers come in blocks of 10000, of which each source has its share, spread evenly. So the shares hold in
-    every batch as nearly as whole sequences can, and a number says at once which sequence of which source it is.
+    Sequence numbers come in blocks of 10000. Each source has its share of a block, spread evenly. So every batch has
+    the shares as nearly as whole sequences can, and a number alone gives the source and the sequence in the source.
     """
 
     def __init__(self, sources: Sequence[Rows], weights: Sequence[float]) -> None:
-        """Mix.
+        """Mixes sources.
 
         Args:
-            sources: at least one.
-            weights: of each source's sequences, above 0; their sum does not matter.
+            sources: the sources, at least one.
+            weights: the weight of each source, above 0; their sum does not matter.
 
         Raises:
-            ValueError: a weight is too small to be met.
+            ValueError: a weight is too small for one sequence in a block.
         """
         self._sources = tuple(sources)
         self._counts = block_counts(weights)
         places = [(np.arange(count) + 0.5) / count for count in self._counts]
         owner = np.repeat(np.arange(len(sources)), self._counts)
-        # Sources take turns by where they are due; those due at the same place in the order they are given.
+        # Sources take turns by the places where they are due; at the same place, in the order in which they are given.
         self._owner = owner[np.argsort(np.concatenate(places), kind="stable")]
         self._before = np.zeros(BLOCK, np.int64)
         for source in range(len(sources)):
@@ -40,37 +40,37 @@ class Mixture:
             self._before[mine] = np.arange(mine.sum())
 
     def __len__(self) -> int:
-        """Return the number of sequences after which every source has been seen whole, at least once."""
+        """Returns the number of sequences after which every source has been seen whole, at least once."""
         return max(self._needed(source) for source in range(len(self._sources)))
 
     def _needed(self, source: int) -> int:
-        """Return the number of sequences with all of a source's first epoch."""
+        """Returns the number of sequences with all of a source's first epoch."""
         blocks, rest = divmod(len(self._sources[source]) - 1, int(self._counts[source]))
         return blocks * BLOCK + int(np.flatnonzero(self._owner == source)[rest]) + 1
 
     def __getitem__(self, index: int) -> Batch:
-        """Return a sequence, see `Rows`."""
+        """Returns a sequence, see `Rows`."""
         source, own = self.place(index)
         return self._sources[source][own]
 
     def place(self, index: int) -> tuple[int, int]:
-        """Return the source of a sequence, and the sequence's number in it."""
+        """Returns the source of a sequence, and the sequence's number in it."""
         block, at = divmod(int(index), BLOCK)
         source = int(self._owner[at])
         return source, block * int(self._counts[source]) + int(self._before[at])
 
     def num_drawn(self, num_sequences: int) -> list[int]:
-        """Return how many of the first `num_sequences` come from each source."""
+        """Returns how many of the first `num_sequences` come from each source."""
         blocks, rest = divmod(num_sequences, BLOCK)
         within = np.bincount(self._owner[:rest], minlength=len(self._sources))
         return [int(count) for count in blocks * self._counts + within]
 
 
 def block_counts(weights: Sequence[float]) -> np.ndarray:
-    """Share out the numbers of a block by largest remainders.
+    """Shares out the numbers of a block by largest remainders.
 
     Raises:
-        ValueError: a source would get none.
+        ValueError: a source would get no number.
     """
     exact = np.array(weights, np.float64) / sum(weights) * BLOCK
     counts = np.floor(exact).astype(np.int64)
@@ -78,7 +78,7 @@ def block_counts(weights: Sequence[float]) -> np.ndarray:
     if not counts.all():
         least = min(weights)
         raise ValueError(
-            f"data.source must give every source at least one sequence in {BLOCK}, got a weight of {least:g} of "
-            f"{sum(weights):g}; raise it or leave the source out"
+            f"data.source must give every source at least one of {BLOCK} sequences, got a weight of {least:g} where "
+            f"all weights sum to {sum(weights):g}; raise the weight or leave out the source"
         )
     return counts

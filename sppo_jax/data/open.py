@@ -1,4 +1,4 @@
-"""From a config to what a run reads."""
+"""Opens the data that a config names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sppo_jax.data.recall import RECALL, TRAINING, VALIDATION, RecallRows
 from sppo_jax.data.rows import Rows
 from sppo_jax.data.sources import load_corpus
 
-# The largest share of a source's tokens that is held out without a warning, where so much was not asked for.
+# The largest share of a source's tokens that is held out without a warning, if the config asks for less.
 _MOST_HELD_OUT = 0.5
 
 
@@ -31,10 +31,10 @@ class Source:
     """A source of documents, at least one of them to train on or held out.
 
     Args:
-        name: as the config names it.
-        weight: share of the training sequences (of the validation sequences if it has no others), in (0, 1].
-        training: its sequences to train on; None where all are held out.
-        validation: those held out; None where nothing is.
+        name: the name in the config.
+        weight: share of the training sequences, in (0, 1]; of the validation sequences if the source has no others.
+        training: the sequences to train on; None if all are held out.
+        validation: the sequences held out; None if none are.
     """
 
     name: str
@@ -49,10 +49,10 @@ class Data:
 
     Args:
         training: the sequences to train on.
-        validation: those held out; None where nothing is.
-        decode: the text of some tokens, integer [num_tokens].
-        sources: where they come from; none for the recall task.
-        fingerprint: differs between data whose sequences differ.
+        validation: the sequences held out; None if none are.
+        decode: returns the text of tokens, integer [num_tokens].
+        sources: the sources of the sequences; empty for the recall task.
+        fingerprint: a text that differs between data whose sequences differ.
     """
 
     training: Rows
@@ -63,7 +63,7 @@ class Data:
 
 
 def open_data(config: Config) -> Data:
-    """Open the sources of a config; text is tokenized if it never was.
+    """Opens the sources of a config; text is tokenized if it never was.
 
     Raises:
         ValueError: a source is unknown, unreadable or empty, or does not fit the model's vocabulary.
@@ -87,7 +87,7 @@ def open_data(config: Config) -> Data:
     for name, weight, corpus in corpora(data.validation_sources):
         held_out = _pack(config, len(sources), corpus)
         sources.append(Source(name=name, weight=weight, training=None, validation=held_out))
-    # What tokens of a file mean is known only where the tokenizer is given, or some other source was text.
+    # The tokens of a token file can be decoded only if a tokenizer is given, or if another source was text.
     readable = config.data.tokenizer is not None or encoder.cache_info().currsize
     validation = [(source.validation, source.weight) for source in sources if source.validation]
     return Data(
@@ -100,13 +100,13 @@ def open_data(config: Config) -> Data:
 
 
 def _check_held_out(name: str, corpus: Corpus, held_out: Corpus | None, fraction: float) -> None:
-    """Warns where a source has so few documents that most of it is held out."""
+    """Warns if a source has so few documents that most of its tokens are held out."""
     share = held_out.num_tokens / corpus.num_tokens if held_out else 0.0
     if held_out and share > max(_MOST_HELD_OUT, 2 * fraction):
         warnings.warn(
             f"data.validation_fraction={fraction} holds out whole documents of data.source={name}, got "
             f"{held_out.num_documents} of {corpus.num_documents} documents with {share:.1%} of the tokens: give more "
-            "documents, name others with data.validation_source, or hold out none with data.validation_fraction=0",
+            "documents, name documents to validate on with data.validation_source, or set data.validation_fraction=0",
             stacklevel=3,
         )
 
@@ -128,7 +128,7 @@ def _open_recall(config: Config) -> Data:
 
 
 def _with_tokenizer(config: Config) -> DataConfig:
-    """Return the settings with the tokenizer of the model that training starts from, where none is given."""
+    """Returns the settings; without a tokenizer, adds that of the model that training starts from."""
     data, imported = config.data, config.model.hf
     return dataclasses.replace(data, tokenizer=imported) if imported and data.tokenizer is None else data
 
@@ -142,12 +142,12 @@ def _pack(config: Config, number: int, corpus: Corpus | None) -> PackedRows | No
 
 
 def _mix(sources: Sequence[tuple[PackedRows, float]]) -> Rows:
-    """Mix the sequences of some sources by their weights."""
+    """Mixes the sequences of some sources by their weights."""
     return sources[0][0] if len(sources) == 1 else Mixture(*zip(*sources, strict=True))
 
 
 def _fingerprint(config: Config, sources: Sequence[Source]) -> str:
-    """Hash what decides which tokens stand in which sequence, without reading them all."""
+    """Hashes everything that decides the tokens of each sequence, without reading all tokens."""
     data = config.data
     digest = hashlib.sha256(repr((data.pack, data.seed, config.sequence.length)).encode())
     for source in sources:

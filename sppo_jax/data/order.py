@@ -10,7 +10,7 @@ _NUM_ROUNDS = 6
 
 
 def mix(value: int) -> int:
-    """Return 64 well-mixed bits of an integer (the finalizer of SplitMix64)."""
+    """Returns 64 well-mixed bits of an integer (the finalizer of SplitMix64)."""
     value = (value + _GOLDEN) & _WORD
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _WORD
@@ -18,7 +18,7 @@ def mix(value: int) -> int:
 
 
 def mix_array(values: np.ndarray) -> np.ndarray:
-    """Return `mix` of every element, uint64."""
+    """Returns `mix` of every element, uint64."""
     values = values.astype(np.uint64) + np.uint64(_GOLDEN)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -26,7 +26,7 @@ def mix_array(values: np.ndarray) -> np.ndarray:
 
 
 def key_of(*parts: int) -> int:
-    """Return a key that depends on every one of some integers and on their order."""
+    """Returns a key that depends on each of the integers and on their order."""
     key = 0
     for part in parts:
         key = mix(key ^ mix(part & _WORD))
@@ -34,15 +34,15 @@ def key_of(*parts: int) -> int:
 
 
 def permuted(index: int, size: int, key: int) -> int:
-    """Return where a permutation of 0..size-1 takes an index.
+    """Returns the image of an index under a permutation of 0..size-1.
 
-    A Feistel network permutes the next power of four; what falls outside goes through it again. No table is kept, so an
-    epoch of any size starts at once.
+    A Feistel network permutes the numbers below the next power of four. A result of `size` or more goes through the
+    network again. No table is kept, so an epoch of any size starts at once.
 
     Args:
-        index: 0..size-1.
-        size: of the permutation, at least 1.
-        key: which of the permutations.
+        index: the index, in 0..size-1.
+        size: the size of the permutation, at least 1.
+        key: the key that selects the permutation.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

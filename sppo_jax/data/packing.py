@@ -1,7 +1,7 @@
 """Documents laid out in sequences, once; every epoch reads the same sequences in another order.
 
-A document may be cut into pieces, each of which stands in its sequence as a document of its own, with positions from 0.
-The last token of a piece still has its target: the first token of the next piece.
+A document may be cut into pieces. In its sequence each piece is a document of its own, with positions from 0. The last
+token of a piece still has a target: the first token of the next piece.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Pack = Literal["whole", "stream", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which tokens stand in which sequence.
+    """The tokens of each sequence.
 
     Args:
         begins: first token of each piece, int64 [num_pieces]; the pieces of a sequence stand together.
         sizes: tokens of each piece, int32 [num_pieces].
-        goes_on: whether the document goes on behind the piece, bool [num_pieces].
+        goes_on: whether the document continues after the piece, bool [num_pieces].
         firsts: first piece of each sequence, and the number of pieces: int64 [num_rows + 1].
-        num_split: documents in more than one piece.
+        num_split: number of documents in more than one piece.
     """
 
     begins: np.ndarray
@@ -43,16 +43,16 @@ class Layout:
 
 
 def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
-    """Give every token of a corpus its sequence.
+    """Gives every token of a corpus its sequence.
 
     Args:
-        corpus: at least one document.
+        corpus: the documents, at least one.
         length: tokens of a sequence.
-        pack: "whole": documents are cut only where they are longer than a sequence, and packed by best fit; "stream":
-            all documents end to end, cut wherever a sequence ends; "none": every document in sequences of its own.
-        seed: which documents come together.
+        pack: "whole" packs documents by best fit and cuts only those that are longer than a sequence; "stream" puts
+            documents end to end and cuts wherever a sequence ends; "none" gives each document sequences of its own.
+        seed: decides which documents are packed together.
     """
-    # Not numpy's generator: its numbers may change between versions, and with them the order of a run.
+    # Not numpy's generator: a new version may draw other numbers and so change the order of a run.
     numbers = np.arange(corpus.num_documents, dtype=np.uint64) + np.uint64(key_of(seed))
     order = np.argsort(mix_array(numbers), kind="stable")
     starts, ends = corpus.starts[order], corpus.ends[order]
@@ -76,15 +76,16 @@ def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
 
 
 def _cut(sizes: np.ndarray, length: int, *, stream: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut documents into pieces that fit into sequences.
+    """Cuts documents into pieces that fit into sequences.
 
     Args:
         sizes: tokens of each document, int64 [num_documents].
         length: tokens of a sequence.
-        stream: documents stand end to end; else each begins where a sequence does.
+        stream: whether documents are put end to end; otherwise each begins a sequence.
 
     Returns:
-        Of each piece its document, its first token in it, and its number of tokens: int64 [num_pieces] each.
+        For each piece its document, its first token within the document, and its number of tokens: int64 [num_pieces]
+        each.
     """
     begun = (np.cumsum(sizes) - sizes) % length if stream else np.zeros_like(sizes)
     num_pieces = -(-(begun + sizes) // length)
@@ -96,31 +97,31 @@ def _cut(sizes: np.ndarray, length: int, *, stream: bool) -> tuple[np.ndarray, n
 
 
 class PackedRows:
-    """The sequences of one corpus, in an order that the seed and the epoch decide."""
+    """The sequences of one corpus, in an order that depends on the seed and the epoch."""
 
     def __init__(self, corpus: Corpus, *, length: int, pack: Pack = "whole", seed: int = 0) -> None:
-        """Lay the corpus out.
+        """Lays out the corpus.
 
         Args:
-            corpus: at least one document.
+            corpus: the documents, at least one.
             length: tokens of a sequence.
             pack: see `lay_out`.
-            seed: which documents come together, and in which order.
+            seed: decides which documents are packed together, and the order of the sequences.
         """
         self.layout = lay_out(corpus, length=length, pack=pack, seed=seed)
         self.corpus, self.length, self._seed = corpus, length, seed
 
     def __len__(self) -> int:
-        """Return the number of sequences of an epoch."""
+        """Returns the number of sequences of an epoch."""
         return self.layout.num_rows
 
     def __getitem__(self, index: int) -> Batch:
-        """Return a sequence, see `Rows`."""
+        """Returns a sequence, see `Rows`."""
         epoch, place = divmod(int(index), len(self))
         return self.read(permuted(place, len(self), key_of(self._seed, epoch)))
 
     def read(self, row: int) -> Batch:
-        """Return a sequence by its place in the layout."""
+        """Returns a sequence by its place in the layout."""
         batch = {name: np.full(self.length, -1, np.int32) for name in ("targets", "document_ids")}
         batch |= {name: np.zeros(self.length, np.int32) for name in ("tokens", "positions")}
         layout, at = self.layout, 0

@@ -1,14 +1,14 @@
-"""A task that only a long context solves: facts early in a sequence, asked for a chosen distance later.
+"""A task that needs a long context: facts early in a sequence, with questions a chosen distance later.
 
-A sequence is random values in which each of `pairs` keys stands twice. The token behind its first place is its answer;
-at its second place the target is that answer. Nothing else has a target.
+A sequence is random values in which each of `pairs` keys stands twice. The token behind the first place of a key is the
+key's answer. The second place of the key is the question, and its target is the answer. No other token has a target.
 
     v2 k1 v0 v3 k0 v0 v1 v3 . . . v2 k0 v1 v1 v0 k1 v2 . . .
                                      ^v0         ^v0
 
-All values are drawn alone, from all alike. So nothing but the token behind the key tells an answer, and without it one
-is guessed with a chance of 1 / values. Facts lie in the first `length - longest distance` tokens, each distance is as
-frequent as every other, and where a fact lies says nothing about its distance.
+All values are drawn independently from the same distribution. So only the token behind the first place of a key tells
+the answer, and a guess is right with probability 1 / values. Facts lie in the first `length - longest distance` tokens.
+Each distance is as frequent as every other, and the place of a fact does not reveal its distance.
 
 Vocabulary: keys 0..pairs-1, then values pairs..pairs+values-1; larger tokens do not occur.
 """
@@ -23,21 +23,21 @@ from sppo_jax.data.rows import Batch, Rows
 RECALL = "recall"  # as a source
 # A draw is a pure function of (seed, stream, index); the streams share no sequence.
 TRAINING, VALIDATION = 0, 1
-# Sequences never repeat, so an epoch is a matter of bookkeeping alone.
+# Sequences never repeat, so the length of an epoch has no effect on the data.
 _ROWS_PER_EPOCH = 1 << 20
 
 
 class RecallRows:
-    """Sequences of the recall task by number, drawn when they are asked for."""
+    """Sequences of the recall task by number, each drawn when it is read."""
 
     def __init__(self, config: RecallConfig, *, length: int, vocab_size: int, seed: int, stream: int = TRAINING):
-        """Check that the task fits.
+        """Checks that the task fits into a sequence and a vocabulary.
 
         Args:
             config: number of pairs and distances.
             length: tokens of a sequence.
-            vocab_size: of the model.
-            seed: of the draws.
+            vocab_size: the vocabulary size of the model.
+            seed: the seed of the draws.
             stream: TRAINING or VALIDATION.
 
         Raises:
@@ -47,8 +47,8 @@ class RecallRows:
         longest, least = max(config.distances), max(config.distances) + _fact_tokens(config)
         if length < least:
             raise ValueError(
-                f"sequence.length must be at least {least} for {config.pairs} pairs up to {longest} tokens back, "
-                f"got {length}; raise it, or lower data.recall.distances or data.recall.pairs"
+                f"sequence.length must be at least {least} for {config.pairs} pairs with answers up to {longest} "
+                f"tokens back, got {length}; raise it, or lower data.recall.distances or data.recall.pairs"
             )
         if vocab_size < config.pairs + config.values:
             raise ValueError(
@@ -65,10 +65,10 @@ class RecallRows:
         return _ROWS_PER_EPOCH
 
     def __getitem__(self, index: int) -> Batch:
-        """Draw sequence `index`.
+        """Draws sequence `index`.
 
         Returns:
-            int32 [length] each of tokens, targets (-1 but where a key is asked for), positions and document_ids (0).
+            int32 [length] each of tokens, targets (-1 except at questions), positions and document_ids (0).
         """
         rng, fact_P, question_P, _ = self._places(index)
         pairs, values = self.config.pairs, self.config.values
@@ -84,22 +84,22 @@ class RecallRows:
         }
 
     def distances(self, index: int) -> np.ndarray:
-        """Return how many tokens before each question of sequence `index` its answer stands: int32, 0 elsewhere."""
+        """Returns the tokens from each question of sequence `index` back to its answer: int32 [length], 0 elsewhere."""
         _, _, question_P, distance_P = self._places(index)
         found = np.zeros(self.length, np.int32)
         found[question_P] = distance_P
         return found
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Write keys as k0, k1, ..., values as v0, v1, ..."""
+        """Writes keys as k0, k1, ..., values as v0, v1, ..."""
         pairs = self.config.pairs
         return " ".join(f"k{t}" if t < pairs else f"v{t - pairs}" for t in tokens.tolist())
 
     def _places(self, index: int) -> tuple[np.random.Generator, np.ndarray, np.ndarray, np.ndarray]:
-        """Draw where the facts and questions of a sequence stand, and the distance of each."""
+        """Draws the places of the facts and questions of a sequence, and their distances."""
         config = self.config
         rng = np.random.default_rng((*self._seed, index))
-        # As equal shares as the number of pairs allows, the remainder at random.
+        # The shares of distances are as equal as the number of pairs allows; the remainder is drawn.
         offers = rng.permutation(len(config.distances))[np.arange(config.pairs) % len(config.distances)]
         distance_P = np.array(config.distances)[offers]
         free = np.ones(self.length, bool)
@@ -125,10 +125,10 @@ class _Marked:
 
 
 def with_distances(rows: Rows) -> Rows:
-    """Add to each sequence of the recall task its `distances`, by which evaluation reports; others stay as they are."""
+    """Adds `distances` to each sequence of the recall task, for evaluation; returns other rows as they are."""
     return _Marked(rows) if isinstance(rows, RecallRows) else rows
 
 
 def _fact_tokens(config: RecallConfig) -> int:
-    """Return how many tokens surely leave room for all facts: each takes no more than 8 places from the others."""
+    """Returns a number of tokens in which all facts fit: each fact takes at most 8 places from the others."""
     return 8 * (config.pairs - 1) + 2

@@ -31,7 +31,7 @@ _SHOWN_AFTER_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of a source: where it is, its name within the source, and what it was when the run began."""
+    """A file of a source: its path, its name within the source, and its size and time when the run began."""
 
     path: Path
     name: str
@@ -44,12 +44,12 @@ class File:
 
 
 def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int) -> Corpus:
-    """Open the documents of a source, in the order of their files' names; text is tokenized if it never was.
+    """Opens the documents of a source, in the order of their files' names; text is tokenized if it never was.
 
     Args:
         config: how files are read, and where tokens are kept.
         source: a file, a directory, a pattern, or "stdlib".
-        encoder: opens what turns text into tokens; called where there is text.
+        encoder: opens the encoder; called only if the source has text.
         vocab_size: tokens must lie in 0..vocab_size-1.
 
     Raises:
@@ -63,15 +63,15 @@ def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder],
             corpora.append(_token_corpus(config, file, vocab_size))
     corpus = join(corpora)
     if not corpus.num_documents:
-        raise ValueError(f"data.source must hold tokens, got none in {source}; give another")
+        raise ValueError(f"data.source must hold tokens, got none in {source}; choose another source")
     return corpus
 
 
 def find_files(source: str) -> tuple[Path, list[File]]:
-    """Return the directory of a source and its files, in the order of their names.
+    """Returns the directory of a source and its files, in the order of their names.
 
     Raises:
-        ValueError: there is none, or one is of no known kind.
+        ValueError: there is no file, or a file is of an unknown kind.
     """
     place = os.path.expanduser(source)
     if source == LIBRARY:
@@ -87,11 +87,13 @@ def find_files(source: str) -> tuple[Path, list[File]]:
     else:
         root, paths = Path(place).parent, [Path(place)]
     if not paths:
-        raise ValueError(f"data.source must name files that exist, got {source} with no {_kinds()}; give another")
+        raise ValueError(
+            f"data.source must name files that exist, got {source} with no {_kinds()}; choose another source"
+        )
     files = [_file(path, path.relative_to(root).as_posix()) for path in paths]
     for file in files:
         if source != LIBRARY and not file.name.endswith(TEXT_SUFFIXES + TOKEN_SUFFIXES):
-            raise ValueError(f"data.source must be {LIBRARY} or {_kinds()}, got {file.path}; convert it")
+            raise ValueError(f"data.source must be {LIBRARY} or {_kinds()}, got {file.path}; convert the file")
     return root, sorted(files, key=lambda file: file.name)
 
 
@@ -117,7 +119,7 @@ def _cache(config: DataConfig) -> Path | None:
 
 
 def _text_corpus(config: DataConfig, root: Path, files: list[File], encoder: Encoder) -> Corpus:
-    """Open the documents of text files, tokenized once."""
+    """Opens the documents of text files, which are tokenized once."""
     strict = config.tokenizer is not None
 
     def fill(writer: Writer) -> None:
@@ -141,7 +143,7 @@ def _corpus(tokens: np.ndarray, entry: Entry, names: list[str], num_documents: l
 
 
 def _hashes(names: list[str], num_documents: list[int]) -> np.ndarray:
-    """Return a number in [0, 1) for every document, from its file's name and its number in the file."""
+    """Returns a number in [0, 1) for every document, from its file's name and its number in the file."""
     counts = np.array(num_documents, np.int64)
     seeds = np.array([zlib.crc32(name.encode(errors="surrogateescape")) for name in names], np.uint64)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -150,7 +152,7 @@ def _hashes(names: list[str], num_documents: list[int]) -> np.ndarray:
 
 
 def _tokenize(files: list[File], encoder: Encoder, writer: Writer, text_key: str, strict: bool) -> list[int]:
-    """Write the tokens of all files; returns the number of documents of each."""
+    """Writes the tokens of all files; returns the number of documents of each."""
     num_documents = [0] * len(files)
     total = sum(file.num_bytes for file in files)
     num_tokens, begins = 0, True
@@ -175,21 +177,22 @@ def _tokenize(files: list[File], encoder: Encoder, writer: Writer, text_key: str
 
 
 def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> Iterator[list[tuple[int, str, bool]]]:
-    """Give pieces of documents with the number of their file, some megabytes at a time."""
+    """Gives pieces of documents with the number of their file, some megabytes at a time."""
     batch: list[tuple[int, str, bool]] = []
     num_chars = done = 0
     for number, file in enumerate(files):
         for piece, is_last in read_pieces(file.path, text_key=text_key, strict=strict):
             batch.append((number, piece, is_last))
             num_chars += len(piece)
-            # About a byte a character; packed files run ahead, as far as their end.
+            # About one byte a character; a compressed file counts at most its own bytes.
             progress.update(max(0, min(len(piece), done + file.num_bytes - progress.n)))
             if num_chars >= _BATCH_CHARS or len(batch) >= _BATCH_PIECES:
                 yield batch
                 batch, num_chars = [], 0
         if _file(file.path, file.name) != file:
             raise ValueError(
-                f"data.source must not change while it is read, got {file.path}; start again when it is done"
+                f"data.source must not change while it is read, got a change of {file.path}; "
+                "start again when the file is complete"
             )
         done += file.num_bytes
         progress.update(done - progress.n)
@@ -198,7 +201,7 @@ def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> 
 
 
 def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
-    """Open the documents of a file of tokens, which is looked through once."""
+    """Opens the documents of a file of tokens, which is scanned once."""
     path = file.path
     tokens = _read_npy(path) if path.suffix == ".npy" else _read_bin(file, np.dtype(config.token_dtype))
 
@@ -210,7 +213,7 @@ def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
     smallest, largest = entry.facts["smallest"], entry.facts["largest"]
     if smallest < 0 or largest >= vocab_size:
         need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file again"
-        need += ", or set data.token_dtype to its type" if path.suffix == ".bin" else ""
+        need += ", or set data.token_dtype to the dtype of the file" if path.suffix == ".bin" else ""
         raise ValueError(
             f"data.source must hold tokens in 0..{vocab_size - 1} (model.vocab_size = {vocab_size}), "
             f"got {smallest if smallest < 0 else largest} in {path}; {need}"
@@ -219,7 +222,7 @@ def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
 
 
 def _look_through(tokens: np.ndarray, separator: int | None, writer: Writer) -> None:
-    """Write where documents end, behind every separator, and between which numbers the tokens lie."""
+    """Writes the ends of documents (after every separator), and the smallest and the largest token."""
     smallest = largest = end = 0
     for first in range(0, len(tokens), _BLOCK_TOKENS):
         block = tokens[first : first + _BLOCK_TOKENS]
@@ -237,11 +240,13 @@ def _read_npy(path: Path) -> np.ndarray:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"data.source must be a readable .npy file, got {path} ({error}); write it again") from error
+        raise ValueError(
+            f"data.source must be a readable .npy file, got {path} ({error}); write the file again"
+        ) from error
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
         raise ValueError(
             f"data.source must hold a 1-D integer array, got {tokens.dtype} {list(tokens.shape)} in {path}; "
-            f"convert it with astype and ravel"
+            "convert the array with astype and ravel"
         )
     return tokens
 
@@ -250,7 +255,7 @@ def _read_bin(file: File, dtype: np.dtype) -> np.ndarray:
     if file.num_bytes % dtype.itemsize:
         raise ValueError(
             f"data.source must hold whole {dtype} tokens, got {file.num_bytes} bytes in {file.path}; "
-            f"set data.token_dtype"
+            "set data.token_dtype to the dtype of the file"
         )
     try:
         return np.memmap(file.path, dtype, "r") if file.num_bytes else np.zeros(0, dtype)

@@ -1,4 +1,4 @@
-"""What a run's data are, in numbers and samples."""
+"""The data of a run in numbers and samples."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class SourceSummary:
     """A source in numbers.
 
     Args:
-        name: as the config names it.
-        weight: share of the training sequences; 0: all of it is held out, and so for the figures of training.
-        documents: to train on.
-        tokens: of these.
-        held_out_documents: for validation.
-        held_out_tokens: of these.
-        sequences: of one epoch of the source.
-        filled: share of the tokens of these sequences that is no padding.
-        split: documents that are cut into pieces.
-        run_epochs: how many times the run reads the source.
+        name: the name in the config.
+        weight: share of the training sequences; 0: the whole source is held out, and all figures of training are 0.
+        documents: number of documents to train on.
+        tokens: number of tokens of these documents.
+        held_out_documents: number of documents for validation.
+        held_out_tokens: number of tokens of these documents.
+        sequences: number of sequences of one epoch of the source.
+        filled: share of the places of these sequences that are not padding.
+        split: number of documents that are cut into pieces.
+        run_epochs: number of times that the run reads the source.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The start of a piece of text: where it stands, how many tokens it has, and how it begins."""
+    """The start of a piece of text: its place, its number of tokens, and its first characters."""
 
     where: str
     tokens: int
@@ -74,15 +74,15 @@ class Summary:
         pack: how documents fill sequences.
         num_sequences: sequences of a step.
         run_steps: steps of the run.
-        sources: one by one.
-        epoch_sequences: sequences of an epoch: until every source has been read whole.
-        filled: share of the tokens of these that is no padding.
+        sources: each source in numbers.
+        epoch_sequences: sequences of an epoch, which ends when every source has been read whole.
+        filled: share of the places of these sequences that are not padding.
         histogram: documents by length, shortest first.
-        documents: how some documents begin.
-        sequence: the one of the first few that holds the most pieces.
-        pieces: how its pieces begin.
-        num_pieces: how many there are.
-        fingerprint: of the order of all tokens.
+        documents: the beginnings of some documents.
+        sequence: number of the sequence, among the first few, that holds the most pieces.
+        pieces: the beginnings of the pieces of this sequence.
+        num_pieces: number of pieces of this sequence.
+        fingerprint: fingerprint of the order of all tokens.
     """
 
     length: int
@@ -109,18 +109,18 @@ class Summary:
 
 
 def summarize(config: Config, data: Data) -> Summary:
-    """Count and sample what a run reads.
+    """Counts and samples the data that a run reads.
 
     Args:
-        config: of the run.
-        data: from `open_data`.
+        config: the config of the run.
+        data: data from `open_data`.
     """
     run_sequences = config.train.steps * config.num_sequences
     rows = data.training
     drawn, epoch_drawn = (
         rows.num_drawn(count) if isinstance(rows, Mixture) else [count] for count in (run_sequences, len(rows))
     )
-    # Sources to validate on stand behind those to train on, and nothing is drawn from them.
+    # Sources to validate on come after sources to train on, and training draws nothing from them.
     drawn += [0] * (len(data.sources) - len(drawn))
     sources = tuple(_source(*each) for each in zip(data.sources, drawn, strict=True))
     filled = sum(count * source.filled for count, source in zip(epoch_drawn, sources, strict=False)) / len(rows)
@@ -143,11 +143,11 @@ def summarize(config: Config, data: Data) -> Summary:
 
 
 def drawn(config: Config, data: Data) -> Summary:
-    """Sample sequences that are drawn at random, of which there is no end.
+    """Samples sequences that are drawn at random, such as those of the recall task.
 
     Args:
-        config: of the run.
-        data: from `open_data`, without sources.
+        config: the config of the run.
+        data: data from `open_data`, without sources.
     """
     sequence, pieces, num_pieces = _pieces(data)
     return Summary(
@@ -168,7 +168,7 @@ def drawn(config: Config, data: Data) -> Summary:
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
-    """Return all figures, for JSON."""
+    """Returns all figures, for JSON."""
     return dataclasses.asdict(summary) | {"epoch_steps": summary.epoch_steps, "run_epochs": summary.run_epochs}
 
 
@@ -193,7 +193,7 @@ def _training(data: Data) -> list[tuple[str, Corpus]]:
 
 
 def _histogram(data: Data) -> tuple[Bucket, ...]:
-    """Count documents by powers of two, from the shortest that there is to the longest."""
+    """Counts documents by length in powers of two, from the shortest to the longest document."""
     sizes = np.concatenate([corpus.ends - corpus.starts for _, corpus in _training(data)])
     bits = np.frexp(sizes.astype(np.float64))[1] - 1
     counts, tokens = np.bincount(bits), np.bincount(bits, weights=sizes)
@@ -204,7 +204,7 @@ def _histogram(data: Data) -> tuple[Bucket, ...]:
 
 
 def _documents(data: Data, seed: int) -> tuple[Sample, ...]:
-    """Sample documents of all sources in turn."""
+    """Samples documents of all sources in turn."""
     samples, sources = [], _training(data)
     for turn in range(max(_NUM_DOCUMENTS, len(sources))):
         number, at = divmod(turn, len(sources))
@@ -218,7 +218,7 @@ def _documents(data: Data, seed: int) -> tuple[Sample, ...]:
 
 
 def _pieces(data: Data) -> tuple[int, tuple[Sample, ...], int]:
-    """Sample the pieces of a sequence, the first and the last ones if they are many."""
+    """Samples the pieces of a sequence; of many pieces, the first and the last."""
     rows = [data.training[index] for index in range(min(_NUM_ROWS, len(data.training)))]
     counts = [int(row["document_ids"].max()) + 1 for row in rows]
     count = max(counts)

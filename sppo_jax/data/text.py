@@ -19,15 +19,15 @@ Piece = tuple[str, bool]
 
 
 def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
-    """Give the documents of a file in their order, long ones in pieces that end with a line; empty ones are left out.
+    """Yields the documents of a file in order, long ones in pieces that end with a line; leaves out empty documents.
 
     Args:
         path: a file with one of TEXT_SUFFIXES; a plain text file is one document.
         text_key: key of the text in a JSON line, column of the text in a Parquet file.
-        strict: refuse plain text that is not UTF-8, instead of giving such bytes as lone surrogates.
+        strict: whether plain text that is not UTF-8 is refused; otherwise such bytes become lone surrogates.
 
     Raises:
-        ValueError: the file cannot be read, or is not what its name says; names file and line.
+        ValueError: the file cannot be read, or is not of the kind that its name says; the message names file and line.
     """
     if path.name.endswith(".parquet"):
         documents = _parquet_documents(path, text_key)
@@ -41,7 +41,7 @@ def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
 
 
 def _cut(blocks: Iterator[str]) -> Iterator[Piece]:
-    """Cut a document that comes in blocks behind the last line of each, so that few words are cut in two."""
+    """Cuts a document that comes in blocks after the last line of each block, so that few words are cut in two."""
     rest = ""
     for block in blocks:
         if rest:
@@ -63,7 +63,7 @@ def _plain_blocks(path: Path, strict: bool) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"text for a tokenizer must be UTF-8, got {path} ({error.reason}: byte 0x{error.object[error.start]:02x}); "
-            f"convert it, or leave data.tokenizer out to train on bytes"
+            "convert the file, or leave out data.tokenizer to train on bytes"
         ) from error
 
 
@@ -76,7 +76,7 @@ def _json_documents(path: Path, text_key: str) -> Iterator[str]:
                     yield _text_of(line, text_key, f"{path} line {number}")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(
-            f"a .gz file must be whole gzip, got {path} ({error}, behind line {number}); copy it again"
+            f"a .gz file must be whole gzip, got {path} ({error}, after line {number}); copy the file again"
         ) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -86,22 +86,26 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise ValueError(f"a .jsonl file must hold a JSON object a line, got {where} ({error}); correct it") from error
+        raise ValueError(
+            f"a .jsonl file must hold one JSON object a line, got {where} ({error}); correct the line"
+        ) from error
     if not isinstance(record, dict):
         got = type(record).__name__
         raise ValueError(
-            f"a .jsonl file must hold a JSON object a line, got {where} with one of type {got}; correct it"
+            f"a .jsonl file must hold one JSON object a line, got {where} with a value of type {got}; correct the line"
         )
     if text_key not in record:
         keys = ", ".join(map(repr, sorted(record))) or "none"
         raise ValueError(
-            f"data.text_key must be a key of every line, got {text_key!r} with {where} having {keys}; name one of these"
+            f"data.text_key must be a key of every line, got {text_key!r}, but {where} has {keys}; name one of these"
         )
     text = record[text_key]
     if not isinstance(text, str):
         got = type(text).__name__
-        raise ValueError(f"data.text_key must name text, got {text_key!r} of type {got} in {where}; name another key")
-    # JSON can escape halves of surrogate pairs, which no UTF-8 can write.
+        raise ValueError(
+            f"data.text_key must name text, got {text_key!r} with a value of type {got} in {where}; name another key"
+        )
+    # JSON can escape halves of surrogate pairs, which UTF-8 cannot encode.
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
 
 
@@ -119,7 +123,7 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
             for batch in file.iter_batches(batch_size=256, columns=[text_key]):
                 yield from (text for text in batch.column(0).to_pylist() if text)
     except pa.ArrowException as error:
-        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write it again") from error
+        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write the file again") from error
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -127,9 +131,7 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
 def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
     if text_key not in schema.names:
         names = ", ".join(map(repr, schema.names))
-        raise ValueError(
-            f"data.text_key must be a column, got {text_key!r} with {path} having {names}; name one of these"
-        )
+        raise ValueError(f"data.text_key must be a column, got {text_key!r}, but {path} has {names}; name one of these")
     kind = schema.field(text_key).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise ValueError(
@@ -138,5 +140,5 @@ def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> ValueError:
-    """Return the error that says that a source cannot be read."""
-    return ValueError(f"data.source must be readable, got {path} ({error.strerror or error}); give another")
+    """Returns the error that says that a source cannot be read."""
+    return ValueError(f"data.source must be readable, got {path} ({error.strerror or error}); choose another source")

@@ -1,4 +1,4 @@
-"""What the compiler says of a plan's train step: bytes, kernels, and host copies behind compute."""
+"""The compiler's figures of a plan's train step: bytes, kernels, and host copies beside compute."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.units import format_bytes
 
-# What XLA says where it would have to try kernels on a GPU.
+# XLA's error where it would have to try kernels on a GPU.
 _NO_TRITON = ("No supported config found", "Failed to get configs")
-# Share of the bytes of host copies that may run with no compute beside them.
+# Largest share of the bytes of host copies without compute beside the copy before a warning.
 MAX_EXPOSED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Bytes of one device: its own memory, and its part of its host's."""
+    """Bytes of one device: in its own memory, and its part of its host's memory."""
 
     hbm_bytes: int
     host_bytes: int
@@ -35,13 +35,13 @@ class Fit:
     """The compiler's figures beside the planner's and the machine's, all of one device.
 
     Args:
-        compiler: arguments + outputs + temporaries - aliases, and what lies on the host.
-        predicted: the plan's, of its largest stage.
-        capacity: what there is.
+        compiler: the compiler's bytes: arguments + outputs + temporaries - aliases, and those on the host.
+        predicted: the planner's bytes, of the largest stage.
+        capacity: the memory of the machine.
         copies: bytes moved between device and host in a step.
         flash_calls: calls of a fused attention kernel in the program's text.
         compile_s: seconds the compiler took.
-        jax_version: whose compiler it was; another one may take other bytes.
+        jax_version: the version of jax, whose compiler decides the bytes.
     """
 
     compiler: Sizes
@@ -54,19 +54,19 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether both memories hold it, by the compiler's figures."""
+        """Whether the step fits both memories, by the compiler's figures."""
         return (
             self.compiler.hbm_bytes <= self.capacity.hbm_bytes and self.compiler.host_bytes <= self.capacity.host_bytes
         )
 
     @property
     def exposed_share(self) -> float:
-        """Share of the copied bytes with no compute beside them."""
+        """Share of the copied bytes without compute beside the copy."""
         moved = self.copies.overlapped_bytes + self.copies.exposed_bytes
         return self.copies.exposed_bytes / moved if moved else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `sppo fit --json` prints."""
+        """Returns what `sppo fit --json` prints."""
         return {
             "fits": self.fits,
             "compiler": asdict(self.compiler),
@@ -82,7 +82,7 @@ class Fit:
         }
 
     def describe(self) -> str:
-        """Return the figures as a table, and a line on the copies."""
+        """Returns the figures as a table, and a line on the copies."""
         rows = [("", "compiler", "predicted", "capacity", "compiler of capacity")]
         for name, key in (("HBM of a device", "hbm_bytes"), ("host, a device's part", "host_bytes")):
             values = [getattr(sizes, key) for sizes in (self.compiler, self.predicted, self.capacity)]
@@ -97,7 +97,7 @@ class Fit:
 
 
 def prepare_environment() -> None:
-    """Set what must be set before jax looks for devices: no accelerator is looked for, and none is needed."""
+    """Sets the environment before jax looks for devices, so that jax looks for no accelerator."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     warn_of_unknown_flags()
@@ -108,17 +108,17 @@ def prepare_environment() -> None:
 
 
 def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
-    """Compile the train step of a plan for a cluster that need not exist.
+    """Compiles the train step of a plan for a cluster that need not exist.
 
     Call `prepare_environment` before jax is first imported.
 
     Args:
         config: the model and the optimizer.
-        plan: all else.
+        plan: all other settings.
         cluster: devices to compile for; at least as many as the plan's mesh has.
 
     Raises:
-        ValueError: plan and cluster do not fit together, the compiler is not installed, or no run may use it.
+        ValueError: plan and cluster do not fit together, or the compiler is not installed or is refused for runs.
     """
     import jax
 
@@ -144,7 +144,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
 
 
 def compile_lowered(lowered: Any) -> Any:
-    """Compile a lowered program for a device that is not here.
+    """Compiles a lowered program for a device that is not here.
 
     Some versions of XLA refuse single Triton products where no GPU is at hand. The program is then compiled again with
     all products by cuBLAS, which can change its memory by a few percent; a warning says so.

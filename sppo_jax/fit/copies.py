@@ -1,6 +1,6 @@
-"""Reads a scheduled HLO text: how many bytes move to and from the host, and how many of them behind compute.
+"""Counts the bytes that a scheduled HLO text moves to and from the host, and those that move beside compute.
 
-A copy is overlapped if, between its start and its done, the schedule holds a matrix product or a loop that has one.
+A copy is overlapped if the schedule has a matrix product, or a loop with one, between the copy's start and its end.
 """
 
 import re
@@ -31,10 +31,10 @@ class HostCopies:
 
 
 def host_copies(hlo_text: str) -> HostCopies:
-    """Count the host copies of a compiled program.
+    """Counts the host copies of a compiled program.
 
     Args:
-        hlo_text: `compiled.as_text()`, whose instructions stand in the order in which they run.
+        hlo_text: `compiled.as_text()`, whose instructions are in the order in which they run.
     """
     computations, entry = _computations(hlo_text)
     totals: dict[bool, int] = defaultdict(int)
@@ -68,7 +68,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _inner(line: str) -> list[tuple[str, int | None]]:
-    """Computations that an instruction runs, and how often (None where the text does not say)."""
+    """Returns the computations that an instruction runs, and how often (None if the text does not say)."""
     body = _BODY.search(line)
     if body:
         trips = _TRIPS.search(line)
@@ -86,7 +86,7 @@ def _mentions_host(name: str, computations: dict[str, list[str]]) -> bool:
 
 
 def _has_product(line: str, computations: dict[str, list[str]]) -> bool:
-    """Whether an instruction is a matrix product, or a fusion or a loop with one, at any depth."""
+    """Returns whether an instruction is a matrix product, or a fusion or a loop with one, at any depth."""
     instruction = line.partition(", metadata=")[0]
     if _PRODUCT.search(instruction):
         return True
@@ -97,7 +97,7 @@ def _has_product(line: str, computations: dict[str, list[str]]) -> bool:
 
 
 def _copies(lines: list[str], computations: dict[str, list[str]]) -> list[tuple[bool, int]]:
-    """(overlapped, bytes) of each host copy in a computation."""
+    """Returns (overlapped, bytes) of each host copy in a computation."""
     starts, found = {}, []
     for index, line in enumerate(lines):
         name = _NAME.match(line)
@@ -114,7 +114,7 @@ def _copies(lines: list[str], computations: dict[str, list[str]]) -> list[tuple[
 
 
 def _moved_bytes(line: str) -> int:
-    """Size of what moves: the largest array in device memory among an instruction's own shapes."""
+    """Returns the bytes that move: the largest array in device memory among an instruction's own shapes."""
     shapes = _SHAPE.findall(line.partition(", metadata=")[0])
     sizes = [_bytes(kind, dims) for kind, dims, layout in shapes if _HOST not in layout]
     if not any(sizes):  # a whole buffer that stays on the host side of the text

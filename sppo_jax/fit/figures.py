@@ -1,4 +1,4 @@
-"""What the compiler says of a compiled program: bytes, calls of fused kernels, and host copies behind compute."""
+"""The compiler's figures of a compiled program: bytes, calls of fused kernels, and host copies beside compute."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Figures:
 
     @classmethod
     def of(cls, compiled: Any) -> Figures:
-        """Read the figures of what `jax.stages.Lowered.compile` returned."""
+        """Returns the figures of a program that `jax.stages.Lowered.compile` returned."""
         sizes, text = compiled.memory_analysis(), compiled.as_text()
         return cls(
             hbm_bytes=_total(sizes, ""),
@@ -36,7 +36,7 @@ class Figures:
         )
 
     def to_dict(self) -> dict[str, int]:
-        """Return the figures as JSON values."""
+        """Returns the figures as JSON values."""
         return {
             "hbm_bytes": self.hbm_bytes,
             "host_bytes": self.host_bytes,

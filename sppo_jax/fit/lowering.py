@@ -1,4 +1,4 @@
-"""The very train step of a plan, for devices that need not exist."""
+"""The train step of a plan, the same as in a run, for devices that need not exist."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sppo_jax.train.step import TrainStep, make_optimizer, make_schedule, make_t
 
 @dataclass(frozen=True, kw_only=True)
 class TrainProgram:
-    """The train step of a plan, and the shapes of what it takes.
+    """The train step of a plan, and the shapes of its arguments.
 
     Args:
         step: jitted, `step(state, batch, signals) -> (state, metrics)`.
-        optimizer: whose state is part of the state.
+        optimizer: the optimizer, whose state is part of the state.
         state: shapes, dtypes and shardings of the state.
-        batch: of the batch.
-        signals: of what each process wants done.
+        batch: shapes, dtypes and shardings of the batch.
+        signals: shape, dtype and sharding of the requests of the processes.
     """
 
     step: TrainStep
@@ -40,18 +40,18 @@ class TrainProgram:
     signals: jax.ShapeDtypeStruct
 
     def lower(self) -> jax.stages.Lowered:
-        """Lower the step for its devices."""
+        """Returns the step lowered for its devices."""
         return self.step.lower(self.state, self.batch, self.signals)
 
 
 def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) -> TrainProgram:
-    """Build gradients and optimizer, as `sppo train` runs them, for the plan's mesh.
+    """Builds gradients and optimizer, as `sppo train` runs them, for the plan's mesh.
 
     Args:
         config: the model and the optimizer.
-        plan: all else.
-        devices: as many as the plan's mesh has; compile-only ones will do.
-        platform: "cpu", "gpu" or "tpu", what the devices are.
+        plan: all other settings.
+        devices: as many devices as the plan's mesh has; compile-only devices are enough.
+        platform: platform of the devices: "cpu", "gpu" or "tpu".
 
     Raises:
         ValueError: plan, model and devices do not fit together.

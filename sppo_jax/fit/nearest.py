@@ -1,4 +1,4 @@
-"""The smallest change of a config under which its plan would fit, where the compiler says that it does not."""
+"""The smallest change of a config with which its plan fits, if the compiler says that the plan does not fit."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ _MESH = ("mesh.data", "mesh.pipe", "mesh.seq")
 _TICKS = ("sequence.chunks", "sequence.kind", "schedule.name", "schedule.interleave")
 _STASH = ("stash.inputs", "stash.attention", "stash.rest", "stash.alpha", "stash.kv_grad_dtype")
 _LENGTH_STEPS = 8
-_LEFT_FREE = 1.06  # plans fill devices up to about this factor
+_LEFT_FREE = 1.06  # plans fill devices up to about this share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Overrides to add to the command, and the plan's figures under them, as predicted."""
+    """Overrides to add to the command, and the planner's figures with these overrides."""
 
     overrides: tuple[str, ...]
     hbm_bytes: int
     host_bytes: int
 
     def describe(self) -> str:
-        """Return the change as one line."""
+        """Returns the change as one line."""
         sizes = f"{format_bytes(self.hbm_bytes)} of HBM and {format_bytes(self.host_bytes)} of host memory a device"
         return f"the nearest change that fits: {' '.join(self.overrides)} (predicted {sizes})"
 
@@ -32,13 +32,14 @@ class Change:
 def nearest_change(
     reload: Callable[[tuple[str, ...]], Config], config: Config, cluster: Cluster, excess: float
 ) -> Change | None:
-    """Try changes from the smallest to the largest; return the first whose plan fits, None if none does.
+    """Tries changes from the smallest to the largest; returns the first whose plan fits, None if none fits.
 
     Args:
         reload: reads the config again with more overrides.
         config: the config that does not fit.
-        cluster: the devices it does not fit on.
-        excess: the compiler's bytes over the predicted ones; beyond what plans leave free, devices count as smaller.
+        cluster: the devices on which the config does not fit.
+        excess: the compiler's bytes divided by the predicted bytes; if this exceeds what plans leave free, devices
+            count as smaller.
     """
     smaller = () if excess < _LEFT_FREE else (f"hardware.hbm_bytes={int(cluster.device.hbm_bytes / excess)}",)
     for change in _changes(config, cluster):
@@ -71,7 +72,7 @@ def _changes(config: Config, cluster: Cluster) -> Iterator[tuple[str, ...]]:
 
 
 def _unpin(config: Config, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return overrides that leave settings to the planner, of those that are not."""
+    """Returns overrides that leave the given settings to the planner."""
     pinned = []
     for name in names:
         group, _, field = name.partition(".")

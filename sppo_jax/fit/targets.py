@@ -1,6 +1,6 @@
-"""Devices to compile for without having one: datasheet values of GPUs, and the topologies that jax makes.
+"""Devices to compile for that need not be there: datasheet values of GPUs, and the topologies that jax makes.
 
-No accelerator is touched. Compiled programs tell their memory and their schedule, not their speed.
+No accelerator is touched. A compiled program shows its memory and its schedule, not its speed.
 
 Sources:
   A100: NVIDIA A100 Tensor Core GPU Architecture whitepaper (V1.0), table of GPU comparisons; A100 80GB datasheet.
@@ -42,13 +42,13 @@ _VERSIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTarget:
-    """What the compiler asks of a GPU.
+    """The values of a GPU that the compiler needs.
 
     Args:
-        description: the device's own name.
+        description: the name of the device.
         capability: compute capability, (major, minor).
         cores: streaming multiprocessors.
-        fpus_per_core: float32 units of one of them.
+        fpus_per_core: float32 units of one multiprocessor.
         clock_ghz: boost clock.
         memory_bytes: device memory.
         bandwidth: bytes a second of device memory.
@@ -67,7 +67,7 @@ class GpuTarget:
     shared_bytes: int
 
     def text(self) -> str:
-        """Write the target as a text-format `stream_executor.GpuTargetConfigProto`."""
+        """Writes the target as a text-format `stream_executor.GpuTargetConfigProto`."""
         major, minor = self.capability
         feature = " feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
         numbers = {
@@ -137,22 +137,22 @@ GPUS = {
     ),
 }
 
-# Where an extra of this project brings what a platform's compiler needs.
+# The extras of this project that install the compiler of a platform.
 EXTRAS = {"gpu": "fit-gpu", "tpu": "fit-tpu"}
 
 
 def compile_only_devices(cluster: Cluster) -> list:
-    """Make devices that programs can be compiled for, and nothing else.
+    """Returns devices for which programs can be compiled, but not run.
 
     Args:
-        cluster: of a device with a compiler of its own (not "cpu").
+        cluster: a cluster of GPUs or TPUs.
 
     Raises:
-        ValueError: there is no such compiler for these devices, or it is not installed.
+        ValueError: there is no compiler for these devices, or the compiler is not installed.
     """
     platform = cluster.device.platform
     if platform not in EXTRAS:
-        raise ValueError(f"fit compiles for GPUs and TPUs, got the cluster {cluster.name}; give another --cluster")
+        raise ValueError(f"sppo fit needs a cluster of GPUs or TPUs, got {cluster.name}; name another --cluster")
     from jax.experimental import topologies
 
     try:
@@ -166,13 +166,15 @@ def compile_only_devices(cluster: Cluster) -> list:
                 target_config=GPUS[cluster.device.name].text(),
                 topology=f"1x{cluster.num_hosts}x{cluster.devices_per_host}",
             )
-    except Exception as error:  # whatever a plugin raises, what is missing is the same
+    except Exception as error:  # whatever a plugin raises, the compiler is missing
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"compiling for {cluster.name} needs its compiler, got {type(error).__name__}: {reason}; "
-            f"install it with: pip install 'sppo_jax[{EXTRAS[platform]}]'"
+            f"the compiler for {cluster.name} must be installed, got {type(error).__name__}: {reason}; "
+            f"install the compiler with: pip install 'sppo_jax[{EXTRAS[platform]}]'"
         ) from error
     devices = list(description.devices)
     if len(devices) != cluster.num_devices:
-        raise ValueError(f"{cluster.name} should have {cluster.num_devices} devices, the compiler made {len(devices)}")
+        raise ValueError(
+            f"the compiler must make the {cluster.num_devices} devices of {cluster.name}, got {len(devices)}"
+        )
     return devices

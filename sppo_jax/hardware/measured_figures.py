@@ -13,7 +13,7 @@ BLOCK = 512  # of the blockwise kernel (attention/blockwise.py)
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulFigure:
-    """A product of [rows, inner] and [inner, columns], and the FLOP/s it reached."""
+    """The FLOP/s that a product of [rows, inner] and [inner, columns] reached."""
 
     rows: int
     inner: int
@@ -26,7 +26,7 @@ class AttentionFigure:
     """A chunk's attention to the tokens before it and to itself.
 
     Args:
-        chunk_tokens: queries.
+        chunk_tokens: number of queries.
         prefix_tokens: tokens before the chunk.
         forward_s: seconds of one layer's forward.
         backward_s: seconds of its backward.
@@ -46,21 +46,21 @@ class Profile:
 
     Args:
         schema_version: version of the JSON layout.
-        device: our name of the device.
+        device: this project's name of the device.
         jax: version of jax.
         date: day of the measurement, YYYY-MM-DD.
-        dtype: of activations and matmuls.
+        dtype: dtype of activations and matmuls.
         kernel: the attention kernel.
         num_devices: devices that ran.
         matmul_flops_s: the best FLOP/s of a matmul.
         layer_flops_s: FLOP/s of a layer around its attention, forward and backward, counting its matmuls alone.
         matmul: each shape that was tried.
         attention: each chunk and prefix that was tried, with the shortest prefix first.
-        host_link_bytes_s: bytes a second between device and host, one way, the slower way; None where memory is one.
-        link_bytes_s: bytes a second to another device, one way; None where there is no other.
+        host_link_bytes_s: bytes a second between device and host, the slower way; None if both share one memory.
+        link_bytes_s: bytes a second to another device, one way; None if there is only one device.
         hbm_bytes_s: bytes a second between device memory and compute units.
-        overhead_s: seconds of a pipeline's tick whatever its length.
-        overhead_tokens: tokens whose matmuls take as long as reading their weights.
+        overhead_s: fixed seconds of each tick of a pipeline, whatever its length.
+        overhead_tokens: number of tokens whose matmuls take as long as reading the weights.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -82,12 +82,12 @@ class Profile:
 
     @property
     def attention_flops_s(self) -> float:
-        """FLOP/s of attention over the longest prefix, the best chunk of it."""
+        """FLOP/s of attention over the longest prefix, for the fastest chunk."""
         return self._long_attention.flops_s
 
     @property
     def attention_forward_flops_s(self) -> float:
-        """The same of the forward alone, counting whole blocks where the kernel computes them."""
+        """FLOP/s of the forward alone, counting whole blocks if the kernel computes whole blocks."""
         found, block = self._long_attention, self.attention_block
         pairs = found.chunk_tokens * found.prefix_tokens + found.chunk_tokens**2 / 2
         counted = block_pairs(found.prefix_tokens, found.chunk_tokens, block) if block else pairs
@@ -96,12 +96,12 @@ class Profile:
 
     @property
     def attention_backward(self) -> float:
-        """Seconds of attention's backward for one of its forward."""
+        """Ratio of the seconds of attention's backward to those of its forward."""
         return self._long_attention.backward_s / self._long_attention.forward_s
 
     @property
     def attention_block(self) -> int:
-        """Queries and keys of a block of the blockwise kernel; 0 for a kernel that skips parts of one."""
+        """Queries and keys of a block of the blockwise kernel; 0 for a kernel that skips parts of a block."""
         return BLOCK if self.kernel == "blockwise" else 0
 
     @property
@@ -116,7 +116,7 @@ def block_pairs(start: float, tokens: float, block: float) -> float:
     Args:
         start: tokens of the sequence before the chunk.
         tokens: tokens of the chunk.
-        block: tokens of a block of queries (or all of the chunk, if it is shorter) and of one of keys.
+        block: tokens of a block of queries (or of the chunk, if it is shorter) and of a block of keys.
     """
     rows = min(block, tokens)
     ends = (min(start + (row + 1) * rows, start + tokens) for row in range(math.ceil(tokens / rows)))
@@ -132,15 +132,15 @@ def read_profile(path: Path) -> Profile:
     """Reads what `write_profile` wrote.
 
     Raises:
-        ValueError: the file cannot be read, is no profile, or lacks figures; one line that says what to do.
+        ValueError: the file cannot be read, is not a profile, or lacks figures; one line says what to change.
     """
-    rule, change = "a file of measured figures must be what sppo profile wrote", "make it again with sppo profile"
+    rule, change = "a file of measured figures must be what sppo profile wrote", "make the file again with sppo profile"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{rule}, got {path}, which cannot be read ({type(error).__name__}): {change}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{rule}, got {path}, which is no JSON ({error}): {change}") from None
+        raise ValueError(f"{rule}, got {path}, which is not JSON ({error}): {change}") from None
     try:
         return profile_from_dict(values)
     except ValueError as error:
@@ -148,13 +148,13 @@ def read_profile(path: Path) -> Profile:
 
 
 def profile_from_dict(values: Any) -> Profile:
-    """Returns the figures that `dataclasses.asdict` made a dict of.
+    """Returns a profile from the dict that `dataclasses.asdict` made of it.
 
     Raises:
-        ValueError: figures are missing, unknown, or no positive numbers.
+        ValueError: figures are missing, unknown, or not positive numbers.
     """
     if not isinstance(values, dict):
-        raise ValueError(f"it holds {type(values).__name__}, not an object")
+        raise ValueError(f"the file must hold an object, got {type(values).__name__}")
     if values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"schema_version must be {SCHEMA_VERSION}, got {values.get('schema_version')!r}")
     _check_keys(values, Profile, "")
@@ -178,7 +178,7 @@ def _check_keys(values: dict, kind: type, where: str) -> None:
     names = {field.name for field in dataclasses.fields(kind)}
     for what, keys in (("lacks", names - set(values)), ("has an unknown", set(values) - names)):
         if keys:
-            raise ValueError(f"it {what} {where}{sorted(keys)[0]}")
+            raise ValueError(f"the file {what} {where}{sorted(keys)[0]}")
 
 
 def _check_numbers(

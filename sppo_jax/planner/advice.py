@@ -50,7 +50,7 @@ def rules_of(request: "Request") -> str:
         unit = "mesh.seq" if tile == 1 else f"mesh.seq * {tile} (the tile of a device)"
         rules.append(f"{unit} must divide sequence.length={sequence.length}")
         if sequence.chunks != "auto":
-            rules.append(f"each of sequence.chunks={sequence.chunks} must have that many tokens")
+            rules.append(f"each of sequence.chunks={sequence.chunks} chunks must have at least {unit} tokens")
     if sequence.kind == "ulysses":
         rules.append(f"mesh.seq must divide model.num_heads={config.model.num_heads}")
     if sequence.ulysses:
@@ -58,7 +58,7 @@ def rules_of(request: "Request") -> str:
     if sequence.per_step:
         rules.append(f"mesh.data must divide sequence.per_step={sequence.per_step}")
     elif "data" not in config.mesh.pinned:
-        rules.append("mesh.data is 1 without sequence.per_step")
+        rules.append("mesh.data must be 1 where sequence.per_step is not given")
     return ", ".join(rules + [f"mesh.{axis}={size}" for axis, size in config.mesh.pinned.items()])
 
 

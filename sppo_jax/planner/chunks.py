@@ -99,13 +99,14 @@ def given_lengths(length: int, lengths: Sequence[int], seq: int, *, warn: bool =
     if sum(lengths) != length:
         raise ValueError(
             f"chunk lengths must sum to sequence.length={length}, got {sum(lengths)}: "
-            f"change a chunk by {length - sum(lengths):+d}, or the sequence"
+            f"change a chunk by {length - sum(lengths):+d}, or change sequence.length"
         )
     if warn and not is_menu(lengths):
         segments = 1 + sum(left != right for left, right in pairwise(lengths))
         warnings.warn(
-            f"{len(set(lengths))} distinct chunk lengths in {segments} runs cost as many shapes and at least as many "
-            f"segments, each compiled by itself; at most {MENU_SIZE} lengths, not increasing, compile fastest",
+            f"sequence.chunks should have at most {MENU_SIZE} lengths, none longer than the one before, got "
+            f"{len(set(lengths))} distinct chunk lengths in {segments} runs, which need as many shapes and at "
+            "least as many compiled segments: use fewer lengths to compile faster",
             stacklevel=2,
         )
     return tuple(lengths)
@@ -246,8 +247,8 @@ def _check_count(length: int, num_chunks: int, multiple: int) -> None:
     check_length(length, multiple)
     if not 1 <= num_chunks <= length // multiple:
         raise ValueError(
-            f"a sequence of {length} tokens has 1 to {length // multiple} chunks of at least {multiple} tokens, "
-            f"got sequence.chunks={num_chunks}: change it"
+            f"a sequence of {length} tokens must have 1 to {length // multiple} chunks of at least {multiple} tokens, "
+            f"got sequence.chunks={num_chunks}: change sequence.chunks"
         )
 
 

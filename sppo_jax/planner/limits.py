@@ -98,10 +98,12 @@ def max_length(
     for name, value in (("sequence.chunks", config.sequence.chunks), ("stash.alpha", config.stash.alpha)):
         if isinstance(value, tuple):
             raise ValueError(
-                f"--max-length needs {name} auto or one number, got a list of {len(value)}; set {name}=auto"
+                f"{name} must be auto or one number for --max-length, got a list of {len(value)}; set {name}=auto"
             )
     if config.schedule.table is not None:
-        raise ValueError("--max-length needs a schedule by name, got schedule.table, which has a length of its own")
+        raise ValueError(
+            "--max-length needs a schedule by name, got schedule.table, which fixes the length; set schedule.name"
+        )
 
     def run(tokens: int) -> Trial:
         longer = replace(config, sequence=replace(config.sequence, length=tokens))
@@ -143,7 +145,7 @@ def min_devices(
     pinned = config.mesh.pinned
     if len(pinned) == 3:
         raise ValueError(
-            f"--min-devices needs an axis of the mesh auto, got mesh.data={pinned['data']}, "
+            f"--min-devices needs one axis of the mesh to be auto, got mesh.data={pinned['data']}, "
             f"mesh.pipe={pinned['pipe']}, mesh.seq={pinned['seq']}; set one of them to auto"
         )
     base = resolve_cluster(config, cluster)

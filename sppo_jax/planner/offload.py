@@ -63,8 +63,8 @@ def place_options(config: StashConfig, layers: int) -> list[Places]:
         found = [places for places in found if places[0] != "recompute"]
     if not found:
         raise ValueError(
-            "stash.inputs=recompute needs attention and rest to be recompute too, "
-            f"got attention={config.attention}, rest={config.rest}: keep the inputs, or recompute all"
+            "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
+            f"got {config.attention} and {config.rest}: set stash.inputs=keep, or set all three to recompute"
         )
     if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
         # A share for the host is asked for.
@@ -103,7 +103,7 @@ def choose_alpha(
     if isinstance(requested, Sequence) and not isinstance(requested, str):
         if len(requested) != len(groups):
             raise ValueError(
-                f"stash.alpha as a list has one value for each of the {len(groups)} diagonals of the schedule, "
+                f"stash.alpha as a list must have one value for each of the {len(groups)} diagonals of the schedule, "
                 f"got {len(requested)}: give {len(groups)} values, one number, or auto"
             )
         return replace(stash, alpha=tuple(float(value) for value in requested)), "as requested"

@@ -87,14 +87,14 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
         return SequenceSplit(kind=kind, ulysses=1, ring=seq, reason=reason)
     if kind == "ulysses":
         _check_no_factor(sequence, seq, seq, kind)
-        _check_heads(model.num_heads, seq, f"mesh.seq={seq}", "or sequence.kind=ring")
+        _check_heads(model.num_heads, seq, "mesh.seq", "or sequence.kind=ring")
         return SequenceSplit(kind=kind, ulysses=seq, ring=1, reason=reason)
     factor = sequence.ulysses or _hybrid_factor(model.num_heads, seq)
     if seq % factor:
         raise ValueError(
             f"sequence.ulysses must divide mesh.seq={seq}, got {factor}: use one of {divisors(seq)}, or 0 for auto"
         )
-    _check_heads(model.num_heads, factor, f"sequence.ulysses={factor}", "or 0 for auto")
+    _check_heads(model.num_heads, factor, "sequence.ulysses", "or 0 for auto")
     return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
 
 
@@ -104,10 +104,10 @@ def _hybrid_factor(num_heads: int, seq: int) -> int:
     return max((count for count in divisors(shared) if count < seq), default=1)
 
 
-def _check_heads(num_heads: int, factor: int, what: str, instead: str) -> None:
+def _check_heads(num_heads: int, factor: int, name: str, instead: str) -> None:
     if num_heads % factor:
         raise ValueError(
-            f"ulysses needs model.num_heads to be a multiple of {what}, got {num_heads}: "
+            f"{name} must divide model.num_heads={num_heads} for ulysses, got {name}={factor}: "
             f"use one of {divisors(num_heads)}, {instead}"
         )
 
@@ -115,8 +115,8 @@ def _check_heads(num_heads: int, factor: int, what: str, instead: str) -> None:
 def _check_no_factor(sequence: SequenceConfig, seq: int, factor: int, kind: str) -> None:
     if sequence.ulysses not in (0, factor):
         raise ValueError(
-            f"sequence.kind={kind} over seq={seq} has the ulysses factor {factor}, "
-            f"got sequence.ulysses={sequence.ulysses}: leave it 0, or use sequence.kind=hybrid"
+            f"sequence.ulysses must be 0 or {factor} for sequence.kind={kind} and mesh.seq={seq}, "
+            f"got sequence.ulysses={sequence.ulysses}: set sequence.ulysses=0, or use sequence.kind=hybrid"
         )
 
 
@@ -266,7 +266,7 @@ def _check_enough(config: Config, cluster: Cluster) -> None:
         shown = " * ".join(f"mesh.{name}={size}" for name, size in pinned.items())
         raise ValueError(
             f"the mesh must have at most the {cluster.num_devices} devices of {cluster.name}, got {shown} = {given}: "
-            "lower an axis, leave it auto, or name a larger hardware.cluster"
+            "lower an axis, set an axis to auto, or name a larger hardware.cluster"
         )
 
 
@@ -280,8 +280,8 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
     if not meshes:
         shown = " * ".join(f"mesh.{name}={size}" for name, size in config.mesh.pinned.items())
         raise ValueError(
-            f"sequence.per_step must be a multiple of the pipelines, got {config.sequence.per_step} sequences and "
-            f"{shown} on {request.cluster.num_devices} devices"
+            f"sequence.per_step must be a multiple of the number of pipelines, got {config.sequence.per_step} "
+            f"sequences and {shown} on {request.cluster.num_devices} devices"
         )
     found: list[Layout] = []
     errors: list[ValueError] = []
@@ -329,7 +329,7 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
         total = given
     elif total % given:
         shown = " * ".join(f"mesh.{name}={size}" for name, size in pinned.items() if size > 1)
-        raise ValueError(f"the mesh must take all {total} devices, which {shown} does not divide")
+        raise ValueError(f"the given axes of the mesh must divide the {total} devices, got {shown}")
     for data in divisors(total):
         for pipe in divisors(total // data):
             mesh = MeshShape(data=data, pipe=pipe, seq=total // data // pipe)
@@ -359,8 +359,8 @@ def _check_tokens(request: Request, mesh: MeshShape) -> None:
         equal_lengths(request.config.sequence.length, chunks, multiple_tokens(request, mesh))
     if request.table is not None and request.table[0].num_stages != mesh.pipe:
         raise ValueError(
-            f"schedule.table and the config must agree in stages, got {request.table[0].num_stages} and "
-            f"mesh.pipe={mesh.pipe}"
+            f"mesh.pipe must be {request.table[0].num_stages}, the number of stages of schedule.table, "
+            f"got mesh.pipe={mesh.pipe}"
         )
 
 
@@ -369,7 +369,9 @@ def _read_table(config: Config) -> tuple[Table, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"schedule.table must be a readable CSV file, got {path} ({type(error).__name__})") from None
+        raise ValueError(
+            f"schedule.table must be a readable CSV file, got {path} ({type(error).__name__}); name another file"
+        ) from None
     try:
         table = from_csv(text)
         check(table)
@@ -377,19 +379,19 @@ def _read_table(config: Config) -> tuple[Table, str]:
         raise ValueError(f"schedule.table: {error}; correct {config.schedule.table}") from None
     chunks, interleave = config.sequence.chunks, config.schedule.interleave
     for what, key, got, wanted in (
-        ("sequences", "sequence.per_pipeline", table.num_sequences, config.sequence.per_pipeline),
-        ("tokens", "sequence.length", sum(table.chunk_lengths), config.sequence.length),
+        ("number of sequences", "sequence.per_pipeline", table.num_sequences, config.sequence.per_pipeline),
+        ("number of tokens", "sequence.length", sum(table.chunk_lengths), config.sequence.length),
     ):
         if got != wanted:
-            raise ValueError(f"schedule.table and the config must agree in {what}, got {got} and {key}={wanted}")
+            raise ValueError(f"{key} must be {got}, the {what} of schedule.table, got {wanted}; change one of the two")
     if chunks not in ("auto", table.num_chunks, table.chunk_lengths):
         raise ValueError(
-            f"schedule.table brings its chunks, got {list(table.chunk_lengths)} and sequence.chunks={chunks}: "
-            "leave sequence.chunks auto"
+            f"sequence.chunks must be auto or the chunks of schedule.table, {list(table.chunk_lengths)}, got {chunks}: "
+            "set sequence.chunks=auto"
         )
     if interleave not in ("auto", 1, table.num_groups):
         raise ValueError(
-            f"schedule.table has {table.num_groups} virtual stages a stage, got "
-            f"schedule.interleave={interleave}: leave it out"
+            f"schedule.interleave must be {table.num_groups}, the virtual stages of a stage in schedule.table, got "
+            f"{interleave}: set schedule.interleave=auto"
         )
     return table, text

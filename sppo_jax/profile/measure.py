@@ -27,22 +27,22 @@ from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
 
 Say = Callable[[str], None]
-# What makes the first state of a loop, and what makes the next state of one.
+# A function that makes the first state of a loop, and one that makes the next state.
 Work = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What is tried.
+    """Sizes and durations of the measurements.
 
     Args:
         tokens: tokens of a device in matmuls, layers and hops.
         square: rows and columns of the largest square matmul.
         chunks: tokens of the chunks that attend.
-        prefixes: tokens before them.
+        prefixes: tokens before these chunks.
         stream_bytes: bytes of an array that is read and written to measure memory.
         run_s: seconds of one run of a measurement.
-        runs: runs of which the median counts.
+        runs: number of runs, whose median counts.
     """
 
     tokens: int
@@ -74,7 +74,7 @@ _SIZES = {
         runs=7,
     ),
 }
-# Shapes of a layer where no config is given: what fits each kind of device.
+# Shapes of a layer for each kind of device, if no config is given.
 _MODELS = {
     "cpu": {
         "vocab_size": 1024,
@@ -99,12 +99,12 @@ _FEW_TOKENS = 16
 
 
 def default_sizes(platform: str, *, quick: bool) -> Sizes:
-    """Returns what is tried on a platform ("cpu", "gpu" or "tpu")."""
+    """Returns the sizes for a platform ("cpu", "gpu" or "tpu")."""
     return _SIZES["cpu" if platform == "cpu" else "gpu", quick]
 
 
 def default_model(platform: str) -> ModelConfig:
-    """Returns the shape of the layers that are measured where none is given."""
+    """Returns the shape of the layers to measure, if no config is given."""
     return ModelConfig(**_MODELS["cpu" if platform == "cpu" else "gpu"])
 
 
@@ -113,8 +113,8 @@ def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
 
     Args:
         model: the shape of a layer.
-        sizes: what is tried.
-        say: takes a line on each figure as it is found.
+        sizes: sizes and durations of the measurements.
+        say: takes a line on each figure, as soon as the figure is measured.
 
     Raises:
         ValueError: the device is not one of `hardware.DEVICES`.
@@ -154,12 +154,12 @@ def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
 
 
 def normal(seed: int, shape: tuple[int, ...], dtype, scale: float = 1.0) -> jax.Array:
-    """Returns normal values of a seed, drawn in float32."""
+    """Returns normal values drawn in float32 from a seed."""
     return (scale * jax.random.normal(jax.random.key(seed), shape, jnp.float32)).astype(dtype)
 
 
 def _matmuls(timer: Timer, model: ModelConfig, sizes: Sizes, dtype, say: Say) -> tuple[MatmulFigure, ...]:
-    """Multiplies there and back, so that each turn needs the one before."""
+    """Multiplies by a matrix and back by another, so that each turn needs the turn before."""
     hidden, width = model.hidden_size, model.num_heads * model.head_dim
     shapes = [(sizes.tokens, hidden, model.mlp_size), (sizes.tokens, hidden, width), (sizes.square,) * 3]
     figures = []
@@ -172,7 +172,7 @@ def _matmuls(timer: Timer, model: ModelConfig, sizes: Sizes, dtype, say: Say) ->
 
 
 def matmul_work(rows: int, inner: int, columns: int, dtype) -> Work:
-    """Returns what `Timer.seconds` takes to time a product of [rows, inner] and [inner, columns], and one back."""
+    """Returns the arguments of `Timer.seconds` for a product of [rows, inner] and [inner, columns], and one back."""
 
     def make():
         there = normal(1, (inner, columns), dtype, inner**-0.5)
@@ -182,15 +182,15 @@ def matmul_work(rows: int, inner: int, columns: int, dtype) -> Work:
 
 
 def _layers(timer: Timer, model: ModelConfig, layer: DecoderLayer, sizes: Sizes, say: Say) -> tuple[float, float]:
-    """Runs a layer's parts around attention forward and backward; returns FLOP/s, and tokens of a fixed cost.
+    """Times a layer without its attention, forward and backward; returns FLOP/s, and the fixed cost in tokens.
 
-    With t(n) = a + b n seconds for n tokens, the fixed cost is that of a / b tokens.
+    With t(n) = a + b n seconds for n tokens, the fixed cost equals that of a / b tokens.
     """
     long_s = sum(_layer_seconds(timer, model, layer, sizes.tokens))
     short_s = sum(_layer_seconds(timer, model, layer, _FEW_TOKENS))
-    # Where noise hides the slope, all of the time counts as the tokens'.
+    # If noise hides the slope, all of the time counts as the time of tokens.
     token_s = (long_s - short_s) / (sizes.tokens - _FEW_TOKENS) if long_s > short_s else long_s / sizes.tokens
-    # Forward, forward once more in the backward, and the backward itself.
+    # The forward, the forward again in the backward, and the backward itself.
     flops = layer_costs(model).linear_flops * (2 + LINEAR_BACKWARD)
     extra = max(0.0, short_s / token_s - _FEW_TOKENS)
     say(
@@ -257,14 +257,14 @@ def _attention(
 
 
 def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dtype) -> tuple[Work, Work]:
-    """Returns what `Timer.seconds` takes to time attention forward and backward, by the executor's own functions.
+    """Returns the arguments of `Timer.seconds` for attention forward and backward, by the executor's functions.
 
     Args:
         model: gives heads and head size.
         kernel: "cudnn" or "blockwise".
-        chunk: queries: the last chunk of a sequence, on a `seq` axis of one.
+        chunk: number of queries: the last chunk of a sequence, on a `seq` axis of size one.
         prefix: tokens before the chunk.
-        dtype: of queries, keys and values.
+        dtype: dtype of queries, keys and values.
     """
     total, split = prefix + chunk, Split(1, 1, "q", kernel)
     shape = (1, 1, 1, model.num_kv_heads, total + chunk, model.head_dim)
@@ -299,7 +299,7 @@ def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dty
 
 
 def _stream(timer: Timer, sizes: Sizes, say: Say) -> float:
-    """Adds one array to another, as gradients are gathered: two are read, one is written."""
+    """Adds one array to another, like a sum of gradients: two arrays are read, one is written."""
     count = sizes.stream_bytes // 4
 
     def make():
@@ -311,10 +311,10 @@ def _stream(timer: Timer, sizes: Sizes, say: Say) -> float:
 
 
 def _link(timer: Timer, elements: int, dtype, say: Say) -> float | None:
-    """Passes a chunk's activations on to the next device, round all of them."""
+    """Passes a chunk's activations to the next device, around a ring of all devices."""
     num_devices = len(timer.devices)
     if num_devices == 1:
-        say("link: there is one device, so none is measured")
+        say("link: not measured, because there is only one device")
         return None
     perm = [(i, (i + 1) % num_devices) for i in range(num_devices)]
     seconds = timer.seconds(lambda: normal(0, (elements,), dtype), lambda x: lax.ppermute(x, AXIS, perm))
@@ -326,7 +326,7 @@ def _link(timer: Timer, elements: int, dtype, say: Say) -> float | None:
 def _host_link(timer: Timer, sizes: Sizes, say: Say) -> float | None:
     """Copies an array of the first device to pinned host memory and back."""
     if timer.devices[0].platform == "cpu":
-        say("host copies: on a CPU the host's memory is the device's, so none are measured")
+        say("host copies: not measured, because on a CPU host memory is device memory")
         return None
     array = jax.device_put(jnp.ones((sizes.stream_bytes // 8,), jnp.float32), timer.devices[0])
     out, back = jax.jit(to_host), jax.jit(to_device)

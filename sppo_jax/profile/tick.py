@@ -15,17 +15,17 @@ from sppo_jax.profile.timing import Timer
 
 _CHUNKS = 16
 _CHUNK_TILES = 16
-# The model's own sizes up to these: next to nothing to compute for an accelerator, and a small model's own for a CPU.
+# Upper limits of the model's sizes: almost no compute for an accelerator, and the sizes of a small model for a CPU.
 _HIDDEN, _MLP, _VOCABULARY = 128, 1024, 2048
 
 
 def tick_seconds(timer: Timer, device: Device, model: ModelConfig) -> float:
-    """Returns the seconds of a tick whatever its length: two small layers a stage, one stage a device.
+    """Returns the fixed seconds of a tick, measured with two small layers a stage and one stage a device.
 
     Args:
-        timer: the devices, and how often to run.
+        timer: gives the devices and the number of runs.
         device: gives the length of the chunks.
-        model: gives the compute dtype, and sizes where they are small.
+        model: gives the compute dtype, and the sizes if they are small.
     """
     config = _config(len(timer.devices), device, model)
     plan = make_plan(config, make_cluster(device, len(timer.devices)))

@@ -1,4 +1,4 @@
-"""Seconds of a piece of work while every device does the same; no device is measured with the others idle."""
+"""Seconds of a piece of work while every device does the same; no device is measured while the others are idle."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ _LEAST_TURNS, _MOST_TURNS = 3, 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Timer:
-    """How long to measure.
+    """Devices to measure, and for how long.
 
     Args:
         devices: the devices that all do the work.
@@ -49,11 +49,11 @@ class Timer:
         more = min(_MOST_TURNS, max(_LEAST_TURNS, round(self.run_s / _agreed(_seconds_of(step, one, start)))))
         runs = [(_seconds_of(step, one, start), _seconds_of(step, one + more, start)) for _ in range(self.runs)]
         short_s, long_s = (_agreed(statistics.median(times)) for times in zip(*runs, strict=True))
-        # What is left out so is the start of a run, and the copy of its state.
+        # The difference leaves out the start of a run, and the copy of its state.
         return (long_s - short_s) / more if long_s > short_s else long_s / (1 + more)
 
     def program(self, make: Callable[[], Any], turn: Callable[[Any], Any]) -> tuple[Callable, tuple[Any, ...]]:
-        """Returns what `seconds` runs, jitted, and the shapes of its arguments; the devices need not exist."""
+        """Returns the jitted function that `seconds` runs, and its arguments' shapes; the devices need not exist."""
 
         def place(shape: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(self.mesh, spec))
@@ -63,7 +63,7 @@ class Timer:
         return self._turns(turn), (count, state)
 
     def call_seconds(self, call: Callable[[], Any]) -> float:
-        """Returns the seconds of a call that makes arrays, from its start until they are there."""
+        """Returns the seconds of a call that makes arrays, from its start until the arrays are ready."""
         jax.block_until_ready(call())
 
         def once() -> float:
@@ -98,7 +98,7 @@ def _seconds_of(step, *args) -> float:
 
 
 def _agreed(seconds: float) -> float:
-    """Returns the longest of all processes' seconds, so that all of them make the same of it."""
+    """Returns the longest of all processes' seconds, so that all processes continue with the same value."""
     if jax.process_count() == 1:
         return seconds
     return float(np.max(multihost_utils.process_allgather(np.float32(seconds))))

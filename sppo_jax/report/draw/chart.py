@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from html import escape
 
 FONT = "font-family='Helvetica,Arial,sans-serif'"
-# Colours that stay apart for colour-blind readers too (Okabe and Ito).
+# Colours that colour-blind readers can tell apart too (Okabe and Ito).
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
 GRID, INK, PALE = "#e6e6e6", "#333333", "#777777"
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 40, 50
-# Above a panel that has no title.
+# Pixels above a panel that has no title.
 _BARE_TOP = 16
 _CHARACTER = 6.1  # width of a character of 11 px
 _ROW = 18  # of the legend
@@ -18,7 +18,7 @@ _ROW = 18  # of the legend
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Colours of a picture: any that CSS takes, and so `var(--name)` where a page chooses them.
+    """Colours of a picture: any that CSS takes, such as `var(--name)` if a page chooses the colours.
 
     Args:
         paper: the background.
@@ -26,7 +26,7 @@ class Look:
         ink: titles and labels.
         pale: numbers along the axes.
         palette: colours of series.
-        hover: whether lines carry what a page's script needs to show values under the pointer.
+        hover: whether lines carry the data that a page's script needs to show values under the pointer.
     """
 
     paper: str = "white"
@@ -37,7 +37,7 @@ class Look:
     hover: bool = False
 
     def color(self, index: int) -> str:
-        """Returns a colour of the palette, which repeats."""
+        """Returns a colour of the palette; indices past the end start again at the first colour."""
         return self.palette[index % len(self.palette)]
 
 
@@ -49,9 +49,9 @@ class Series:
     """Points of one colour: joined by a line, or as marks.
 
     Args:
-        name: in the legend; empty: not in it.
+        name: the name in the legend; empty: not in the legend.
         x: values along the horizontal axis.
-        y: values along the vertical one; as many.
+        y: values along the vertical axis; as many as x.
         color: index into the palette.
         line: whether points are joined.
         dashed: whether the line is dashed.
@@ -60,7 +60,7 @@ class Series:
         floor: lower edge of an area whose upper edge is y; empty for none.
         strength: opacity, 0..1.
         width: of the line, in pixels.
-        hint: what the line is called under the pointer; "": its name.
+        hint: the name of the line under the pointer; "": `name`.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A line across a panel: up from a value of the horizontal axis, with what is said of it under the pointer."""
+    """A vertical line across a panel at a value of the horizontal axis, with a text for the pointer."""
 
     x: float
     title: str
@@ -93,10 +93,10 @@ class Axis:
     Args:
         label: what it shows.
         log: whether it is logarithmic.
-        low: where it begins; None: at the least value.
-        high: where it ends; None: at the greatest value.
+        low: where the axis begins; None: at the smallest value.
+        high: where the axis ends; None: at the largest value.
         percent: whether values are shares.
-        names: what stands at 1, 2, ... instead of values.
+        names: texts at 1, 2, ... instead of values.
         whole: whether values are counts: ticks at whole numbers, with K and M for thousands and millions.
     """
 
@@ -111,7 +111,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One chart of a picture; without a title it needs less room."""
+    """One chart of a picture; a chart without a title is less high."""
 
     title: str
     x: Axis
@@ -131,17 +131,17 @@ def chart_svg(
     """Draws panels in rows, each with its own axes and legend.
 
     Args:
-        panels: what to draw.
+        panels: the charts to draw.
         width: of a panel, in pixels.
         height: of a panel without its legend, in pixels.
-        columns: panels in a row; 0: all in one.
+        columns: panels in a row; 0: all panels in one row.
         look: the colours.
 
     Returns:
         A whole SVG document.
 
     Raises:
-        ValueError: a panel has no points, a value is not finite, or a logarithmic axis meets one that is not above 0.
+        ValueError: a panel has no points, a value is not finite, or a value of a logarithmic axis is not above 0.
     """
     columns = columns or len(panels)
     rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
@@ -172,7 +172,7 @@ class _Scale:
             low, high = (low / 2, high * 2) if axis.log else (low - 1, high + 1)
         self.axis, self.start, self.stop = axis, start, stop
         low, high = (math.log10(low), math.log10(high)) if axis.log else (low, high)
-        # Points at the rim are drawn whole.
+        # Points at the edge are drawn whole.
         margin = 0.04 * (high - low)
         self.low, self.high = low - margin * (axis.low is None), high + margin * (axis.high is None)
 
@@ -181,7 +181,7 @@ class _Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Returns round values along the axis, or where its names stand."""
+        """Returns round values along the axis, or the places of its names."""
         if self.axis.names:
             return [float(number) for number in range(1, len(self.axis.names) + 1)]
         if not self.axis.log:
@@ -220,7 +220,7 @@ def count_text(value: float) -> str:
 
 
 def _round_step(step: float) -> float:
-    """Returns the least of 1, 2, 2.5, 5 times a power of ten that is at least `step`."""
+    """Returns the smallest of 1, 2, 2.5, 5 times a power of ten that is at least `step`."""
     power = 10 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= step * (1 - 1e-9))
 
@@ -244,7 +244,7 @@ def _panel(panel: Panel, width: int, height: int, look: Look) -> str:
 
 
 def _mapping(scale: _Scale) -> str:
-    """Returns what turns pixels back into values: first and last pixel, their values, and whether these are powers."""
+    """Returns the data that map pixels to values: first and last pixel, their values, and the kind of the axis."""
     percent = "percent" if scale.axis.percent else "log" if scale.axis.log else "plain"
     return f"{scale.start} {scale.stop} {scale.low:.8g} {scale.high:.8g} {percent}"
 

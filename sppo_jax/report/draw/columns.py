@@ -7,13 +7,13 @@ WIDTH = 100
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = (), wrap: int = -1) -> str:
-    """Returns rows under a header, two spaces between columns, numbers to the right.
+    """Returns rows under a header, with two spaces between columns and numbers aligned to the right.
 
     Args:
         header: titles of the columns.
-        rows: as many texts each.
-        left: columns that are set to the left.
-        wrap: the column that is broken into lines where a row would be longer than WIDTH; -1: none.
+        rows: rows of as many texts.
+        left: columns that are aligned to the left.
+        wrap: the column that is broken into lines if a row is longer than WIDTH; -1: none.
     """
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     over = sum(widths) + 2 * (len(widths) - 1) - (WIDTH - 2)
@@ -33,7 +33,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Seque
 
 
 def paragraph(label: str, text: str, *, width: int = 16) -> str:
-    """Returns a label and a text beside it, wrapped to WIDTH under its own first word."""
+    """Returns a label and a text beside the label, wrapped to WIDTH and aligned with its first word."""
     margin = " " * (width + 2)
     return textwrap.fill(
         text,

@@ -1,4 +1,4 @@
-"""A device's memory over a step as a picture: device memory by what holds it, host memory below, to scale."""
+"""A device's memory over a step as a picture to scale: device memory by holder, and host memory below."""
 
 from html import escape
 
@@ -15,14 +15,14 @@ COLORS = {
 }
 HOST_COLOR = "#6b4c9a"
 LIMIT = "#b00020"
-# Keeps a label readable where it lies on an area.
+# Keeps a label readable on top of an area.
 _HALO = "stroke='white' stroke-width='3' paint-order='stroke'"
 
 
 def memory_svg(
     curve: Occupancy, window: Window, *, allocated: int, capacity: int, host_allocated: int, host_capacity: int
 ) -> str:
-    """Draw what a device of a stage has in use, tick by tick.
+    """Draws the bytes that a device of a stage has in use, tick by tick.
 
     Args:
         curve: bytes in use.
@@ -63,9 +63,9 @@ def _panel(
     capacity: int,
     name: str,
 ) -> list[str]:
-    """Draw layers on top of each other, with lines for what is allocated and for what there is."""
+    """Draws layers on top of each other, with lines for the allocated bytes and for the capacity."""
     right = window.width - RIGHT
-    # Where little of the capacity is used, the picture is scaled to the use.
+    # If little of the capacity is used, the picture is scaled to the use.
     most = max(allocated, 1)
     shown = capacity if most > capacity / 10 else most * 2
     shown = max(shown, most)
@@ -93,7 +93,7 @@ def _panel(
 
 def _area(below: list[int], above: list[int], window: Window, bottom: float, unit: float, fill: str) -> str:
     """Returns the area between two step curves, one value a tick; ticks of one pixel share a step."""
-    steps: dict[int, tuple[float, int, int]] = {}  # of each pixel: where it starts, the least and the most in it
+    steps: dict[int, tuple[float, int, int]] = {}  # start, smallest and largest value of each pixel
     for index in range(window.first, window.last + 1):
         x = window.x(window.starts_s[index])
         start, low, high = steps.get(int(x), (x, below[index], above[index]))

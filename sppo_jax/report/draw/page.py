@@ -1,4 +1,4 @@
-"""What all pages share: the look, light and dark, tables, cards. A page is one file that needs nothing else."""
+"""What all pages share: light and dark styles, tables, cards. A page is one file that needs no other file."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def page(title: str, body: Sequence[str], *, style: str = "", script: str = "") 
     """Returns a whole page.
 
     Args:
-        title: its title, as text.
-        body: HTML.
-        style: rules besides the common ones.
-        script: JavaScript, which may only add comfort.
+        title: the title, as text.
+        body: the body, as HTML.
+        style: CSS rules besides the common rules.
+        script: JavaScript; the page must be complete without the script.
     """
     return "\n".join(
         [
@@ -69,7 +69,7 @@ def page(title: str, body: Sequence[str], *, style: str = "", script: str = "") 
 
 
 def cards(boxes: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Returns the figures that come first: each large, with what it is below, and a kind: "fits", "not", "warn", ""."""
+    """Returns the cards at the head: a large figure, a text below, and a kind: "fits", "not", "warn" or ""."""
     drawn = [
         f"<div class='{kind}'><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small, kind in boxes
     ]
@@ -83,9 +83,9 @@ def table(
 
     Args:
         header: titles of the columns.
-        rows: as many texts each.
-        text: columns that are set to the left; the others are numbers.
-        raw: columns that hold HTML, also set to the left.
+        rows: rows of as many texts.
+        text: columns that are aligned to the left; the others are numbers.
+        raw: columns that hold HTML, also aligned to the left.
     """
     kinds = ["text" if index in (*text, *raw) else "number" for index in range(len(header))]
     head = "".join(f"<th class='{kind}'>{escape(name)}</th>" for kind, name in zip(kinds, header, strict=True))

@@ -7,7 +7,7 @@ _GROUP_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def text_timeline(table: Table, *, width: int = 100, max_blocks: int = 6) -> str:
-    """Draws the table, wrapped to a width; the middle of a long table is left out.
+    """Returns the table as text, wrapped to a width; the middle of a long table is left out.
 
     Args:
         table: the table to draw.

@@ -9,7 +9,7 @@ from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import Table, Unit
 
-# Two shades a kind tell neighbouring sequences apart; a label is white on the first and dark on the second.
+# Two shades of each kind tell neighbouring sequences apart; a label is white on the first and dark on the second.
 COLORS = {"F": ("#4878a8", "#a3c4e0"), "B": ("#3f8440", "#a5d19d"), "H": ("#e07b1a", "#ffc583")}
 LABELS = ("#ffffff", "#14202c")
 NAMES = {"F": "forward", "B": "backward", "H": "head and loss, all stages", "idle": "idle"}
@@ -19,9 +19,9 @@ ROW, GAP, LANE, LEFT, RIGHT, TOP = 30, 4, 6, 64, 8, 34
 CHARACTER_WIDTH = 6.2
 # Cells narrower than this are drawn together.
 NARROW = 1.5
-# What is left of a debt from one box to the next.
+# The share of a debt that is left from one box to the next.
 FADING = 0.98
-# Without a gap, a box reaches under the next, so that no seam shines through.
+# Without a gap, a box reaches under the next box, so that no seam is visible.
 OVERLAP = 1.0
 INVISIBLE = 0.25
 FONT = "font-family='Helvetica,Arial,sans-serif' font-size='11' fill='#222'"
@@ -29,7 +29,7 @@ FONT = "font-family='Helvetica,Arial,sans-serif' font-size='11' fill='#222'"
 
 @dataclass(frozen=True, kw_only=True)
 class LinkUse:
-    """A copy between a device and its host: its stage, its tick, its direction and for how long it keeps the link."""
+    """A copy between a device and its host: its stage, tick, direction, and seconds on the link."""
 
     stage: int
     tick: int
@@ -39,13 +39,13 @@ class LinkUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The ticks that a picture shows, and where they lie in it.
+    """The ticks that a picture shows, and their places in the picture.
 
     Args:
         first: the first tick.
         last: the last tick, inclusive.
-        starts_s: start of each tick of the table, and the end of the last.
-        width: of the picture, in pixels.
+        starts_s: start of each tick of the table in seconds, and the end of the last tick.
+        width: width of the picture, in pixels.
     """
 
     first: int
@@ -78,13 +78,13 @@ def timeline_svg(
     links: Sequence[LinkUse] = (),
     window: Window | None = None,
 ) -> str:
-    """Draw a schedule.
+    """Draws a schedule.
 
     Args:
-        table: what runs when.
-        costs: seconds of a unit in a tick of some shape; they give the widths.
-        width: of the picture, in pixels.
-        title: a line above it; the table's name and the bubble by default.
+        table: the schedule.
+        costs: seconds of a unit in a tick of some shape, which give the widths.
+        width: width of the picture, in pixels.
+        title: a line above the picture; the table's name and the bubble by default.
         links: copies between devices and hosts, drawn as two lanes below each stage.
         window: the ticks to show; by default all.
 
@@ -147,7 +147,7 @@ def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[
     x, end = window.x(window.starts_s[index]), window.x(window.starts_s[index + 1])
     duration = window.starts_s[index + 1] - window.starts_s[index]
     what = "idle" if unit is None else _words(unit, table)
-    # Between wide cells there is a gap; between narrow ones it would be most of what one sees.
+    # There is a gap between wide cells; between narrow cells the gaps would take most of the picture.
     width = end - x + (-0.6 if end - x > 8 else OVERLAP)
     box = _box(x, y, width, _fill(unit), f"tick {index}, stage {stage}: {what}, {duration:.4g} s")
     return [box] if unit is None else [box, *_label(unit, table, (x + end) / 2, y, end - x)]
@@ -159,11 +159,11 @@ def _words(unit: Unit, table: Table) -> str:
 
 
 def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int, owed: dict[str, float]) -> list[str]:
-    """Draw neighbouring narrow cells as boxes of at least NARROW pixels, each kind for its share of the time.
+    """Draws neighbouring narrow cells as boxes of at least NARROW pixels, each kind for its share of the time.
 
-    A box has that fill among its ticks which is owed most time; what it takes from the others is owed to them in the
-    next. Debts fade and small ones are not paid, so that what takes a thousandth of the time does not show up once
-    somewhere.
+    A box has the fill of the kind that is owed the most time among its ticks. The time that this kind takes from the
+    other kinds is owed to them in the next box. Debts fade and small debts are not paid, so a kind that takes a
+    thousandth of the time does not appear once at a random place.
     """
     groups: list[tuple[str, int, int]] = []  # fill, first tick, last tick
     inside: dict[str, float] = {}
@@ -189,7 +189,7 @@ def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int, 
     for fill, first, last in groups:
         x, end = window.x(window.starts_s[first]), window.x(window.starts_s[last + 1])
         what = f"ticks {first}-{last}, stage {stage}; narrow ticks, each kind for its share of the time"
-        # With its overlap, what cannot be seen would be.
+        # With its overlap, a box that is too small to see would be visible.
         if end - x > INVISIBLE:
             boxes.append(_box(x, y, end - x + OVERLAP, fill, what))
     return boxes
@@ -205,7 +205,7 @@ def _fill(unit: Unit | None) -> str:
 
 
 def _label(unit: Unit, table: Table, middle: float, y: int, width: float) -> list[str]:
-    """Write sequence and chunk where there is room for them, else the chunk, else nothing."""
+    """Writes sequence and chunk if they fit, else the chunk if it fits, else nothing."""
     full = f"{unit.sequence}.{unit.chunk}" if table.num_sequences > 1 else f"{unit.chunk}"
     text = next((t for t in (full, f"{unit.chunk}") if len(t) * CHARACTER_WIDTH + 2 < width), None)
     if text is None or unit.kind == "H":
@@ -215,7 +215,7 @@ def _label(unit: Unit, table: Table, middle: float, y: int, width: float) -> lis
 
 
 def _lanes(links: Iterable[LinkUse], window: Window, y: int) -> list[str]:
-    """Draw the host link's use below a stage: a pixel is as high as the share of its time that a copy takes."""
+    """Draws the host link's use below a stage: a pixel is as high as the share of its time that a copy takes."""
     use = {True: [0.0] * window.width, False: [0.0] * window.width}
     for link in links:
         if window.first <= link.tick <= window.last:
@@ -235,7 +235,7 @@ def _lanes(links: Iterable[LinkUse], window: Window, y: int) -> list[str]:
 
 
 def _spread(pixels: list[float], begin: float, end: float) -> None:
-    """Add to each pixel the share of it that lies between two places."""
+    """Adds to each pixel the share of it that lies between two places."""
     for pixel in range(int(begin), min(len(pixels), int(end) + 1)):
         pixels[pixel] += max(0.0, min(end, pixel + 1) - max(begin, pixel))
 

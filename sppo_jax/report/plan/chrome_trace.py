@@ -15,7 +15,7 @@ Event = dict[str, Any]
 
 CATEGORIES = {"F": "forward", "B": "backward", "H": "head"}
 COPY = "copy"
-# Perfetto takes a thread that has its process's number for the main thread, so tracks count from 2.
+# Perfetto takes a thread with the number of its process for the main thread, so tracks count from 2.
 PROCESS, FIRST_TRACK = 1, 2
 # The tracks of a stage.
 UNITS, TO_HOST, FROM_HOST = range(3)
@@ -26,7 +26,7 @@ def chrome_trace(figures: Figures) -> str:
     """Returns the simulated step as the text of a Chrome trace.
 
     Args:
-        figures: the search's answer and what follows from it.
+        figures: the figures of the plan.
 
     Returns:
         JSON text: events of metadata first, then units, copies and memory in use, sorted by their start. Times are in
@@ -64,7 +64,7 @@ def _tracks(tracks: set[int]) -> Iterator[Event]:
 
 
 def _units(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
-    """Yields an event for each unit of each stage; a head unit, which all stages compute, has one on each of them."""
+    """Yields an event for each unit of each stage; all stages compute a head unit, so each has an event for it."""
     table = figures.table
     seconds_of = figures.costs.of_chunks(table.chunk_lengths)
     for tick, shape, start_s in zip(table.ticks, tick_shapes(table), starts_s[:-1], strict=True):
@@ -80,7 +80,7 @@ def _units(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
 
 
 def _copies(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
-    """Yields an event for each copy: it starts with its tick, or when the link has done the copy before it."""
+    """Yields an event for each copy, which starts with its tick or when the link has finished the copy before."""
     free_s: dict[tuple[int, int], float] = {}
     for copy in sorted(figures.copies, key=lambda copy: copy.tick):
         track, seconds = TO_HOST if copy.out else FROM_HOST, figures.copy_s(copy)
@@ -95,7 +95,7 @@ def _copies(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
 
 
 def _memory(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
-    """Yields the bytes that a device of each stage has in use, with each tick that changes them and at the end."""
+    """Yields the bytes that a device of each stage has in use, at each tick that changes them and at the end."""
     memory = figures.found.memory
     for stage in range(figures.table.num_stages):
         curve = occupancy(figures.table, memory, figures.stashed, stage, figures.plan.kv_slots)
@@ -115,9 +115,9 @@ def _counter(name: str, sizes: list[int], starts_s: tuple[float, ...]) -> Iterat
 
 
 def _span(stage: int, kind: int, start_s: float, seconds: float) -> Event:
-    """Returns what says when and on which track an event lasts."""
+    """Returns the fields of an event for its track, start and duration."""
     start_us = _microseconds(start_s)
-    # The end is rounded, not the duration, so that an event never reaches over the start of the next one.
+    # The end is rounded, not the duration, so that an event never overlaps the next event.
     duration_us = round(_microseconds(start_s + seconds) - start_us, 3)
     track = FIRST_TRACK + stage * len(TRACK_NAMES) + kind
     return {"ph": "X", "pid": PROCESS, "tid": track, "ts": start_us, "dur": duration_us}
@@ -138,7 +138,7 @@ def _unit_args(unit: Unit, seconds: float) -> Event:
 
 
 def _token_args(unit: Unit, table: Table, shape: TickShape) -> Event:
-    """Returns the tokens of a unit's chunk, and those that its tick computes, padding included."""
+    """Returns the tokens of a unit's chunk, and the tokens that its tick computes, padding included."""
     tokens = table.chunk_lengths[unit.chunk]
     return {"tokens": tokens, "padded_tokens": max(tokens, shape.tokens)}
 

@@ -23,7 +23,7 @@ from sppo_jax.report.plan.words import COLUMN_HELP, seconds, subject
 from sppo_jax.units import format_bytes
 
 WIDTH = 1160
-# Where a tick of the whole step is narrower than this, its ends and its turn are drawn once more, closer.
+# If a tick of the whole step is narrower than this, the ends and the turn of the step are drawn again, larger.
 _READABLE = 16
 _CLOSE_TICKS = 40
 
@@ -32,7 +32,7 @@ def plan_html(figures: Figures) -> str:
     """Returns the whole page.
 
     Args:
-        figures: the search's answer and what follows from it.
+        figures: the figures of the plan.
     """
     title = subject(figures)
     body = [
@@ -89,7 +89,7 @@ def _pictures(figures: Figures) -> list[str]:
 
 
 def _close_ups(figures: Figures) -> list[tuple[int, str]]:
-    """Returns the first tick and the name of the windows worth a closer look, none twice."""
+    """Returns the first tick and the name of each window that is drawn larger, none twice."""
     ticks = figures.table.ticks
     turn = next(index for index, tick in enumerate(ticks) if tick.kind == "B")
     found: list[tuple[int, str]] = []
@@ -159,5 +159,5 @@ def _considered(figures: Figures) -> list[str]:
     found, rows = figures.found, rejected_rows(figures)
     note = f"<p>{found.num_considered:,} plans considered in {found.seconds:.2f} s.</p>"
     if not rows:
-        return [note, "<p>The settings leave no other.</p>"]
+        return [note, "<p>The settings allow no other plan.</p>"]
     return [note, table(REJECTED_HEADER, rows, text=(1, 3, 4, 6))]

@@ -1,4 +1,4 @@
-"""A plan as JSON: plan.json itself with what a report adds to it."""
+"""A plan as JSON: the keys of plan.json and those that a report adds."""
 
 import dataclasses
 from typing import Any
@@ -8,11 +8,11 @@ from sppo_jax.report.plan.figures import Figures
 
 
 def plan_dict(figures: Figures, **answers: Any) -> dict[str, Any]:
-    """Returns plan.json's keys and those of the report, REPORT_KEYS, which a plan that is read back leaves aside.
+    """Returns plan.json's keys and those of the report, REPORT_KEYS, which a reader of plans ignores.
 
     Args:
-        figures: the search's answer and what follows from it.
-        answers: to further questions, by their key.
+        figures: the figures of the plan.
+        answers: limits that were asked for, by key.
     """
     found = figures.found
     report = {

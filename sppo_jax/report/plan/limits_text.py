@@ -13,13 +13,13 @@ def max_length_text(bound: Bound, cluster: Cluster) -> str:
     """Returns the answer to --max-length.
 
     Args:
-        bound: from `max_length`.
+        bound: the result of `max_length`.
         cluster: the devices.
     """
     if bound.best is None:
         title = f"No sequence fits {cluster.name}"
     elif bound.stopped is None:
-        title = f"Longest sequence on {cluster.name}: at least {bound.best.size:,} tokens; no longer one was tried"
+        title = f"Longest sequence on {cluster.name}: at least {bound.best.size:,} tokens; no longer sequence was tried"
     else:
         step = bound.stopped.size - bound.best.size
         title = f"Longest sequence on {cluster.name}: {bound.best.size:,} tokens (to within {step:,})"
@@ -30,7 +30,7 @@ def min_devices_text(bound: Bound, cluster: Cluster, length: int) -> str:
     """Returns the answer to --min-devices.
 
     Args:
-        bound: from `min_devices`.
+        bound: the result of `min_devices`.
         cluster: the devices that were given.
         length: tokens of a sequence.
     """
@@ -68,7 +68,7 @@ def _text(title: str, bound: Bound, cluster: Cluster, unit: str) -> str:
     if bound.best is not None:
         lines += _reached(bound.best, cluster)
     if bound.stopped is not None:
-        # What the search advises where nothing fits is what was just tried.
+        # If nothing fits, the search advises a size that was just tried.
         problem = bound.stopped.problem.partition("; use ")[0]
         lines.append(paragraph("next", f"{bound.stopped.name}{unit}: {problem}", width=_LABEL))
     tried = ", ".join(f"{item.name} {_status(item)}" for item in bound.tried)
@@ -77,7 +77,7 @@ def _text(title: str, bound: Bound, cluster: Cluster, unit: str) -> str:
 
 
 def _status(trial: Trial) -> str:
-    """Returns what came of a search; without a plan, no mesh or chunks of this size keep the settings' rules."""
+    """Returns the result of a search; without a plan, the settings allow no mesh or chunks of this size."""
     if trial.found is None:
         return "no mesh"
     return "too large" if trial.problem else "fits"

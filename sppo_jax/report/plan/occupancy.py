@@ -1,4 +1,4 @@
-"""What a device holds and copies tick by tick: memory in use, and the copies between device and host."""
+"""The memory that a device has in use and the copies between device and host, tick by tick."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, Unit, unit_ticks
 from sppo_jax.planner.memory import Memory, Shape, token_bytes
 
-# Bytes that a device stashes of each (sequence, chunk, virtual stage): on itself, and on the host.
+# Bytes that a device stashes for each (sequence, chunk, virtual stage): in its own memory, and on the host.
 UnitBytes = dict[tuple[int, int, int], tuple[int, int]]
 
 
@@ -17,11 +17,11 @@ class Copy:
     """One unit's activations on their way to the host or back.
 
     Args:
-        tick: the tick behind which the copy hides; it starts with it.
+        tick: the tick with which the copy starts, and which runs beside the copy.
         stage: the stage.
-        out: whether it goes to the host.
-        size_bytes: what a device copies.
-        unit: the forward unit that wrote it, or the backward unit that reads it.
+        out: whether the copy goes to the host.
+        size_bytes: bytes that a device copies.
+        unit: the forward unit that wrote the activations, or the backward unit that reads them.
     """
 
     tick: int
@@ -39,7 +39,7 @@ class Occupancy:
         stage: the stage.
         fixed: bytes that are always in use.
         kv: bytes of keys and values.
-        kv_grad: bytes of their gradients.
+        kv_grad: bytes of the gradients of keys and values.
         stash: bytes of stashes on the device.
         host: bytes of stashes on the host.
     """
@@ -53,18 +53,18 @@ class Occupancy:
 
 
 def unit_bytes(table: Table, shape: Shape, stash: StashPlan) -> UnitBytes:
-    """Returns the bytes a device stashes of each (sequence, chunk, virtual stage): on itself, and on the host."""
+    """Returns the bytes that a device stashes for each (sequence, chunk, virtual stage): on itself, and on the host."""
     groups, token = diagonal_groups(table), token_bytes(shape, stash)
     sizes = [slot_bytes(of_class, token) for of_class in stash_classes(table, stash, shape.seq)]
     return {key: sizes[groups[diagonal]] for key, diagonal in unit_diagonals(table).items()}
 
 
 def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
-    """Returns all copies of a step: out behind the next compute tick, back behind the one before the backward.
+    """Returns all copies of a step: out with the next compute tick, back with the compute tick before the backward.
 
     Args:
         table: the schedule.
-        sizes: from `unit_bytes`.
+        sizes: bytes from `unit_bytes`.
     """
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     after = dict(zip(compute, compute[1:], strict=False))
@@ -82,12 +82,12 @@ def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
 def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_slots: int) -> Occupancy:
     """Follows one device through a step.
 
-    Buffers are allocated once, for the whole step; this is how much of them holds something that is still needed.
+    Buffers are allocated once, for the whole step. The result counts the bytes that hold data that is still needed.
 
     Args:
         table: the schedule.
         memory: what is allocated.
-        sizes: from `unit_bytes`.
+        sizes: bytes from `unit_bytes`.
         stage: the stage of the device.
         kv_slots: sequences for which K/V and dK/dV have slots.
     """

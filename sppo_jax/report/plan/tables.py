@@ -20,7 +20,7 @@ from sppo_jax.report.plan.words import (
 )
 from sppo_jax.units import format_bytes
 
-# Parts of a step below this share are shown as one.
+# Parts of a step below this share are shown as one part.
 _SMALL_SHARE = 5e-4
 REJECTED_HEADER = ("step s", "data x pipe x seq", "chunks", "schedule", "stash in/attn/rest", "alpha", "lost because")
 STAGES_HEADER = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
@@ -34,17 +34,17 @@ class ByteUnit:
     size: int
 
     def text(self, value: float) -> str:
-        """Returns bytes in the unit: two decimals, one where there are hundreds."""
+        """Returns bytes in the unit, with two decimals, or one decimal from 100 on."""
         return f"{value / self.size:.2f}" if value < 100 * self.size else f"{value / self.size:.1f}"
 
 
 def byte_unit(memory: Memory) -> ByteUnit:
-    """Returns GiB, or MiB where a plan takes less than one GiB of a device."""
+    """Returns the unit: GiB, or MiB if a plan takes less than one GiB of a device."""
     return ByteUnit(name="GiB", size=2**30) if memory.hbm_bytes >= 2**30 else ByteUnit(name="MiB", size=2**20)
 
 
 def choice_rows(figures: Figures) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Returns each choice with its value and its reasons; a reason of no choice known here comes last."""
+    """Returns each choice with its value and its reasons; reasons of other choices come last."""
     reasons, shown = figures.plan.reasons, set(TOLD_ELSEWHERE)
     rows: list[tuple[str, str, tuple[str, ...]]] = []
     for name, value, keys in settings_of(figures.plan):
@@ -70,7 +70,7 @@ def rejected_rows(figures: Figures) -> list[tuple[str, ...]]:
 
 
 def part_rows(figures: Figures) -> list[tuple[str, str, float, str]]:
-    """Returns what the step's seconds go to: name, seconds, share, and the names of what a last row sums up."""
+    """Returns the parts of the step: name, seconds, share, and the names of the parts that the last row sums up."""
     step_s = figures.plan.predicted.step_s
     shares = {name: value / step_s for name, value in figures.parts.items()}
     rows = [
@@ -87,7 +87,7 @@ def part_rows(figures: Figures) -> list[tuple[str, str, float, str]]:
 
 
 def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float, str]]:
-    """Returns what holds a device's memory, largest first, then the sums: name, bytes, share, and what it is of."""
+    """Returns the holders of a device's memory, largest first, then the sums: name, bytes, share, and the capacity."""
     memory, cluster = figures.found.memory, figures.cluster
     capacity, host = cluster.device.hbm_bytes, cluster.device_host_bytes
     rows = [
@@ -104,7 +104,7 @@ def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float,
 
 
 def stage_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
-    """Returns a device of each stage, equal stages as one row, under STAGES_HEADER."""
+    """Returns one row for a device of each stage, under STAGES_HEADER; equal stages share a row."""
     step_s = figures.plan.predicted.step_s
     rows = []
     for stage in figures.stages:

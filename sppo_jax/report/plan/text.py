@@ -1,4 +1,4 @@
-"""A plan for a terminal: the answer, the choices and why, what lost, where seconds and bytes go. Plain ASCII."""
+"""A plan for a terminal, in ASCII: the answer, choices and reasons, rejected plans, parts of seconds and of bytes."""
 
 import textwrap
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def plan_text(figures: Figures) -> str:
     """Returns the whole report, at most 100 columns wide where no single word is wider.
 
     Args:
-        figures: the search's answer and what follows from it.
+        figures: the figures of the plan.
     """
     blocks = [
         "\n".join([subject(figures), *verdict(figures)]),
@@ -41,7 +41,7 @@ def plan_text(figures: Figures) -> str:
 
 
 def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH) -> str:
-    """Draws all ticks to scale: a column is a share of the step, and each kind has as many as its share of the time.
+    """Returns all ticks to scale: a column is a share of the step, and each kind has columns for its share of the time.
 
     Args:
         table: the schedule.
@@ -64,7 +64,7 @@ def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH
 
 
 def _cells(spent: list[dict[str, float]]) -> str:
-    """Returns a letter for each column: what is owed most of it; what it takes from the others is owed to them next."""
+    """Returns a letter for each column: the kind that is owed the most; it then owes the others what it took."""
     owed: dict[str, float] = {}
     cells = ""
     for column in spent:
@@ -77,9 +77,9 @@ def _cells(spent: list[dict[str, float]]) -> str:
 
 
 def copies_text(figures: Figures) -> str:
-    """Returns how long a device's link to its host is busy, and how much of that is not behind compute."""
+    """Returns the seconds that a device's link to its host is busy, and those without compute beside the copy."""
     exposed, busy, step_s = figures.parts["copies"], figures.link_busy_s, figures.plan.predicted.step_s
-    hidden = f"{seconds(exposed, step_s)} s not behind compute" if exposed > 1e-9 else "all of it behind compute"
+    hidden = f"{seconds(exposed, step_s)} s without compute beside it" if exposed > 1e-9 else "all beside compute"
     return f"{seconds(busy, step_s)} s each way on the busiest device, {hidden}"
 
 
@@ -104,7 +104,7 @@ def _considered(figures: Figures) -> str:
     found, rows = figures.found, rejected_rows(figures)
     title = f"Considered {found.num_considered:,} plans in {found.seconds:.2f} s"
     if not rows:
-        return f"{title}; the settings leave no other"
+        return f"{title}; the settings allow no other plan"
     return f"{title}; the best {len(rows)} that lost\n{aligned(REJECTED_HEADER, rows, left=(1, 3, 4, 6), wrap=6)}"
 
 

@@ -1,4 +1,4 @@
-"""How plans are put in words: the same in text and on pages."""
+"""The words for plans, the same in text and on pages."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +21,7 @@ PART_NAMES = {
     "bubble": "waiting (bubble)",
     "update": "end of the step",
 }
-# Reasons that stand beside other figures, or say nothing where there is nothing to choose.
+# Reasons that are shown beside other figures, or that say nothing if there is no choice.
 TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind", "alpha")
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
 COLUMN_HELP = (
@@ -48,17 +48,17 @@ def stash_of(plan: Plan) -> str:
 
 
 def most_alpha(plan: Plan) -> str:
-    """Returns the largest alpha, "-" where it divides nothing."""
+    """Returns the largest alpha; "-" if nothing goes to the host."""
     return f"{max(plan.stash.alpha):g}" if "host" in (plan.stash.inputs, plan.stash.attention) else "-"
 
 
 def holder_of(name: str) -> str:
-    """Returns what a part of device memory holds."""
+    """Returns the name of a holder of device memory."""
     return HOLDERS.get(name, name.replace("_", " "))
 
 
 def schedule_of(plan: Plan) -> str:
-    """Returns the schedule's name; where a stage has several groups of layers, their number instead of the prefix."""
+    """Returns the schedule's name; if a stage has several groups of layers, with their number instead of the prefix."""
     name, interleave = plan.schedule.name, plan.schedule.interleave
     return name if interleave == 1 else f"{name.removeprefix('interleaved-')} v={interleave}"
 
@@ -84,24 +84,24 @@ def runs_of(values: Iterable[Any]) -> list[tuple[int, int, Any]]:
 
 
 def span(first: int, last: int) -> str:
-    """Returns numbers from first to last in short."""
+    """Returns the numbers from first to last as a short text."""
     return f"{first}" if first == last else f"{first}-{last}"
 
 
 def alpha_of(plan: Plan) -> str:
-    """Returns alpha by runs of diagonals."""
+    """Returns alpha as text, by runs of diagonals."""
     return ", ".join(f"{value:g} on diagonals {span(first, last)}" for first, last, value in runs_of(plan.stash.alpha))
 
 
 def _alpha(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Returns the row of alpha, where there is anything that it divides."""
+    """Returns the row of alpha, if anything goes to the host."""
     if "host" not in (plan.stash.inputs, plan.stash.attention):
         return []
     return [("alpha", f"{alpha_of(plan)} (share sent to the host)", ("alpha",))]
 
 
 def verdict(figures: Figures) -> tuple[str, str]:
-    """Returns the answer in two lines: whether it fits and how fast it is, and how well it uses what there is."""
+    """Returns the answer in two lines: whether the plan fits and its speed, and how well it uses the devices."""
     found, plan, cluster = figures.found, figures.plan, figures.cluster
     answer = "fits" if found.fits else "DOES NOT FIT"
     mfu = "" if figures.mfu is None else f"causal MFU {figures.mfu:.1%}, "
@@ -115,7 +115,7 @@ def verdict(figures: Figures) -> tuple[str, str]:
 
 
 def subject(figures: Figures) -> str:
-    """Returns what was planned: model, sequences, devices."""
+    """Returns what the plan is for: model, sequences, devices."""
     plan, model = figures.plan, figures.model
     origin = Path(model.hf).name if model.hf else ""
     name = model.preset or origin or f"{model.num_layers} layers, {model.hidden_size} wide"

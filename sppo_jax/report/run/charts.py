@@ -15,7 +15,7 @@ from sppo_jax.report.run.figures import Point, RunFigures, series, smooth, thin
 STEP = Axis(label="step", whole=True, low=0)
 BLUE, RED, GREEN, PINK, ORANGE, SKY, GREY = range(7)
 GIB = 2**-30
-# Most lines of one chart that differ only by their validation.
+# Largest number of validations that one chart shows as lines.
 _MOST_LINES = 12
 
 
@@ -67,7 +67,7 @@ def position_panel(figures: RunFigures) -> Panel | None:
 
 
 def late_panel(figures: RunFigures) -> Panel | None:
-    """What late positions lose less than early ones, over the run."""
+    """Loss at late positions minus loss at early positions, over the run."""
     points = [Point(step=v.step, value=gain) for v in figures.validations if (gain := v.late_minus_early) is not None]
     if not points:
         return None
@@ -77,7 +77,7 @@ def late_panel(figures: RunFigures) -> Panel | None:
 
 
 def recall_panel(figures: RunFigures) -> Panel | None:
-    """Share of the answers found, by how far back they lie."""
+    """Shares of the answers found, by distance."""
     picked = _spread(figures.recalls)
     lines = [
         Series(
@@ -105,7 +105,7 @@ def speed_panel(figures: RunFigures) -> Panel | None:
     points = points[1:] if len(points) > 3 else points
     if not points:
         return None
-    # A line that is read late makes the next one seem to have taken no time.
+    # After a line that is read late, the next line seems to have taken no time.
     top = 1.3 * max((point.value for point in smooth(points)), default=math.inf)
     lines = _raw_and_smoothed("tokens/s", [_capped(point, top) for point in points], BLUE)
     y = Axis(label="tokens a second", whole=True, low=0)
@@ -113,7 +113,7 @@ def speed_panel(figures: RunFigures) -> Panel | None:
 
 
 def mfu_panel(figures: RunFigures) -> Panel | None:
-    """Share of the devices' peak rate by step."""
+    """Shares of the devices' peak rate by step."""
     points = series(figures.data.rows, "mfu")
     if not points:
         return None
@@ -122,7 +122,7 @@ def mfu_panel(figures: RunFigures) -> Panel | None:
 
 
 def memory_panel(figures: RunFigures) -> Panel | None:
-    """The most memory held so far, on the fullest device and by the process."""
+    """The largest memory in use so far, of the fullest device and of the process."""
     device = thin(series(figures.data.rows, "hbm_peak_bytes", GIB))
     host = thin(series(figures.data.rows, "host_peak_bytes", GIB))
     drawn = [_line("device", device, BLUE)] if device else []
@@ -137,7 +137,7 @@ def memory_panel(figures: RunFigures) -> Panel | None:
 
 
 def breakdown_panel(figures: RunFigures) -> Panel | None:
-    """Seconds of a step by what they go to, one on the other; the first line, which waits for the compiler, is out."""
+    """Seconds of a step by part, stacked; the first line, which waits for the compiler, is left out."""
     rows = [row for row in figures.data.rows if number(row, "step_s") is not None]
     rows = rows[1:] if len(rows) > 2 else rows
     if len(rows) < 2:
@@ -156,7 +156,7 @@ def breakdown_panel(figures: RunFigures) -> Panel | None:
         upper = [low + high for low, high in zip(floor, parts[name], strict=True)]
         drawn.append(Series(name=name, x=steps, y=upper, floor=floor, color=color, line=False))
         floor = upper
-    # A save that holds a run up for long would flatten all else.
+    # A save that takes long would flatten all other curves.
     top = 4 * statistics.median(floor) or 1.0
     drawn = [
         replace(each, y=[min(value, top) for value in each.y], floor=[min(value, top) for value in each.floor])
@@ -174,7 +174,7 @@ def rate_panel(figures: RunFigures) -> Panel | None:
 
 
 def gradient_panel(figures: RunFigures) -> Panel | None:
-    """Norm of the gradient by step, and where it is clipped."""
+    """Norm of the gradient by step, and the norm at which it is clipped."""
     points = [point for point in series(figures.data.rows, "grad_norm") if point.value > 0]
     if not points:
         return None
@@ -221,7 +221,7 @@ def _resumes(figures: RunFigures) -> list[Rule]:
 
 
 def _top(points: Sequence[Point], held_out: Sequence[float]) -> float:
-    """Returns where a loss is cut off: the first steps, and a spike of many times the range, would flatten all else."""
+    """Returns the loss at which the chart is cut off: the first steps and large spikes would flatten the curve."""
     settled = points[0].step + (points[-1].step - points[0].step) / 12
     values = sorted(point.value for point in points if point.step >= settled)
     high, low = max([values[int(0.98 * len(values))], *held_out]), values[0]
@@ -229,7 +229,7 @@ def _top(points: Sequence[Point], held_out: Sequence[float]) -> float:
 
 
 def _below(points: Sequence[Point], top: float) -> list[Point]:
-    """Returns points cut off at the top; of those above it with which a line begins only the last is left."""
+    """Returns points cut off at the top; of the points above it at the start of a line only the last is kept."""
     first = next((index for index, point in enumerate(points) if point.value <= top), 0)
     return [_capped(point, top) for point in points[max(0, first - 1) :]]
 
@@ -239,7 +239,7 @@ def _capped(point: Point, top: float) -> Point:
 
 
 def _spread(items: Sequence) -> list:
-    """Returns at most _MOST_LINES of the items, evenly taken, the first and the last among them."""
+    """Returns at most _MOST_LINES of the items, evenly spaced, including the first and the last."""
     if len(items) <= _MOST_LINES:
         return list(items)
     return [items[index * (len(items) - 1) // (_MOST_LINES - 1)] for index in range(_MOST_LINES)]

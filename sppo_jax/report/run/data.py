@@ -1,4 +1,4 @@
-"""What a run directory holds, read as it is: missing, torn and empty files give an emptier report, not an error."""
+"""Reads a run directory; missing, torn and empty files leave gaps in the report and raise no error."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from sppo_jax.plan.plan import Plan
 CONFIG, PLAN, METRICS, EVENTS, FINISHED = "config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "finished"
 LOCK = "lock"
 
-# A report takes no longer for a run of a month: of more lines than these every nth is read, and those with news.
+# So that a report of a long run is fast: of more lines than this every nth is read, and those with news.
 _MOST_LINES = 6000
 _NEWS = ('"validation_loss"', '"spike": true')
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run as its files tell it.
+    """A run, as its files describe it.
 
     Args:
         run_dir: the directory.
-        config: the settings; None where they cannot be read.
-        config_text: config.yaml as it stands.
-        plan: the plan; None where it cannot be read.
-        rows: lines of metrics.jsonl by rising step, of a long run a sample; what was done again is there once.
+        config: the settings; None if they cannot be read.
+        config_text: the text of config.yaml.
+        plan: the plan; None if it cannot be read.
+        rows: lines of metrics.jsonl by rising step, each step once; of a long run a sample.
         events: lines of events.jsonl as they were written.
-        notes: what could not be read, a sentence each.
-        finished: whether the run says that it is done.
-        age_s: seconds since the last line was written; infinite where there is none.
-        held: whether a process holds the run directory; None where that cannot be known here.
+        notes: a sentence for each file or line that could not be read.
+        finished: whether the run has marked itself as finished.
+        age_s: seconds since the last line was written; infinite if there is no line.
+        held: whether a process holds the lock of the run directory; None if this cannot be known here.
     """
 
     run_dir: Path
@@ -60,15 +60,15 @@ def read_run_dir(run_dir: Path) -> RunData:
     """Reads a run directory.
 
     Raises:
-        ValueError: it is not there, holds no run, or a file in it may not be read.
+        ValueError: the directory is missing, holds no run, or has a file that may not be read.
     """
     if not run_dir.is_dir():
         what = "a file" if run_dir.exists() else "nothing there"
-        raise ValueError(f"a run directory was expected, got {run_dir} ({what}); give the --run-dir of a sppo train")
+        raise ValueError(f"RUN_DIR must be a run directory, got {run_dir} ({what}); name one that sppo train wrote")
     if not any((run_dir / name).exists() for name in (CONFIG, PLAN, METRICS, EVENTS)):
         raise ValueError(
-            f"a run directory holds {CONFIG}, {PLAN} and {METRICS}, got {run_dir} with none of them; "
-            "give the --run-dir of a sppo train"
+            f"a run directory must hold {CONFIG}, {PLAN} and {METRICS}, got {run_dir} with none of them; "
+            "name a directory that sppo train wrote"
         )
     notes: list[str] = []
     config_text = _text(run_dir / CONFIG)
@@ -89,7 +89,7 @@ def read_run_dir(run_dir: Path) -> RunData:
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:
-    """Returns a finite number of a line, None where it has none."""
+    """Returns a finite number of a line; None if the line has none."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -102,10 +102,10 @@ def _step(row: Mapping[str, Any]) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Returns a file's text, "" where there is none.
+    """Returns a file's text; "" if there is no file.
 
     Raises:
-        ValueError: it is there and cannot be read.
+        ValueError: the file exists and cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -113,7 +113,7 @@ def _text(path: Path) -> str:
         return ""
     except OSError as error:
         raise ValueError(
-            f"the files of a run must be readable, got {path} ({error.strerror}); correct it or move it away"
+            f"the files of a run must be readable, got {path} ({error.strerror}); correct or move the file"
         ) from None
 
 
@@ -129,16 +129,16 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         else:
             torn += 1
     if torn:
-        notes.append(f"{path.name} has {torn} {'line that is' if torn == 1 else 'lines that are'} torn; left out.")
+        notes.append(f"{path.name} has {torn} {'line that is' if torn == 1 else 'lines that are'} torn and left out.")
     return found
 
 
 def _sample(lines: list[str], name: str, notes: list[str]) -> list[str]:
-    """Returns all lines, or of very many every nth, the last, and those with news."""
+    """Returns all lines; of very many, every nth line, the last, and lines with news."""
     nth = -(-len(lines) // _MOST_LINES)
     if nth < 2:
         return lines
-    notes.append(f"{name} has {len(lines):,} lines: one in {nth} is shown, and each with a validation or a spike.")
+    notes.append(f"{name} has {len(lines):,} lines: one in {nth} is shown, and each with a validation or spike.")
     return [
         line
         for index, line in enumerate(lines)
@@ -147,7 +147,7 @@ def _sample(lines: list[str], name: str, notes: list[str]) -> list[str]:
 
 
 def _without_repeats(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Drops what came before a line of an earlier step: steps that a resumed run did again."""
+    """Drops the lines of steps that a resumed run repeated later."""
     kept: list[dict[str, Any]] = []
     for row in rows:
         while kept and kept[-1]["step"] >= row["step"]:
@@ -185,7 +185,7 @@ def _age_s(run_dir: Path) -> float:
 
 
 def _held(lock: Path) -> bool | None:
-    """Returns whether a run holds its lock, which dies with its process; another host's lock may not be seen here."""
+    """Returns whether a process holds the run's lock; None if it may be another host's, which is not seen here."""
     try:
         with lock.open(encoding="utf-8") as file:
             here = file.read().strip().endswith(f" on {socket.gethostname()}")

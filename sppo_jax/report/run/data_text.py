@@ -1,4 +1,4 @@
-"""A run's data as people read them."""
+"""A run's data as text."""
 
 from sppo_jax.data.summary import Sample, SourceSummary, Summary
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar
@@ -14,7 +14,7 @@ def data_text(summary: Summary) -> str:
     """Returns everything `sppo data` prints.
 
     Args:
-        summary: from `summarize`.
+        summary: the result of `summarize`.
     """
     if not summary.sources:
         return f"{_drawn(summary)}\n\n{_first_sequence(summary)}"
@@ -31,8 +31,8 @@ def data_text(summary: Summary) -> str:
 
 def _drawn(summary: Summary) -> str:
     return (
-        f"sequences of {summary.length:,} tokens drawn at random, no two alike; the {summary.run_steps:,} steps of the "
-        f"run read {summary.run_steps * summary.num_sequences:,} of them"
+        f"sequences of {summary.length:,} tokens drawn at random, each only once; the {summary.run_steps:,} steps of "
+        f"the run read {summary.run_steps * summary.num_sequences:,} of them"
     )
 
 
@@ -47,7 +47,7 @@ def _headline(summary: Summary) -> str:
         [
             f"{_count(tokens)} tokens to train on in {documents:,} {_plural(documents, 'document')}, as sequences of "
             f"{summary.length:,}: {_PACKS[summary.pack]}",
-            f"{summary.filled:.1%} of their places are filled, the rest is padding; {split:,} "
+            f"{summary.filled:.1%} of the sequences' places are filled, the rest is padding; {split:,} "
             f"{_plural(split, 'document')} cut into pieces",
             f"an epoch is {summary.epoch_sequences:,} {_plural(summary.epoch_sequences, 'sequence')}{until}, "
             f"{epoch} of {summary.num_sequences:,}; the {summary.run_steps:,} steps of the run read "
@@ -81,7 +81,7 @@ def _source_row(name: str, source: SourceSummary) -> list[str]:
 
 
 def _shortened(names: list[str], width: int) -> list[str]:
-    """Returns names that are no longer than a width, with their ends kept: there they differ."""
+    """Returns names shortened to a width; their ends, in which they differ, are kept."""
     return [name if len(name) <= width else f"...{name[3 - width :]}" for name in names]
 
 
@@ -120,7 +120,7 @@ def _samples(title: str, samples: tuple[Sample, ...]) -> str:
 
 
 def _line(text: str, width: int) -> str:
-    """Returns the start of a text in one line; what cannot be printed is escaped."""
+    """Returns the start of a text in one line, with unprintable characters escaped."""
     shown = ""
     for char in text:
         char = char if char.isprintable() and char != "\\" else char.encode("unicode_escape").decode()

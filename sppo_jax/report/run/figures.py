@@ -1,4 +1,4 @@
-"""What a run's report shows, computed once from what the run wrote."""
+"""The figures of a run's report, computed once from the files of the run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from sppo_jax.positions import Bucket, late_minus_early
 from sppo_jax.report.run.data import RunData, number
 
-# A run that wrote nothing for this many times its usual interval, and at least so many seconds, has gone silent.
+# A run has stopped answering if it wrote nothing for this many usual intervals, and for at least these seconds.
 _SILENT_INTERVALS, _SILENT_S = 8, 300.0
-# Lines whose median is the speed that is shown.
+# Number of last lines whose median is the speed that is shown.
 _RECENT = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """How a run stands, in a word or two, and a sentence that says why or since when."""
+    """The state of a run in a word or two, and a text that says why or since when."""
 
     word: str
     why: str
@@ -49,7 +49,7 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """Share of the answers found at one validation, by distance in tokens."""
+    """Shares of the answers found at one validation, by distance in tokens."""
 
     step: int
     distances: tuple[int, ...]
@@ -57,7 +57,7 @@ class Recall:
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str, scale: float = 1.0) -> list[Point]:
-    """Returns the values of a key where lines have it."""
+    """Returns the values of a key, of the lines that have the key."""
     return [Point(step=row["step"], value=value * scale) for row in rows if (value := number(row, key)) is not None]
 
 
@@ -65,7 +65,7 @@ def smooth(points: Sequence[Point], num_points: int = 160) -> list[Point]:
     """Returns medians of windows of a fortieth of the steps, at least nine points; a spike does not move them.
 
     Args:
-        points: by rising step.
+        points: the points, by rising step.
         num_points: most points to return.
     """
     if len(points) < 24:
@@ -82,7 +82,7 @@ def smooth(points: Sequence[Point], num_points: int = 160) -> list[Point]:
 
 
 def thin(points: Sequence[Point], num_points: int = 400) -> list[Point]:
-    """Returns at most about so many points, the least and the greatest of each group: no spike is lost."""
+    """Returns about `num_points` points, the smallest and the largest of each group, so that no spike is lost."""
     if len(points) <= num_points:
         return list(points)
     groups, found = num_points // 2, []
@@ -135,7 +135,7 @@ def _bucket(entry: Mapping[str, Any]) -> Bucket | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
-    """A run with what follows from its files."""
+    """A run with the figures that follow from its files."""
 
     data: RunData
     status: Status
@@ -146,7 +146,7 @@ class RunFigures:
 
     @property
     def step(self) -> int:
-        """Steps done, as far as lines tell."""
+        """Number of the last step that the lines report."""
         return self.data.rows[-1]["step"] if self.data.rows else 0
 
     @property
@@ -155,12 +155,12 @@ class RunFigures:
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training that count: those of steps done again after a resume do not."""
+        """Seconds of training, without steps that were repeated after a resume."""
         return sum(self.parts_s.values())
 
     @property
     def resumes(self) -> list[int]:
-        """The steps from which the run went on."""
+        """The steps from which the run was resumed."""
         return [step for event in self.of_kind("resume") if (step := number(event, "step")) is not None]
 
     @property
@@ -175,12 +175,12 @@ class RunFigures:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last step at the speed of the last lines."""
+        """Seconds until the last step, at the speed of the last lines."""
         step_s = self.recent("step_s")
         return None if step_s is None or self.num_steps is None else max(0, self.num_steps - self.step) * step_s
 
     def recent(self, key: str) -> float | None:
-        """Returns the median of a key over the last lines, the first line left out: it waits for the compiler."""
+        """Returns the median of a key over the last lines, without the first line, which waits for the compiler."""
         rows = (self.data.rows[1:] or self.data.rows)[-_RECENT:]
         values = [point.value for point in series(rows, key)]
         return statistics.median(values) if values else None
@@ -196,7 +196,7 @@ class RunFigures:
 
 
 def figures_of_run(data: RunData) -> RunFigures:
-    """Computes what a report shows of a run."""
+    """Computes the figures of a run."""
     return RunFigures(
         data=data,
         status=status_of(data),
@@ -212,7 +212,7 @@ def parts_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     parts = {"compute": 0.0, "waiting for data": 0.0, "saving": 0.0, "validation": 0.0}
     before = 0
     for index, row in enumerate(rows):
-        # The steps before the first line of a torn file are not known to have taken any time.
+        # The first line of a torn file says nothing about the steps before the line.
         num_steps = row["step"] - before if index or row["step"] < 1000 else 1
         step_s, data_s, save_s = (number(row, key) or 0.0 for key in ("step_s", "data_s", "save_s"))
         parts["waiting for data"] += num_steps * data_s
@@ -224,7 +224,7 @@ def parts_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def status_of(data: RunData) -> Status:
-    """Returns how a run stands, from its last words."""
+    """Returns the state of a run, from its last lines and events."""
     num_steps = data.config.train.steps if data.config else None
     step = data.rows[-1]["step"] if data.rows else 0
     words = [event for event in data.events if event["kind"] in ("start", "resume", "stop")]
@@ -234,7 +234,7 @@ def status_of(data: RunData) -> Status:
     if stopped:
         return Status(word="stopped", why=str(words[-1].get("text") or "no reason given"))
     if data.held is False:
-        return Status(word="stopped answering", why="its process is gone and did not say that it stopped")
+        return Status(word="stopped answering", why="its process has ended without recording a stop")
     intervals = [after["step"] - before["step"] for before, after in zip(data.rows, data.rows[1:], strict=False)]
     usual_s = max(intervals[-_RECENT:], default=1) * max(
         (p.value for p in series(data.rows[-_RECENT:], "step_s")), default=0
@@ -242,7 +242,7 @@ def status_of(data: RunData) -> Status:
     if data.age_s > max(_SILENT_S, _SILENT_INTERVALS * usual_s):
         return Status(
             word="stopped answering",
-            why=f"wrote nothing for {duration(data.age_s)} and did not say that it stopped",
+            why=f"wrote nothing for {duration(data.age_s)} and recorded no stop",
         )
     if not data.rows:
         return Status(word="starting", why="no step is logged yet")
@@ -250,7 +250,7 @@ def status_of(data: RunData) -> Status:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as people say it: 20 ms, 48 s, 12 min, 3 h 20 min, 5 d 4 h."""
+    """Returns a duration as text: 20 ms, 48 s, 12 min, 3 h 20 min, 5 d 4 h."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 100:

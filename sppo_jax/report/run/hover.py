@@ -1,4 +1,4 @@
-"""The page's script: values under the pointer. Charts are whole without it."""
+"""The page's script, which shows values under the pointer. Charts are complete without the script."""
 
 SCRIPT = """
 (() => {

@@ -1,4 +1,4 @@
-"""A run as one page, drawn again while it trains: how it stands, its curves, its troubles, its plan."""
+"""A run as one page, drawn again while the run trains: its state, curves, events and plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sppo_jax.report.run.words import (
 )
 
 FILE = "report.html"
-# Width of a chart beside another and on a telephone, and of the timeline, in pixels.
+# Widths in pixels: of a chart beside another, of a chart on a telephone, and of the timeline.
 _BROAD, _NARROW, _TIMELINE = 560, 372, 1128
 
 _STYLE = """
@@ -53,7 +53,7 @@ details { margin: 10px 0; } summary { cursor: pointer; } pre { overflow-x: auto;
   table { font-size: 13px; } th, td { padding: 4px 6px; } .bar { max-width: 90px; } }
 """
 
-# Title, what to see in it, how it is drawn, and what stands there while there is nothing to draw.
+# Title, caption, drawing function, and the text that is shown while there is nothing to draw.
 _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] = (
     (
         "Loss",
@@ -69,21 +69,21 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
     ),
     (
         "Late minus early",
-        "Loss of the farthest positions minus that of the first sixteenth. Below 0 the long context pays.",
+        "Loss of the farthest positions minus that of the first sixteenth. Below 0 the context helps.",
         run_charts.late_panel,
         "Needs a validation with two positions or more.",
     ),
     (
         "Recall by distance",
-        "Share of the answers found, by how far back they stand. Oldest faint, newest strong.",
+        "Share of the answers found, by distance. Oldest validation faint, newest strong.",
         run_charts.recall_panel,
         "",
     ),
     ("Tokens a second", "All devices together.", run_charts.speed_panel, "No step is logged yet."),
-    ("Model FLOPs used (MFU)", "Of the devices' peak; causal FLOPs, none twice.", run_charts.mfu_panel, ""),
+    ("Model FLOPs used (MFU)", "Share of the peak; causal, nothing recomputed counts.", run_charts.mfu_panel, ""),
     (
         "Seconds of a step",
-        "By what they go to, validations apart; cut off at four times the median.",
+        "By part, without validations; cut off at four times the median.",
         run_charts.breakdown_panel,
         "Two logged steps are needed.",
     ),
@@ -94,10 +94,10 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
 
 
 def write_report(run_dir: Path) -> Path:
-    """Writes the report of a run, whole or not at all, beside what it is made from.
+    """Writes the report of a run into the run's directory, whole or not at all.
 
     Args:
-        run_dir: with config.yaml, plan.json, metrics.jsonl and events.jsonl, as far as they are there yet.
+        run_dir: the run directory, with those of config.yaml, plan.json, metrics.jsonl and events.jsonl that exist.
 
     Returns:
         The path of report.html.
@@ -109,16 +109,16 @@ def write_report(run_dir: Path) -> Path:
 
 
 def write_page(path: Path, text: str) -> Path:
-    """Puts a page at its place, whole or not at all, and returns it.
+    """Writes a page to a file, whole or not at all, and returns the path.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: the file cannot be written.
     """
     try:
         write_whole(path, text)
     except OSError as error:
         raise ValueError(
-            f"a report must go where it can be written, got {path} ({error.strerror}); use --out"
+            f"a report must go to a file that can be written, got {path} ({error.strerror}); use --out"
         ) from None
     return path
 
@@ -154,7 +154,7 @@ def _progress(figures: RunFigures) -> list[str]:
 
 
 def _figure(title: str, caption: str, panel: Panel | None, empty: str) -> str:
-    """Returns a chart in two widths, of which the page shows one; nothing where it can never have points."""
+    """Returns a chart in two widths, of which the page shows one; "" if the chart can never have points."""
     if panel is None and not empty:
         return ""
     head = f"<figcaption><b>{escape(title)}</b>{escape(caption)}</figcaption>"
@@ -169,7 +169,7 @@ def _seconds(figures: RunFigures) -> list[str]:
     if not figures.trained_s:
         return []
     rows = [(name, spent, f"{share:.1%}", bar(share)) for name, spent, share in part_rows(figures)]
-    note = "Compiling, and steps that a resumed run did again, are not in it."
+    note = "Compiling, and steps that a resumed run repeated, are not included."
     return [
         f"<h2>Where the time went: {duration(figures.trained_s)}</h2>",
         table(("part", "time", "share", ""), rows, text=(0,), raw=(3,)),
@@ -182,7 +182,7 @@ def _predicted(figures: RunFigures) -> list[str]:
     parts = _section("Predicted and measured", rows, ("", "predicted", "measured"))
     if rows and config and config.train.num_simulated_devices:
         parts.append(
-            "<p class='note'>Simulated devices share the cores of one machine; the prediction takes no account.</p>"
+            "<p class='note'>Simulated devices share the cores of one machine; the prediction ignores this.</p>"
         )
     return parts
 
@@ -205,7 +205,7 @@ def _plan(figures: RunFigures) -> list[str]:
         costs = costs_of(plan, config).of_chunks(drawn.chunk_lengths)
         title = f"{plan.schedule.name}: one step, as predicted"
         svg = timeline_svg(drawn, costs, width=_TIMELINE, title=title)
-    except ValueError as error:  # a plan that was given by hand need not be one that the planner can price
+    except ValueError as error:  # the planner may be unable to compute the costs of a plan that was given by hand
         return [*parts, f"<p class='note'>The timeline cannot be drawn ({escape(str(error))}).</p>"]
     return [*parts, f"<div class='wide'>{svg}</div>"]
 

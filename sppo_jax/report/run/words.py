@@ -1,4 +1,4 @@
-"""What a run's report says in words: the head line, tables, and five lines for a terminal."""
+"""The texts of a run's report: the head line, tables, and five lines for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLLAPSED = ("save", "skip", "spike")
 
 
 def subject_of_run(figures: RunFigures) -> str:
-    """Returns what is trained on what: model, sequences, devices."""
+    """Returns what is trained: model, sequences, devices."""
     config, plan = figures.data.config, figures.data.plan
     parts = []
     if config:
@@ -37,7 +37,7 @@ def subject_of_run(figures: RunFigures) -> str:
 
 
 def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
-    """Returns the figures that come first, as (large, below, kind)."""
+    """Returns the cards at the head of the page, as (large figure, text below, kind)."""
     status, step, num_steps = figures.status, figures.step, figures.num_steps
     boxes = [
         (status.word, status.why, _KINDS[status.word]),
@@ -70,7 +70,7 @@ def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
 
 
 def part_rows(figures: RunFigures) -> list[tuple[str, str, float]]:
-    """Returns what the run's time went to: name, time, share."""
+    """Returns the parts of the run's time: name, time, share."""
     total = figures.trained_s
     return [(name, duration(spent), spent / total) for name, spent in figures.parts_s.items() if spent]
 
@@ -94,7 +94,7 @@ def skip_rows(figures: RunFigures) -> list[tuple[str, str, str]]:
 
 
 def event_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
-    """Returns the run's events, newest first, without validations; saves that follow each other are one row."""
+    """Returns the run's events, newest first, without validations; consecutive saves, skips or spikes share a row."""
     runs: list[list[Mapping[str, Any]]] = []
     for event in figures.data.events:
         kind = event["kind"]
@@ -172,7 +172,7 @@ def _row(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _clock(time: Any) -> str:
-    """Returns a time of events.jsonl to the second, as it was there."""
+    """Returns a time of events.jsonl to the second, in its own time zone."""
     try:
         return f"{datetime.fromisoformat(str(time)):%Y-%m-%d %H:%M:%S}"
     except ValueError:

@@ -3,7 +3,6 @@
 from functools import lru_cache
 
 from sppo_jax.config import Config, config_from_dict
-from sppo_jax.planner.make import costs_of
 from sppo_jax.planner.search import search
 from sppo_jax.report.plan.figures import Figures, figures_of
 
@@ -32,7 +31,7 @@ def small_figures(cluster: str = "h100:1x4", **groups: dict) -> Figures:
 @lru_cache(maxsize=32)
 def _figures(config: Config) -> Figures:
     found = search(config)
-    return figures_of(found, model=config.model, costs=costs_of(found.plan, config))
+    return figures_of(found, config)
 
 
 def too_large() -> Figures:

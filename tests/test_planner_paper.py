@@ -5,7 +5,6 @@ import pytest
 from sppo_jax.config import config_from_dict
 from sppo_jax.planner.evaluate import memory_of, simulation_of
 from sppo_jax.planner.make import make_plan
-from sppo_jax.planner.paper import paper_plan
 from sppo_jax.planner.search import search
 
 # SPPO's Table 4: the lengths, in units of 1024 tokens, by model and cluster.
@@ -33,8 +32,8 @@ def test_the_search_is_never_slower_than_the_paper(model, cluster, length):
 
 @pytest.mark.parametrize(("model", "cluster", "length"), SETTINGS[::4])
 def test_the_rules_of_the_paper_hold_where_they_can(model, cluster, length):
-    asked = config(model, cluster, length)
-    plan = paper_plan(asked)
+    asked = config(model, cluster, length, planner="paper")
+    plan = make_plan(asked)
     assert plan.mesh.seq <= 8 and plan.mesh.data == 1
     assert 2048 <= plan.sequence_length / len(plan.chunk_lengths) <= 16384
     assert plan.stash.inputs == plan.stash.attention == "host" and max(plan.stash.alpha) > 0
@@ -44,16 +43,17 @@ def test_the_rules_of_the_paper_hold_where_they_can(model, cluster, length):
 
 
 def test_a_small_cluster_keeps_pipelines_inside_a_host():
-    assert paper_plan(config(cluster="a100-80g:1x8", length=128)).mesh.pipe <= 8
-
-
-def test_the_config_asks_for_the_paper():
-    assert make_plan(config(planner="paper")) == paper_plan(config())
+    assert make_plan(config(cluster="a100-80g:1x8", length=128, planner="paper")).mesh.pipe <= 8
 
 
 def test_pins_stay():
-    plan = paper_plan(
-        config(mesh={"pipe": 8, "seq": 4}, sequence={"chunks": 64, "balance": "equal"}, stash={"rest": "recompute"})
+    plan = make_plan(
+        config(
+            mesh={"pipe": 8, "seq": 4},
+            sequence={"chunks": 64, "balance": "equal"},
+            stash={"rest": "recompute"},
+            planner="paper",
+        )
     )
     assert (plan.mesh.pipe, plan.mesh.seq) == (8, 4) and plan.chunk_lengths == (8192,) * 64
     assert plan.stash.rest == "recompute"

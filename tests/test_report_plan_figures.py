@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from report_cases import small_figures, too_large
+from report_cases import small_config, small_figures, too_large
 
 from sppo_jax.report.plan import figures as module
 from sppo_jax.report.plan.figures import figures_of, hbm_columns
@@ -71,9 +71,10 @@ def test_a_plan_that_does_not_fit_has_figures_too():
 @pytest.mark.parametrize("schedule", ["sppo", "seq1f1b", "gpipe", "interleaved-seq1f1b"])
 def test_figures_of_a_step_too_long_to_draw_are_those_of_the_whole_step(schedule, monkeypatch):
     interleave = 2 if "interleaved" in schedule else 1
-    whole = small_figures(schedule={"name": schedule, "interleave": interleave}, sequence={"per_pipeline": 24})
+    groups = dict(schedule={"name": schedule, "interleave": interleave}, sequence={"per_pipeline": 24})
+    whole = small_figures(**groups)
     monkeypatch.setattr(module, "_MOST_CELLS", 100)
-    short = figures_of(whole.found, model=whole.model, costs=whole.costs)
+    short = figures_of(whole.found, small_config(**groups))
     assert len(short.table.ticks) < len(whole.table.ticks)
     assert short.sequences_left_out > 0 == whole.sequences_left_out
     for stage, expected in zip(short.stages, whole.stages, strict=True):

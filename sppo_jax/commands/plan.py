@@ -19,7 +19,7 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.config import Config
 from sppo_jax.planner.limits import Bound, max_length, min_devices
-from sppo_jax.planner.make import costs_of, resolve_cluster
+from sppo_jax.planner.make import resolve_cluster
 from sppo_jax.planner.search import search
 from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
     bounds: dict[str, Bound] = {}
     with _seconds_shown():
         found = search(config)
-        figures = figures_of(found, model=config.model, costs=costs_of(found.plan, config))
+        figures = figures_of(found, config)
         if args.max_length:
             bounds["max_length"] = max_length(config, found=found)
         if args.min_devices:

@@ -168,7 +168,8 @@ class Plan:
 
     def outline(self) -> Table:
         """Returns the schedule table, what it repeats written once; not checked."""
-        return schedule_outline(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
+        sizes = self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths
+        return schedule_table(self.schedule, *sizes, outline=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as dicts, lists, strings and numbers."""
@@ -233,24 +234,31 @@ class Plan:
         return "\n".join(lines)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def schedule_table(
-    schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
+    schedule: SchedulePlan,
+    num_stages: int,
+    num_sequences: int,
+    chunk_lengths: tuple[int, ...],
+    *,
+    outline: bool = False,
 ) -> Table:
-    """Returns the table of a schedule, not checked; equal arguments give the same object, with what it remembers."""
-    if schedule.csv is None:
-        return make_table(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
-    return from_csv(schedule.csv)
+    """Returns the table of a schedule, not checked; equal arguments give the same object, with what it remembers.
+
+    Args:
+        schedule: the schedule.
+        num_stages: stages.
+        num_sequences: sequences of a pipeline.
+        chunk_lengths: tokens of each chunk.
+        outline: whether to write once what repeats; a table given by hand is the same either way.
+    """
+    if schedule.csv is not None:
+        return _csv_table(schedule.csv)
+    make = make_outline if outline else make_table
+    return make(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
 
 
-@lru_cache(maxsize=16)
-def schedule_outline(
-    schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
-) -> Table:
-    """Returns the outline of a schedule's table, not checked; a table given by hand as it is."""
-    if schedule.csv is None:
-        return make_outline(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
-    return schedule_table(schedule, num_stages, num_sequences, chunk_lengths)
+_csv_table = lru_cache(maxsize=16)(from_csv)
 
 
 @remembered

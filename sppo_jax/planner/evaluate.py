@@ -6,7 +6,7 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.peaks import kv_peak
-from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_outline
+from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table
 from sppo_jax.planner.costs import CostModel, cost_model
@@ -177,7 +177,8 @@ def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) ->
 
 def _outline_of(request: Request, choice: Choice) -> Table:
     layout = choice.layout
-    return schedule_outline(_schedule_of(request, choice), layout.mesh.pipe, layout.sequences, choice.chunk_lengths)
+    sizes = layout.mesh.pipe, layout.sequences, choice.chunk_lengths
+    return schedule_table(_schedule_of(request, choice), *sizes, outline=True)
 
 
 def _schedule_of(request: Request, choice: Choice) -> SchedulePlan:

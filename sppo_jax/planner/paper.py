@@ -13,35 +13,17 @@ recomputed, and dK and dV are summed in bfloat16.
 
 from collections.abc import Iterator
 
-from sppo_jax.config import Config
-from sppo_jax.hardware import Cluster
-from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, plan_of
+from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import Partition, chunk_counts, lengths_of, schedule_reason, schedules
-from sppo_jax.planner.request import Layout, Request, layouts, read_request
+from sppo_jax.planner.request import Layout, Request, layouts
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.
 _PLACES: tuple[Places, ...] = (("host", "host", "host"), ("host", "host", "keep"), ("host", "host", "recompute"))
 # How many of the best meshes and counts are tried until one fits.
 _MOST_TRIED = 8
-
-
-def paper_plan(config: Config, cluster: Cluster | None = None) -> Plan:
-    """Decides as the paper does; what the config pins stays.
-
-    Args:
-        config: the settings; what is "auto" is chosen.
-        cluster: the devices; None: `hardware.cluster`, `train.devices` if simulated, else those of this machine.
-
-    Raises:
-        ValueError: the settings do not fit together.
-    """
-    request = read_request(config, cluster)
-    outcome, reasons, _ = paper_outcome(request)
-    return plan_of(request, outcome, reasons)
 
 
 def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:

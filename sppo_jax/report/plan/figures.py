@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from sppo_jax.config import ModelConfig
+from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.diagonals import TickShape, tick_shapes
@@ -13,7 +13,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table, Unit, unit_ticks
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import Shape
+from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.offload import copy_seconds
 from sppo_jax.planner.search import Found
 from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, unit_bytes
@@ -122,22 +122,15 @@ class Figures:
         return self.plan.sequences_per_pipeline - self.table.num_sequences
 
 
-def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures:
+def figures_of(found: Found, config: Config) -> Figures:
     """Derives a report's figures.
 
     Args:
         found: what the search found.
-        model: the model shape.
-        costs: seconds of the units of the chosen plan.
+        config: the settings for which it searched.
     """
     plan, outline = found.plan, found.plan.outline()
-    shape = Shape(
-        model=model,
-        layers=costs.layers,
-        seq=plan.mesh.seq,
-        ulysses=plan.ulysses,
-        compute_bytes=costs.compute_bytes,
-    )
+    costs, shape = costs_of(plan, config), shape_of_plan(plan, config)
     seconds_of = costs.of_chunks(outline.chunk_lengths)
     step = simulate(outline, seconds_of, copy_seconds(outline, shape, plan.stash, costs))
     table = drawn_table(plan)
@@ -147,7 +140,7 @@ def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures
     tokens_s = plan.sequence_length * plan.sequences_per_pipeline * plan.mesh.data / step_s
     return Figures(
         found=found,
-        model=model,
+        model=config.model,
         cluster=costs.cluster,
         costs=costs,
         table=table,
@@ -155,7 +148,7 @@ def figures_of(found: Found, *, model: ModelConfig, costs: CostModel) -> Figures
         stages=tuple(_stages(found, outline, step, seconds_of)),
         parts=step_parts(outline, costs, step, step_s),
         tokens_s=tokens_s,
-        mfu=_mfu(model, plan, tokens_s, costs.cluster),
+        mfu=_mfu(config.model, plan, tokens_s, costs.cluster),
         link_busy_s=_link_busy_s(outline, unit_bytes(outline, shape, plan.stash), costs.cluster),
         stashed=stashed,
         copies=tuple(host_copies(table, stashed)),

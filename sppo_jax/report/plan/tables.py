@@ -50,7 +50,7 @@ def choice_rows(figures: Figures) -> list[tuple[str, str, tuple[str, ...]]]:
     for name, value, keys in settings_of(figures.plan):
         rows.append((name, value, tuple(reasons[key] for key in keys if key in reasons)))
         shown.update(keys)
-    return rows + [(key, "", (reason,)) for key, reason in reasons.items() if key not in shown]
+    return rows + [(key, reason, ()) for key, reason in reasons.items() if key not in shown]
 
 
 def rejected_rows(figures: Figures) -> list[tuple[str, ...]]:

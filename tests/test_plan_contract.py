@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 from jaxprs import walk
 
-from sppo_jax.attention import ring
+from sppo_jax.attention import ring, sequence
 from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
 from sppo_jax.attention.tags import Tags
-from sppo_jax.config import config_from_dict
+from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.dtypes import accumulator
+from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models import build_model
 from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights
@@ -24,7 +26,9 @@ from sppo_jax.plan.diagonals import tick_shapes
 from sppo_jax.plan.fold import unfold
 from sppo_jax.plan.outline import tick_rounds
 from sppo_jax.plan.peaks import head_peak, kv_peak, stash_peaks
+from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.stash import slot_bytes, stash_classes
+from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.memory import token_bytes
@@ -96,7 +100,10 @@ def draw(generator: random.Random):
     )
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* distinct chunk lengths")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* distinct chunk lengths"),
+    pytest.mark.xdist_group("contract"),  # the plans take long to make
+]
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +225,55 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
                 seen[kind, which, plan.kernel] += 1
         assert charged == sent, plan.describe()
     assert len(seen) == 8 and min(seen.values()) > 50
+
+
+def exchanged_bytes(kind: str, members: int, recompute: bool, dtype, kernel: str) -> float:
+    """Returns the bytes that a device's four tokens send in one layer's all-to-alls, read from the jaxpr."""
+    split = sequence.Split(ulysses=members, ring=1, passes="q", kernel=kernel)
+    heads, kv_heads, dim, tokens = 8, 2, 16, 4
+    q, k = jnp.zeros((tokens, heads, dim), dtype), jnp.zeros((tokens, kv_heads, dim), dtype)
+    lse = jnp.zeros((tokens, heads), accumulator(dtype))
+    resident = sequence.cache_heads(kv_heads, members), tokens * members, dim
+    cache = sequence.Cache(*(jnp.zeros((1, 1, 1, *resident), dtype),) * 2)
+    sums = sequence.Cache(*(x.astype(accumulator(dtype)) for x in cache))
+    tags = Tags(*(jnp.zeros((1, tokens * members), jnp.int32),) * 2)
+
+    def run(q, k, lse):
+        masks = ring.ring_tags(tags, tags, jnp.int32(0), kernel=kernel, passes="q", bound=None)
+        chunk = sequence.Chunk((0, 0), jnp.int32(0), jnp.int32(tokens), masks)
+        found = [sequence.forward(q, cache, chunk, 0, split)] if kind == "F" or recompute else []
+        if kind == "F":
+            return found, sequence.write_prefix(cache, k, k, chunk, 0, split)
+        found.append(sequence.backward(q, q, lse, q, cache, sums, chunk, 0, split))
+        return found, sequence.take_gradient(sums, chunk, 0, k, split)
+
+    found = walk(jax.make_jaxpr(run, axis_env=[("ulysses", members), ("ring", 1)])(q, k, lse).jaxpr)
+    sent = [nbytes([var.aval for var in item.eqn.invars]) for item in found if item.name == "all_to_all"]
+    return sum(sent) * (members - 1) / members
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [("cudnn", "bfloat16"), ("blockwise", "bfloat16"), ("blockwise", "float64")]
+)
+@pytest.mark.parametrize("members", [2, 4])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_exchanged_bytes_are_those_charged(cheap_attention, kernel, dtype, members, recompute):
+    device = replace(DEVICES["cpu"], link_bytes_s=1.0)
+    model = ModelConfig(vocab_size=40, hidden_size=128, num_layers=2, num_heads=8, num_kv_heads=2, mlp_size=8)
+    with jax.enable_x64(True):
+        costs = cost_model(
+            model,
+            cluster=make_cluster(device, members),
+            mesh=MeshShape(data=1, pipe=1, seq=members),
+            ulysses=members,
+            ring=1,
+            layers=1,
+            compute_bytes=jnp.dtype(dtype).itemsize,
+            recompute_linear=0,
+            recompute_attention=recompute,
+            kernel=kernel,
+            length=64,
+        )
+        for kind in "FB":
+            sent = exchanged_bytes(kind, members, recompute, jnp.dtype(dtype), kernel)
+            assert costs.transfer_s(kind, 0, 4 * members) == pytest.approx(sent, rel=1e-12)

@@ -80,7 +80,7 @@ def test_fit_refuses_a_cpu_in_one_line(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text(to_yaml(config_from_dict({**config(), "train": {"steps": 1, "devices": "cpu:8"}})))
     assert main(["fit", str(path), "--cluster", "cpu:1x8"]) == 2
-    assert "fit compiles for GPUs and TPUs, got the cluster cpu:1x8" in capsys.readouterr().err
+    assert "sppo fit needs a cluster of GPUs or TPUs, got cpu:1x8" in capsys.readouterr().err
     assert main(["fit", str(path), "--cluster", "abacus:1x8"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -92,7 +92,7 @@ def test_exposed_copies_are_said_aloud(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr("sppo_jax.commands.fit.compile_plan", lambda *_, exposed=exposed: fit(exposed=exposed))
         monkeypatch.setattr("sppo_jax.commands.fit.prepare_environment", lambda: None)
         assert main(["fit", str(path)]) == 0
-        assert capsys.readouterr().err.count("should have no compute beside them, got 2.0%") == lines
+        assert capsys.readouterr().err.count("should be without compute beside the copy, got 2.0%") == lines
 
 
 @pytest.fixture

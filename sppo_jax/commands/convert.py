@@ -24,18 +24,29 @@ def run(words: Sequence[str]) -> int:
     """Runs the conversion that the words name; returns the exit code."""
     parser = Parser(prog="sppo convert", description="Convert models from and to Hugging Face folders (safetensors).")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="from-hf|to-hf", parser_class=Parser)
-    into = kinds.add_parser("from-hf", help="Llama, Qwen2, Qwen3 or Mistral to a checkpoint and a config")
+    into = kinds.add_parser("from-hf", help="a Llama, Qwen2, Qwen3 or Mistral model to a checkpoint and a config")
     into.add_argument("source", metavar="DIR", type=some_path, help="folder with config.json and safetensors")
     into.add_argument("target", metavar="OUT", type=some_path, help="folder to write, new or empty")
-    out = kinds.add_parser("to-hf", help="a run's or a checkpoint's model to a folder that transformers loads")
+    out = kinds.add_parser("to-hf", help="the model of a run or checkpoint to a folder that transformers loads")
     out.add_argument(
-        "source", metavar="RUN_OR_CHECKPOINT", type=some_path, help="the newest checkpoint of a run is taken"
+        "source",
+        metavar="RUN_OR_CHECKPOINT",
+        type=some_path,
+        help="a run, whose newest checkpoint is taken, or a checkpoint",
     )
     out.add_argument("target", metavar="DIR", type=some_path, help="folder to write, new or empty")
     out.add_argument(
-        "--like", metavar="DIR", type=some_path, help="where special tokens and tokenizer come from; model.hf"
+        "--like",
+        metavar="DIR",
+        type=some_path,
+        help="folder that gives special tokens and tokenizer; model.hf by default",
     )
-    out.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"), help="of tensors")
+    out.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="dtype of the tensors; that of the parameters by default",
+    )
     args = parser.parse_args(words)
     # Host memory is larger than a device's; jax is not imported yet.
     os.environ["JAX_PLATFORMS"] = "cpu"

@@ -13,7 +13,7 @@ from sppo_jax.report.run.data_text import data_text
 
 def run(words: Sequence[str]) -> int:
     """Prints the data of a config in numbers and samples; returns the exit code."""
-    parser = config_parser("data", "Say what a config's data are: lengths, packing, epochs, samples.")
+    parser = config_parser("data", "Describe the data of a config: lengths, packing, epochs, samples.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     args = parser.parse_intermixed_args(words)
     config = load_config(args.config, args.overrides)

@@ -58,11 +58,15 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = config_parser("plan", "Choose mesh, chunks, schedule and stash before anything is compiled, and say why.")
+    parser = config_parser(
+        "plan", "Choose mesh, chunks, schedule and stash before anything is compiled, and give reasons."
+    )
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
     parser.add_argument("--json", action="store_true", help="print plan.json and the report as JSON instead of text")
-    parser.add_argument("--html", type=some_path, metavar="FILE", help="write a page with pictures of the step as well")
-    parser.add_argument("--trace", type=some_path, metavar="FILE", help="write the step as a Chrome trace for Perfetto")
+    parser.add_argument("--html", type=some_path, metavar="FILE", help="also write a page with pictures of the step")
+    parser.add_argument(
+        "--trace", type=some_path, metavar="FILE", help="also write the step as a Chrome trace for Perfetto"
+    )
     parser.add_argument("--max-length", action="store_true", help="find the longest sequence that fits the devices")
     parser.add_argument("--min-devices", action="store_true", help="find the smallest cluster that fits the sequence")
     return parser

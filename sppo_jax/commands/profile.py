@@ -12,7 +12,9 @@ from sppo_jax.hardware.measured_figures import Profile, write_profile
 
 def run(words: Sequence[str]) -> int:
     """Measures, stores the figures as JSON and prints them; returns the exit code."""
-    parser = Parser(prog="sppo profile", description="Measure the devices present: what hardware.measured reads.")
+    parser = Parser(
+        prog="sppo profile", description="Measure the devices present, and write the file that hardware.measured reads."
+    )
     parser.add_argument(
         "--out", type=some_path, default=Path("profile.json"), help="the JSON file; profile.json by default"
     )

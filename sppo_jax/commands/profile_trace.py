@@ -18,8 +18,10 @@ _MOST_STEPS = 100
 
 def run(words: Sequence[str]) -> int:
     """Traces some steps of a config's training, and prints the path of the trace; returns the exit code."""
-    parser = config_parser("profile-trace", "Train a few steps under the profiler; nothing is saved but the trace.")
-    parser.add_argument("--out", type=some_path, metavar="DIR", help="where to write; traces/NAME-DATE-TIME by default")
+    parser = config_parser("profile-trace", "Train a few steps under the profiler, and save nothing but the trace.")
+    parser.add_argument(
+        "--out", type=some_path, metavar="DIR", help="directory of the trace; traces/NAME-DATE-TIME by default"
+    )
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="steps to trace; 3 by default")
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)

@@ -12,7 +12,7 @@ from sppo_jax.report.run.words import summary
 def run(words: Sequence[str]) -> int:
     """Writes a run's report, and prints its path and the state of the run; returns the exit code."""
     parser = Parser(prog="sppo report", description="Draw a run as one page, whether it is finished or not.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=some_path, help="what sppo train --run-dir was given")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=some_path, help="the run directory of sppo train")
     parser.add_argument("--out", metavar="FILE", type=some_path, help=f"the page; RUN_DIR/{FILE} by default")
     args = parser.parse_args(words)
     figures = figures_of_run(read_run_dir(args.run_dir))

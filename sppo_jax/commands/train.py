@@ -18,9 +18,11 @@ from sppo_jax.report.draw.text_timeline import text_timeline
 
 def run(words: Sequence[str]) -> int:
     """Trains as a config says; returns the exit code."""
-    parser = config_parser("train", "Train as a config says; the same command goes on with a run that was stopped.")
+    parser = config_parser("train", "Train as a config says; the same command continues a run that was stopped.")
     parser.add_argument(
-        "--run-dir", type=some_path, help="where to write, or the run to go on with; runs/NAME-DATE-TIME"
+        "--run-dir",
+        type=some_path,
+        help="directory of a new run, or of a run to continue; runs/NAME-DATE-TIME by default",
     )
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)

@@ -133,6 +133,20 @@ def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
     assert found.plan.mesh.pipe * found.plan.mesh.seq == 128
 
 
+def test_of_plans_within_half_a_percent_the_simplest_is_chosen(monkeypatch):
+    found = search(large())
+    assert found.fastest_s < found.plan.predicted.step_s <= 1.005 * found.fastest_s
+    assert "are a tie, and this plan has fewer chunks" in found.plan.reasons["tie"]
+    monkeypatch.setattr(best_first, "TIE", 0.0)
+    fastest = search(large())
+    assert fastest.plan.predicted.step_s == fastest.fastest_s == found.fastest_s
+    assert "tie" not in fastest.plan.reasons
+    assert len(found.plan.chunk_lengths) < len(fastest.plan.chunk_lengths)
+    # The fastest one is the first of the others, and said to be a tie.
+    assert found.rejected[0].step_s == found.fastest_s
+    assert found.rejected[0].why.startswith("a tie: ") and found.rejected[0].why.endswith(" faster, but less simple")
+
+
 def test_others_are_distinct_ordered_and_say_why():
     found = search(large(schedule=AUTO))
     assert len(found.rejected) == 5

@@ -16,10 +16,10 @@ from sppo_jax.plan.diagonals import diagonal_groups, group_gaps
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.layouts import read_request
 from sppo_jax.planner.make import check_plan, make_plan, resolve_cluster
 from sppo_jax.planner.offload import ALPHA_LEVELS
 from sppo_jax.planner.partitions import partitions
-from sppo_jax.planner.request import read_request
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=64)
 LLAMA = dict(vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, mlp_size=14336)

@@ -12,11 +12,11 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.planner import best_first
 from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of
+from sppo_jax.planner.layouts import read_request
 from sppo_jax.planner.lower_bounds import LowerBounds, stream_seconds
 from sppo_jax.planner.offload import place_options
 from sppo_jax.planner.partitions import lengths_of, partitions
-from sppo_jax.planner.problem import times_slower
-from sppo_jax.planner.request import read_request
+from sppo_jax.planner.reasons import times_slower
 from sppo_jax.planner.search import search
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=8, num_heads=4, num_kv_heads=2, mlp_size=64)

@@ -10,7 +10,7 @@ from sppo_jax.config import Config, MeshConfig
 from sppo_jax.plan.layers import divisors
 
 if TYPE_CHECKING:
-    from sppo_jax.planner.request import Layout, Request
+    from sppo_jax.planner.layouts import Layout, Request
 
 # The layouts of a changed request; none where it breaks a rule.
 Find = Callable[["Request"], "list[Layout]"]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
+from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import Partition, lengths_of, partitions
-from sppo_jax.planner.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.table import Repeat, Table, Tick, Unit
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs, shape_of
+from sppo_jax.planner.layouts import Layout, Request
 from sppo_jax.planner.memory import (
     Memory,
     backward_work,
@@ -21,7 +22,6 @@ from sppo_jax.planner.memory import (
 )
 from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition, smallest_chunk
-from sppo_jax.planner.request import Layout, Request
 
 # Chunks at which the cost along a sequence is sampled, and the margin for what lies between them.
 _SAMPLES, _MARGIN = 9, 0.99

@@ -8,7 +8,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.layers import check_host_layers, layers_per_virtual_stage
 from sppo_jax.plan.plan import MODEL_FIELDS, Plan
 from sppo_jax.planner.evaluate import costs_of
-from sppo_jax.planner.request import resolve_cluster
+from sppo_jax.planner.layouts import resolve_cluster
 from sppo_jax.planner.search import search
 
 __all__ = ["check_plan", "costs_of", "make_plan", "resolve_cluster"]

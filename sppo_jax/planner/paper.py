@@ -14,10 +14,10 @@ recomputed, and dK and dV are summed in bfloat16.
 from collections.abc import Iterator
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
+from sppo_jax.planner.layouts import Layout, Request, layouts
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import Partition, chunk_counts, lengths_of, schedule_reason, schedules
-from sppo_jax.planner.request import Layout, Request, layouts
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths
-from sppo_jax.planner.request import Layout, Request, layouts, multiple_tokens
+from sppo_jax.planner.layouts import Layout, Request, layouts, multiple_tokens
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4

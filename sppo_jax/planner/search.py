@@ -8,10 +8,10 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.best_first import BestFirst, start_of
 from sppo_jax.planner.evaluate import Outcome, plan_of
+from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.paper import paper_outcome
-from sppo_jax.planner.problem import over, problem_of, reasons_of, tie_reason, times_slower
-from sppo_jax.planner.request import Request, read_request
+from sppo_jax.planner.reasons import over, problem_of, reasons_of, tie_reason, times_slower
 
 NUM_REJECTED = 5
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.problem import HOLDERS
+from sppo_jax.planner.reasons import HOLDERS
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.units import format_bytes
 

@@ -9,9 +9,9 @@ from sppo_jax.config import Config
 from sppo_jax.planner.advice import released
 from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
 from sppo_jax.planner.evaluate import Outcome
+from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory, usable_bytes, usable_host_bytes
 from sppo_jax.planner.partitions import schedule_reason
-from sppo_jax.planner.request import Request, read_request
 from sppo_jax.units import format_bytes
 
 # Settings that are released together, nearest first.

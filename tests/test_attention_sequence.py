@@ -122,3 +122,36 @@ def test_key_heads_are_repeated_next_to_each_other_and_their_gradients_added(kv_
     np.testing.assert_array_equal(many[0, :, 0], np.repeat(np.asarray(x[0, :, 0]), copies))
     np.testing.assert_array_equal(ulysses.sum_replicas(many, kv_heads), copies * x)
     assert sequence.cache_heads(kv_heads, members) * members == many.shape[1]
+
+
+@pytest.mark.parametrize(
+    "split", [Split(1, 4, "kv"), Split(1, 4, "q"), Split(1, 4, "q", "cudnn"), Split(1, 4, "kv", "cudnn")], ids=str
+)
+def test_a_ring_in_bfloat16_merges_in_float32(split):
+    rng, total, heads, dim = np.random.default_rng(1), 64, 2, 16
+    q, k, v = (jnp.asarray(rng.normal(size=(total, heads, dim)) * 2, jnp.bfloat16) for _ in range(3))
+    positions, documents = jnp.arange(total, dtype=jnp.int32), jnp.zeros(total, jnp.int32)
+
+    def on_device(q, k, v, tags):
+        keys = sequence.member_tags(*tags, split, 0)
+        chunk_tags = sequence.chunk_tags(keys, 0, total // 4, total // 4, split, bound=total // 4)
+        chunk = Chunk((0, 0), jnp.int32(0), jnp.int32(total // 4), chunk_tags)
+        cache = Cache(*(jnp.zeros((1, 1, 1, heads, total // 4, dim), jnp.bfloat16),) * 2)
+        cache = sequence.write_prefix(cache, k[:, 0], v[:, 0], chunk, 0, split)
+        out, lse = sequence.forward(q[:, 0], cache, chunk, 0, split)
+        return out[:, None], lse[:, None]
+
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(4, 1), ("ring", "ulysses"), axis_types=(AxisType.Auto,) * 2)
+    specs = dict(in_specs=(STRIPED,) * 3 + (P(),), out_specs=(STRIPED, STRIPED), check_vma=False)
+    run = quick_jit(jax.shard_map(on_device, mesh=mesh, **specs))
+    out, lse = run(*(x.reshape(-1, 4, heads, dim) for x in (q, k, v)), Tags(positions, documents))
+
+    exact_q, exact_k, exact_v = (np.asarray(x, np.float64) for x in (q, k, v))
+    scores = np.einsum("tnh,snh->nts", exact_q, exact_k) / np.sqrt(dim)
+    scores = np.where(np.tril(np.ones((total, total), bool)), scores, -np.inf)
+    exact_lse = np.log(np.exp(scores).sum(-1)).T
+    # Scores are products of bfloat16 numbers, added in float32. A merge in bfloat16 would be off by a hundredth.
+    assert lse.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(lse).reshape(total, heads), exact_lse, atol=2e-5)
+    exact_out = np.einsum("nts,snh->tnh", np.exp(scores - exact_lse.T[..., None]), exact_v)
+    np.testing.assert_allclose(np.asarray(out, np.float64).reshape(exact_out.shape), exact_out, atol=0.05)

@@ -18,11 +18,10 @@ from blocks import write_block
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
 from sppo_jax.models.counts import balance_weights
-from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import MeshShape, Plan
 from sppo_jax.plan.simulate import simulate
-from sppo_jax.plan.table import Unit
+from sppo_jax.plan.table import TickShape, Unit
 from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths
 from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.search import search

@@ -13,10 +13,10 @@ from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.plan.csv_format import from_csv
-from sppo_jax.plan.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import MeshShape, Plan, Predicted, SchedulePlan, StashPlan
 from sppo_jax.plan.slots import kv_slots
+from sppo_jax.plan.table import MIN_HOST_GAP
 
 TINY = dict(vocab_size=53, hidden_size=24, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=6, mlp_size=40)
 
@@ -63,7 +63,7 @@ def small_plan(
     data, pipe, seq = mesh
     ulysses = ulysses or {"ulysses": seq, "ring": 1}[kind]
     table = from_csv(csv) if csv else make_table(schedule, pipe, sequences, tuple(chunks), interleave)
-    groups, gaps = diagonal_groups(table), group_gaps(table)
+    groups, gaps = table.diagonal_groups, table.group_gaps
     shares = alpha if isinstance(alpha, tuple) else (alpha,)
     return Plan(
         version=__version__,

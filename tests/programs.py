@@ -12,7 +12,7 @@ from hlo_order import overtaking
 
 from sppo_jax.attention import blockwise, flash
 from sppo_jax.pipeline.api import Step, value_and_grad
-from sppo_jax.plan.diagonals import MIN_HOST_GAP, group_gaps
+from sppo_jax.plan.table import MIN_HOST_GAP
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 # Each time that a block of queries adds to dK and dV their sum is rounded to bfloat16, by up to 2^-9 of it. In these
@@ -53,7 +53,7 @@ class Case:
 def host_kinds(plan) -> tuple[bool, bool]:
     """Return whether shares of tokens wait on the host, and whether the rest of a layer does."""
     shares = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention)
-    return shares, plan.stash.rest == "host" and max(group_gaps(plan.table())) >= MIN_HOST_GAP
+    return shares, plan.stash.rest == "host" and max(plan.table().group_gaps) >= MIN_HOST_GAP
 
 
 def batches(rng, plan, vocab_size, count):

@@ -22,10 +22,7 @@ from sppo_jax.models import build_model
 from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights
 from sppo_jax.pipeline.stage import Stage
-from sppo_jax.plan.diagonals import tick_shapes
 from sppo_jax.plan.fold import unfold
-from sppo_jax.plan.outline import tick_rounds
-from sppo_jax.plan.peaks import head_peak, kv_peak, stash_peaks
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.planner.costs import cost_model
@@ -167,17 +164,17 @@ def test_slots_and_ticks_are_those_charged(plans):
     for _, plan, step in plans:
         outline, program = plan.outline(), step.program
         rounds = Counter()
-        for tick, count in zip(outline.ticks, tick_rounds(outline), strict=True):
+        for tick, count in zip(outline.ticks, outline.tick_rounds, strict=True):
             rounds[tick.kind] += count
         assert rounds == Counter(spec.kind for spec in unfold(program.items))
-        assert kv_peak(outline) == program.num_kv_slots and head_peak(outline) == program.num_head_slots
+        assert outline.kv_peak == program.num_kv_slots and outline.head_peak == program.num_head_slots
 
 
 def test_stash_bytes_are_those_charged_class_by_class(plans):
     seen = Counter()
     for config, plan, step in plans:
         outline, shape = plan.outline(), shape_of_plan(plan, config)
-        classes = stash_peaks(outline, stash_classes(outline, plan.stash, plan.mesh.seq))
+        classes = outline.stash_peaks(stash_classes(outline, plan.stash, plan.mesh.seq))
         assert classes == step.program.classes
         token = token_bytes(shape, plan.stash)
         for name, layout in layouts(step):
@@ -209,7 +206,7 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
     for config, plan, step in plans:
         costs, outline, shape = costs_of(plan, config), plan.outline(), step.head_shape
         charged = 0
-        for tick, of_tick, count in zip(outline.ticks, tick_shapes(outline), tick_rounds(outline), strict=True):
+        for tick, of_tick, count in zip(outline.ticks, outline.tick_shapes, outline.tick_rounds, strict=True):
             if tick.is_compute and plan.ring > 1:
                 charged += count * costs.ring_bytes(tick.kind, of_tick.tokens // plan.mesh.seq, of_tick.reach)
         sent = 0

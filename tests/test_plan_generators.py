@@ -6,9 +6,8 @@ import pytest
 from schedule_cases import all_tables
 
 from sppo_jax.plan.generators import GENERATORS, make_table
-from sppo_jax.plan.peaks import in_flight
 from sppo_jax.plan.slots import color_intervals, head_slots, kv_slots, stash_slots
-from sppo_jax.plan.table import Unit, unit_ticks
+from sppo_jax.plan.table import Unit
 
 
 def tick_counts(table):
@@ -47,14 +46,14 @@ def test_chunks_in_flight_of_one_group():
             "seq1f1b": [min(chunks + 2 * (stages - 1 - stage), total) for stage in range(stages)],
             "1f1b": [min(1 + 2 * (stages - 1 - stage), total) for stage in range(stages)],
         }[table.name]
-        assert list(in_flight(table)) == expected, table.name
+        assert list(table.in_flight) == expected, table.name
 
 
 def test_lock_step_holds_no_fewer_chunks_than_asynchronous_seq1f1b():
     for table in all_tables():
         if table.name == "seq1f1b":
             total = table.num_chunks * table.num_sequences
-            for stage, count in enumerate(in_flight(table)):
+            for stage, count in enumerate(table.in_flight):
                 assert count >= min(table.num_chunks + table.num_stages - 1 - stage, total)
 
 
@@ -69,7 +68,7 @@ def test_interleaved_chunks_in_flight_by_counting():
             for stage, unit in enumerate(tick.units):
                 if unit is not None and unit.kind == "B":
                     open_now[stage] -= 1
-        assert list(in_flight(table)) == [peak[stage] for stage in range(table.num_stages)]
+        assert list(table.in_flight) == [peak[stage] for stage in range(table.num_stages)]
 
 
 def test_keys_and_values_of_how_many_sequences():
@@ -88,7 +87,7 @@ def test_keys_and_values_of_how_many_sequences():
 @pytest.mark.parametrize("index", range(0, 1000, 91))
 def test_no_two_stashes_share_a_slot_at_once(index):
     table = all_tables()[index]
-    ticks = unit_ticks(table)
+    ticks = table.unit_ticks
     for count, slots in stash_slots(table, lambda unit: unit.chunk % 2).values():
         users = {}
         for (stage, *key), slot in slots.items():

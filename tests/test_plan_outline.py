@@ -5,20 +5,11 @@ from itertools import product
 
 import pytest
 
-from sppo_jax.plan.diagonals import (
-    MIN_HOST_GAP,
-    diagonal_groups,
-    group_gaps,
-    longest_chunks,
-    tick_tokens,
-    unit_diagonals,
-)
 from sppo_jax.plan.generators import GENERATORS, make_table
 from sppo_jax.plan.outline import all_rounds, make_outline
-from sppo_jax.plan.peaks import head_peak, in_flight, kv_peak, stash_peaks
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.slots import head_slots, kv_slots, stash_slots
-from sppo_jax.plan.table import Tick
+from sppo_jax.plan.table import MIN_HOST_GAP, Tick
 
 
 @lru_cache(maxsize=1)
@@ -69,10 +60,10 @@ def test_the_rounds_of_an_outline_are_the_ticks_of_the_table():
 
 def test_an_outline_has_the_diagonals_and_the_shapes_of_its_table():
     for table, outline in pairs():
-        assert diagonal_groups(outline) == diagonal_groups(table)
-        assert longest_chunks(outline) == longest_chunks(table)
-        assert tuple(all_rounds(tick_tokens(outline), outline.repeats)) == tick_tokens(table)
-        gaps, of_table = group_gaps(outline), group_gaps(table)
+        assert outline.diagonal_groups == table.diagonal_groups
+        assert outline.longest_chunks == table.longest_chunks
+        assert tuple(all_rounds(outline.tick_tokens, outline.repeats)) == table.tick_tokens
+        gaps, of_table = outline.group_gaps, table.group_gaps
         assert [gap >= MIN_HOST_GAP for gap in gaps] == [gap >= MIN_HOST_GAP for gap in of_table]
         if table.name != "gpipe":
             assert gaps == of_table
@@ -80,16 +71,16 @@ def test_an_outline_has_the_diagonals_and_the_shapes_of_its_table():
 
 def test_an_outline_holds_as_much_at_once_as_its_table_has_slots():
     for table, outline in pairs():
-        groups = diagonal_groups(table)
-        of_unit = {key: groups[diagonal] % 2 for key, diagonal in unit_diagonals(table).items()}
+        groups = table.diagonal_groups
+        of_unit = {key: groups[diagonal] % 2 for key, diagonal in table.unit_diagonals.items()}
         slots = stash_slots(table, lambda unit, of=of_unit: of[unit[1:]])
-        assert stash_peaks(outline, [group % 2 for group in range(max(groups) + 1)]) == {
+        assert outline.stash_peaks([group % 2 for group in range(max(groups) + 1)]) == {
             name: count for name, (count, _) in slots.items()
         }
-        assert kv_peak(outline) == kv_peak(table) == kv_slots(table)[0]
-        assert head_peak(outline) == head_peak(table) == head_slots(table)[0]
-        assert in_flight(outline) == in_flight(table)
-        assert max(in_flight(table)) == stash_slots(table, lambda unit: None)[None][0]
+        assert outline.kv_peak == table.kv_peak == kv_slots(table)[0]
+        assert outline.head_peak == table.head_peak == head_slots(table)[0]
+        assert outline.in_flight == table.in_flight
+        assert max(table.in_flight) == stash_slots(table, lambda unit: None)[None][0]
 
 
 def test_an_outline_takes_the_time_of_its_table_to_the_last_bit():
@@ -97,7 +88,7 @@ def test_an_outline_takes_the_time_of_its_table_to_the_last_bit():
         return {"F": 0.1, "B": 0.27, "H": 0.03}[unit.kind] * (1 + unit.chunk**1.5) + 0.001 * tick.tokens
 
     for table, outline in pairs():
-        least_s = [0.3 * (tokens % 3) for tokens in tick_tokens(outline)]
+        least_s = [0.3 * (tokens % 3) for tokens in outline.tick_tokens]
         short = simulate(outline, costs, least_s)
         long = simulate(table, costs, tuple(all_rounds(least_s, outline.repeats)))
         assert (short.step_s, short.peak_in_flight) == (long.step_s, long.peak_in_flight)

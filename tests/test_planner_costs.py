@@ -7,9 +7,8 @@ import pytest
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.counts import chunk_pairs, layer_costs, vocabulary_params
-from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.plan import MeshShape
-from sppo_jax.plan.table import Unit
+from sppo_jax.plan.table import TickShape, Unit
 from sppo_jax.planner.costs import CostModel, cost_model
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)

@@ -12,7 +12,6 @@ from sppo_jax import hardware
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.csv_format import to_csv
-from sppo_jax.plan.diagonals import diagonal_groups, group_gaps
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
@@ -179,7 +178,7 @@ def test_alpha_rises_with_the_work_to_hide_behind():
     made = plan(LLAMA, 2**18, mesh={"pipe": 4, "seq": 8}, sequence={"chunks": 64}, device=device, stash=HOST)
     alpha = made.stash.alpha
     assert set(alpha) == set(ALPHA_LEVELS)
-    gaps = [group_gaps(made.table())[group] for group in diagonal_groups(made.table())]
+    gaps = [made.table().group_gaps[group] for group in made.table().diagonal_groups]
     rising = [value for value, gap in zip(alpha, gaps, strict=True) if gap >= 3]
     # The last diagonals belong to the last stages and chunks alone; all others start at an ever later chunk.
     assert rising == sorted(rising)

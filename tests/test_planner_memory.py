@@ -10,7 +10,6 @@ from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.generators import GENERATORS, make_table
 from sppo_jax.plan.outline import all_rounds, make_outline
-from sppo_jax.plan.peaks import kv_peak
 from sppo_jax.plan.plan import MeshShape, StashPlan
 from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
@@ -169,5 +168,5 @@ def test_a_batch_is_the_devices_own_tokens_and_the_tags_of_sequences_in_flight()
         taken = [predict_memory(table, shape, stash(table)).hbm["batch"] for table in (few, many)]
         # Four int32 of each token, and again with the room of a chunk.
         assert taken[1] - taken[0] == 56 * 4 * 4 * (32 + 48) // seq
-        assert taken[0] == 8 * 4 * 4 * (32 + 48) // seq + 2 * 4 * kv_peak(few) * 48
-    assert kv_peak(few) == kv_peak(many) < 4
+        assert taken[0] == 8 * 4 * 4 * (32 + 48) // seq + 2 * 4 * few.kv_peak * 48
+    assert few.kv_peak == many.kv_peak < 4

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TypeVar
 
-from sppo_jax.plan.diagonals import MIN_HOST_GAP
 from sppo_jax.plan.generators import check_counts, make_table
-from sppo_jax.plan.table import Repeat, Table
+from sppo_jax.plan.table import MIN_HOST_GAP, Repeat, Table
 
 Value = TypeVar("Value")
 
@@ -77,14 +76,6 @@ def all_rounds(values: Sequence[Value], repeats: Sequence[Repeat]) -> Iterable[V
         parts += [values[place:start], chain.from_iterable(repeat(values[start:stop], rounds))]
         place = stop
     return chain(*parts, values[place:])
-
-
-def tick_rounds(table: Table) -> list[int]:
-    """Returns how often each tick that is written runs."""
-    rounds = [1] * len(table.ticks)
-    for start, stop, count, _ in table.repeats:
-        rounds[start:stop] = [count] * (stop - start)
-    return rounds
 
 
 def first_rounds(outline: Table) -> Table:

@@ -8,11 +8,9 @@ from typing import Any
 
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
-from sppo_jax.plan.diagonals import MIN_HOST_GAP, diagonal_groups, group_gaps, hides_copies
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.outline import make_outline
-from sppo_jax.plan.peaks import kv_peak
-from sppo_jax.plan.table import Table, remembered
+from sppo_jax.plan.table import MIN_HOST_GAP, Table
 from sppo_jax.units import format_bytes
 
 SCHEMA_VERSION = 2
@@ -162,9 +160,7 @@ class Plan:
 
     def table(self) -> Table:
         """Returns the schedule table, checked."""
-        table = schedule_table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
-        _check_once(table)
-        return table
+        return _checked_table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
 
     def outline(self) -> Table:
         """Returns the schedule table, what it repeats written once; not checked."""
@@ -243,7 +239,7 @@ def schedule_table(
     *,
     outline: bool = False,
 ) -> Table:
-    """Returns the table of a schedule, not checked; equal arguments give the same object, with what it remembers.
+    """Returns the table of a schedule, not checked; equal arguments give the same object, with its cached properties.
 
     Args:
         schedule: the schedule.
@@ -258,12 +254,16 @@ def schedule_table(
     return make(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
 
 
-_csv_table = lru_cache(maxsize=16)(from_csv)
-
-
-@remembered
-def _check_once(table: Table) -> None:
+@lru_cache(maxsize=16)
+def _checked_table(
+    schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
+) -> Table:
+    table = schedule_table(schedule, num_stages, num_sequences, chunk_lengths)
     check(table)
+    return table
+
+
+_csv_table = lru_cache(maxsize=16)(from_csv)
 
 
 def _read(cls: type, values: Any, where: str) -> Any:
@@ -337,13 +337,13 @@ def _check_table(plan: Plan, table: Table) -> None:
     ):
         if got != wanted:
             raise ValueError(f"the schedule table and the plan must agree in {what}, got {got} and {wanted}")
-    needed = kv_peak(table)
+    needed = table.kv_peak
     if plan.kv_slots != needed:
         raise ValueError(f"kv_slots must be what the schedule needs, {needed}, got {plan.kv_slots}")
 
 
 def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
-    groups, hides = diagonal_groups(table), hides_copies(table)
+    groups, hides = table.diagonal_groups, table.hides_copies
     if len(alpha) != len(groups):
         raise ValueError(f"stash.alpha has one value for each of the {len(groups)} diagonals, got {len(alpha)}")
     of_group: dict[int, float] = {}
@@ -358,7 +358,7 @@ def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
         if value > 0 and not hides[group]:
             raise ValueError(
                 f"stash.alpha must be 0 on diagonals that are read back less than {MIN_HOST_GAP} compute ticks "
-                f"after they are written, got {value} at diagonal {diagonal}, which has {group_gaps(table)[group]}"
+                f"after they are written, got {value} at diagonal {diagonal}, which has {table.group_gaps[group]}"
             )
 
 

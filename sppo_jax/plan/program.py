@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sppo_jax.plan.diagonals import diagonal_groups, tick_groups, tick_shapes, unit_diagonals
 from sppo_jax.plan.fold import fold
 from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
@@ -89,7 +88,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     """
     table = plan.table()
     classes = stash_classes(table, plan.stash, plan.mesh.seq) if train else ()
-    of_tick = [classes[group] if train and group is not None else None for group in tick_groups(table)]
+    of_tick = [classes[group] if train and group is not None else None for group in table.tick_groups]
     slots = _stash_slots(table, classes) if train else {}
     copies = _copies(table, of_tick)
     specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies)
@@ -127,7 +126,7 @@ class _Copies(NamedTuple):
 
 
 def _stash_slots(table: Table, classes: Sequence[StashClass]) -> dict[StashClass, tuple[int, dict]]:
-    groups, diagonals = diagonal_groups(table), unit_diagonals(table)
+    groups, diagonals = table.diagonal_groups, table.unit_diagonals
     return stash_slots(table, lambda unit: classes[groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]]])
 
 
@@ -151,7 +150,7 @@ def _specs(
     plan: Plan, table: Table, ring: Ring, of_tick: Sequence[StashClass | None], copies: _Copies
 ) -> list[TickSpec]:
     specs = []
-    for index, (tick, shape) in enumerate(zip(table.ticks, tick_shapes(table), strict=True)):
+    for index, (tick, shape) in enumerate(zip(table.ticks, table.tick_shapes, strict=True)):
         tokens = shape.tokens // plan.mesh.seq
         if not tick.is_compute:
             specs.append(TickSpec(tick.kind, tokens))

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sppo_jax.plan.diagonals import TickShape, tick_shapes
-from sppo_jax.plan.outline import all_rounds, tick_rounds
-from sppo_jax.plan.peaks import in_flight
-from sppo_jax.plan.table import Table, Unit
+from sppo_jax.plan.outline import all_rounds
+from sppo_jax.plan.table import Table, TickShape, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +50,12 @@ def simulate(
     """
     tick_s: list[float] = []
     unit_s: list[list[float]] = []
-    for tick, shape, least in zip(table.ticks, tick_shapes(table), least_s or [0.0] * len(table.ticks), strict=True):
+    for tick, shape, least in zip(table.ticks, table.tick_shapes, least_s or [0.0] * len(table.ticks), strict=True):
         unit_s.append([0.0 if unit is None else costs(unit, shape) for unit in tick.units])
         tick_s.append(max(least, *unit_s[-1]))
     # One by one, so that an outline takes to the last bit what its table does.
     step_s = sum(all_rounds(tick_s, table.repeats))
-    rounds = tick_rounds(table)
+    rounds = table.tick_rounds
     busy_s = [
         sum(seconds * count for seconds, count in zip(of_stage, rounds, strict=True))
         for of_stage in zip(*unit_s, strict=True)
@@ -66,6 +64,6 @@ def simulate(
         step_s=step_s,
         bubble_fraction=1 - sum(busy_s) / (table.num_stages * step_s) if step_s else 0.0,
         busy_s=tuple(busy_s),
-        peak_in_flight=in_flight(table),
+        peak_in_flight=table.in_flight,
         tick_s=tuple(tick_s),
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable
 from heapq import heappop, heappush
 from typing import TypeVar
 
-from sppo_jax.plan.table import Table, Unit, remembered, unit_ticks
+from sppo_jax.plan.table import Table, Unit
 
 UnitKey = tuple[int, int, int, int]  # stage, sequence, chunk, virtual stage
 Stay = tuple[UnitKey, tuple[int, int]]  # of a stash: first and last tick
@@ -40,7 +40,6 @@ def _color_sorted(intervals: Iterable[tuple[Key, tuple[int, int]]]) -> tuple[int
     return count, slots
 
 
-@remembered
 def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     """Returns the number of sequences whose keys and values a stage holds at once, and a slot for each.
 
@@ -49,7 +48,7 @@ def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     Returns:
         The number of slots, the most any stage needs, and the slot of each (stage, sequence).
     """
-    ticks = unit_ticks(table)
+    ticks = table.unit_ticks
     spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
     for unit, tick in ticks.items():
         if unit.kind == "H":
@@ -60,14 +59,13 @@ def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     return _color_stages(spans)
 
 
-@remembered
 def head_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
     """Returns the number of head gradients that wait at once, from H to the chunk's first B, and a slot for each.
 
     Returns:
         The number of slots and the slot of each (sequence, chunk).
     """
-    ticks = unit_ticks(table)
+    ticks = table.unit_ticks
     spans: dict[Hashable, tuple[int, int]] = {
         (unit.sequence, unit.chunk): (tick, ticks[Unit("B", unit.sequence, unit.chunk, unit.virtual_stage)])
         for unit, tick in ticks.items()
@@ -92,10 +90,9 @@ def stash_slots(table: Table, key: Callable[[Unit], Class]) -> dict[Class, tuple
     return {name: _most_slots(stages.values()) for name, stages in classes.items()}
 
 
-@remembered
 def _stays(table: Table) -> list[tuple[Unit, Stay]]:
     """Returns for each F unit how long its stash stays, by the tick in which it comes."""
-    ticks = unit_ticks(table)
+    ticks = table.unit_ticks
     stays = []
     for unit, tick in ticks.items():
         if unit.kind == "F":

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from sppo_jax.plan.diagonals import diagonal_groups, hides_copies, longest_chunks
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.table import Table
 
@@ -49,7 +48,7 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
         stash: the places, with alpha.
         seq: devices of a stage, which share the tokens of a chunk.
     """
-    alpha = dict(zip(diagonal_groups(table), stash.alpha, strict=True))
+    alpha = dict(zip(table.diagonal_groups, stash.alpha, strict=True))
 
     def make(group: int, longest: int, hides: bool) -> StashClass:
         tokens = -(-longest // seq)
@@ -61,7 +60,7 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
             host_rest=hides and stash.rest == "host",
         )
 
-    groups = zip(longest_chunks(table), hides_copies(table), strict=True)
+    groups = zip(table.longest_chunks, table.hides_copies, strict=True)
     return tuple(make(group, longest, hides) for group, (longest, hides) in enumerate(groups))
 
 

@@ -1,15 +1,22 @@
-"""The schedule table: which stage computes which unit in which lock-step tick."""
+"""The schedule table: which stage computes which unit in which lock-step tick, and what follows from that.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache, wraps
-from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+What follows: the anti-diagonals, whose units share a tick's static shape and its share of offloaded tokens; and how
+many stashes, prefixes and head gradients a stage holds at once (`slots` says where each lies).
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, chain
+from typing import NamedTuple, TypeVar
 
 # Kinds of units: forward, backward, and head. All stages compute the units of SHARED_KINDS together.
 KINDS = ("F", "B", "H")
 SHARED_KINDS = ("H",)
-Result = TypeVar("Result")
+# Compute ticks that must lie between writing a stash and reading it back for the copies to hide.
+MIN_HOST_GAP = 3
+Class = TypeVar("Class", bound=Hashable)
+Change = tuple[int, int]  # a tick, and by how much what is held grows in it or shrinks behind it
 
 
 class Unit(NamedTuple):
@@ -61,6 +68,18 @@ class Repeat(NamedTuple):
     sequences: int
 
 
+class TickShape(NamedTuple):
+    """What all stages' units of a tick have in common.
+
+    Args:
+        tokens: the tokens of the tick, padding included, over all devices of a stage.
+        reach: tokens of the sequence up to the end of the tick's furthest chunk.
+    """
+
+    tokens: int
+    reach: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A whole training step as a table of ticks by stages; `check` says whether it can run.
@@ -88,7 +107,6 @@ class Table:
     ticks: tuple[Tick, ...]
     name: str
     repeats: tuple[Repeat, ...] = ()
-    _found: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def num_chunks(self) -> int:
@@ -103,6 +121,196 @@ class Table:
         """First token of each chunk, and behind them the length of a sequence."""
         return chunk_starts(self.chunk_lengths)
 
+    @cached_property
+    def unit_ticks(self) -> dict[Unit, int]:
+        """Returns the tick in which each unit of the table runs (an index into `self.ticks`)."""
+        return {unit: index for index, tick in enumerate(self.ticks) for unit in tick.units if unit is not None}
+
+    @cached_property
+    def unit_diagonals(self) -> dict[tuple[int, int, int], int]:
+        """Returns the diagonal of each (sequence, chunk, virtual stage).
+
+        The diagonal is the number of forward ticks from the first one of the sequence to that of the unit; its
+        backward lies on the same diagonal. In a generated table of one group, it is chunk + stage.
+        """
+        ordinal: dict[Unit, int] = {}
+        for number, tick in enumerate(tick for tick in self.ticks if tick.kind == "F"):
+            ordinal.update({unit: number for unit in tick.units if unit is not None})
+        return {
+            (unit.sequence, unit.chunk, unit.virtual_stage): number - ordinal[Unit("F", unit.sequence, 0, 0)]
+            for unit, number in ordinal.items()
+        }
+
+    @cached_property
+    def diagonal_groups(self) -> tuple[int, ...]:
+        """Returns the group of each diagonal; groups are numbered from 0 in the order of their first diagonal.
+
+        Diagonals whose units stand in one tick, forward or backward, share that tick's shape, so they are one
+        group. With one sequence at a time every diagonal is a group; with several in a stream of N chunks,
+        diagonals that differ by a multiple of N are.
+        """
+        diagonals = self.unit_diagonals
+        parent = list(range(max(diagonals.values()) + 1))
+
+        def root(diagonal: int) -> int:
+            while parent[diagonal] != diagonal:
+                diagonal = parent[diagonal]
+            return diagonal
+
+        for tick in self.ticks:
+            if not tick.is_compute:
+                continue
+            first, *others = [root(diagonals[_key(unit)]) for unit in tick.units if unit is not None]
+            for other in others:
+                # The smaller root wins, so that numbering by roots follows the first diagonals.
+                low, high = sorted((root(first), root(other)))
+                parent[high] = low
+        roots = [root(diagonal) for diagonal in range(len(parent))]
+        numbers = {value: number for number, value in enumerate(sorted(set(roots)))}
+        return tuple(numbers[value] for value in roots)
+
+    @cached_property
+    def group_gaps(self) -> tuple[int, ...]:
+        """Returns, for each group, the fewest compute ticks (F and B, counted together) from a unit's F to its B."""
+        groups, diagonals = self.diagonal_groups, self.unit_diagonals
+        number, compute = 0, {}
+        for index, tick in enumerate(self.ticks):
+            if tick.is_compute:
+                compute[index] = number
+                number += 1
+        ticks = self.unit_ticks
+        gaps = [number] * (max(groups) + 1)
+        for key, diagonal in diagonals.items():
+            gap = compute[ticks[Unit("B", *key)]] - compute[ticks[Unit("F", *key)]]
+            gaps[groups[diagonal]] = min(gaps[groups[diagonal]], gap)
+        return tuple(gaps)
+
+    @cached_property
+    def hides_copies(self) -> tuple[bool, ...]:
+        """Returns, for each group, whether its stashes wait long enough for copies to the host and back to hide."""
+        return tuple(gap >= MIN_HOST_GAP for gap in self.group_gaps)
+
+    @cached_property
+    def longest_chunks(self) -> tuple[int, ...]:
+        """Returns the longest chunk of each diagonal group, in tokens over all devices of a stage."""
+        groups, lengths = self.diagonal_groups, self.chunk_lengths
+        longest = [0] * (max(groups) + 1)
+        for (_, chunk, _), diagonal in self.unit_diagonals.items():
+            group = groups[diagonal]
+            if lengths[chunk] > longest[group]:
+                longest[group] = lengths[chunk]
+        return tuple(longest)
+
+    @cached_property
+    def tick_groups(self) -> tuple[int | None, ...]:
+        """Returns the diagonal group of each tick; None for a head tick."""
+        groups, diagonals = self.diagonal_groups, self.unit_diagonals
+        # All units of a tick are in one group, by construction of the groups.
+        return tuple(
+            groups[diagonals[_key(next(unit for unit in tick.units if unit is not None))]] if tick.is_compute else None
+            for tick in self.ticks
+        )
+
+    @cached_property
+    def tick_tokens(self) -> tuple[int, ...]:
+        """Returns the static token count of each tick: the longest chunk among all units of its diagonal groups.
+
+        It depends on the group alone, so the forward and the backward tick of a unit have one shape. A head tick
+        has that of the forward tick before it.
+        """
+        longest = self.longest_chunks
+        tokens: list[int] = []
+        forward = 0
+        for tick, group in zip(self.ticks, self.tick_groups, strict=True):
+            tokens.append(forward if group is None else longest[group])
+            if tick.kind == "F":
+                forward = tokens[-1]
+        return tuple(tokens)
+
+    @cached_property
+    def tick_shapes(self) -> tuple[TickShape, ...]:
+        """Returns the shape of each tick."""
+        ends = self.chunk_starts[1:]
+        return tuple(
+            TickShape(tokens, max(ends[unit.chunk] for unit in tick.units if unit is not None))
+            for tick, tokens in zip(self.ticks, self.tick_tokens, strict=True)
+        )
+
+    @cached_property
+    def tick_rounds(self) -> tuple[int, ...]:
+        """Returns how often each tick that is written runs."""
+        rounds = [1] * len(self.ticks)
+        for start, stop, count, _ in self.repeats:
+            rounds[start:stop] = [count] * (stop - start)
+        return tuple(rounds)
+
+    @cached_property
+    def kv_peak(self) -> int:
+        """Returns the number of sequences whose keys and values a stage holds at once, the most of any stage.
+
+        A stage holds a sequence from the forward of its first chunk on the stage's first virtual stage to the backward.
+        """
+        changes: list[list[Change]] = [[] for _ in range(self.num_stages)]
+        for index, tick in enumerate(self.ticks):
+            for stage, unit in enumerate(tick.units):
+                if unit is not None and unit.chunk == 0 and unit.virtual_stage == stage and unit.kind != "H":
+                    changes[stage].append((index, 1 if unit.kind == "F" else -1))
+        return max(_peak(of_stage, self.repeats) for of_stage in changes)
+
+    @cached_property
+    def head_peak(self) -> int:
+        """Returns the number of head gradients that wait at once, each from its H to the chunk's first B."""
+        last = self.num_virtual_stages - 1
+        changes = []
+        for index, tick in enumerate(self.ticks):
+            unit = tick.units[-1]
+            if unit is not None and unit.kind != "F" and unit.virtual_stage == last:
+                changes.append((index, 1 if unit.kind == "H" else -1))
+        return _peak(changes, self.repeats)
+
+    @cached_property
+    def in_flight(self) -> tuple[int, ...]:
+        """Returns the greatest number of chunk stashes that each stage holds at once."""
+        return tuple(_peak(chain(*groups), self.repeats) for groups in zip(*self._stash_changes, strict=True))
+
+    def stash_peaks(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
+        """Returns the number of stashes of each class that a stage holds at once, the most of any stage.
+
+        Args:
+            class_of_group: the class of each diagonal group; only stashes of one class share a buffer.
+        """
+        stages: dict[Class, list[list[Iterable[Change]]]] = {}
+        for group, changes in enumerate(self._stash_changes):
+            of_class = stages.setdefault(class_of_group[group], [[] for _ in range(self.num_stages)])
+            for stage, of_stage in enumerate(changes):
+                of_class[stage].append(of_stage)
+        return {
+            name: max(_peak(chain(*of_stage), self.repeats) for of_stage in of_class)
+            for name, of_class in stages.items()
+        }
+
+    @cached_property
+    def _stash_changes(self) -> list[list[list[Change]]]:
+        """Returns for each diagonal group and stage how many stashes come and go, from F to B."""
+        groups = self.tick_groups
+        num_groups = 1 + max(group for group in groups if group is not None)
+        changes: list[list[list[Change]]] = [[[] for _ in range(self.num_stages)] for _ in range(num_groups)]
+        for index, (tick, group) in enumerate(zip(self.ticks, groups, strict=True)):
+            if group is None:
+                continue
+            change = index, 1 if tick.kind == "F" else -1
+            for of_stage, unit in zip(changes[group], tick.units, strict=True):
+                if unit is not None:
+                    of_stage.append(change)
+        return changes
+
+    @cached_property
+    def heads_among_backwards(self) -> bool:
+        """Returns whether a head comes after a backward, be it in the next round."""
+        kinds = [tick.kind for tick in self.ticks]
+        rounds = any({"B", "H"} <= set(kinds[repeat.start : repeat.stop]) for repeat in self.repeats)
+        return rounds or ("B" in kinds and "H" in kinds[kinds.index("B") :])
+
 
 @lru_cache(maxsize=1024)
 def chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
@@ -110,20 +318,16 @@ def chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate(chunk_lengths, initial=0))
 
 
-def remembered(function: Callable[["Table"], Result]) -> Callable[["Table"], Result]:
-    """Decorates a function of a table alone, so that the table keeps what it returned; callers must not change it."""
-
-    @wraps(function)
-    def call(table: Table) -> Result:
-        name = f"{function.__module__}.{function.__qualname__}"
-        if name not in table._found:
-            table._found[name] = function(table)
-        return table._found[name]
-
-    return call
+def _key(unit: Unit) -> tuple[int, int, int]:
+    return unit.sequence, unit.chunk, unit.virtual_stage
 
 
-@remembered
-def unit_ticks(table: Table) -> dict[Unit, int]:
-    """Returns the tick in which each unit of the table runs (an index into `table.ticks`)."""
-    return {unit: index for index, tick in enumerate(table.ticks) for unit in tick.units if unit is not None}
+def _peak(changes: Iterable[Change], repeats: Sequence[Repeat]) -> int:
+    """Returns the most that is held at once."""
+    found = sorted(changes)
+    for start, stop, rounds, _ in repeats:
+        growth = (rounds - 1) * sum(change for tick, change in found if start <= tick < stop)
+        if growth:
+            # Most is held in the last round where it grows, in the first where it shrinks.
+            found = sorted([*found, (start if growth > 0 else stop, growth)])
+    return max(accumulate(change for _, change in found), default=0)

@@ -27,10 +27,9 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.measured_figures import block_pairs
 from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs
-from sppo_jax.plan.diagonals import TickShape
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.ring import AttentionShape, Ring
-from sppo_jax.plan.table import Unit, chunk_starts
+from sppo_jax.plan.table import TickShape, Unit, chunk_starts
 from sppo_jax.planner.memory import stage_params
 
 _FLOAT32 = 4

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.layers import layers_per_virtual_stage
-from sppo_jax.plan.peaks import kv_peak
 from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table
@@ -100,7 +99,7 @@ def plan_of(request: Request, outcome: Outcome, reasons: dict[str, str]) -> Plan
         chunk_lengths=choice.chunk_lengths,
         schedule=_schedule_of(request, choice),
         stash=outcome.stash,
-        kv_slots=kv_peak(_outline_of(request, choice)),
+        kv_slots=_outline_of(request, choice).kv_peak,
         predicted=Predicted(
             step_s=outcome.step_s,
             bubble_fraction=outcome.simulation.bubble_fraction,

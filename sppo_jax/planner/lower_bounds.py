@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from sppo_jax.plan.diagonals import diagonal_groups
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.table import Repeat, Table, Tick, Unit
@@ -157,7 +156,7 @@ class LowerBounds:
         key = layout, tokens
         if key not in self._smallest:
             table = _one_chunk(layout.mesh.pipe, layout.interleave, tokens)
-            stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(diagonal_groups(table)))
+            stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(table.diagonal_groups))
             self._smallest[key] = predict_memory(table, shape_of(self.request, layout), stash)
         return self._smallest[key]
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
-from sppo_jax.plan.peaks import head_peak, kv_peak, stash_peaks
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.spread import padded, spread
 from sppo_jax.plan.stash import TokenBytes, slot_bytes, stash_classes
@@ -150,7 +149,7 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     """
     token = token_bytes(shape, stash)
     device = host = copies = 0
-    for of_class, count in stash_peaks(table, stash_classes(table, stash, shape.seq)).items():
+    for of_class, count in table.stash_peaks(stash_classes(table, stash, shape.seq)).items():
         kept, away = slot_bytes(of_class, token)
         device, host = device + (count + 1) * kept, host + (count + 1) * away
         copies = max(copies, away)
@@ -177,13 +176,13 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     heads = kv_heads_per_device(model, shape.ulysses)
     prefix = (tokens + longest) * shape.ulysses // shape.seq
     head_dim = model.head_dim if shape.platform != "tpu" else -(-model.head_dim // _TPU_LANES) * _TPU_LANES
-    kv = kv_peak(table) * shape.layers * table.num_groups * prefix * 2 * heads * head_dim
+    kv = table.kv_peak * shape.layers * table.num_groups * prefix * 2 * heads * head_dim
     kv_grad = kv * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     stash_device, stash_host, copies = stash_bytes(table, shape, stash)
-    head_share = head_peak(table) * -(-local // table.num_stages)
+    head_share = table.head_peak * -(-local // table.num_stages)
     gathered = size < 4 or shape.data * shape.seq > 1
     loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
-    if not _heads_among_backwards(table):
+    if not table.heads_among_backwards:
         loss -= kv_grad
     copied = kv * size + stash_device if shape.platform == "tpu" else 0
     return Memory(
@@ -211,7 +210,7 @@ def batch_bytes(table: Table, seq: int) -> int:
     """
     tokens, longest = sum(table.chunk_lengths), max(table.chunk_lengths)
     own = table.num_sequences * (2 * tokens + longest) // seq
-    return 4 * (4 * own + 2 * kv_peak(table) * (tokens + longest))
+    return 4 * (4 * own + 2 * table.kv_peak * (tokens + longest))
 
 
 def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
@@ -225,13 +224,6 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
         work += shape.layers * tokens * stashed
     return work
-
-
-def _heads_among_backwards(table: Table) -> bool:
-    """Returns whether a head comes after a backward, be it in the next round."""
-    kinds = [tick.kind for tick in table.ticks]
-    rounds = any({"B", "H"} <= set(kinds[repeat.start : repeat.stop]) for repeat in table.repeats)
-    return rounds or ("B" in kinds and "H" in kinds[kinds.index("B") :])
 
 
 def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:

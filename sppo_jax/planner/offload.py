@@ -5,19 +5,10 @@ from dataclasses import replace
 from itertools import product
 
 from sppo_jax.config import StashConfig
-from sppo_jax.plan.diagonals import (
-    MIN_HOST_GAP,
-    TickShape,
-    diagonal_groups,
-    hides_copies,
-    longest_chunks,
-    tick_groups,
-    unit_diagonals,
-)
 from sppo_jax.plan.layers import MIN_HOST_LAYERS, too_few_layers
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.stash import slot_bytes, stash_classes
-from sppo_jax.plan.table import Table, remembered
+from sppo_jax.plan.table import MIN_HOST_GAP, Table, TickShape
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.memory import Shape, stash_bytes, token_bytes, usable_host_bytes
 from sppo_jax.units import format_bytes
@@ -99,7 +90,7 @@ def choose_alpha(
         ValueError: a list of the wrong length.
     """
     cluster, host_bytes = costs.cluster, usable_host_bytes(costs.cluster)
-    groups, hides = diagonal_groups(table), hides_copies(table)
+    groups, hides = table.diagonal_groups, table.hides_copies
     if isinstance(requested, Sequence) and not isinstance(requested, str):
         if len(requested) != len(groups):
             raise ValueError(
@@ -123,7 +114,7 @@ def choose_alpha(
         shares = [float(hidden) for hidden in hides]
         why = f"all of it, to save device memory; {zeros}"
     # Every unit in a slot of its own is the most that a host can need.
-    most = max(longest_chunks(table)) * table.num_sequences * table.num_chunks * table.num_groups
+    most = max(table.longest_chunks) * table.num_sequences * table.num_chunks * table.num_groups
     ample = most / shape.seq * token_bytes(shape, stash).away <= host_bytes
     for cap in reversed(ALPHA_LEVELS):
         levels = [_round_down(min(cap, share)) for share in shares]
@@ -135,11 +126,10 @@ def choose_alpha(
     return stash, why
 
 
-@remembered
 def largest_alpha(table: Table) -> tuple[float, ...]:
     """Returns the largest alpha that a table allows: 1, but 0 where a stash is read back at once."""
-    hides = hides_copies(table)
-    return tuple(float(hides[group]) for group in diagonal_groups(table))
+    hides = table.hides_copies
+    return tuple(float(hides[group]) for group in table.diagonal_groups)
 
 
 def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
@@ -153,15 +143,15 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
         return (0.0,) * len(table.ticks)
     copied = [slot_bytes(of_class, token)[1] for of_class in stash_classes(table, stash, shape.seq)]
     link_bytes_s = costs.cluster.host_link_bytes_s
-    return tuple(0.0 if group is None else copied[group] / link_bytes_s for group in tick_groups(table))
+    return tuple(0.0 if group is None else copied[group] / link_bytes_s for group in table.tick_groups)
 
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:
     """Returns, for each diagonal group, the share of tokens whose copy hides behind its shortest forward."""
-    groups, longest, starts = diagonal_groups(table), longest_chunks(table), table.chunk_starts
+    groups, longest, starts = table.diagonal_groups, table.longest_chunks, table.chunk_starts
     known: dict[tuple[int, int], float] = {}
     forward_s = [float("inf")] * len(longest)
-    for (_, chunk, _), diagonal in unit_diagonals(table).items():
+    for (_, chunk, _), diagonal in table.unit_diagonals.items():
         group = groups[diagonal]
         key = chunk, longest[group]
         if key not in known:
@@ -169,7 +159,7 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
         forward_s[group] = min(forward_s[group], known[key])
     token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
     shares = []
-    for group, hides in enumerate(hides_copies(table)):
+    for group, hides in enumerate(table.hides_copies):
         tokens = longest[group] / shape.seq
         spare_bytes = link_bytes_s * forward_s[group] - token.rest * tokens
         shares.append(min(1.0, max(0.0, spare_bytes / (token.shared * tokens))) if hides else 0.0)

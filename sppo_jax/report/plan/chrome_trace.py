@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from sppo_jax.plan.diagonals import TickShape, tick_shapes
-from sppo_jax.plan.table import Table, Unit
+from sppo_jax.plan.table import Table, TickShape, Unit
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.report.plan.occupancy import occupancy
 from sppo_jax.report.plan.words import schedule_of, subject
@@ -67,7 +66,7 @@ def _units(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
     """Yields an event for each unit of each stage; all stages compute a head unit, so each has an event for it."""
     table = figures.table
     seconds_of = figures.costs.of_chunks(table.chunk_lengths)
-    for tick, shape, start_s in zip(table.ticks, tick_shapes(table), starts_s[:-1], strict=True):
+    for tick, shape, start_s in zip(table.ticks, table.tick_shapes, starts_s[:-1], strict=True):
         for stage, unit in enumerate(tick.units):
             if unit is not None:
                 seconds = seconds_of(unit, shape)

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
 from sppo_jax.models.counts import flops_per_token
-from sppo_jax.plan.diagonals import TickShape, tick_shapes
-from sppo_jax.plan.outline import first_rounds, tick_rounds
+from sppo_jax.plan.outline import first_rounds
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import Simulation, simulate
-from sppo_jax.plan.table import Table, Unit, unit_ticks
+from sppo_jax.plan.table import Table, TickShape, Unit
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.offload import copy_seconds
@@ -161,7 +160,7 @@ def drawn_table(plan: Plan) -> Table:
     The ticks that are left out are those of the sequences that are shown, over and over.
     """
     outline = plan.outline()
-    if sum(tick_rounds(outline)) * outline.num_stages <= _MOST_CELLS:
+    if sum(outline.tick_rounds) * outline.num_stages <= _MOST_CELLS:
         return plan.table()
     return first_rounds(outline)
 
@@ -215,7 +214,7 @@ def _stages(
     found: Found, table: Table, simulation: Simulation, seconds: Callable[[Unit, TickShape], float]
 ) -> Iterable[StageFigures]:
     predicted, columns = found.plan.predicted, hbm_columns(found.memory.hbm)
-    ticks = list(zip(table.ticks, tick_shapes(table), tick_rounds(table), strict=True))
+    ticks = list(zip(table.ticks, table.tick_shapes, table.tick_rounds, strict=True))
     for stage in range(table.num_stages):
         kinds = dict.fromkeys("FBH", 0.0)
         for tick, shape, rounds in ticks:
@@ -238,7 +237,7 @@ def _stages(
 def _unit_counts(table: Table) -> Counter[tuple[str, int, TickShape]]:
     """Returns how often each (kind, chunk, shape of the tick) occurs, over all stages."""
     counts = Counter[tuple[str, int, TickShape]]()
-    for tick, shape, rounds in zip(table.ticks, tick_shapes(table), tick_rounds(table), strict=True):
+    for tick, shape, rounds in zip(table.ticks, table.tick_shapes, table.tick_rounds, strict=True):
         for unit in tick.units:
             if unit is not None:
                 counts[unit.kind, unit.chunk, shape] += rounds
@@ -247,7 +246,7 @@ def _unit_counts(table: Table) -> Counter[tuple[str, int, TickShape]]:
 
 def _link_busy_s(table: Table, sizes: UnitBytes, cluster: Cluster) -> float:
     """Returns the seconds for which the busiest device copies to its host."""
-    ticks, rounds, stages = unit_ticks(table), tick_rounds(table), Counter[int]()
+    ticks, rounds, stages = table.unit_ticks, table.tick_rounds, Counter[int]()
     for copy in host_copies(table, sizes):
         stages[copy.stage] += copy.size_bytes * rounds[ticks[copy.unit]] if copy.out else 0
     return max(stages.values(), default=0) / cluster.host_link_bytes_s

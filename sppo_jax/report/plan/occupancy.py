@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from sppo_jax.plan.diagonals import diagonal_groups, unit_diagonals
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.stash import slot_bytes, stash_classes
-from sppo_jax.plan.table import Table, Unit, unit_ticks
+from sppo_jax.plan.table import Table, Unit
 from sppo_jax.planner.memory import Memory, Shape, token_bytes
 
 # Bytes that a device stashes for each (sequence, chunk, virtual stage): in its own memory, and on the host.
@@ -54,9 +53,9 @@ class Occupancy:
 
 def unit_bytes(table: Table, shape: Shape, stash: StashPlan) -> UnitBytes:
     """Returns the bytes that a device stashes for each (sequence, chunk, virtual stage): on itself, and on the host."""
-    groups, token = diagonal_groups(table), token_bytes(shape, stash)
+    groups, token = table.diagonal_groups, token_bytes(shape, stash)
     sizes = [slot_bytes(of_class, token) for of_class in stash_classes(table, stash, shape.seq)]
-    return {key: sizes[groups[diagonal]] for key, diagonal in unit_diagonals(table).items()}
+    return {key: sizes[groups[diagonal]] for key, diagonal in table.unit_diagonals.items()}
 
 
 def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
@@ -70,7 +69,7 @@ def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
     after = dict(zip(compute, compute[1:], strict=False))
     before = dict(zip(compute[1:], compute, strict=False))
     copies = []
-    for unit, tick in unit_ticks(table).items():
+    for unit, tick in table.unit_ticks.items():
         size = sizes[unit.sequence, unit.chunk, unit.virtual_stage][1]
         behind = {"F": after, "B": before}.get(unit.kind, {}).get(tick)
         if size and behind is not None:

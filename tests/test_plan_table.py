@@ -4,15 +4,14 @@ from dataclasses import replace
 
 from schedule_cases import all_tables
 
-from sppo_jax.plan.diagonals import diagonal_groups, group_gaps, tick_groups, tick_tokens, unit_diagonals
 from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.table import Unit, unit_ticks
+from sppo_jax.plan.table import Unit
 
 
 def test_a_diagonal_is_chunk_plus_stage_where_there_is_one_group():
     for table in all_tables():
         if table.num_groups == 1:
-            for (_, chunk, stage), diagonal in unit_diagonals(table).items():
+            for (_, chunk, stage), diagonal in table.unit_diagonals.items():
                 assert diagonal == chunk + stage
 
 
@@ -20,12 +19,12 @@ def test_number_of_diagonals():
     for table in all_tables():
         chunks, stages, groups = table.num_chunks, table.num_stages, table.num_groups
         expected = chunks * groups + stages - 1 if chunks % stages == 0 or groups == 1 else stages * groups + chunks - 1
-        assert len(diagonal_groups(table)) == expected
+        assert len(table.diagonal_groups) == expected
 
 
 def test_every_diagonal_is_alone_in_sppo_and_mod_n_in_a_stream():
     for table in all_tables():
-        groups = diagonal_groups(table)
+        groups = table.diagonal_groups
         if table.num_groups > 1:
             continue
         if table.name == "sppo" or table.num_sequences == 1:
@@ -36,7 +35,7 @@ def test_every_diagonal_is_alone_in_sppo_and_mod_n_in_a_stream():
 
 def test_units_of_a_tick_are_in_one_group_and_unmixed_diagonals_are_not_merged():
     for table in all_tables()[::11]:
-        groups, diagonals = diagonal_groups(table), unit_diagonals(table)
+        groups, diagonals = table.diagonal_groups, table.unit_diagonals
         links = {diagonal: {diagonal} for diagonal in range(len(groups))}
         for tick in table.ticks:
             if tick.kind == "H":
@@ -57,23 +56,23 @@ def test_units_of_a_tick_are_in_one_group_and_unmixed_diagonals_are_not_merged()
 
 def test_gaps_of_sppo_fall_by_two_a_diagonal_to_one():
     table = make_table("sppo", 3, 2, (8,) * 4)
-    assert group_gaps(table) == (11, 9, 7, 5, 3, 1)
+    assert table.group_gaps == (11, 9, 7, 5, 3, 1)
 
 
 def test_gaps_are_the_least_of_their_units():
     for table in all_tables()[::11]:
-        groups, diagonals, ticks = diagonal_groups(table), unit_diagonals(table), unit_ticks(table)
+        groups, diagonals, ticks = table.diagonal_groups, table.unit_diagonals, table.unit_ticks
         found = {}
         for key, diagonal in diagonals.items():
             between = table.ticks[ticks[Unit("F", *key)] : ticks[Unit("B", *key)]]
             gap = sum(tick.kind != "H" for tick in between)
             found.setdefault(groups[diagonal], []).append(gap)
-        assert group_gaps(table) == tuple(min(found[group]) for group in sorted(found))
+        assert table.group_gaps == tuple(min(found[group]) for group in sorted(found))
 
 
 def test_forward_and_backward_of_a_unit_have_one_shape_that_holds_all_units_of_the_tick():
     for table in all_tables():
-        tokens, ticks = tick_tokens(table), unit_ticks(table)
+        tokens, ticks = table.tick_tokens, table.unit_ticks
         before = None
         for index, tick in enumerate(table.ticks):
             if tick.kind == "H":
@@ -90,7 +89,7 @@ def test_forward_and_backward_of_a_unit_have_one_shape_that_holds_all_units_of_t
 
 def test_a_tick_is_as_long_as_the_longest_chunk_of_its_diagonals():
     table = make_table("sppo", 2, 1, (16, 12, 8))
-    assert [tokens for tokens, tick in zip(tick_tokens(table), table.ticks, strict=True) if tick.kind == "F"] == [
+    assert [tokens for tokens, tick in zip(table.tick_tokens, table.ticks, strict=True) if tick.kind == "F"] == [
         16,
         16,
         12,
@@ -100,8 +99,8 @@ def test_a_tick_is_as_long_as_the_longest_chunk_of_its_diagonals():
 
 def test_all_units_of_a_tick_are_in_its_group():
     for table in all_tables():
-        groups, diagonals = diagonal_groups(table), unit_diagonals(table)
-        for tick, group in zip(table.ticks, tick_groups(table), strict=True):
+        groups, diagonals = table.diagonal_groups, table.unit_diagonals
+        for tick, group in zip(table.ticks, table.tick_groups, strict=True):
             units = [unit for unit in tick.units if unit is not None]
             found = {groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]] for unit in units}
             assert (group is None) == (tick.kind == "H") and (group is None or found == {group})
@@ -109,7 +108,7 @@ def test_all_units_of_a_tick_are_in_its_group():
 
 def test_a_table_keeps_what_was_found_and_a_changed_one_starts_anew():
     table = make_table("sppo", 2, 1, (16, 8, 8))
-    assert unit_ticks(table) is unit_ticks(table)
+    assert table.unit_ticks is table.unit_ticks
     other = replace(table, chunk_lengths=(8, 8, 16))
-    assert tick_tokens(other) != tick_tokens(table)
+    assert other.tick_tokens != table.tick_tokens
     assert table == make_table("sppo", 2, 1, (16, 8, 8)) and hash(table) == hash(make_table("sppo", 2, 1, (16, 8, 8)))

@@ -15,7 +15,7 @@ from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, sim
 from sppo_jax.planner.layouts import read_request
 from sppo_jax.planner.lower_bounds import LowerBounds, stream_seconds
 from sppo_jax.planner.offload import place_options
-from sppo_jax.planner.partitions import lengths_of, partitions
+from sppo_jax.planner.partitions import partitions
 from sppo_jax.planner.reasons import times_slower
 from sppo_jax.planner.search import search
 
@@ -48,7 +48,7 @@ def choices(request, dtypes=("float32",)):
                     partition,
                     Choice(
                         layout=partition.layout,
-                        chunk_lengths=lengths_of(request, partition),
+                        chunk_lengths=partition.chunk_lengths,
                         schedule=partition.schedule,
                         places=places,
                         alpha=alpha,
@@ -60,7 +60,7 @@ def choices(request, dtypes=("float32",)):
 def outcomes(request):
     for partition, choice in choices(request):
         try:
-            yield partition, evaluate(request, choice)
+            yield partition, evaluate(choice)
         except ValueError:
             continue  # a schedule that does not take these chunks
 

@@ -9,7 +9,7 @@ from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
-from sppo_jax.planner.partitions import Partition, lengths_of, partitions
+from sppo_jax.planner.partitions import Partition, partitions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class BestFirst:
         """Returns whether a candidate may fit and take at most so long, by its bounds from every chunk."""
         candidate, bounds = self.candidates[number], self.lower_bounds
         try:
-            lengths = lengths_of(self.request, candidate.partition)
+            lengths = candidate.partition.chunk_lengths
             if bounds.excess(candidate.partition, lengths, candidate.places) > 0:
                 return False
             return bounds.step_s(candidate.partition, lengths, candidate.places, candidate.alpha) <= limit_s
@@ -185,7 +185,7 @@ class BestFirst:
         candidate = self.candidates[number]
         try:
             if level == 0:
-                lengths = lengths_of(self.request, candidate.partition)
+                lengths = candidate.partition.chunk_lengths
                 excess = self.lower_bounds.excess(candidate.partition, lengths, candidate.places)
                 bound = max(
                     bound, self.lower_bounds.step_s(candidate.partition, lengths, candidate.places, candidate.alpha)
@@ -208,13 +208,13 @@ class BestFirst:
             candidate = self.candidates[number]
             choice = Choice(
                 layout=candidate.partition.layout,
-                chunk_lengths=lengths_of(self.request, candidate.partition),
+                chunk_lengths=candidate.partition.chunk_lengths,
                 schedule=candidate.partition.schedule,
                 places=candidate.places,
                 alpha=candidate.alpha,
                 kv_grad_dtype=self.dtype,
             )
-            self.outcomes[number] = evaluate(self.request, choice)
+            self.outcomes[number] = evaluate(choice)
         return self.outcomes[number]
 
     def least(self) -> Outcome:

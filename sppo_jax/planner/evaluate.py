@@ -9,7 +9,7 @@ from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, Schedul
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table
 from sppo_jax.planner.costs import CostModel, cost_model
-from sppo_jax.planner.layouts import Layout, Request, SequenceSplit, kernel_of, read_request
+from sppo_jax.planner.layouts import Layout, Request, SequenceSplit, read_request
 from sppo_jax.planner.memory import Memory, Shape, predict_memory
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
 from sppo_jax.units import format_bytes
@@ -60,17 +60,17 @@ class Outcome:
     all_away: bool
 
 
-def evaluate(request: Request, choice: Choice) -> Outcome:
+def evaluate(choice: Choice) -> Outcome:
     """Works out alpha, memory and the step of a choice; its table is not checked here, but where a Plan is made.
 
     Raises:
         ValueError: the choice breaks a rule.
     """
     layout = choice.layout
-    table = _outline_of(request, choice)
+    table = _outline_of(choice)
     inputs, attention, rest = choice.places
     stash = StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=choice.kv_grad_dtype)
-    shape, costs = shape_of(request, layout), layout_costs(request, layout, choice.places)
+    shape, costs = layout.shape, layout_costs(layout, choice.places)
     stash, reason = choose_alpha(stash, choice.alpha, table, shape, costs)
     simulation = _simulate(table, costs, shape, stash)
     return Outcome(
@@ -84,10 +84,11 @@ def evaluate(request: Request, choice: Choice) -> Outcome:
     )
 
 
-def plan_of(request: Request, outcome: Outcome, reasons: dict[str, str]) -> Plan:
+def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     """Returns the Plan of an outcome, checked, with the reasons for what was chosen."""
-    config, choice, memory = request.config, outcome.choice, outcome.memory
-    layout, split = choice.layout, choice.layout.split
+    choice, memory = outcome.choice, outcome.memory
+    layout, split, request = choice.layout, choice.layout.split, choice.layout.request
+    config = request.config
     return Plan(
         version=__version__,
         mesh=layout.mesh,
@@ -97,9 +98,9 @@ def plan_of(request: Request, outcome: Outcome, reasons: dict[str, str]) -> Plan
         sequence_length=config.sequence.length,
         sequences_per_pipeline=layout.sequences,
         chunk_lengths=choice.chunk_lengths,
-        schedule=_schedule_of(request, choice),
+        schedule=_schedule_of(choice),
         stash=outcome.stash,
-        kv_slots=_outline_of(request, choice).kv_peak,
+        kv_slots=_outline_of(choice).kv_peak,
         predicted=Predicted(
             step_s=outcome.step_s,
             bubble_fraction=outcome.simulation.bubble_fraction,
@@ -107,31 +108,18 @@ def plan_of(request: Request, outcome: Outcome, reasons: dict[str, str]) -> Plan
             host_bytes=(memory.host,) * layout.mesh.pipe,
         ),
         ring_pass=config.sequence.ring_pass,
-        kernel=kernel_of(request),
+        kernel=request.kernel,
         model={name: getattr(config.model, name) for name in MODEL_FIELDS},
         reasons={**reasons, "alpha": outcome.alpha_reason, **_memory_reasons(memory, request.cluster)},
     )
 
 
-def shape_of(request: Request, layout: Layout) -> Shape:
-    """Returns what memory depends on besides table and stash."""
-    return Shape(
-        model=request.config.model,
-        layers=layout.layers,
-        seq=layout.mesh.seq,
-        ulysses=layout.split.ulysses,
-        compute_bytes=request.compute_bytes,
-        data=layout.mesh.data,
-        platform=request.cluster.device.platform,
-    )
-
-
-def layout_costs(request: Request, layout: Layout, places: Places) -> CostModel:
+def layout_costs(layout: Layout, places: Places) -> CostModel:
     """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
 
     From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
     """
-    inputs, attention, rest = places
+    request, (inputs, attention, rest) = layout.request, places
     return cost_model(
         request.config.model,
         cluster=request.cluster,
@@ -142,7 +130,7 @@ def layout_costs(request: Request, layout: Layout, places: Places) -> CostModel:
         compute_bytes=request.compute_bytes,
         recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
         recompute_attention=attention == "recompute",
-        kernel=kernel_of(request),
+        kernel=request.kernel,
         length=request.config.sequence.length,
         ring_pass=request.config.sequence.ring_pass,
     )
@@ -150,13 +138,13 @@ def layout_costs(request: Request, layout: Layout, places: Places) -> CostModel:
 
 def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> CostModel:
     """Returns the seconds of units that the planner used for a plan; arguments as `make_plan`."""
-    layout, request = _layout_of(plan, config), read_request(config, cluster)
-    return layout_costs(request, layout, (plan.stash.inputs, plan.stash.attention, plan.stash.rest))
+    layout = _layout_of(plan, read_request(config, cluster))
+    return layout_costs(layout, (plan.stash.inputs, plan.stash.attention, plan.stash.rest))
 
 
 def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> Shape:
     """Returns what the memory of a plan depends on besides table and stash; arguments as `make_plan`."""
-    return shape_of(read_request(config, cluster), _layout_of(plan, config))
+    return _layout_of(plan, read_request(config, cluster)).shape
 
 
 def memory_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Memory:
@@ -174,24 +162,26 @@ def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) ->
     return simulate(table, costs.of_chunks(table.chunk_lengths), copy_seconds(table, shape, stash, costs))
 
 
-def _outline_of(request: Request, choice: Choice) -> Table:
+def _outline_of(choice: Choice) -> Table:
     layout = choice.layout
     sizes = layout.mesh.pipe, layout.sequences, choice.chunk_lengths
-    return schedule_table(_schedule_of(request, choice), *sizes, outline=True)
+    return schedule_table(_schedule_of(choice), *sizes, outline=True)
 
 
-def _schedule_of(request: Request, choice: Choice) -> SchedulePlan:
-    csv = request.table[1] if request.table is not None else None
+def _schedule_of(choice: Choice) -> SchedulePlan:
+    table = choice.layout.request.table
+    csv = table[1] if table is not None else None
     return SchedulePlan(name=choice.schedule, interleave=choice.layout.interleave, csv=csv)
 
 
-def _layout_of(plan: Plan, config: Config) -> Layout:
+def _layout_of(plan: Plan, request: Request) -> Layout:
     return Layout(
+        request=request,
         mesh=MeshShape(data=plan.mesh.data, pipe=plan.mesh.pipe, seq=plan.mesh.seq),
         sequences=plan.sequences_per_pipeline,
         split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring, reason=""),
         interleave=plan.schedule.interleave,
-        layers=layers_per_virtual_stage(config.model.num_layers, plan.mesh.pipe, plan.schedule.interleave),
+        layers=layers_per_virtual_stage(request.config.model.num_layers, plan.mesh.pipe, plan.schedule.interleave),
     )
 
 

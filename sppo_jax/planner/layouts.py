@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from sppo_jax import hardware
@@ -16,6 +16,7 @@ from sppo_jax.plan.plan import MeshShape, cudnn_takes
 from sppo_jax.plan.table import Table
 from sppo_jax.planner.advice import nearest_changes, rules_of
 from sppo_jax.planner.chunks import check_length, equal_lengths, given_lengths
+from sppo_jax.planner.memory import Shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +142,18 @@ class Request:
     compute_bytes: int
     table: tuple[Table, str] | None
 
+    @cached_property
+    def kernel(self) -> str:
+        """The attention kernel; see `choose_kernel`."""
+        return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """How devices share layers, tokens and sequences.
 
     Args:
+        request: what the layout is for.
         mesh: devices along each axis.
         sequences: sequences of a pipeline in a step.
         split: sequence parallelism.
@@ -154,11 +161,30 @@ class Layout:
         layers: layers of a virtual stage.
     """
 
+    request: Request = field(compare=False, repr=False)
     mesh: MeshShape
     sequences: int
     split: SequenceSplit
     interleave: int
     layers: int
+
+    @property
+    def multiple_tokens(self) -> int:
+        """Chunk lengths are multiples of so many tokens."""
+        return _multiple_tokens(self.request, self.mesh)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What memory depends on besides table and stash."""
+        return Shape(
+            model=self.request.config.model,
+            layers=self.layers,
+            seq=self.mesh.seq,
+            ulysses=self.split.ulysses,
+            compute_bytes=self.request.compute_bytes,
+            data=self.mesh.data,
+            platform=self.request.cluster.device.platform,
+        )
 
 
 def read_request(config: Config, cluster: Cluster | None = None) -> Request:
@@ -249,12 +275,7 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str
     return device.kernel if possible else "blockwise"
 
 
-def kernel_of(request: Request) -> str:
-    """Returns the attention kernel of a request; see `choose_kernel`."""
-    return choose_kernel(request.config.model, request.cluster.device, request.compute_bytes)
-
-
-def multiple_tokens(request: Request, mesh: MeshShape) -> int:
+def _multiple_tokens(request: Request, mesh: MeshShape) -> int:
     """Returns the tokens that chunk lengths are multiples of."""
     return mesh.seq * request.cluster.device.tile
 
@@ -292,7 +313,14 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
             for interleave in _interleaves(request, mesh.pipe):
                 layers = layers_per_virtual_stage(config.model.num_layers, mesh.pipe, interleave)
                 found += [
-                    Layout(mesh=mesh, sequences=sequences, split=split, interleave=interleave, layers=layers)
+                    Layout(
+                        request=request,
+                        mesh=mesh,
+                        sequences=sequences,
+                        split=split,
+                        interleave=interleave,
+                        layers=layers,
+                    )
                     for split in splits
                 ]
         except ValueError as error:
@@ -354,9 +382,9 @@ def _check_tokens(request: Request, mesh: MeshShape) -> None:
     if isinstance(chunks, tuple):
         given_lengths(request.config.sequence.length, chunks, mesh.seq, warn=False)
     elif chunks == "auto":
-        check_length(request.config.sequence.length, multiple_tokens(request, mesh))
+        check_length(request.config.sequence.length, _multiple_tokens(request, mesh))
     else:
-        equal_lengths(request.config.sequence.length, chunks, multiple_tokens(request, mesh))
+        equal_lengths(request.config.sequence.length, chunks, _multiple_tokens(request, mesh))
     if request.table is not None and request.table[0].num_stages != mesh.pipe:
         raise ValueError(
             f"mesh.pipe must be {request.table[0].num_stages}, the number of stages of schedule.table, "

@@ -8,7 +8,7 @@ from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.table import Repeat, Table, Tick, Unit
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.evaluate import layout_costs, shape_of
+from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request
 from sppo_jax.planner.memory import (
     Memory,
@@ -62,7 +62,7 @@ class LowerBounds:
         costs, layout = self._costs(partition.layout, places), partition.layout
         # Diagonals that are read back at once have no copies: at most those of the last chunks.
         copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
-        bytes_a_token = token_bytes(shape_of(self.request, layout), _stash(places, self.dtype)).away
+        bytes_a_token = token_bytes(layout.shape, _stash(places, self.dtype)).away
         copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.host_link_bytes_s
         total = costs.step_overhead_s()
         for kind in "FB":
@@ -78,7 +78,7 @@ class LowerBounds:
 
     def rough_excess(self, partition: Partition, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
-        tokens = min(smallest_chunk(self.request, partition.layout), self.request.config.sequence.length)
+        tokens = min(smallest_chunk(partition.layout), self.request.config.sequence.length)
         return self._excess(partition.layout, tokens, places)
 
     def excess(self, partition: Partition, lengths: tuple[int, ...], places: Places) -> float:
@@ -93,7 +93,7 @@ class LowerBounds:
     def _costs(self, layout: Layout, places: Places) -> CostModel:
         key = layout, _recomputed(places)
         if key not in self._models:
-            self._models[key] = layout_costs(self.request, layout, places)
+            self._models[key] = layout_costs(layout, places)
         return self._models[key]
 
     def _without_waves(self, costs: CostModel) -> CostModel:
@@ -128,7 +128,7 @@ class LowerBounds:
         return (sum(units) - above) / (samples - 1) * count, units[-1]
 
     def _excess(self, layout: Layout, tokens: int, places: Places) -> float:
-        request, shape = self.request, shape_of(self.request, layout)
+        request, shape = self.request, layout.shape
         smallest = self._memory_of_one_chunk(layout, tokens)
         stash, model = _stash(places, self.dtype), request.config.model
         # What a whole sequence takes more than its longest chunk, on every schedule.
@@ -147,7 +147,7 @@ class LowerBounds:
     def _host_bytes(self, layout: Layout, tokens: int, stash: StashPlan) -> float:
         """Returns the least bytes on the host: what no rule for alpha can keep back, the last chunks aside."""
         asked = self.request.config.stash.alpha
-        token = token_bytes(shape_of(self.request, layout), stash)
+        token = token_bytes(layout.shape, stash)
         away = token.rest + (asked * token.shared if isinstance(asked, float) else 0)
         surely = self.request.config.sequence.length - (layout.mesh.pipe + 3) * tokens
         return max(0, surely) / layout.mesh.seq * layout.interleave * away if layout.sequences == 1 else 0.0
@@ -157,7 +157,7 @@ class LowerBounds:
         if key not in self._smallest:
             table = _one_chunk(layout.mesh.pipe, layout.interleave, tokens)
             stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(table.diagonal_groups))
-            self._smallest[key] = predict_memory(table, shape_of(self.request, layout), stash)
+            self._smallest[key] = predict_memory(table, layout.shape, stash)
         return self._smallest[key]
 
 

@@ -17,7 +17,7 @@ from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Layout, Request, layouts
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
-from sppo_jax.planner.partitions import Partition, chunk_counts, lengths_of, schedule_reason, schedules
+from sppo_jax.planner.partitions import Partition, chunk_counts, schedule_reason, schedules
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.
@@ -88,11 +88,11 @@ def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
     elif sequence.chunks != "auto":
         counts, balance = [int(sequence.chunks)], sequence.balance
     else:
-        counts, balance = chunk_counts(request, layout), sequence.balance
+        counts, balance = chunk_counts(layout), sequence.balance
         within = [count for count in counts if _MIN_CHUNK <= sequence.length / count <= _MAX_CHUNK]
         counts = within or counts[-1:]
     for count in counts:
-        schedule = schedules(request, layout, count)[0]
+        schedule = schedules(layout, count)[0]
         yield Partition(
             layout=layout, schedule=schedule, num_chunks=count, balance="flops" if balance == "auto" else balance
         )
@@ -114,13 +114,13 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
         for option in places:
             choice = Choice(
                 layout=partition.layout,
-                chunk_lengths=lengths_of(request, partition),
+                chunk_lengths=partition.chunk_lengths,
                 schedule=partition.schedule,
                 places=option,
                 alpha="hidden" if asked.alpha == "auto" else asked.alpha,
                 kv_grad_dtype=dtype,
             )
-            tried.append(evaluate(request, choice))
+            tried.append(evaluate(choice))
             if tried[-1].memory.fits(request.cluster):
                 fitting.append(tried[-1])
         if fitting:
@@ -142,7 +142,7 @@ def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, s
         f"on {request.cluster.name}",
         "sequence_kind": choice.layout.split.reason,
         "chunks": "2K to 16K tokens, of about equal FLOPs",
-        "schedule": schedule_reason(request, choice.layout, choice.schedule),
+        "schedule": schedule_reason(choice.layout, choice.schedule),
         "stash": places,
         "kv_grad_dtype": "sums over many chunks" if choice.kv_grad_dtype == "float32" else "float32 does not fit",
     }

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths
-from sppo_jax.planner.layouts import Layout, Request, layouts, multiple_tokens
+from sppo_jax.planner.layouts import Layout, Request, layouts
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
@@ -33,6 +33,23 @@ class Partition:
         """How many times the pipeline fills and drains in a step."""
         return self.layout.sequences if self.schedule == "sppo" else 1
 
+    @cached_property
+    def chunk_lengths(self) -> tuple[int, ...]:
+        """Tokens of each chunk.
+
+        Raises:
+            ValueError: the sequence cannot be cut so.
+        """
+        request, multiple = self.layout.request, self.layout.multiple_tokens
+        sequence = request.config.sequence
+        if request.table is not None:
+            return request.table[0].chunk_lengths
+        if isinstance(sequence.chunks, tuple):
+            return sequence.chunks
+        if self.balance == "equal":
+            return equal_lengths(sequence.length, self.num_chunks, multiple)
+        return _balanced(sequence.length, self.num_chunks, multiple, *balance_weights(request.config.model))
+
 
 def partitions(request: Request) -> Iterator[Partition]:
     """Yields every partition, plainest first.
@@ -47,16 +64,17 @@ def partitions(request: Request) -> Iterator[Partition]:
             count = table.num_chunks if table is not None else len(chunks)  # type: ignore[arg-type]
             counts, balances = [count], ["given"]
         else:
-            counts = chunk_counts(request, layout) if chunks == "auto" else [int(chunks)]
+            counts = chunk_counts(layout) if chunks == "auto" else [int(chunks)]
             balances = ["equal", "flops"] if balance == "auto" else [balance]
         for count in counts:
             for kind in balances if count > 1 else balances[:1]:
-                for schedule in schedules(request, layout, count):
+                for schedule in schedules(layout, count):
                     yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind)
 
 
-def schedules(request: Request, layout: Layout, num_chunks: int) -> list[str]:
+def schedules(layout: Layout, num_chunks: int) -> list[str]:
     """Returns the names of the schedules to consider."""
+    request = layout.request
     asked = request.config.schedule.name
     if request.table is not None:
         return ["table"]
@@ -69,25 +87,9 @@ def schedules(request: Request, layout: Layout, num_chunks: int) -> list[str]:
     return ["seq1f1b" if layout.interleave == 1 else "interleaved-seq1f1b", "sppo"]
 
 
-def lengths_of(request: Request, partition: Partition) -> tuple[int, ...]:
-    """Returns the chunk lengths of a partition.
-
-    Raises:
-        ValueError: the sequence cannot be cut so.
-    """
-    sequence, multiple = request.config.sequence, multiple_tokens(request, partition.layout.mesh)
-    if request.table is not None:
-        return request.table[0].chunk_lengths
-    if isinstance(sequence.chunks, tuple):
-        return sequence.chunks
-    if partition.balance == "equal":
-        return equal_lengths(sequence.length, partition.num_chunks, multiple)
-    return _balanced(sequence.length, partition.num_chunks, multiple, *balance_weights(request.config.model))
-
-
-def smallest_chunk(request: Request, layout: Layout) -> int:
+def smallest_chunk(layout: Layout) -> int:
     """Returns the tokens of the shortest chunk to consider."""
-    return max(request.cluster.device.smallest_chunk, multiple_tokens(request, layout.mesh))
+    return max(layout.request.cluster.device.smallest_chunk, layout.multiple_tokens)
 
 
 @lru_cache(maxsize=256)
@@ -95,19 +97,16 @@ def _balanced(length: int, count: int, multiple: int, pair_flops: float, token_f
     return flops_balanced_lengths(length, count, multiple, pair_flops=pair_flops, token_flops=token_flops)
 
 
-def chunk_counts(request: Request, layout: Layout) -> list[int]:
+def chunk_counts(layout: Layout) -> list[int]:
     """Returns the numbers of chunks to consider, rising.
 
     Equal chunks have one length, which compiles least, so those that divide the sequence evenly are preferred.
     """
-    length, multiple, name = (
-        request.config.sequence.length,
-        multiple_tokens(request, layout.mesh),
-        request.config.schedule.name,
-    )
+    config, multiple = layout.request.config, layout.multiple_tokens
+    length, name = config.sequence.length, config.schedule.name
     check_length(length, multiple)
     units, pipe = length // multiple, layout.mesh.pipe
-    counts = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(request, layout))) + 1)
+    counts = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
     if name in ("1f1b", "interleaved-1f1b"):
         counts = range(1, 2)
     elif layout.interleave > 1:
@@ -120,9 +119,9 @@ def chunk_counts(request: Request, layout: Layout) -> list[int]:
     return list(counts)[::step]
 
 
-def schedule_reason(request: Request, layout: Layout, schedule: str) -> str:
+def schedule_reason(layout: Layout, schedule: str) -> str:
     """Returns why a layout has a schedule."""
-    config = request.config
+    request, config = layout.request, layout.request.config
     if request.table is not None:
         return f"{request.table[0].name}, from {config.schedule.table}"
     if config.schedule.name != "auto":

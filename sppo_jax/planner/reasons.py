@@ -175,7 +175,7 @@ def reasons_of(request: Request, best_first: BestFirst, best: Outcome, num_consi
         reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
     reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
     reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
-    reasons["schedule"] = f"{schedule_reason(request, layout, best.choice.schedule)}; {reasons['schedule']}"
+    reasons["schedule"] = f"{schedule_reason(layout, best.choice.schedule)}; {reasons['schedule']}"
     return reasons
 
 

@@ -109,12 +109,12 @@ def _found(
     fits = best.memory.fits(request.cluster)
     problem, stopped_by = ("", "") if fits else problem_of(request, best)
     return Found(
-        plan=plan_of(request, best, reasons),
+        plan=plan_of(best, reasons),
         memory=best.memory,
         fits=fits,
         rejected=tuple(
             Rejected(
-                plan=plan_of(request, other, {}),
+                plan=plan_of(other, {}),
                 memory=other.memory,
                 step_s=other.step_s,
                 why=over(request, other) or times_slower(other.step_s, best.step_s),

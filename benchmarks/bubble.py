@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blocks import write_block
+from figures import write
 
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
@@ -25,7 +26,7 @@ from sppo_jax.plan.table import TickShape, Unit
 from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths
 from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.search import search
-from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series
 
 DOCS = Path(__file__).parents[1] / "docs"
 LENGTH, MODEL = 2**20, "gpt-30b"  # 64 layers, so that 16 stages have four groups
@@ -179,29 +180,30 @@ def gain() -> Gain:
     )
 
 
-def picture(found: list[Point], gained: Gain) -> str:
-    """Draws the plots: one a number of stages, and the gains."""
+def picture(found: list[Point], gained: Gain) -> list[Panel]:
+    """Returns the plots: one a number of stages, and the gains."""
     # Interleaved chunks of equal length are off the formula, and in the table alone.
     kinds = [("equal lengths", 1), ("equal FLOPs, 4 lengths", 1), *(("equal costs", groups) for groups in GROUPS)]
-    panels = [_waiting_panel(stages, kinds, found) for stages in STAGES]
+    return [*(_waiting_panel(stages, kinds, found) for stages in STAGES), _gain_panel(gained)]
+
+
+def _gain_panel(gained: Gain) -> Panel:
     marks = (
-        ("SPPO, published", gained.published, 1),
-        ("its limit", gained.limit, 6),
-        ("Plan, by formula", gained.over_formula, 0),
-        ("Plan, lock-step", gained.over_lockstep, 0),
+        ("SPPO,\npublished", gained.published, 1),
+        ("SPPO,\nlimit", gained.limit, 6),
+        ("Plan, over\nSPPO's formula", gained.over_formula, 0),
+        ("Plan, over\nlock-step", gained.over_lockstep, 0),
     )
-    panels.append(
-        Panel(
-            title="13B, 512K, 8 stages of 8 GPUs: gain over N = 32",
-            x=Axis(label="", low=0.4, high=4.6, names=tuple(name for name, _, _ in marks)),
-            y=Axis(label="gain; of Plans, in simulation", low=1.0, high=1.25),
-            series=[
-                Series(name="", x=(at,), y=(value,), color=color, line=False, mark="square", labels=(f"{value:.2f}x",))
-                for at, (_, value, color) in enumerate(marks, 1)
-            ],
-        )
+    series = [
+        Series(name=f"{name}\n{value:.2f}x", x=(at,), y=(value,), color=color, line=False, mark="square")
+        for at, (name, value, color) in enumerate(marks, 1)
+    ]
+    return Panel(
+        title="13B, 512K tokens, 8 stages of 8 GPUs:\ngain over N = 32; of Plans, in simulation",
+        x=Axis(label="", low=0.4, high=4.6),
+        y=Axis(label="gain, times as fast", low=1.0, high=1.3),
+        series=series,
     )
-    return chart_svg(panels, columns=2)
 
 
 def _waiting_panel(stages: int, kinds: list[tuple[str, int]], found: list[Point]) -> Panel:
@@ -213,9 +215,9 @@ def _waiting_panel(stages: int, kinds: list[tuple[str, int]], found: list[Point]
         series.append(Series(name=name, x=counts, y=[p.formula for p in own], color=color))
         series.append(Series(name="", x=counts, y=[p.simulated for p in own], color=color, line=False, mark="circle"))
     return Panel(
-        title=f"p = {stages}: points simulated, lines (p - 1) max(c) / (v sum(c))",
-        x=Axis(label="N, chunks of a sequence", log=True),
-        y=Axis(label="waiting, as a share of a stage's work", log=True, percent=True),
+        title=f"p = {stages} stages\npoints: simulated; lines: (p - 1) max(c) / (v sum(c))",
+        x=Axis(label="N, chunks of a sequence", log=True, whole=True),
+        y=Axis(label="waiting, share of a stage's work", log=True, percent=True),
         series=series,
     )
 
@@ -283,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = report(found, gained)
     print(text)
     if args.write:
-        (DOCS / "bubble.svg").write_text(picture(found, gained) + "\n", encoding="utf-8")
+        write(DOCS / "bubble.svg", picture(found, gained))
         write_block(DOCS / "validation.md", "bubble", text)
     return 0
 

@@ -25,13 +25,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from blocks import write_block
+from figures import write
 from gpu_parts.machine import cpu_name
 
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster, measured
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
-from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Memory that a step gives back is kept for the next step, as on accelerators, and new pages are large. Otherwise every
@@ -357,8 +358,8 @@ def block(report: dict) -> str:
     return f"![Predicted and measured](clock.svg)\n\n{text_of(report)}"
 
 
-def picture(rows: list[dict]) -> str:
-    """Draw predicted against measured times, by the axis that has the devices."""
+def picture(rows: list[dict]) -> list[Panel]:
+    """Return a plot of predicted against measured times, by the axis that has the devices."""
     names = {"2 x 1 x 1": "data 2", "1 x 2 x 1": "pipe 2", "1 x 1 x 2": "seq 2"}
     times = [row[key] for row in rows for key in ("predicted_s", "measured_s")]
     ends = [min(times) * 0.95, max(times) * 1.05]
@@ -369,7 +370,7 @@ def picture(rows: list[dict]) -> str:
             x, y = [row["predicted_s"] for row in own], [row["measured_s"] for row in own]
             series.append(Series(name=name, x=x, y=y, color=color, line=False, mark="circle"))
     x, y = (Axis(label=f"{what} step, s", low=ends[0], high=ends[1]) for what in ("predicted", "measured"))
-    return chart_svg([Panel(title="Step times: predicted and measured", x=x, y=y, series=series)])
+    return [Panel(title="Step times of Plans on two simulated CPU devices", x=x, y=y, series=series)]
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -425,7 +426,7 @@ def main(arguments: list[str] | None = None) -> int:
     (args.out / "clock_cpu_2dev.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (args.out / "clock_cpu_2dev.md").write_text(text_of(report) + "\n", encoding="utf-8")
     if not args.only:
-        (DOCS / "clock.svg").write_text(picture(report["rows"]) + "\n", encoding="utf-8")
+        write(DOCS / "clock.svg", picture(report["rows"]))
         write_block(DOCS / "validation.md", "clock", block(report))
     print(text_of(report))
     return 0

@@ -15,13 +15,14 @@ from baselines import efficiency_rows, mfu_rows
 from blocks import write_block
 from calibration import Calibration, Row, calibrate, mean_error, other_calibrations, predictions
 from cells import Cell
+from figures import write
 from identify import UNUSED, terms
 from orderings import VERDICTS, counts, orderings
 from published import KERNEL, LEFT_OUT, out_of_memory, published_cells
 from systems import GPU, memory_bytes
 
 from sppo_jax.hardware import DEVICES
-from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -281,28 +282,25 @@ def _figure(value: float, unit: str) -> str:
     return text if unit == "ratio" else f"{text} {unit}"
 
 
-def picture(rows: list[Row]) -> str:
-    """Draws predictions against published figures: throughput a device, and memory."""
+def picture(rows: list[Row]) -> list[Panel]:
+    """Returns plots of predictions against published figures: throughput a device, and memory."""
     speed = [row for row in rows if row.cell.unit in ("tokens/s", "tokens/GPU/s")]
     judged = [row for row in speed if row.cell.role == "judge"]
     groups = {name: [row for row in judged if row.cell.system == name] for name in _names(judged)}
     groups["calibration"] = [row for row in speed if row.cell.role == "calibrate"]
     memory = [row for row in rows if row.cell.unit == "GB"]
     by_model = {name: [row for row in memory if f" {name} " in row.cell.name] for name in ("2.7B", "7B", "13B", "30B")}
-    return chart_svg(
-        [
-            _panel("Throughput, tokens a second a device", groups, lambda row: 1 / _gpus(row)),
-            _panel("Memory of Seq1F1B's runs, GB a GPU", by_model, lambda row: 1.0),
-        ],
-        height=400,
-    )
+    return [
+        _panel("Throughput", "tokens/s a device", groups, lambda row: 1 / _gpus(row)),
+        _panel("Memory of Seq1F1B's runs", "GB a GPU", by_model, lambda row: 1.0),
+    ]
 
 
 def _gpus(row: Row) -> int:
     return row.cell.setup.num_devices if row.cell.unit == "tokens/s" else 1
 
 
-def _panel(title: str, groups: dict[str, list[Row]], scale: Callable[[Row], float]) -> Panel:
+def _panel(title: str, unit: str, groups: dict[str, list[Row]], scale: Callable[[Row], float]) -> Panel:
     ends = [value * scale(row) for rows in groups.values() for row in rows for value in (row.cell.value, row.predicted)]
     low, high = min(ends) * 0.7, max(ends) * 1.4
     series = [Series(name="as published", x=(low, high), y=(low, high), color=6)]
@@ -314,8 +312,8 @@ def _panel(title: str, groups: dict[str, list[Row]], scale: Callable[[Row], floa
         series.append(Series(name=name, x=published, y=predicted, color=color + (color >= 6), line=False, mark=mark))
     return Panel(
         title=title,
-        x=Axis(label="published", log=True, low=low, high=high),
-        y=Axis(label="predicted", log=True, low=low, high=high),
+        x=Axis(label=f"published, {unit}", log=True, low=low, high=high),
+        y=Axis(label=f"predicted, {unit}", log=True, low=low, high=high),
         series=series,
     )
 
@@ -337,7 +335,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = block(rates, rows)
     print(text)
     if args.write:
-        (DOCS / "papers.svg").write_text(picture(rows) + "\n", encoding="utf-8")
+        write(DOCS / "papers.svg", picture(rows))
         write_block(DOCS / "validation.md", "papers", text)
     return 0
 

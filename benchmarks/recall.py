@@ -24,9 +24,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from figures import write
+
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import Config, load_config
-from sppo_jax.report.draw.chart import Axis, Panel, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Series
 
 ROOT = Path(__file__).parents[1]
 WHOLE, CUT = "whole", "cut at chunks"
@@ -120,7 +122,7 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
     return found
 
 
-def write_results(config: Config, runs: dict[str, list[dict[str, Any]]], out: Path, picture: Path) -> None:
+def write_results(config: Config, runs: dict[str, list[dict[str, Any]]], out: Path, picture_path: Path) -> None:
     """Write JSON, a table and the picture."""
     chance = 1 / config.data.recall.values
     machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
@@ -128,14 +130,27 @@ def write_results(config: Config, runs: dict[str, list[dict[str, Any]]], out: Pa
     out.mkdir(parents=True, exist_ok=True)
     (out / "recall_cpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "recall_cpu.md").write_text(table(config, runs, report["date"], machine), encoding="utf-8")
-    line = Series(name="chance", x=[0, config.train.steps], y=[chance, chance], color=6, dashed=True)
+    write(picture_path, picture(report))
+
+
+def picture(report: dict[str, Any]) -> list[Panel]:
+    """Return a plot of the shares of right answers by step.
+
+    Args:
+        report: what `recall_cpu.json` holds.
+    """
+    runs, chance = {name: report[name] for name in (WHOLE, CUT)}, report["chance"]
+    last = max(point["step"] for points in runs.values() for point in points)
     curves = [
         Series(name=name, x=[p["step"] for p in points], y=[p["accuracy"] for p in points], color=color, mark="circle")
         for color, (name, points) in enumerate(runs.items())
     ]
-    y = Axis(label="answers right", low=0, high=1, percent=True)
-    panel = Panel(title="Recall beyond the longest chunk", x=Axis(label="step", low=0), y=y, series=[*curves, line])
-    picture.write_text(chart_svg([panel], width=560) + "\n", encoding="utf-8")
+    line = Series(name="chance", x=[0, last], y=[chance, chance], color=6, dashed=True)
+    y = Axis(label="right answers", low=0, high=1, percent=True)
+    x = Axis(label="step", low=0, whole=True)
+    return [
+        Panel(title="Recall beyond the longest chunk, with gradients whole or cut", x=x, y=y, series=[*curves, line])
+    ]
 
 
 def table(config: Config, runs: dict[str, list[dict[str, Any]]], date: str, machine: str) -> str:

@@ -21,12 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from figures import write
 
-from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series, chart_svg
+from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
 
 HERE = Path(__file__).parent
 RESULT, PICTURE = HERE / "results" / "resume.json", HERE.parent / "docs" / "resume.svg"
 STEPS, SAVED = 16, 8
+# Largest relative difference of a loss, and what a logarithmic axis shows for none.
+ALLOWED, NO_DIFFERENCE = 1e-9, 1e-17
 SETTINGS = {
     "model": {
         "vocab_size": 257,
@@ -136,35 +139,38 @@ def compare(directory: Path, say=print) -> list[dict]:
     return rows
 
 
-def picture(rows: list[dict]) -> str:
-    """Draw all loss curves, one thinner than the other, and how far each is from the undisturbed run."""
-    steps, alone = tuple(range(1, STEPS + 1)), rows[0]["losses"]
-    curves = [
-        Series(name="", x=steps, y=row["losses"], color=number, width=14 - number, hint=row["after"])
-        for number, row in enumerate(rows)
-    ]
+def picture(rows: list[dict]) -> list[Panel]:
+    """Return plots of the losses of all runs, and of their differences from the run that kept its mesh."""
+    steps, kept = tuple(range(1, STEPS + 1)), rows[0]["losses"]
+    curves = [Series(name="saved and continued on the same mesh", x=steps, y=kept, color=5, width=8)]
+    for number, row in enumerate(rows[1:]):
+        name = "" if number else f"the other {len(rows) - 1} pairs of the table"
+        curves.append(Series(name=name, x=steps, y=row["losses"], color=0, width=1.2, mark="circle"))
     apart = [
         Series(
-            name=f"{number + 1}",
+            name="" if number else "loss of one run",
             x=steps,
-            y=[max(abs(a - b) / abs(a), 1e-17) for a, b in zip(alone, row["losses"], strict=True)],
-            color=number,
-            hint=f"{row['before']} -> {row['after']}",
+            y=[max(abs(a - b) / abs(a), NO_DIFFERENCE) for a, b in zip(kept, row["losses"], strict=True)],
+            line=False,
+            mark="circle",
         )
-        for number, row in enumerate(rows)
+        for number, row in enumerate(rows[1:])
     ]
+    apart.append(Series(name="allowed", x=(0, STEPS), y=(ALLOWED, ALLOWED), color=1, dashed=True))
+    title = f"Losses of {len(rows)} runs stopped after step {SAVED}"
     saved = (Rule(x=SAVED, title="saved and loaded"),)
-    step, loss = Axis(label="step", whole=True), Axis(label="loss, nats a token")
-    far = Axis(label="relative difference", log=True, low=1e-17, high=1e-9)
-    panels = [
-        Panel(title=f"{len(rows)} runs that went on elsewhere", x=step, y=loss, series=curves, rules=saved),
-        Panel(title="and how far they are from the one never stopped", x=step, y=far, series=apart, rules=saved),
+    step, loss = Axis(label="step", whole=True, low=0), Axis(label="loss, nats a token")
+    far = Axis(
+        label=f"relative difference ({NO_DIFFERENCE:g}: none)", log=True, low=NO_DIFFERENCE / 3, high=ALLOWED * 10
+    )
+    return [
+        Panel(title=title, x=step, y=loss, series=curves, rules=saved),
+        Panel(title="Difference from the run on the same mesh", x=step, y=far, series=apart, rules=saved),
     ]
-    return chart_svg(panels)
 
 
 def main() -> int:
-    """Run it, write results and picture; returns 1 if a pair differs by more than 1e-9."""
+    """Run it, write results and picture; returns 1 if a pair differs by more than is allowed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
@@ -173,8 +179,8 @@ def main() -> int:
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     result = {"date": time.strftime("%Y-%m-%d"), "machine": machine, "saved_at": SAVED, "pairs": rows}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
-    PICTURE.write_text(picture(rows))
-    return 0 if max(row["largest_difference"] for row in rows) < 1e-9 else 1
+    write(PICTURE, picture(rows))
+    return 0 if max(row["largest_difference"] for row in rows) < ALLOWED else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Re-makes every block of docs/validation.md that needs no clock and no compiler, and the pictures beside them.
+"""Re-makes every block of docs/validation.md that needs no clock and no compiler, and the pictures of points in docs/.
 
     python benchmarks/validation.py
 
 The blocks `papers`, `kernels`, `table4` and `bubble` are predictions beside figures that others published. Of `clock`
 and `fit` the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json
-and results/fit.json, which `python benchmarks/clock.py` and `python benchmarks/fit.py` write. Takes about half a
-minute.
+and results/fit.json, which `python benchmarks/clock.py` and `python benchmarks/fit.py` write. The pictures
+docs/recall.svg and docs/resume.svg show the stored results of `recall.py` and `resume.py`. Takes about half a minute.
+The pictures need matplotlib (extra `dev`).
 """
 
 import json
@@ -21,17 +22,22 @@ import clock  # noqa: E402
 import fit  # noqa: E402
 import kernels  # noqa: E402
 import papers  # noqa: E402
+import recall  # noqa: E402
+import resume  # noqa: E402
 import table4  # noqa: E402
 from blocks import write_block  # noqa: E402
 from calibration import calibrate, predictions  # noqa: E402
+from figures import write  # noqa: E402
 from published import published_cells  # noqa: E402
+
+from sppo_jax.report.draw.chart import Panel  # noqa: E402
 
 DOCS, RESULTS = HERE.parent / "docs", HERE / "results"
 COMMAND = "python benchmarks/validation.py"
-Files = dict[str, str]  # paths from the root of the repository, and their text
+Pictures = dict[str, list[Panel]]  # paths from the root of the repository, and what the picture shows
 
 
-def papers_block() -> tuple[str, Files]:
+def papers_block() -> tuple[str, Pictures]:
     """Returns the block `papers` and its picture."""
     cells = published_cells()
     rates = calibrate(cells)
@@ -39,36 +45,35 @@ def papers_block() -> tuple[str, Files]:
     return papers.block(rates, rows), {"docs/papers.svg": papers.picture(rows)}
 
 
-def kernels_block() -> tuple[str, Files]:
+def kernels_block() -> tuple[str, Pictures]:
     """Returns the block `kernels`."""
     return kernels.report(list(kernels.points())), {}
 
 
-def table4_block() -> tuple[str, Files]:
+def table4_block() -> tuple[str, Pictures]:
     """Returns the block `table4`."""
     return table4.report(list(table4.settings())), {}
 
 
-def bubble_block() -> tuple[str, Files]:
+def bubble_block() -> tuple[str, Pictures]:
     """Returns the block `bubble` and its picture."""
     found, gained = list(bubble.points()), bubble.gain()
     return bubble.report(found, gained), {"docs/bubble.svg": bubble.picture(found, gained)}
 
 
-def clock_block() -> tuple[str, Files]:
+def clock_block() -> tuple[str, Pictures]:
     """Returns the block `clock` and its picture."""
-    stored = json.loads((RESULTS / "clock_cpu_2dev.json").read_text(encoding="utf-8"))
-    report = clock.predicted_again(stored)
+    report = clock.predicted_again(_stored("clock_cpu_2dev"))
     return clock.block(report), {"docs/clock.svg": clock.picture(report["rows"])}
 
 
-def fit_block() -> tuple[str, Files]:
+def fit_block() -> tuple[str, Pictures]:
     """Returns the block `fit`."""
     results = fit.load()
     return fit.block(fit.predicted_rows(results), results["jax"]), {}
 
 
-BLOCKS: dict[str, Callable[[], tuple[str, Files]]] = {
+BLOCKS: dict[str, Callable[[], tuple[str, Pictures]]] = {
     "papers": papers_block,
     "kernels": kernels_block,
     "table4": table4_block,
@@ -78,14 +83,29 @@ BLOCKS: dict[str, Callable[[], tuple[str, Files]]] = {
 }
 
 
+def stored_pictures() -> Pictures:
+    """Returns the pictures of stored results alone."""
+    return {
+        "docs/recall.svg": recall.picture(_stored("recall_cpu")),
+        "docs/resume.svg": resume.picture(_stored("resume")["pairs"]),
+    }
+
+
+def _stored(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def main() -> int:
     """Writes all blocks and pictures."""
+    pictures = stored_pictures()
     for name, make in BLOCKS.items():
-        text, files = make()
+        text, shown = make()
         write_block(DOCS / "validation.md", name, text)
-        for path, content in files.items():
-            (HERE.parent / path).write_text(content + "\n", encoding="utf-8")
+        pictures |= shown
         print(f"{name}: written", flush=True)
+    for path, panels in pictures.items():
+        write(HERE.parent / path, panels)
+        print(f"{path}: written", flush=True)
     return 0
 
 

@@ -56,4 +56,8 @@ def test_the_report_says_what_the_choice_costs(found):
     report = {"date": "2026-11-21", "hardware": "a CPU", "jax": "0", "rounds": 3, "busy_cores": busy}
     text = clock.text_of({**report, "rows": rows, "verdict": verdict})
     assert text.count("\n| ") == len(found) + 1 and "**1.0**" in text
-    assert clock.picture(rows).startswith("<svg")
+    (panel,) = clock.picture(rows)
+    by_mesh = {series.name: list(zip(series.x, series.y, strict=True)) for series in panel.series if not series.line}
+    assert set(by_mesh) == {"data 2", "pipe 2", "seq 2"}
+    points = [(row["predicted_s"], row["measured_s"]) for row in rows]
+    assert sorted(point for own in by_mesh.values() for point in own) == sorted(points)

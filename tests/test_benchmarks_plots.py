@@ -1,7 +1,6 @@
 """The bubble's plot and the comparison with the paper's heuristic: on the formula, never slower, and drawn."""
 
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import bubble  # noqa: E402
+import figures  # noqa: E402
 import table4  # noqa: E402
 
 
@@ -41,12 +41,18 @@ def test_gain_and_picture(found, tmp_path, monkeypatch, capsys):
     assert gained.published == pytest.approx(1.44 / 1.23) and gained.limit == 39 / 32
     assert gained.over_lockstep >= 1
     assert gained.lockstep.chunk_lengths != gained.ours.chunk_lengths and len(gained.lockstep.chunk_lengths) == 32
-    picture = bubble.picture(found, gained)
-    assert len(list(ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}polyline"))) == 3 * 5
+    *waiting, gains = bubble.picture(found, gained)
+    assert [sum(series.line for series in panel.series) for panel in waiting] == [5] * 3
+    assert {len(series.x) for panel in waiting for series in panel.series} == {2}
+    values = [gained.published, gained.limit, gained.over_formula, gained.over_lockstep]
+    assert [series.y[0] for series in gains.series] == values
+    assert [series.name.splitlines()[-1] for series in gains.series] == [f"{value:.2f}x" for value in values]
+    monkeypatch.setattr(figures, "draw", figures.digest)
     monkeypatch.setattr(bubble, "DOCS", tmp_path)
     monkeypatch.setattr(bubble, "points", lambda: found)
     assert bubble.main(["--write"]) == 0
-    assert "![" in (tmp_path / "validation.md").read_text() and (tmp_path / "bubble.svg").exists()
+    assert "![" in (tmp_path / "validation.md").read_text()
+    assert (tmp_path / "bubble.svg").read_text() == figures.digest([*waiting, gains])
     assert "largest difference" in capsys.readouterr().out
 
 

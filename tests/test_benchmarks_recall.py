@@ -8,6 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import figures  # noqa: E402
 import recall  # noqa: E402
 
 from sppo_jax.config import load_config  # noqa: E402
@@ -53,13 +54,18 @@ def most_by_chance(config, num_answers):
     return chance + 4 * (chance * (1 - chance) / num_answers) ** 0.5
 
 
-def test_recall_is_learnt_through_gradients_of_later_chunks_alone(tmp_path):
+def test_recall_is_learnt_through_gradients_of_later_chunks_alone(tmp_path, monkeypatch):
     config, runs, whole, cut = train_both(SMALL)
     assert whole["accuracy"] > 0.95
     assert cut["accuracy"] < most_by_chance(config, cut["num_answers"])
+    monkeypatch.setattr(figures, "draw", figures.digest)
     recall.write_results(config, runs, tmp_path, tmp_path / "recall.svg")
-    assert json.loads((tmp_path / "recall_cpu.json").read_text())["chance"] == 1 / config.data.recall.values
-    assert (tmp_path / "recall.svg").read_text().startswith("<svg")
+    report = json.loads((tmp_path / "recall_cpu.json").read_text())
+    assert report["chance"] == 1 / config.data.recall.values
+    (panel,) = recall.picture(report)
+    assert [series.name for series in panel.series] == [recall.WHOLE, recall.CUT, "chance"]
+    assert [series.y[-1] for series in panel.series] == [whole["accuracy"], cut["accuracy"], report["chance"]]
+    assert (tmp_path / "recall.svg").read_text() == figures.digest([panel])
     assert "| cut at chunks |" in (tmp_path / "recall_cpu.md").read_text()
 
 

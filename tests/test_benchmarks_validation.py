@@ -1,8 +1,9 @@
-"""The generated blocks of docs/validation.md and its pictures are what the code makes today, byte for byte."""
+"""The blocks of docs/validation.md are what the code makes today, byte for byte; pictures show the data of today."""
 
 import functools
 import json
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import clock  # noqa: E402
+import figures  # noqa: E402
 import fit  # noqa: E402
 import validation  # noqa: E402
 from blocks import read_block  # noqa: E402
 
+from sppo_jax.report.draw.chart import axis_ends  # noqa: E402
+
 ROOT = Path(__file__).parents[1]
+PICTURES = ("bubble.svg", "clock.svg", "papers.svg", "recall.svg", "resume.svg")
 PAGE = ROOT / "docs" / "validation.md"
 pytestmark = pytest.mark.xdist_group("validation")
 
@@ -25,13 +30,48 @@ def made():
     return functools.cache(lambda name: blocks[name]())
 
 
+@pytest.fixture(scope="module")
+def pictures(made):
+    found = validation.stored_pictures()
+    for name in validation.BLOCKS:
+        found |= made(name)[1]
+    return found
+
+
 @pytest.mark.parametrize("name", validation.BLOCKS)
-def test_block_and_pictures_are_of_todays_code(made, name):
-    text, files = made(name)
+def test_block_is_of_todays_code(made, name):
     again = f"is stale: make it again with `{validation.COMMAND}`"
-    assert read_block(PAGE, name) == text.strip(), f"the block {name!r} of docs/validation.md {again}"
-    for path, content in files.items():
-        assert (ROOT / path).read_text() == content + "\n", f"{path} {again}"
+    assert read_block(PAGE, name) == made(name)[0].strip(), f"the block {name!r} of docs/validation.md {again}"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_stored_picture_shows_todays_data(pictures, name):
+    svg = (ROOT / "docs" / name).read_text()
+    again = f"is stale: draw it again with `{validation.COMMAND}`"
+    assert figures.stored_digest(svg) == figures.digest(pictures[f"docs/{name}"]), f"docs/{name} {again}"
+    assert len(svg) < 150_000
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_stored_picture_has_all_labels_and_its_points_lie_inside_the_axes(pictures, name):
+    root = ElementTree.fromstring((ROOT / "docs" / name).read_text())
+    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    for panel in pictures[f"docs/{name}"]:
+        labels = [panel.title, panel.x.label, panel.y.label, *(rule.title for rule in panel.rules)]
+        labels += [series.name for series in panel.series]
+        assert {line for label in labels for line in label.splitlines()} <= texts
+        for axis, values in (
+            (panel.x, [value for series in panel.series for value in series.x]),
+            (panel.y, [value for series in panel.series for value in series.y]),
+        ):
+            low, high = axis_ends(axis, values)
+            assert low <= min(values) and max(values) <= high
+
+
+def test_every_picture_of_points_is_made(pictures):
+    assert sorted(pictures) == [f"docs/{name}" for name in PICTURES]
+    drawn = [path.name for path in (ROOT / "docs").glob("*.svg") if figures.stored_digest(path.read_text())]
+    assert sorted(drawn) == list(PICTURES)
 
 
 def test_every_block_of_the_page_is_made():
@@ -69,12 +109,14 @@ def test_a_choice_that_was_not_timed_is_named_and_another_case_is_refused():
         clock.predicted_again({**stored, "rows": rows})
 
 
-def test_the_command_writes_blocks_and_pictures(made, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_blocks_and_pictures(made, pictures, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(validation, "DOCS", tmp_path / "docs")
     monkeypatch.setattr(validation, "HERE", tmp_path / "benchmarks")
     monkeypatch.setattr(validation, "BLOCKS", {name: functools.partial(made, name) for name in validation.BLOCKS})
+    monkeypatch.setattr(figures, "draw", figures.digest)
     (tmp_path / "docs").mkdir()
     assert validation.main() == 0
     assert read_block(tmp_path / "docs" / "validation.md", "bubble") == made("bubble")[0].strip()
-    assert (tmp_path / "docs" / "papers.svg").read_text() == (ROOT / "docs" / "papers.svg").read_text()
-    assert capsys.readouterr().out.count("written") == len(validation.BLOCKS)
+    for path, panels in pictures.items():
+        assert (tmp_path / path).read_text() == figures.digest(panels)
+    assert capsys.readouterr().out.count("written") == len(validation.BLOCKS) + len(PICTURES)

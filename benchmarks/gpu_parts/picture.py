@@ -1,4 +1,7 @@
-"""The results of the GPU benchmark as a picture: attention by queries, speed and MFU by length. No jax."""
+"""The results of the GPU benchmark as a picture: attention by queries, speed and MFU by length. No jax.
+
+The picture is written on the machine with the GPU, where the extra `dev` (matplotlib) need not be installed.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,6 @@ class Series:
         line: whether points are joined.
         dashed: whether the line is dashed.
         mark: "" for none, "circle", "ring", "square" or "cross".
-        labels: a text beside each point; empty for none.
         floor: lower edge of an area whose upper edge is y; empty for none.
         strength: opacity, 0..1.
         width: of the line, in pixels.
@@ -70,7 +69,6 @@ class Series:
     line: bool = True
     dashed: bool = False
     mark: str = ""
-    labels: Sequence[str] = ()
     floor: Sequence[float] = ()
     strength: float = 1.0
     width: float = 1.8
@@ -96,7 +94,6 @@ class Axis:
         low: where the axis begins; None: at the smallest value.
         high: where the axis ends; None: at the largest value.
         percent: whether values are shares.
-        names: texts at 1, 2, ... instead of values.
         whole: whether values are counts: ticks at whole numbers, with K and M for thousands and millions.
     """
 
@@ -105,7 +102,6 @@ class Axis:
     low: float | None = None
     high: float | None = None
     percent: bool = False
-    names: Sequence[str] = ()
     whole: bool = False
 
 
@@ -125,16 +121,13 @@ class Panel:
         return TOP if self.title else _BARE_TOP
 
 
-def chart_svg(
-    panels: Sequence[Panel], *, width: int = 480, height: int = 340, columns: int = 0, look: Look = PRINT
-) -> str:
-    """Draws panels in rows, each with its own axes and legend.
+def chart_svg(panels: Sequence[Panel], *, width: int = 480, height: int = 340, look: Look = PRINT) -> str:
+    """Draws panels side by side, each with its own axes and legend.
 
     Args:
         panels: the charts to draw.
         width: of a panel, in pixels.
         height: of a panel without its legend, in pixels.
-        columns: panels in a row; 0: all panels in one row.
         look: the colours.
 
     Returns:
@@ -143,56 +136,61 @@ def chart_svg(
     Raises:
         ValueError: a panel has no points, a value is not finite, or a value of a logarithmic axis is not above 0.
     """
-    columns = columns or len(panels)
-    rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
-    parts, y = [], 0
-    for row in rows:
-        parts += [
-            f"<g transform='translate({column * width},{y})'>{_panel(panel, width, height, look)}</g>"
-            for column, panel in enumerate(row)
-        ]
-        y += height + max(_legend_height(panel, width) for panel in row)
-    size = f"width='{columns * width}' height='{y}' viewBox='0 0 {columns * width} {y}'"
-    background = f"<rect width='{columns * width}' height='{y}' fill='{look.paper}'/>"
+    parts = [
+        f"<g transform='translate({number * width},0)'>{_panel(panel, width, height, look)}</g>"
+        for number, panel in enumerate(panels)
+    ]
+    across, down = len(panels) * width, height + max(_legend_height(panel, width) for panel in panels)
+    size = f"width='{across}' height='{down}' viewBox='0 0 {across} {down}'"
+    background = f"<rect width='{across}' height='{down}' fill='{look.paper}'/>"
     return "\n".join([f"<svg xmlns='http://www.w3.org/2000/svg' {size}>", background, *parts, "</svg>"])
+
+
+def axis_ends(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
+    """Returns the values at which an axis begins and ends; points at an edge that the axis does not set lie inside.
+
+    Args:
+        axis: the axis.
+        values: all values that are drawn along the axis.
+
+    Raises:
+        ValueError: there are no values, a value is not finite, or a value of a logarithmic axis is not above 0.
+    """
+    if not values:
+        raise ValueError("a chart needs at least one point, got none: give its series some")
+    if any(not math.isfinite(value) or (axis.log and value <= 0) for value in values):
+        wanted = "finite values above 0" if axis.log else "finite values"
+        raise ValueError(f"the axis {axis.label!r} takes {wanted}, got others: drop them")
+    low = min(values) if axis.low is None else axis.low
+    high = max(values) if axis.high is None else axis.high
+    if low == high:
+        low, high = (low / 2, high * 2) if axis.log else (low - 1, high + 1)
+    before, after = 0.04 * (axis.low is None), 0.04 * (axis.high is None)
+    if axis.log:
+        return low / (high / low) ** before, high * (high / low) ** after
+    return low - before * (high - low), high + after * (high - low)
 
 
 class _Scale:
     """Maps the values of an axis to pixels."""
 
     def __init__(self, axis: Axis, values: list[float], start: float, stop: float) -> None:
-        if not values:
-            raise ValueError("a chart needs at least one point, got none: give its series some")
-        if any(not math.isfinite(value) or (axis.log and value <= 0) for value in values):
-            wanted = "finite values above 0" if axis.log else "finite values"
-            raise ValueError(f"the axis {axis.label!r} takes {wanted}, got others: drop them")
-        low = min(values) if axis.low is None else axis.low
-        high = max(values) if axis.high is None else axis.high
-        if low == high:
-            low, high = (low / 2, high * 2) if axis.log else (low - 1, high + 1)
+        low, high = axis_ends(axis, values)
         self.axis, self.start, self.stop = axis, start, stop
-        low, high = (math.log10(low), math.log10(high)) if axis.log else (low, high)
-        # Points at the edge are drawn whole.
-        margin = 0.04 * (high - low)
-        self.low, self.high = low - margin * (axis.low is None), high + margin * (axis.high is None)
+        self.low, self.high = (math.log10(low), math.log10(high)) if axis.log else (low, high)
 
     def __call__(self, value: float) -> float:
         value = math.log10(value) if self.axis.log else value
         return self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Returns round values along the axis, or the places of its names."""
-        if self.axis.names:
-            return [float(number) for number in range(1, len(self.axis.names) + 1)]
+        """Returns round values along the axis."""
         if not self.axis.log:
             step = _round_step((self.high - self.low) / 5)
             step = max(1.0, math.ceil(step)) if self.axis.whole else step
             first = math.ceil(self.low / step - 1e-9)
             return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
         low, high = 10**self.low, 10**self.high
-        if self.axis.percent:
-            decades = range(math.floor(self.low), math.ceil(self.high))
-            return [t * 10.0**d for d in decades for t in (1, 2, 5) if low <= t * 10.0**d <= high]
         powers = range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)
         thinned = [2.0**power for power in powers if power % max(1, len(powers) // 9 + 1) == 0]
         return (
@@ -200,8 +198,6 @@ class _Scale:
         )
 
     def text(self, value: float) -> str:
-        if self.axis.names:
-            return self.axis.names[round(value) - 1]
         if self.axis.percent:
             return f"{value * 100:.3g}%"
         if self.axis.whole and not self.axis.log:
@@ -284,8 +280,6 @@ def _series(series: Series, x: _Scale, y: _Scale, look: Look) -> list[str]:
         line = f"<polyline points='{path}' fill='none' stroke='{color}' stroke-width='{series.width}'"
         parts.append(f"{line}{dash}{faint}{name}/>")
     parts += [_mark(series.mark, a, b, color, look.paper) for a, b in points if series.mark]
-    for (a, b), label in zip(points, series.labels, strict=False):
-        parts.append(_text(a + 7, b - 6, label, color=color))
     return parts
 
 

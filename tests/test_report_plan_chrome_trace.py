@@ -62,7 +62,7 @@ def test_the_text_is_a_chrome_trace(name):
     assert all(before["ts"] <= after["ts"] for before, after in pairwise(timed))
     for event in timed:
         times = [event["ts"]] + ([event["dur"]] if event["ph"] == "X" else [])
-        assert all(time >= 0 and time == round(time, 3) for time in times)
+        assert all(time >= 0 and (1024 * time).is_integer() for time in map(float, times))
         keys = {"tid", "dur", "cat"} if event["ph"] == "X" else set()
         assert set(event) == {"name", "ph", "pid", "ts", "args"} | keys
     tracks = {event["tid"] for event in timed if event["ph"] == "X"}
@@ -74,7 +74,7 @@ def test_the_text_is_a_chrome_trace(name):
 @every_schedule
 def test_events_of_a_track_do_not_overlap(name):
     for events in tracks_of(small_figures(**SCHEDULES[name])).values():
-        assert all(end(before) <= after["ts"] + 1e-6 for before, after in pairwise(events))
+        assert all(end(before) <= after["ts"] for before, after in pairwise(events))  # viewers nest what overlaps
 
 
 @every_schedule

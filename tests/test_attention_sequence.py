@@ -124,9 +124,7 @@ def test_key_heads_are_repeated_next_to_each_other_and_their_gradients_added(kv_
     assert sequence.cache_heads(kv_heads, members) * members == many.shape[1]
 
 
-@pytest.mark.parametrize(
-    "split", [Split(1, 4, "kv"), Split(1, 4, "q"), Split(1, 4, "q", "cudnn"), Split(1, 4, "kv", "cudnn")], ids=str
-)
+@pytest.mark.parametrize("split", [Split(1, 4, "kv"), Split(1, 4, "q", "cudnn")], ids=str)
 def test_a_ring_in_bfloat16_merges_in_float32(split):
     rng, total, heads, dim = np.random.default_rng(1), 64, 2, 16
     q, k, v = (jnp.asarray(rng.normal(size=(total, heads, dim)) * 2, jnp.bfloat16) for _ in range(3))

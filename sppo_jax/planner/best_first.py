@@ -11,6 +11,16 @@ from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import Partition, partitions
 
+# Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
+TIE = 0.005
+# How many simpler candidates are bounded, and how many of these are simulated, to find one that ties with the fastest.
+_TIES_BOUNDED, _TIES_TRIED = 64, 6
+# Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
+# choices are worked out to find either.
+_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
+# Where nothing fits, how many of the least bounds of memory are worked out.
+_LEAST_TRIED = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -76,17 +86,6 @@ def start_of(request: Request) -> Start:
         candidates += [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
         bounds += lower_bounds.rough_step_s(partition, options)
     return Start(candidates=tuple(candidates), bounds=tuple(bounds), errors=tuple(errors))
-
-
-# Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
-TIE = 0.005
-# How many simpler candidates are bounded, and how many of these are simulated, to find one that ties with the fastest.
-_TIES_BOUNDED, _TIES_TRIED = 64, 6
-# Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
-# choices are worked out to find either.
-_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
-# Where nothing fits, how many of the least bounds of memory are worked out.
-_LEAST_TRIED = 8
 
 
 class BestFirst:

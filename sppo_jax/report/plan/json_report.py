@@ -37,7 +37,11 @@ def plan_dict(figures: Figures, **answers: Any) -> dict[str, Any]:
             "tokens_s_device": figures.tokens_s / figures.num_devices,
             "mfu": figures.mfu,
         },
-        "search": {"considered": found.num_considered, "seconds": found.seconds},
+        "search": {
+            "considered": found.num_considered,
+            "seconds": found.seconds,
+            "fastest_step_s": found.fastest_s,
+        },
         **answers,
     }
     assert set(report) <= set(REPORT_KEYS)

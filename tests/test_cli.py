@@ -41,7 +41,7 @@ def test_plan_prints_text_or_json(config, capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["chunk_lengths"] == [8] * 8 and plan["mesh"] == {"data": 1, "pipe": 2, "seq": 1}
     assert {"sequence_kind", "schedule", "stash", "predicted", "reasons"} <= set(plan)
-    assert plan["fits"] and len(plan["stages"]) == 2 and {"considered", "seconds"} == set(plan["search"])
+    assert plan["fits"] and len(plan["stages"]) == 2 and {"considered", "seconds", "fastest_step_s"} == set(plan["search"])
     assert all({"why", "step_s", "mesh", "chunks", "schedule", "stash"} == set(item) for item in plan["rejected"])
 
 

@@ -97,7 +97,7 @@ def test_exposed_copies_are_said_aloud(tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def own_environment(monkeypatch):
-    """Give a test an environment that it may change."""
+    """Gives a test an environment that it may change."""
     for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_enable_cublaslt=false")

@@ -64,7 +64,7 @@ def place_options(config: StashConfig, layers: int) -> list[Places]:
     if not found:
         raise ValueError(
             "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
-            f"got {config.attention} and {config.rest}: set stash.inputs=keep, or set all three to recompute"
+            f"got {config.attention} and {config.rest}; set stash.inputs=keep, or set all three to recompute"
         )
     if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
         # A share for the host is asked for.
@@ -104,7 +104,7 @@ def choose_alpha(
         if len(requested) != len(groups):
             raise ValueError(
                 f"stash.alpha as a list must have one value for each of the {len(groups)} diagonals of the schedule, "
-                f"got {len(requested)}: give {len(groups)} values, one number, or auto"
+                f"got {len(requested)}; give {len(groups)} values, one number, or auto"
             )
         return replace(stash, alpha=tuple(float(value) for value in requested)), "as requested"
     if "host" not in (stash.inputs, stash.attention):

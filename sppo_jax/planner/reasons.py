@@ -68,7 +68,7 @@ def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
     stopped_by, change = _nearest_change(request)
     hbm, host = format_bytes(usable_bytes(cluster)), format_bytes(usable_host_bytes(cluster))
     line = (
-        f"no plan fits: the least one is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
+        f"no plan fits: the smallest plan is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
         f"({_largest(memory)}) of {hbm} that plans may take and {format_bytes(memory.host)} of host memory of {host}; "
         f"{change or _advice(request, memory)}"
     )
@@ -114,8 +114,9 @@ def _nearest_change(request: Request) -> tuple[str, str]:
         if found.memory.fits(request.cluster):
             mesh, places = found.choice.layout.mesh, "/".join(found.choice.places)
             return names, (
-                f"{names} stops it: without it, e.g. pipe {mesh.pipe} x seq {mesh.seq} with "
-                f"{len(found.choice.chunk_lengths)} chunks, stash {places} fits"
+                f"change {names}: a plan of pipe {mesh.pipe} x seq {mesh.seq} with {len(found.choice.chunk_lengths)} "
+                "chunks "
+                f"and stash {places} then fits"
             )
     return "", ""
 

@@ -71,7 +71,7 @@ SETTINGS = [
     ("mesh.pipe=2 mesh.seq=8 train.devices=cpu:16", "must not exceed the number of devices, got 8"),
     ("train.devices=cpu:0", "train.devices must be auto or cpu:N, got cpu:0"),
     ("train.devices=gpu", "train.devices must be auto or cpu:N, got gpu"),
-    ("train.devices=4", "train.devices must be text, got 4; put quotes around it"),
+    ("train.devices=4", "train.devices must be text, got 4; put quotes around the value"),
     ("train.devices=cpu:1000000", "train.devices must be at most cpu:1024"),
     ("checkpoint.keep_last=0", "checkpoint.keep_last must be at least 1"),
     ("checkpoint.every_s=-1", "checkpoint.every_s must be at least 0"),
@@ -338,7 +338,7 @@ def test_a_jaxlib_that_loses_gradients(place, capfd, monkeypatch):
     old = functools.partial(check_offload, "gpu", version=(0, 11, 0))
     monkeypatch.setattr("sppo_jax.pipeline.api.check_offload", lambda _, uses_host: old(uses_host))
     words = f"{TRAIN} stash.inputs=host stash.attention=host"
-    check_refused(words, "offload on a GPU needs jaxlib >= 0.11.1", place, capfd)
+    check_refused(words, "offload on a GPU must have jaxlib >= 0.11.1", place, capfd)
 
 
 def test_a_disk_without_room(place, capfd, monkeypatch):

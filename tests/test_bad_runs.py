@@ -77,7 +77,7 @@ REFUSED = {
     "an evaluation of torn JSON": ("eval run", "must say which run wrote", cut(METADATA.format(2), 30)),
     "an evaluation of a torn state": ("eval run", "must hold the whole model", tear(2)),
     "an evaluation of another model": ("eval run model.mlp_size=64", "model.mlp_size must be that of", None),
-    "a report in no directory": ("report run --out a/b.html", "a report must go to a file that can be written", None),
+    "a report in no directory": ("report run --out a/b.html", "the file of a report must be writable", None),
     "no config.json": ("convert from-hf hf out", "with config.json", unlink("hf/config.json")),
     "a torn config.json": ("convert from-hf hf out", "must be JSON", text("hf/config.json", "{")),
     "another architecture": ("convert from-hf hf out", "got 'gemma'", edit_json("hf/config.json", model_type="gemma")),

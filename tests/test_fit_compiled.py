@@ -80,7 +80,7 @@ def test_fit_refuses_a_cpu_in_one_line(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text(to_yaml(config_from_dict({**config(), "train": {"steps": 1, "devices": "cpu:8"}})))
     assert main(["fit", str(path), "--cluster", "cpu:1x8"]) == 2
-    assert "sppo fit needs a cluster of GPUs or TPUs, got cpu:1x8" in capsys.readouterr().err
+    assert "the cluster of sppo fit must have GPUs or TPUs, got cpu:1x8" in capsys.readouterr().err
     assert main(["fit", str(path), "--cluster", "abacus:1x8"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

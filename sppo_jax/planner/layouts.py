@@ -213,7 +213,7 @@ def layouts(request: Request) -> list[Layout]:
     """Returns every layout that the config, the model and the devices allow, plainest first.
 
     Raises:
-        ValueError: there is none; says why.
+        ValueError: no layout exists; the message says why.
     """
     config, devices = request.config, request.cluster.num_devices
     several = "change several of sequence.length, sequence.per_step, the axes of the mesh and the number of devices"

@@ -211,7 +211,7 @@ def _no_login(config: Config, error: Exception) -> ValueError:
 def _missing(setting: str, package: str, without: str) -> ValueError:
     return ValueError(
         f"{setting} needs the package {package}, which is not installed; "
-        f'pip install "sppo_jax[track]", or set {without}'
+        f'run pip install "sppo_jax[track]", or set {without}'
     )
 
 

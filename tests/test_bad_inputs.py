@@ -67,7 +67,7 @@ SETTINGS = [
     ("sequence.ulysses=3", "got sequence.ulysses=3; use sequence.ulysses=0"),
     ("mesh=3", "mesh must be a group of settings, got 3"),
     ("mesh.pipe=2", "train.devices must be a multiple of mesh.pipe = 2, got cpu:1; write cpu:2 or change the mesh"),
-    ("mesh.pipe=16 train.devices=auto", "use at most 2 stages"),
+    ("mesh.pipe=16 train.devices=auto", "use at most 2 virtual stages"),
     ("mesh.pipe=2 mesh.seq=8 train.devices=cpu:16", "must not exceed the number of devices, got 8"),
     ("train.devices=cpu:0", "train.devices must be auto or cpu:N, got cpu:0"),
     ("train.devices=gpu", "train.devices must be auto or cpu:N, got gpu"),
@@ -99,7 +99,7 @@ SETTINGS = [
     ("model.num_layers=1000000", "model.num_layers must be at most 10000"),
     ("model.head_dim=7", "model.head_dim must be even"),
     ("model.kernel=cudnn", "use model.kernel=blockwise"),
-    ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1 or use float32"),
+    ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1, or use float32"),
     ("model.sliding_window=3", "set 0 to train with full attention"),
     ("model.rope.scaling=yarn", "set the length, e.g. to 8192"),
 ]

@@ -291,7 +291,7 @@ def test_alpha_beyond_what_hides_is_taken_where_memory_needs_it():
     tight = search(asked, small(2, **slow, hbm_bytes=int(free.memory.hbm_bytes * 0.9 / 0.94)))
     assert tight.fits and max(tight.plan.stash.alpha) == 1.0
     assert tight.plan.predicted.step_s > free.plan.predicted.step_s
-    assert tight.plan.reasons["alpha"].startswith("all of it, to save device memory")
+    assert tight.plan.reasons["alpha"].startswith("the whole stash, to save device memory")
 
 
 def test_bfloat16_sums_only_where_nothing_else_fits():
@@ -316,18 +316,18 @@ def test_what_rounds_to_the_same_is_a_tie():
     assert times_slower(1.0, 1.0) == times_slower(1.0004, 1.0) == "a tie: as fast to 0.1%"
     assert times_slower(1.0006, 1.0) == "1.001x slower"
     reasons = search(config(), small(2)).plan.reasons
-    assert reasons["stash"] == "the next one, host/host/keep, may be as fast, to 0.1%"
+    assert reasons["stash"] == "the next choice, host/host/keep, may be as fast, to 0.1%"
 
 
 def test_reasons_compare_with_the_next_best():
     reasons = search(large(schedule=AUTO)).plan.reasons
     for key in ("mesh", "sequence_kind", "chunks", "schedule", "stash"):
-        assert "the next one, " in reasons[key] and "x as long" in reasons[key]
+        assert "the next choice, " in reasons[key] and "x as long" in reasons[key]
     assert all("1.000x" not in reason for reason in reasons.values())
     assert "keep/keep/keep might be faster, but does not fit" in reasons["stash"]
     pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
     alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons
-    assert alone["chunks"] == alone["stash"] == "as requested, or the only one possible"
+    assert alone["chunks"] == alone["stash"] == "as requested, or the only possible choice"
 
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 1), (2, 3, 6), (4, 2, 2)])

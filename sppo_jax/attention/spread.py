@@ -180,7 +180,8 @@ def _check_shapes(q_BSNH, k_BSKH, v_BSKH, positions_BS, document_ids_BS, num_mem
         )
     if heads % k_BSKH.shape[2]:
         raise ValueError(
-            f"query heads must be a multiple of key/value heads, got {heads} and {k_BSKH.shape[2]}; change one of them"
+            f"query heads must be a multiple of key/value heads, got {heads} and {k_BSKH.shape[2]}; change one of "
+            "the two"
         )
     for name, x in (("positions", positions_BS), ("document_ids", document_ids_BS)):
         if x.shape != (batch, tokens):

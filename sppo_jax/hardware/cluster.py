@@ -303,7 +303,9 @@ def parse_cluster(text: str) -> Cluster:
         raise ValueError(f"{rule}, with every size at least 1, got {text!r}; give the sizes")
     dims = tuple(map(int, sizes))
     if math.prod(dims) > _MOST_DEVICES:
-        raise ValueError(f"a cluster must have at most {_MOST_DEVICES:,} devices, got {text!r}; make it smaller")
+        raise ValueError(
+            f"a cluster must have at most {_MOST_DEVICES:,} devices, got {text!r}; make the cluster smaller"
+        )
     if device.platform != "tpu":
         if len(dims) != 2:
             raise ValueError(f"{rule}, got {text!r} with {len(dims)} sizes; give hosts and devices a host")

@@ -129,7 +129,7 @@ class TensorFolder:
         unused = [name for name in unused if name not in tied_head]
         if unused:
             raise ValueError(
-                f"every tensor of {self._folder} must have a place in the model, got {unused[0]} without one "
+                f"every tensor of {self._folder} must have a place in the model, got {unused[0]} without a place "
                 f"({len(unused)} in all); choose a model of this family without such tensors"
             )
 

@@ -148,7 +148,7 @@ def min_devices(
     if len(pinned) == 3:
         raise ValueError(
             f"one axis of the mesh must be auto for --min-devices, got mesh.data={pinned['data']}, "
-            f"mesh.pipe={pinned['pipe']}, mesh.seq={pinned['seq']}; set one of them to auto"
+            f"mesh.pipe={pinned['pipe']}, mesh.seq={pinned['seq']}; set one axis to auto"
         )
     base = resolve_cluster(config, cluster)
     per_host = base.devices_per_host if base.num_hosts > 1 else base.device.devices_per_host

@@ -121,7 +121,7 @@ def choose_alpha(
         why = f"the largest share whose copy at {rate} hides behind the chunk; {zeros}"
     else:
         shares = [float(hidden) for hidden in hides]
-        why = f"all of it, to save device memory; {zeros}"
+        why = f"the whole stash, to save device memory; {zeros}"
     # Every unit in a slot of its own is the most that a host can need.
     most = max(longest_chunks(table)) * table.num_sequences * table.num_chunks * table.num_groups
     ample = most / shape.seq * token_bytes(shape, stash).away <= host_bytes
@@ -131,7 +131,7 @@ def choose_alpha(
         if ample or stash_bytes(table, shape, stash)[1] <= host_bytes:
             break
     if cap < 1:
-        why += f"; at most {cap}, for the host has {format_bytes(host_bytes)} a device"
+        why += f"; at most {cap}, because the host has {format_bytes(host_bytes)} a device"
     return stash, why
 
 

@@ -204,12 +204,12 @@ def _against_rivals(best_first: BestFirst, best: Outcome, key: str) -> str:
     texts = []
     if slower is not None:
         candidate, bound = slower
-        # A bound is refined only as far as it takes to lose.
+        # A lower bound is refined only until the candidate loses.
         times = f"{max(1.0, bound / best.step_s):.3f}"
         longer = "may be as fast, to 0.1%" if times == "1.000" else f"takes at least {times}x as long"
         if bound < best.step_s * (1 - 5e-4):
             longer = f"may be up to {1 - bound / best.step_s:.2%} faster, a tie"
-        texts.append(f"the next one, {label(candidate)}, {longer}")
+        texts.append(f"the next choice, {label(candidate)}, {longer}")
     if larger is not None:
         texts.append(f"{label(larger[0])} might be faster, but does not fit")
-    return "; ".join(texts) or "as requested, or the only one possible"
+    return "; ".join(texts) or "as requested, or the only possible choice"

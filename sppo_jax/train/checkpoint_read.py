@@ -163,7 +163,7 @@ def changed_arrays(tree: Any, run: Mapping[str, Any], checkpoint: Path) -> str:
         checkpoint: where that was.
     """
     if "fingerprints" not in run:
-        return "it does not say its arrays' fingerprints"
+        return "the checkpoint lacks the fingerprints of the arrays"
     first_version = run.get("fingerprint_version", 1) == 1
     saved, got = run["fingerprints"], fingerprints(tree, _shapes_on_disk(checkpoint) if first_version else None)
     changed = [name for name, value in got.items() if saved.get(name) != value]

@@ -146,7 +146,7 @@ BROKEN = {
     ),
     "tensor without a place": (
         lambda f: break_tensor(f, "score.weight", lambda t, name: t.update({name: np.ones(3, np.float32)})),
-        "must have a place in the model, got score.weight without one",
+        "must have a place in the model, got score.weight without a place",
     ),
     "truncated": (truncate, "must be whole safetensors, got a torn file"),
     "absent shard": (name_absent_shard, "got no b.safetensors in"),
@@ -160,7 +160,7 @@ BROKEN = {
     ),
     "integers": (
         lambda f: break_tensor(f, NORM, lambda t, name: t.update({name: np.ones(16, np.int32)})),
-        "got model.norm.weight as I32",
+        "got I32 for model.norm.weight",
     ),
     "torch files": (
         lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
@@ -169,7 +169,7 @@ BROKEN = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "must have model.safetensors or"),
     "larger tokenizer": (
         lambda f: write_tokenizer(f / "tokenizer.json", 261),
-        "the last token of",
+        "vocab_size must be above 260, the last token of",
     ),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "must be a readable tokenizer, got"),
 }

@@ -139,7 +139,7 @@ def wrong(model, params, batch):
             r"must be an nnx.State, got the model itself; give nnx.state\(model, nnx.Param\)",
         ),
         "a dict": ((nnx.to_pure_dict(params), batch), "must be an nnx.State, got a dict; give nnx.state"),
-        "other shapes": ((larger, batch), r"got \[21, 24\] for embedding, which is \[20, 24\]"),
+        "other shapes": ((larger, batch), r"got \[21, 24\] for embedding, whose shape is \[20, 24\]"),
         "others": ((biased, batch), "must be those of the plan's model, got params with layers/key_bias"),
         "lists": ((params, lists), "'tokens' must be an array, got a list; use numpy.asarray"),
         "floats": ((params, floats), "'tokens' must be int32, got float32; cast the array"),

@@ -211,7 +211,7 @@ def breaks(key, value, where=(0, 3)):
         (breaks("positions", 5, (0, 0)), "positions must increase", "restart positions"),
         ({key: value[:, :-1] for key, value in good_batch().items()}, "shape", "change the batch or the plan"),
         ({key: np.repeat(value, 2, 0) for key, value in good_batch().items()}, "shape", "change the batch or the plan"),
-        ({key: value for key, value in good_batch().items() if key != "positions"}, "must have the keys", "add it"),
+        ({key: x for key, x in good_batch().items() if key != "positions"}, "must have the keys", "add 'positions'"),
     ],
 )
 def test_a_batch_that_breaks_the_contract_is_refused(batch, rule, change):

@@ -73,7 +73,7 @@ def check_params(params: Any, shapes: nnx.State, plan: Plan) -> None:
         if given[name] not in (shape, home_of(name[0], shape, plan).shape):
             raise ValueError(
                 f"params must have the shapes of the plan's model, got {list(given[name])} for "
-                f"{'/'.join(map(str, name))} of shape {list(shape)}; make the plan and the model from one config"
+                f"{'/'.join(map(str, name))}, whose shape is {list(shape)}; make the plan and the model from one config"
             )
 
 

@@ -39,7 +39,7 @@ SETTINGS = [
     (".steps=3", "an override must read group.key=value"),
     ("=3", "an override must read group.key=value"),
     ("train.steps", "an override must read group.key=value, got 'train.steps'; write e.g. train.steps=10"),
-    ("train.steps=nan", "train.steps must be a whole number, got 'nan'"),
+    ("train.steps=nan", "train.steps must be a whole number, got 'nan'; correct the value"),
     ("train.steps=.inf", "train.steps must be a whole number, got inf"),
     ("train.steps=", "train.steps must be a whole number, got None"),
     ("train.steps=-5", "train.steps must be at least 1, got -5; raise it"),

@@ -210,7 +210,10 @@ WRONG = {
         "stash.attention and stash.rest must be recompute where stash.inputs=recompute",
     ),
     "indivisible layers": (["plan", "tiny.yaml", "model.num_layers=5"], ""),
-    "too few devices": (["train", "tiny.yaml", "train.devices=auto", "mesh.data=64"], "mesh.data * mesh.pipe * mesh.seq = 64"),
+    "too few devices": (
+        ["train", "tiny.yaml", "train.devices=auto", "mesh.data=64"],
+        "mesh.data * mesh.pipe * mesh.seq = 64",
+    ),
     "no data": (["train", "tiny.yaml", "data.source=none.txt"], "data.source must be readable, got none.txt"),
     "small vocabulary": (["train", "tiny.yaml", "model.vocab_size=9"], "data.source must hold tokens in 0..8"),
     "no plan": (["train", "tiny.yaml", "--plan", "none.json"], "--plan must be a readable plan.json, got none.json"),

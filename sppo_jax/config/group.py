@@ -109,7 +109,7 @@ def _convert(value: Any, annotation: Any, name: str) -> Any:
         near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(value, choices, n=1))
     if str in options and isinstance(value, int | float):
         near = "; put quotes around the value"
-    raise ConfigError(f"{name} must be {expected}, got {value!r}{near}")
+    raise ConfigError(f"{name} must be {expected}, got {value!r}{near or '; correct the value'}")
 
 
 def _is_union(annotation: Any) -> bool:

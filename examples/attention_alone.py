@@ -13,7 +13,7 @@ BATCH, TOKENS, HEADS, KV_HEADS, SIZE = 2, 256, 8, 2, 16
 
 
 def make_inputs(seed: int = 0):
-    """Return q, k, v, and positions and document ids of two documents and some padding a sequence."""
+    """Returns q, k, v, and positions and document ids of two documents and some padding a sequence."""
     keys = jax.random.split(jax.random.key(seed), 3)
     heads = (HEADS, KV_HEADS, KV_HEADS)
     q, k, v = (jax.random.normal(key, (BATCH, TOKENS, n, SIZE)) for key, n in zip(keys, heads, strict=True))
@@ -26,7 +26,7 @@ def make_inputs(seed: int = 0):
 
 
 def gradients(attention, qkv, tags):
-    """Return the output, and the gradients of a loss that weighs every output differently."""
+    """Returns the output, and the gradients of a loss that weighs every output differently."""
 
     def loss(qkv):
         out = attention(*qkv, *tags)

@@ -24,7 +24,7 @@ class ParallelBlock(nnx.Module):
     """x + attention(norm(x)) + mlp(norm(x)), with one key and value head for all queries."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Create one layer; `Decoder` stacks `config.num_layers` of them."""
+        """Creates one layer; `Decoder` stacks `config.num_layers` of them."""
         self.config = config
         hidden, heads, size = config.hidden_size, config.num_heads, config.head_dim
 
@@ -39,7 +39,7 @@ class ParallelBlock(nnx.Module):
         self.down = matrix(config.mlp_size, hidden)
 
     def before_attention(self, x, positions):
-        """Return q [..., tokens, heads, size] and k, v [..., tokens, 1, size]."""
+        """Returns q [..., tokens, heads, size] and k, v [..., tokens, 1, size]."""
         config, h = self.config, self.norm(x)
         q = (h @ self.query[...].astype(x.dtype)).reshape(*x.shape[:-1], config.num_heads, config.head_dim)
         k, v = jnp.split((h @ self.key_value[...].astype(x.dtype))[..., None, :], 2, axis=-1)
@@ -47,14 +47,14 @@ class ParallelBlock(nnx.Module):
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def after_attention(self, x, out):
-        """Return the next layer's input [..., tokens, hidden]."""
+        """Returns the next layer's input [..., tokens, hidden]."""
         attended = out.reshape(*x.shape[:-1], -1) @ self.output[...].astype(x.dtype)
         inner = jnp.square(jax.nn.relu(self.norm(x) @ self.up[...].astype(x.dtype)))
         return x + attended + inner @ self.down[...].astype(x.dtype)
 
 
 def make_config() -> Config:
-    """Return 2 stages of 2 devices; every sequence goes through them in 4 chunks."""
+    """Returns 2 stages of 2 devices; every sequence goes through them in 4 chunks."""
     shape = ModelConfig(vocab_size=256, hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=1, mlp_size=256)
     return Config(
         model=shape,
@@ -66,7 +66,7 @@ def make_config() -> Config:
 
 
 def text_batch(rng: np.random.Generator, config: Config) -> dict[str, np.ndarray]:
-    """Cut windows of bytes out of this very file."""
+    """Cuts windows of bytes out of this very file."""
     text = np.frombuffer(Path(__file__).read_bytes(), np.uint8).astype(np.int32)
     length = config.sequence.length
     starts = rng.integers(0, len(text) - length, config.num_sequences)

@@ -47,7 +47,7 @@ class LinenBlock(linen.Module):
 
 
 def counting_batch() -> dict[str, np.ndarray]:
-    """Return two sequences that count upwards."""
+    """Returns two sequences that count upwards."""
     counted = (np.array([[3], [11]]) + np.arange(LENGTH + 1)).astype(np.int32) % VOCAB
     positions = np.tile(np.arange(LENGTH, dtype=np.int32), (2, 1))
     document_ids = np.zeros_like(positions)
@@ -60,7 +60,7 @@ def counting_batch() -> dict[str, np.ndarray]:
 
 
 def train_under_linen(plan) -> list[float]:
-    """Train our decoder with a Linen TrainState; the gradients come from the pipeline."""
+    """Trains our decoder with a Linen TrainState; the gradients come from the pipeline."""
     batch, module = counting_batch(), linen_decoder(SHAPE)
     variables = module.init(jax.random.key(0), jnp.asarray(batch["tokens"]))
     state = TrainState.create(apply_fn=module.apply, params=variables["params"], tx=optax.adamw(1e-2))
@@ -75,7 +75,7 @@ def train_under_linen(plan) -> list[float]:
 
 
 def linen_block_in_our_decoder(plan) -> tuple[float, float]:
-    """Return the loss of a decoder of Linen blocks, by the pipeline and on one device."""
+    """Returns the loss of a decoder of Linen blocks, by the pipeline and on one device."""
     model = Decoder(SHAPE, rngs=nnx.Rngs(params=0), layer=linen_layer(LinenBlock))
     params, batch = nnx.state(model, nnx.Param), counting_batch()
     loss, _ = sppo_jax.value_and_grad(plan, model)(params, batch)
@@ -83,7 +83,7 @@ def linen_block_in_our_decoder(plan) -> tuple[float, float]:
 
 
 def main() -> tuple[list[float], tuple[float, float]]:
-    """Run both."""
+    """Runs both."""
     plan = sppo_jax.make_plan(CONFIG)
     losses, both = train_under_linen(plan), linen_block_in_our_decoder(plan)
     print("our decoder under Linen, loss by step:", " ".join(f"{loss:.3f}" for loss in losses))

@@ -17,7 +17,7 @@ __all__ = ["Plan", "build_model", "load_config", "make_plan", "value_and_grad"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that the planner never imports jax."""
+    """Imports a public name when it is first used, so that the planner never imports jax."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -23,7 +23,7 @@ from sppo_jax.compat import neighbours_keep_order, scan_counts
 
 
 def in_order(f: Callable) -> Callable:
-    """Return `f` with its collectives in one order: for the body of a `shard_map` on CPUs.
+    """Returns `f` with the collectives in one order, for the body of a `shard_map` on CPUs.
 
     Args:
         f: of trees of arrays, to a tree of arrays; collectives may be in scans, not in branches.
@@ -66,7 +66,7 @@ class _Run:
         self.needs: dict = {}
 
     def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array]) -> None:
-        """Evaluate all equations."""
+        """Evaluates all equations."""
         self._set((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *inputs), 0)
         self._evaluate(closed.jaxpr)
 
@@ -82,12 +82,12 @@ class _Run:
                 self._collective(jaxpr, eqn)
 
     def after_loops(self, x) -> jax.Array:
-        """Return a variable's value, which waits for the last loop, and for a neighbour where needed."""
+        """Returns a variable's value, which waits for the last loop and, where needed, for a neighbour."""
         neighbour = 0 if neighbours_keep_order() else (1 << len(self.events)) >> 1
         return self._waiting(x, self.last_loop | neighbour)
 
     def value(self, x) -> jax.Array:
-        """Return a variable's value."""
+        """Returns a variable's value."""
         return x.val if isinstance(x, Literal) else self.values[x]
 
     def _set(self, variables: Sequence, values: Sequence[jax.Array], needs: int) -> None:
@@ -129,7 +129,7 @@ class _Run:
         self.last_loop = 1 << (len(self.events) - 1)
 
     def _once(self, eqn: JaxprEqn) -> None:
-        """Evaluate a scan's only step in its place, as the compiler does: then its events are events out here."""
+        """Evaluates the only step of a scan in the place of the scan, as the compiler does."""
         body = eqn.params["jaxpr"]
         num_constants, num_carried = scan_counts(eqn.params)
         self._set(body.jaxpr.constvars, body.consts, 0)
@@ -159,14 +159,14 @@ def _communicates(eqn: JaxprEqn) -> bool:
 
 
 def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """Apply one equation of a jaxpr, under its own name in profiles."""
+    """Applies one equation of a jaxpr, under its own name in profiles."""
     given = {x: value for x, value in zip(eqn.invars, inputs, strict=True) if not isinstance(x, Literal)}
     alone = jaxpr.replace(constvars=[], invars=list(given), outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects)
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
 def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
-    """Return a scan with its body in order; where neighbours keep theirs, bodies without loops that communicate are."""
+    """Returns a scan whose body is in order; a body without loops stays as is where the compiler keeps order."""
     body = eqn.params["jaxpr"]
     holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
     if neighbours_keep_order() and not holds_loops:
@@ -181,7 +181,7 @@ def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _changed(eqn: JaxprEqn, results: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the least result of a scan that exists only once it is over, and that is used anyway."""
+    """Returns the smallest result of a scan that is used anyway and exists only after the scan."""
     body = eqn.params["jaxpr"].jaxpr
     num_constants, num_carried = scan_counts(eqn.params)
     kept = {i for i in range(num_carried) if body.outvars[i] is body.invars[num_constants + i]}
@@ -194,7 +194,7 @@ def _changed(eqn: JaxprEqn, results: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _wait(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
-    """Return `x`, known only once the others are.
+    """Returns `x`, which exists only after the others exist.
 
     The choice is by what no number is, which compilers do not see through. It is a branch, which they fuse with
     nothing: the arithmetic around it, down to its rounding, stays what it would be without.

@@ -17,20 +17,20 @@ MIN_JAXLIB_FOR_GPU_OFFLOAD = (0, 11, 1)
 
 
 def running_platform() -> str | None:
-    """Return the platform of the default backend ("cpu", "gpu", "tpu"); None where none has started."""
+    """Returns the platform of the default backend ("cpu", "gpu", "tpu"); None if no backend has started."""
     from jax._src import xla_bridge
 
     return jax.default_backend() if xla_bridge.backends_are_initialized() else None
 
 
 def device_pool_bytes() -> int | None:
-    """Return the bytes that XLA may take of a device's memory; None where its allocator has no limit."""
+    """Returns the bytes that XLA may take of a device's memory; None if the allocator has no limit."""
     stats = jax.local_devices()[0].memory_stats()
     return stats.get("bytes_limit") if stats else None
 
 
 def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None = None) -> None:
-    """Refuse to run host offload where its gradients are known, or not known not, to be wrong.
+    """Refuses to run host offload on versions whose gradients are wrong or were not checked.
 
     Args:
         backend: platform name the step runs on ("cpu", "gpu", "cuda", "rocm", "tpu").
@@ -44,24 +44,25 @@ def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None
     if uses_host and backend in ("gpu", "cuda", "rocm") and version < MIN_JAXLIB_FOR_GPU_OFFLOAD:
         got = ".".join(map(str, version))
         raise ValueError(
-            f"offload on a GPU needs jaxlib >= 0.11.1 (0.11.0 returns wrong gradients, openxla/xla#46231), got {got}; "
-            "install a newer jax (it needs Python >= 3.12), or set stash.inputs=keep stash.attention=keep "
+            "offload on a GPU must have jaxlib >= 0.11.1 (0.11.0 returns wrong gradients, openxla/xla#46231), got "
+            f"{got}; "
+            "install jax >= 0.11.1 (with Python >= 3.12), or set stash.inputs=keep stash.attention=keep "
             "stash.rest=recompute"
         )
 
 
 def to_host(x: jax.Array) -> jax.Array:
-    """Move an array to pinned host memory; `src` is named so that the type is known on both sides."""
+    """Moves an array to pinned host memory; `src` is named so that the type is known on both sides."""
     return jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device)
 
 
 def to_device(x: jax.Array) -> jax.Array:
-    """Move an array from pinned host memory to device memory."""
+    """Moves an array from pinned host memory to device memory."""
     return jax.device_put(x, jax.memory.Space.Device, src=jax.memory.Space.Host)
 
 
 def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | None:
-    """Return what XLA needs to hide exchanges and host copies behind compute; None where it needs nothing.
+    """Returns the compiler options that hide exchanges and host copies behind compute; None if no option is needed.
 
     On GPUs the latency-hiding scheduler is off by default. Its memory estimate counts host buffers, so that it starts
     a host copy late to save memory that is not short: with any, the limit is lifted out of its way. What the program
@@ -74,7 +75,7 @@ def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | N
 
 
 def deviceless_flags(version: tuple[int, ...] | None = None) -> dict[str, int | str]:
-    """Return the XLA flags with which programs compile for a GPU that is not there.
+    """Returns the XLA flags with which programs compile for a GPU that this machine lacks.
 
     Args:
         version: jaxlib version that compiles; the installed one by default.
@@ -89,7 +90,7 @@ def deviceless_flags(version: tuple[int, ...] | None = None) -> dict[str, int | 
 
 
 def one_at_a_time(platform: str) -> bool:
-    """Return whether a step must end before the next is dispatched.
+    """Returns whether a step must end before the next is dispatched.
 
     Simulated devices share a pool of threads: with several steps in flight those of a later one can hold the threads
     for which an earlier one waits, without end (seen with 8 devices on 2 cores, jaxlib 0.10.2). PJRT_NPROC, twice the
@@ -99,17 +100,17 @@ def one_at_a_time(platform: str) -> bool:
 
 
 def keeps_order(platform: str) -> bool:
-    """Return whether the collectives of a program run in one order on all devices; see `collectives.py`."""
+    """Returns whether the collectives of a program run in one order on all devices; see `collectives.py`."""
     return platform != "cpu"
 
 
 def neighbours_keep_order() -> bool:
-    """Return whether XLA:CPU starts the collectives of one computation, loops apart, in the order of the program."""
+    """Returns whether XLA:CPU starts the collectives of one computation, without those in loops, in program order."""
     return jax.__version_info__ < (0, 11)
 
 
 def scan_counts(params: dict) -> tuple[int, int]:
-    """Return how many inputs of a scan's equation are constants, and how many are carried; what is left is cut up."""
+    """Returns how many inputs of a scan's equation are constants, and how many are carried; the rest is sliced."""
     if "ft_in" in params:  # since 0.12
         constants, carried, _ = params["ft_in"].unpack()
         return len(constants), len(carried)
@@ -117,7 +118,7 @@ def scan_counts(params: dict) -> tuple[int, int]:
 
 
 def cudnn_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool, scale: float):
-    """Bind cuDNN's attention; returns out_NTH in the dtype of q and lse_NT in float32."""
+    """Binds cuDNN's attention; returns out_NTH in the dtype of q and lse_NT in float32."""
     operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
     out, lse = _cudnn_bind("fwd", operands, causal, scale, is_training=True)
     return out[0], lse[0]
@@ -126,14 +127,14 @@ def cudnn_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool, s
 def cudnn_backward(
     q_NTH, k_KSH, v_KSH, num_queries, num_keys, out_NTH, lse_NT, dout_NTH, *, causal: bool, scale: float
 ):
-    """Bind the backward of cuDNN's attention; returns dq_NTH, dk_KSH, dv_KSH in the dtype of q."""
+    """Binds the backward of cuDNN's attention; returns dq_NTH, dk_KSH, dv_KSH in the dtype of q."""
     operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
     results = (lse_NT[None], out_NTH[None], dout_NTH[None])
     return tuple(grad[0] for grad in _cudnn_bind("bwd", (*operands, *results), causal, scale)[:3])
 
 
 def scatters_sums(platform: str) -> bool:
-    """Return whether the compiler takes a reduce-scatter of a stage's stacked gradients.
+    """Returns whether the compiler takes a reduce-scatter of a stage's stacked gradients.
 
     XLA:TPU (libtpu 0.0.50) fails on large ones ("No feasible span count for single input all reduce scatter fusion").
     """
@@ -141,14 +142,14 @@ def scatters_sums(platform: str) -> bool:
 
 
 def _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys) -> tuple:
-    """Add the batch dim, the two lengths, and an empty array for each of bias, offsets and page tables."""
+    """Adds the batch dim, the two lengths, and an empty array for each of bias, offsets and page tables."""
     none = jnp.zeros((0,), q_NTH.dtype)
     lengths = [jnp.asarray(count, jnp.int32).reshape(1) for count in (num_queries, num_keys)]
     return (q_NTH[None], k_KSH[None], v_KSH[None], none, *lengths, none, none, none, none)
 
 
 def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **settings):
-    """Bind cuDNN's call: the public function takes no LSE in its backward, and asks for a GPU at hand."""
+    """Binds cuDNN's call: the public function takes no LSE in its backward, and asks for a GPU at hand."""
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
@@ -170,7 +171,7 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
 
 @functools.cache
 def _cudnn_primitive(way: str) -> jax.extend.core.Primitive:
-    """Make a primitive with jax's types and lowering of cuDNN's call.
+    """Makes a primitive with jax's types and lowering of cuDNN's call.
 
     A program with jax's own primitive must have all of its arrays on one mesh. State and batch of a training step are
     on other axes than the step's shard_map, within which this call has no mesh at all.
@@ -188,7 +189,7 @@ def _cudnn_primitive(way: str) -> jax.extend.core.Primitive:
 
 
 def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, list[int] | None]:
-    """Return coordinator, number of processes, process id and local device ids as jax detects them; None for unknown.
+    """Returns coordinator, number of processes, process id and local device ids as jax detects them; None for unknown.
 
     Args:
         timeout_s: seconds to wait for the coordinator's name to be known.
@@ -201,7 +202,7 @@ def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, 
 
 
 def start_distributed(place: Place, *, timeout_s: int, heartbeat_s: int) -> None:
-    """Join the processes; those with CPU devices exchange by gloo."""
+    """Joins the processes; those with CPU devices exchange by gloo."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         coordinator_address=place.coordinator,
@@ -215,37 +216,37 @@ def start_distributed(place: Place, *, timeout_s: int, heartbeat_s: int) -> None
 
 
 def distributed_place() -> tuple[int, int]:
-    """Return process id and number of processes without making devices, which `jax.process_index` would."""
+    """Returns process id and number of processes without making devices, which `jax.process_index` would."""
     from jax._src.distributed import global_state
 
     return (0, 1) if global_state.client is None else (global_state.process_id, global_state.num_processes)
 
 
 def distributed_client():
-    """Return the client of the coordination service: its key-value store and barriers; None before `start`."""
+    """Returns the client of the coordination service: its key-value store and barriers; None before `start`."""
     from jax._src.distributed import global_state
 
     return global_state.client
 
 
 def outside_meshes() -> contextlib.AbstractContextManager:
-    """Return a context in which a program is traced as if no `jax.set_mesh` were in force."""
+    """Returns a context in which a program is traced as if no `jax.set_mesh` were in force."""
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
 def mesh_in_force() -> jax.sharding.AbstractMesh | None:
-    """Return the mesh of `jax.set_mesh`, None where there is none."""
+    """Returns the mesh of `jax.set_mesh`, None if no mesh is set."""
     mesh = jax.sharding.get_abstract_mesh()
     return None if mesh.empty else mesh
 
 
 def has_explicit_sharding(x: jax.Array) -> bool:
-    """Return whether the type of an array says over which axes of a mesh it is spread."""
+    """Returns whether the type of an array says over which mesh axes the array is sharded."""
     return any(axes is not None for axes in jax.typeof(x).sharding.spec)
 
 
 def without_explicit_sharding(x: jax.Array) -> jax.Array:
-    """Return an array where it lies, its type saying nothing of it."""
+    """Returns an array in its place, with a type that does not say how the array is sharded."""
     if not isinstance(x, jax.Array) or not has_explicit_sharding(x):
         return x
     mesh, spec = x.sharding.mesh, x.sharding.spec

@@ -53,8 +53,10 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
             f"{', '.join(_NAMES)} must be set together, got {', '.join(given)} without {', '.join(missing)}; "
             "set all three, or none for one process"
         )
+    if count < 1:
+        raise ValueError(f"SPPO_NUM_PROCESSES must be at least 1, got {count}; set the number of processes")
     process_id = _whole(given, "SPPO_PROCESS_ID", given)
-    if count < 1 or process_id >= count:
+    if process_id >= count:
         raise ValueError(
             f"SPPO_PROCESS_ID must be from 0 to SPPO_NUM_PROCESSES - 1 = {count - 1}, got {process_id}; "
             "number the processes from 0"

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """Resolve the name of a compute dtype.
+    """Resolves the name of a compute dtype.
 
     Args:
         name: "float32", "bfloat16", "float64", or "auto": bfloat16 on accelerators, float32 on a CPU.
@@ -19,5 +19,5 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 
 def accumulator(dtype) -> jnp.dtype:
-    """Return the dtype of sums, statistics and parameters: float64 for float64, float32 for anything narrower."""
+    """Returns the dtype of sums, statistics and parameters: float64 for float64, float32 for anything narrower."""
     return jnp.dtype(jnp.float64 if jnp.dtype(dtype) == jnp.float64 else jnp.float32)

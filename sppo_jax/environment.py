@@ -250,6 +250,6 @@ def _running_platform() -> str | None:
 
 def _warn_late(problem: str, setting: str) -> None:
     warnings.warn(
-        f"{problem}: set {setting} in the environment before jax starts",
+        f"{problem}; set {setting} in the environment before jax starts",
         stacklevel=4,  # the line that calls value_and_grad
     )

@@ -25,13 +25,13 @@ class Reached(Exception):
 
 
 def write_place(place):
-    """Write a config and its tokens; both count up, so that every document is known."""
+    """Writes a config and its tokens; both count up, so that every document is known."""
     (place / "c.yaml").write_text(yaml.safe_dump(SETTINGS))
     np.save(place / "tokens.npy", (np.arange(1000) % 23).astype(np.uint16))
 
 
 def snapshot(place):
-    """Return every path under a directory with what it holds: a link's target, a file's hash."""
+    """Returns every path under a directory with what it holds: a link's target, a file's hash."""
     found = {}
     for path in sorted(place.rglob("*")):
         if path.is_symlink():
@@ -44,7 +44,7 @@ def snapshot(place):
 
 
 def run(words, capfd):
-    """Run a command; return its exit code, what it printed, its warnings and its other lines on standard error."""
+    """Runs a command; returns its exit code, its output, its warnings and its other lines on standard error."""
     capfd.readouterr()
     code = main(words if isinstance(words, list) else words.split())
     captured = capfd.readouterr()
@@ -54,7 +54,7 @@ def run(words, capfd):
 
 
 def check_refused(words, expected, place, capfd):
-    """Check that a command ends with exit code 2 and one line that says what is expected, and changes nothing."""
+    """Checks that a command ends with exit code 2 and one line that says what is expected, and changes nothing."""
     before = snapshot(place)
     code, _, _, lines = run(words, capfd)
     assert (code, len(lines)) == (2, 1), (code, lines)
@@ -66,18 +66,18 @@ def check_refused(words, expected, place, capfd):
 
 
 def text(name, content):
-    """Return what writes a file, of text or of bytes."""
+    """Returns a function that writes a file, of text or of bytes."""
     content = content.encode() if isinstance(content, str) else content
     return lambda: Path(name).write_bytes(content)
 
 
 def array(name, *values, **kind):
-    """Return what writes an array of numbers."""
+    """Returns a function that writes an array of numbers."""
     return lambda: np.save(name, np.array(*values, **kind))
 
 
 def parquet(name, **columns):
-    """Return what writes a table."""
+    """Returns a function that writes a table."""
 
     def write():
         import pyarrow
@@ -89,7 +89,7 @@ def parquet(name, **columns):
 
 
 def cut(name, num_bytes):
-    """Return what takes bytes from a file's end."""
+    """Returns a function that takes bytes from a file's end."""
 
     def write():
         path = Path(name)
@@ -99,28 +99,28 @@ def cut(name, num_bytes):
 
 
 def torn_gzip(name):
-    """Return what writes a compressed file without its end."""
+    """Returns a function that writes a compressed file without its end."""
     content = gzip.compress(json.dumps({"text": "a" * 50}).encode() + b"\n")
     return text(name, content[:-9])
 
 
 def both(*steps):
-    """Return what takes several steps."""
+    """Returns a function that takes several steps."""
     return lambda: [step() for step in steps]
 
 
 def link(target, name):
-    """Return what makes a symbolic link."""
+    """Returns a function that makes a symbolic link."""
     return lambda: os.symlink(target, name)
 
 
 def folder(name):
-    """Return what makes a directory."""
+    """Returns a function that makes a directory."""
     return lambda: Path(name).mkdir(parents=True)
 
 
 def copy(source, target):
-    """Return what copies a file or a directory."""
+    """Returns a function that copies a file or a directory."""
 
     def write():
         (shutil.copytree if Path(source).is_dir() else shutil.copyfile)(source, target)
@@ -129,7 +129,7 @@ def copy(source, target):
 
 
 def edit_json(name, **changes):
-    """Return what changes keys of a JSON object; None removes one."""
+    """Returns a function that changes keys of a JSON object; None removes one."""
 
     def write():
         values = json.loads(Path(name).read_text()) | changes

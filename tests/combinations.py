@@ -48,7 +48,7 @@ class Draws:
         return options[int(self._random.random() * len(options))]
 
     def number(self, low: int, high: int) -> int:
-        """Draw one of low, ..., high."""
+        """Draws one of low, ..., high."""
         return low + int(self._random.random() * (high - low + 1))
 
     def chance(self, share: float) -> bool:
@@ -56,7 +56,7 @@ class Draws:
 
 
 def draw(seed: int) -> Case:
-    """Draw a program that the planner takes.
+    """Draws a program that the planner takes.
 
     Args:
         seed: the same seed gives the same program.
@@ -93,7 +93,7 @@ def draw(seed: int) -> Case:
 
 
 def _draw_schedule(draws: Draws, pipe: int, seq: int, interleave: int) -> tuple[dict, str | None]:
-    """Draw schedule, sequences and chunks that fit together, and the table as a file's text, one time in four."""
+    """Draws schedule, sequences and chunks that fit together, and the table as a file's text, one time in four."""
     name = draws.pick(("gpipe", "1f1b", "sppo", "seq1f1b"))
     count = 1 if name == "1f1b" else draws.number(1, 5)
     sequences = draws.number(1, 4)
@@ -112,7 +112,7 @@ def _draw_schedule(draws: Draws, pipe: int, seq: int, interleave: int) -> tuple[
 
 
 def _reordered(draws: Draws, table: Table) -> Table:
-    """Move a backward tick behind the forward tick (and its head) after it, where that is a legal table too."""
+    """Moves a backward tick behind the forward tick (and its head) after it, where that is a legal table too."""
     ticks = list(table.ticks)
     turns = [i for i in range(len(ticks) - 1) if ticks[i].kind == "B" and ticks[i + 1].kind == "F"]
     if not turns:
@@ -145,7 +145,7 @@ def _draw_model(draws: Draws, layers: int, ulysses: int, kernel: str) -> dict:
 
 
 def features(case: Case) -> frozenset[str]:
-    """Name the features of a program; a share for the host counts only where the schedule lets it leave."""
+    """Names the features of a program; a share for the host counts only where the schedule lets it leave."""
     plan, model = case.make_plan(), case.model
     shares, rest = host_kinds(plan)
     found = {
@@ -168,11 +168,11 @@ def features(case: Case) -> frozenset[str]:
 
 
 def possible_pairs(names) -> set[tuple[str, str]]:
-    """Return the pairs of features that can stand in one program."""
+    """Returns the pairs of features that can stand in one program."""
     excluded = {pair for line in EXCLUSIVE for pair in combinations(sorted(line), 2)}
     return set(combinations(sorted(names), 2)) - excluded
 
 
 def pairs(case: Case) -> set[tuple[str, str]]:
-    """Return the pairs of features of a program."""
+    """Returns the pairs of features of a program."""
     return set(combinations(sorted(features(case)), 2))

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 from sppo_jax.commands.command import simulate_devices
 
@@ -12,16 +13,20 @@ simulate_devices(8)
 os.environ.setdefault("PJRT_NPROC", "64")
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 
+# An example has no time limit, because a loaded machine exceeds any limit.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_home(tmp_path_factory):
-    """Keep what tests tokenize out of the user's cache."""
+    """Keeps what tests tokenize out of the user's cache."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
 def x64():
-    """Enable float64 for the length of one test."""
+    """Enables float64 for the length of one test."""
     import jax
 
     jax.config.update("jax_enable_x64", True)

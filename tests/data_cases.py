@@ -11,7 +11,7 @@ PACKS = st.sampled_from(["whole", "stream", "none"])
 
 
 def make_corpus(sizes, num_parts=1, first=0) -> Corpus:
-    """Make documents of some sizes, counting upwards from `first`, spread over several arrays."""
+    """Makes documents of some sizes, counting upwards from `first`, spread over several arrays."""
     ends = np.cumsum(np.array(sizes, np.int64))
     tokens = first + np.arange(ends[-1], dtype=np.int32)
     cuts = sorted({int(ends[len(sizes) * part // num_parts - 1]) for part in range(1, num_parts)} - {int(ends[-1])})
@@ -21,18 +21,18 @@ def make_corpus(sizes, num_parts=1, first=0) -> Corpus:
 
 
 def stack(rows) -> dict[str, np.ndarray]:
-    """Make a batch of sequences."""
+    """Makes a batch of sequences."""
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def real_tokens(rows) -> list[int]:
-    """Return what sequences hold, without padding, sorted."""
+    """Returns what sequences hold, without padding, sorted."""
     batch = stack(rows)
     return sorted(batch["tokens"][batch["document_ids"] >= 0].tolist())
 
 
 def write_tokenizer(path):
-    """Write a tokenizer of six words that begins texts with <s>, and would truncate and pad them."""
+    """Writes a tokenizer of six words that begins texts with <s>, and would truncate and pad them."""
     tokenizers = pytest.importorskip("tokenizers")
     words = ["<s>", "</s>", "<unk>", "the", "cat", "dog"]
     model = tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")

@@ -32,14 +32,14 @@ def free_port() -> int:
 
 
 def environment(**changes: object) -> dict[str, str]:
-    """Return this process's environment without what would place it in a cluster."""
+    """Returns this process's environment without what would place it in a cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_QUIET)}
     paths = f"{REPO}{os.pathsep}{REPO / 'tests'}"
     return kept | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"} | {k: str(v) for k, v in changes.items()}
 
 
 def start_processes(code: str, num_processes: int, *words: object, **environ: object) -> list[subprocess.Popen]:
-    """Start processes that run `code` behind HEAD, each knowing its place."""
+    """Starts processes that run `code` behind HEAD, each knowing its place."""
     place = {"SPPO_COORDINATOR": f"127.0.0.1:{free_port()}", "SPPO_NUM_PROCESSES": num_processes}
     command = [sys.executable, "-c", HEAD + textwrap.dedent(code), *map(str, words)]
     return [
@@ -56,7 +56,7 @@ def start_processes(code: str, num_processes: int, *words: object, **environ: ob
 
 
 def finish(processes: list[subprocess.Popen], timeout_s: float = 120) -> list[tuple[int, str, str]]:
-    """Return exit code, output and errors of each; none is left behind."""
+    """Returns exit code, output and errors of each; none is left behind."""
     try:
         results = []
         for process in processes:

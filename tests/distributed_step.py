@@ -23,7 +23,7 @@ MESHES = [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 4, 1), (1, 2, 2), (1, 1, 4)]
 
 
 def make_step(name):
-    """Return plan, model, parameters and batch of a case: the same wherever they are made."""
+    """Returns plan, model, parameters and batch of a case: the same wherever they are made."""
     plan = small_plan(**STEPS[name])
     model = small_model(vocab_size=20, dtype="float32")
     rows = plan.mesh.data * plan.sequences_per_pipeline
@@ -32,7 +32,7 @@ def make_step(name):
 
 
 def run_step(name):
-    """Return loss and gradients, whole, on a mesh of the devices of all processes."""
+    """Returns loss and gradients, whole, on a mesh of the devices of all processes."""
     plan, model, params, batch = make_step(name)
     mesh = make_mesh(plan)
     shardings = param_shardings(plan, params, mesh)
@@ -48,7 +48,7 @@ def run_step(name):
 
 
 def check_rows():
-    """Check, on many meshes, that the rows a process reads are those it holds and that they make the whole batch."""
+    """Checks, on many meshes, that the rows a process reads are those it holds and that they make the whole batch."""
     length = 16
     for shape in MESHES:
         for num_sequences in (4, 12):

@@ -22,7 +22,7 @@ TINY = dict(vocab_size=53, hidden_size=24, num_layers=4, num_heads=4, num_kv_hea
 
 
 def small_model(seed=0, dtype="float64", layer=None, **changes) -> Decoder:
-    """Make a small decoder with every parameter random (norm scales and biases too)."""
+    """Makes a small decoder with every parameter random (norm scales and biases too)."""
     config = ModelConfig(**{**TINY, "compute_dtype": dtype, "init_scale": 0.3, **changes})
 
     def make():
@@ -59,7 +59,7 @@ def small_plan(
     ring_pass="auto",
     kernel="blockwise",
 ) -> Plan:
-    """Make a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
+    """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
     ulysses = ulysses or {"ulysses": seq, "ring": 1}[kind]
     table = from_csv(csv) if csv else make_table(schedule, pipe, sequences, tuple(chunks), interleave)
@@ -90,7 +90,7 @@ def small_plan(
 
 
 def random_batch(rng, num_sequences, length, vocab_size, *, documents=4, padding=0, holes=0) -> dict:
-    """Draw packed documents of any length; the last token of each has no target, nor has padding.
+    """Draws packed documents of any length; the last token of each has no target, nor has padding.
 
     Args:
         rng: numpy's generator.
@@ -122,7 +122,7 @@ def random_batch(rng, num_sequences, length, vocab_size, *, documents=4, padding
 
 
 def relative_errors(got, want) -> dict[str, float]:
-    """Return each leaf's largest difference over its largest value."""
+    """Returns each leaf's largest difference over its largest value."""
     got, want = (jax.tree_util.tree_flatten_with_path(x)[0] for x in (got, want))
     assert [p for p, _ in got] == [p for p, _ in want]
     return {
@@ -135,7 +135,7 @@ def relative_errors(got, want) -> dict[str, float]:
 
 @lru_cache(maxsize=1)
 def quick_options() -> dict:
-    """Return what makes compiling quicker: small programs run a few times only, and compiling them takes longest."""
+    """Returns compiler options that make compiling quicker, because small programs spend most time in compiling."""
     options = {}
     for name, value in (("xla_cpu_use_fusion_emitters", False), ("xla_backend_optimization_level", 0)):
         try:
@@ -147,18 +147,18 @@ def quick_options() -> dict:
 
 
 def quick_jit(f):
-    """Return `f` jitted so that it compiles soon and runs slowly."""
+    """Returns `f` jitted so that it compiles soon and runs slowly."""
     return jax.jit(f, compiler_options=quick_options())
 
 
 def dense_step(model):
-    """Return the dense model's jitted `f(params, batch) -> (loss, grads)`."""
+    """Returns the dense model's jitted `f(params, batch) -> (loss, grads)`."""
     dense = quick_jit(dense_value_and_grad(model))
     return lambda params, batch: dense(params, {key: jnp.asarray(value) for key, value in batch.items()})
 
 
 def assert_exact(plan, model, batch, *, tolerance=1e-9, step=None, dense=None):
-    """Compare loss and every gradient of the pipeline with the dense model's.
+    """Compares loss and every gradient of the pipeline with the dense model's.
 
     Args:
         plan, model, batch: what to run on what.

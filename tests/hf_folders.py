@@ -13,7 +13,7 @@ SMALL = dict(vocab_size=260, hidden_size=16, num_layers=2, num_heads=4, num_kv_h
 
 
 def write_folder(folder, dtype="float32", **changes):
-    """Write a model's folder.
+    """Writes a model's folder.
 
     Args:
         folder: to make.
@@ -35,7 +35,7 @@ def write_folder(folder, dtype="float32", **changes):
 
 
 def write_tokenizer(path, num_tokens):
-    """Write a tokenizer of single characters and unused tokens."""
+    """Writes a tokenizer of single characters and unused tokens."""
     characters = [chr(code) for code in range(32, 127)] + ["\n", "\t"]
     vocab = {token: number for number, token in enumerate(characters)}
     vocab |= {f"<unused{number}>": number for number in range(len(vocab), num_tokens)}

@@ -42,7 +42,7 @@ MODELS = {
 
 
 def make_model(name, **changes):
-    """Make a model, every parameter random, in torch's default dtype."""
+    """Makes a model, every parameter random, in torch's default dtype."""
     kind, fields = MODELS[name]
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(kind(**{**SIZES, **fields, **changes})).eval()
@@ -64,7 +64,7 @@ class _DoubleTorch(types.ModuleType):
 
 @contextmanager
 def float64_transformers():
-    """Make transformers compute in float64 where its code says float32: norms, angles and softmax."""
+    """Makes transformers compute in float64 where its code says float32: norms, angles and softmax."""
     double = _DoubleTorch("torch")
     with pytest.MonkeyPatch.context() as patch:
         for module in (modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3):

@@ -26,7 +26,7 @@ class Instruction(NamedTuple):
 
 
 def read_computations(text: str) -> dict[str, list[Instruction]]:
-    """Read the computations of a scheduled module, their instructions in the schedule's order."""
+    """Reads the computations of a scheduled module, their instructions in the schedule's order."""
     computations: dict[str, list[Instruction]] = {}
     current = None
     for line in text.splitlines():
@@ -43,7 +43,7 @@ def read_computations(text: str) -> dict[str, list[Instruction]]:
 
 
 def overtaking(text: str) -> list[tuple[str, str]]:
-    """List the pairs (loop, what communicates next and needs nothing of the loop) of a compiled module's text."""
+    """Lists the pairs (loop, what communicates next and needs nothing of the loop) of a compiled module's text."""
     computations, known = read_computations(text), {}
 
     def communicates(instruction):

@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 
 def walk(jaxpr, inside=(), times=1) -> Iterator[Found]:
-    """Yield all equations of a jaxpr and of those within it."""
+    """Yields all equations of a jaxpr and of those within it."""
     for eqn in jaxpr.eqns:
         yield Found(eqn, inside, times)
         name = eqn.primitive.name
@@ -41,5 +41,5 @@ def walk(jaxpr, inside=(), times=1) -> Iterator[Found]:
 
 
 def is_host(atom) -> bool:
-    """Say whether a variable of a jaxpr is typed as lying in host memory."""
+    """Returns whether a variable of a jaxpr is typed as lying in host memory."""
     return "<host>" in str(atom.aval)

@@ -51,13 +51,13 @@ class Case:
 
 
 def host_kinds(plan) -> tuple[bool, bool]:
-    """Return whether shares of tokens wait on the host, and whether the rest of a layer does."""
+    """Returns whether shares of tokens wait on the host, and whether the rest of a layer does."""
     shares = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention)
     return shares, plan.stash.rest == "host" and max(plan.table().group_gaps) >= MIN_HOST_GAP
 
 
 def batches(rng, plan, vocab_size, count):
-    """Draw batches; of several, one has holes, and one a padding so long that whole chunks have no token."""
+    """Draws batches; of several, one has holes, and one has so much padding that whole chunks have no token."""
     length, rows = plan.sequence_length, plan.mesh.data * plan.sequences_per_pipeline
     for index in range(count):
         documents = int(rng.integers(1, min(7, length)))
@@ -68,7 +68,7 @@ def batches(rng, plan, vocab_size, count):
 
 
 def compiled_step(case, plan, model, batch):
-    """Compile the pipeline step with the blocks of the case; refuse a program whose collectives have no order."""
+    """Compiles the pipeline step with the blocks of the case; refuses a program whose collectives have no order."""
     jit = jax.jit if case.optimised else quick_jit
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the plan's kernel is cudnn")
@@ -81,7 +81,7 @@ def compiled_step(case, plan, model, batch):
 
 
 def compare(case, seed, count):
-    """Compare one program with the dense model on several batches; the dense one has its blocks whole."""
+    """Compares one program with the dense model on several batches; the dense one has its blocks whole."""
     plan, model = case.make_plan(), case.make_model()
     assert Step(plan, model, None, train=True).uses_host == any(host_kinds(plan))
     drawn = list(batches(np.random.default_rng(seed), plan, model.config.vocab_size, count))
@@ -99,7 +99,7 @@ def compare(case, seed, count):
 
 
 def assert_exact_but_for_kv(params, batch, step, dense, tolerance):
-    """Compare the loss, and the gradients that do not depend on dK and dV: the head's and part of the last layer's.
+    """Compares the loss, and the gradients that do not depend on dK and dV: the head's and part of the last layer's.
 
     A tied embedding is left out: its gradient depends on dK and dV through the first layer.
     """
@@ -115,7 +115,7 @@ def assert_exact_but_for_kv(params, batch, step, dense, tolerance):
 
 
 def distances(got, want) -> dict[str, float]:
-    """Return each leaf's distance over the length of `want`, and that of all leaves as one vector under "all"."""
+    """Returns each leaf's distance over the length of `want`, and the distance of all leaves together under "all"."""
     got, want = (jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (got, want))
     squares = {
         jax.tree_util.keystr(path): (np.square(np.float64(a) - np.float64(b)).sum(), np.square(np.float64(b)).sum())
@@ -126,7 +126,7 @@ def distances(got, want) -> dict[str, float]:
 
 
 def assert_as_exact_as_dense(params, batch, step, dense, exact):
-    """Compare a bfloat16 step with the dense step in bfloat16 and in float32: loss and every gradient.
+    """Compares a bfloat16 step with the dense step in bfloat16 and in float32: loss and every gradient.
 
     bfloat16 has 8 bits of mantissa, so a rounding changes a value by up to 2^-8 and by 2^-10 in the root mean square.
     A layer rounds about 30 times, forward and backward, so the gradients of L layers are off by about sqrt(30 L) 2^-10,

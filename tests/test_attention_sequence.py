@@ -25,7 +25,7 @@ def small_blocks(monkeypatch):
 
 
 def by_chunks(split, lengths, heads, kv_heads):
-    """Return out, dq, dk, dv of striped q, k, v, dout: chunks forward, then backward, each padded to the longest."""
+    """Returns out, dq, dk, dv of striped q, k, v, dout: chunks forward, then backward, each padded to the longest."""
     seq, total, longest = split.ulysses * split.ring, sum(lengths), max(lengths)
     size, starts = longest // seq, np.cumsum([0, *lengths[:-1]])
 

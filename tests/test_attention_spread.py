@@ -72,7 +72,7 @@ def test_a_shard_map_of_ones_own_takes_both_axes(x64):
 
 def test_outside_of_a_shard_map_the_axes_are_missed():
     qkv, tags = make_inputs()
-    with pytest.raises(ValueError, match="inside shard_map .* got none called ring; add it with size 1"):
+    with pytest.raises(ValueError, match="inside shard_map .* got no axis ring; add the axis with size 1"):
         spread_attention(*qkv, *tags)
 
 
@@ -109,5 +109,5 @@ def test_a_batch_of_the_wrong_shape_is_refused(name, shapes, words):
 
 def test_ulysses_needs_heads_for_every_member():
     qkv, tags = make_inputs(heads=(3, 3, 3))
-    with pytest.raises(ValueError, match="heads must divide by ulysses = 2, got 3; use a ring"):
+    with pytest.raises(ValueError, match="heads must be a multiple of ulysses = 2, got 3; use a ring"):
         make_attention(make_mesh(seq=2), kind="ulysses")(*qkv, *tags)

@@ -39,7 +39,7 @@ SETTINGS = [
     (".steps=3", "an override must read group.key=value"),
     ("=3", "an override must read group.key=value"),
     ("train.steps", "an override must read group.key=value, got 'train.steps'; write e.g. train.steps=10"),
-    ("train.steps=nan", "train.steps must be a whole number, got 'nan'"),
+    ("train.steps=nan", "train.steps must be a whole number, got 'nan'; correct the value"),
     ("train.steps=.inf", "train.steps must be a whole number, got inf"),
     ("train.steps=", "train.steps must be a whole number, got None"),
     ("train.steps=-5", "train.steps must be at least 1, got -5; raise it"),
@@ -64,14 +64,14 @@ SETTINGS = [
     ("sequence.chunks=[]", "sequence.chunks must be auto, a count or lengths of at least 1, got []; change it"),
     ("sequence.chunks=[32,31]", "sequence.chunks must add up to sequence.length = 64, got 63; change a chunk"),
     ("sequence.per_step=3 sequence.per_pipeline=2", "sequence.per_step must be a multiple of"),
-    ("sequence.ulysses=3", "got sequence.ulysses=3: use sequence.ulysses=0"),
+    ("sequence.ulysses=3", "got sequence.ulysses=3; use sequence.ulysses=0"),
     ("mesh=3", "mesh must be a group of settings, got 3"),
     ("mesh.pipe=2", "train.devices must be a multiple of mesh.pipe = 2, got cpu:1; write cpu:2 or change the mesh"),
-    ("mesh.pipe=16 train.devices=auto", "use at most 2 stages"),
-    ("mesh.pipe=2 mesh.seq=8 train.devices=cpu:16", "must not exceed the devices, got 8"),
+    ("mesh.pipe=16 train.devices=auto", "use at most 2 virtual stages"),
+    ("mesh.pipe=2 mesh.seq=8 train.devices=cpu:16", "must not exceed the number of devices, got 8"),
     ("train.devices=cpu:0", "train.devices must be auto or cpu:N, got cpu:0"),
     ("train.devices=gpu", "train.devices must be auto or cpu:N, got gpu"),
-    ("train.devices=4", "train.devices must be text, got 4; put quotes around it"),
+    ("train.devices=4", "train.devices must be text, got 4; put quotes around the value"),
     ("train.devices=cpu:1000000", "train.devices must be at most cpu:1024"),
     ("checkpoint.keep_last=0", "checkpoint.keep_last must be at least 1"),
     ("checkpoint.every_s=-1", "checkpoint.every_s must be at least 0"),
@@ -81,8 +81,8 @@ SETTINGS = [
     ("metrics.peak_flops=0", "metrics.peak_flops must be at least 1"),
     ("metrics.wandb=a/b", "metrics.wandb must be a project's name"),
     ("metrics.tensorboard=perhaps", "metrics.tensorboard must be true | false, got 'perhaps'"),
-    ("hardware.cluster=nope:1x1", "the devices are cpu, a100-40g"),
-    ("hardware.cluster=h100:0x8", "every size at least 1; got 'h100:0x8'"),
+    ("hardware.cluster=nope:1x1", "name one of the devices cpu, a100-40g"),
+    ("hardware.cluster=h100:0x8", "with every size at least 1, got 'h100:0x8'"),
     ("hardware.cluster=h100:100000000x8", "a cluster must have at most 1,048,576 devices"),
     ("hardware.measured=absent.json", "a file of measured figures must be what sppo profile wrote"),
     ("hardware.measured=c.yaml", "which is not JSON"),
@@ -99,7 +99,7 @@ SETTINGS = [
     ("model.num_layers=1000000", "model.num_layers must be at most 10000"),
     ("model.head_dim=7", "model.head_dim must be even"),
     ("model.kernel=cudnn", "use model.kernel=blockwise"),
-    ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1 or use float32"),
+    ("model.compute_dtype=float64", "set JAX_ENABLE_X64=1, or use float32"),
     ("model.sliding_window=3", "set 0 to train with full attention"),
     ("model.rope.scaling=yarn", "set the length, e.g. to 8192"),
 ]
@@ -158,7 +158,7 @@ COMMANDS = {
     "an empty run dir": (["train", "c.yaml", "--run-dir", ""], "a path must be given, got ''", None),
     "a run dir too long": (f"train c.yaml --run-dir {'a' * 300}", "File name too long", None),
     "no such plan": (f"{TRAIN} --plan absent.json", "--plan must be a readable plan.json, got absent.json", None),
-    "a plan that is none": (f"{TRAIN} --plan c.yaml", "--plan c.yaml: a plan is JSON text", None),
+    "a plan that is none": (f"{TRAIN} --plan c.yaml", "--plan c.yaml: plan.json must hold JSON text", None),
     "a plan of no keys": (f"{TRAIN} --plan p.json", "--plan p.json: ", text("p.json", "{}")),
     "a page in no directory": ("plan c.yaml --html a/b.html", "there is no directory a", None),
     "a page that is a directory": ("plan c.yaml --html .", "it is a directory", None),
@@ -189,9 +189,17 @@ COMMANDS = {
     "a report of nothing": ("report absent", "RUN_DIR must be a run directory, got absent (nothing there)", None),
     "a report of a file": ("report c.yaml", "RUN_DIR must be a run directory, got c.yaml (a file)", None),
     "a report of no run": ("report .", "a run directory must hold config.yaml", None),
-    "an evaluation of nothing": ("eval absent", "a checkpoint or a run directory with one was expected", None),
-    "an evaluation of a file": ("eval c.yaml", "a checkpoint or a run directory with one was expected", None),
-    "an evaluation of no run": ("eval .", "a checkpoint or a run directory with one was expected", None),
+    "an evaluation of nothing": (
+        "eval absent",
+        "the path must be a checkpoint or a run directory with a checkpoint",
+        None,
+    ),
+    "an evaluation of a file": (
+        "eval c.yaml",
+        "the path must be a checkpoint or a run directory with a checkpoint",
+        None,
+    ),
+    "an evaluation of no run": ("eval .", "the path must be a checkpoint or a run directory with a checkpoint", None),
     "no way to convert": ("convert", "sppo convert: the following arguments are required: from-hf|to-hf", None),
     "an unknown way to convert": ("convert to-gguf a b", "invalid choice: 'to-gguf'", None),
 }
@@ -270,7 +278,10 @@ ENVIRONMENTS = [
     ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "two", "SPPO_PROCESS_ID": "0"}, "must be a whole number"),
     ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "2"}, "number the processes from 0"),
     ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "-1"}, "must be a whole number"),
-    ({"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "0", "SPPO_PROCESS_ID": "0"}, "SPPO_"),
+    (
+        {"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "0", "SPPO_PROCESS_ID": "0"},
+        "SPPO_NUM_PROCESSES must be at least 1",
+    ),
     ({"SPPO_COORDINATOR": "a", "SPPO_NUM_PROCESSES": "1", "SPPO_PROCESS_ID": "1"}, "number the processes from 0"),
     (
         {"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1"},
@@ -327,13 +338,13 @@ def test_a_jaxlib_that_loses_gradients(place, capfd, monkeypatch):
     old = functools.partial(check_offload, "gpu", version=(0, 11, 0))
     monkeypatch.setattr("sppo_jax.pipeline.api.check_offload", lambda _, uses_host: old(uses_host))
     words = f"{TRAIN} stash.inputs=host stash.attention=host"
-    check_refused(words, "offload on a GPU needs jaxlib >= 0.11.1", place, capfd)
+    check_refused(words, "offload on a GPU must have jaxlib >= 0.11.1", place, capfd)
 
 
 def test_a_disk_without_room(place, capfd, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("sppo_jax.train.setup.shutil.disk_usage", lambda path: usage)
-    check_refused(TRAIN, "the disk must have room for a checkpoint and the next", place, capfd)
+    check_refused(TRAIN, "the disk must have space for two checkpoints", place, capfd)
 
 
 def test_a_machine_without_memory(place, capfd, monkeypatch):

@@ -41,7 +41,7 @@ def place(trained, tmp_path, monkeypatch):
 
 
 def tear(step):
-    """Return what empties the arrays' files of a checkpoint."""
+    """Returns a function that empties the array files of a checkpoint."""
 
     def write():
         for path in Path(f"run/checkpoints/{step}/state").rglob("*"):
@@ -59,17 +59,25 @@ REFUSED = {
     "a run dir that is a file": ("train c.yaml --run-dir c.yaml", "got the file c.yaml; choose another", None),
     "a run dir under a file": ("train c.yaml --run-dir c.yaml/x", "must be writable, got c.yaml/x", None),
     "a run dir that cannot be made": ("train c.yaml --run-dir /proc/x", "must be writable, got /proc/x", None),
-    "another model": (f"{GO_ON} model.mlp_size=64", "model.mlp_size must stay as run was begun, 32, got 64", None),
-    "another length": (f"{GO_ON} sequence.length=32", "sequence.length must stay as run was begun", None),
-    "other data": (f"{GO_ON} data.seed=1", "data.seed must stay as run was begun", None),
+    "another model": (
+        f"{GO_ON} model.mlp_size=64",
+        "model.mlp_size must stay 32, the value in run/config.yaml, got 64",
+        None,
+    ),
+    "another length": (
+        f"{GO_ON} sequence.length=32",
+        "sequence.length must stay 64, the value in run/config.yaml",
+        None,
+    ),
+    "other data": (f"{GO_ON} data.seed=1", "data.seed must stay 0, the value in run/config.yaml", None),
     "a torn config.yaml": (GO_ON, "config.yaml", text("run/config.yaml", "model: {")),
     "a run of another kind": (GO_ON, "metrics.jsonl and no config.yaml", unlink("run/config.yaml")),
     "every checkpoint torn": (GO_ON, "must be whole, got none of 2", both(tear(1), tear(2))),
     "an evaluation of no config": ("eval run", "must hold the config", edit_json(METADATA.format(2), config=None)),
-    "an evaluation of torn JSON": ("eval run", "must say of which run", cut(METADATA.format(2), 30)),
-    "an evaluation of a torn state": ("eval run", "does not hold this model whole", tear(2)),
+    "an evaluation of torn JSON": ("eval run", "must say which run wrote", cut(METADATA.format(2), 30)),
+    "an evaluation of a torn state": ("eval run", "must hold the whole model", tear(2)),
     "an evaluation of another model": ("eval run model.mlp_size=64", "model.mlp_size must be that of", None),
-    "a report in no directory": ("report run --out a/b.html", "a report must go to a file that can be written", None),
+    "a report in no directory": ("report run --out a/b.html", "the file of a report must be writable", None),
     "no config.json": ("convert from-hf hf out", "with config.json", unlink("hf/config.json")),
     "a torn config.json": ("convert from-hf hf out", "must be JSON", text("hf/config.json", "{")),
     "another architecture": ("convert from-hf hf out", "got 'gemma'", edit_json("hf/config.json", model_type="gemma")),
@@ -81,12 +89,12 @@ REFUSED = {
     "a size of another type": ("convert from-hf hf out", "hidden_size", edit_json("hf/config.json", hidden_size="x")),
     "truncated weights": ("convert from-hf hf out", "must be whole safetensors", cut("hf/model.safetensors", 50)),
     "no weights": ("convert from-hf hf out", "must have model.safetensors", unlink("hf/model.safetensors")),
-    "a torn tokenizer": ("convert from-hf hf out", "must be a tokenizer", text("hf/tokenizer.json", "{}")),
+    "a torn tokenizer": ("convert from-hf hf out", "must be a readable tokenizer", text("hf/tokenizer.json", "{}")),
     "from nothing": ("convert from-hf absent out", "must be a local folder", None),
     "a folder that is not empty": ("convert from-hf hf run", "must be new or empty, got run", None),
     "an export of nothing": ("convert to-hf absent out", "a checkpoint or a run directory", None),
     "an export into a folder": ("convert to-hf run hf", "must be new or empty, got hf", None),
-    "an export of torn arrays": ("convert to-hf run out", "does not hold this model whole", tear(2)),
+    "an export of torn arrays": ("convert to-hf run out", "must hold the whole model", tear(2)),
     "an export like nothing": ("convert to-hf run out --like absent", "must be a local folder", None),
 }
 

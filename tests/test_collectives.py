@@ -18,7 +18,7 @@ def shift(x):
 
 
 def around(x, times=3):
-    """Send an array on, so many times, in a loop."""
+    """Sends an array on, so many times, in a loop."""
     return lax.scan(lambda x, _: (jnp.sin(shift(x)), None), x, None, length=times)[0]
 
 

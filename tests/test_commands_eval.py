@@ -75,7 +75,7 @@ def test_the_table_is_for_people(as_in_the_run, checkpoint, capsys, tmp_path, mo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["gone"], "a checkpoint or a run directory with one was expected, got gone with none"),
+        (["gone"], "must be a checkpoint or a run directory with a checkpoint, got gone;"),
         (
             ["run", "train.eval_sequence=4"],
             "train.eval_sequence is not a setting; the nearest setting is train.eval_sequences",
@@ -84,8 +84,8 @@ def test_the_table_is_for_people(as_in_the_run, checkpoint, capsys, tmp_path, mo
         (["run", "novalue"], "an override must read group.key=value"),
         (["run", "train.devices=gpu"], "train.devices must be auto or cpu:N"),
         (["run", "data.source=gone.txt"], "gone.txt"),
-        (["bare"], "a checkpoint must hold the config of its run, got one without"),
-        (["torn"], "a checkpoint must say of which run it is"),
+        (["bare"], "a checkpoint must hold the config of the run, got no config"),
+        (["torn"], "a checkpoint must say which run wrote"),
         ([], "sppo eval: the following arguments are required: RUN_OR_CHECKPOINT"),
     ],
 )
@@ -107,4 +107,4 @@ def test_nothing_held_out_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(SETTINGS, "model", {**SETTINGS["model"], "vocab_size": 257})
     checkpoint = write_checkpoint(tmp_path / "run")
     assert main(["eval", str(checkpoint)]) == 2
-    assert "needs documents that are held out, got data.validation_fraction=0.0" in capsys.readouterr().err
+    assert "must have held-out documents, got data.validation_fraction=0.0" in capsys.readouterr().err

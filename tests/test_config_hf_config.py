@@ -58,7 +58,7 @@ PUBLISHED = {
 
 
 def without_length(model):
-    """Leave out of an unscaled rotation the length: presets do not say it, and nothing reads it there."""
+    """Removes the length from an unscaled rotation: presets do not give the length, and nothing reads it."""
     rope = replace(model.rope, original_length=0) if model.rope.scaling == "none" else model.rope
     return replace(model, preset=None, rope=rope)
 
@@ -174,7 +174,7 @@ def test_folders_without_a_readable_config_are_refused(tmp_path):
 ANYTHING = st.sampled_from([None, 0, -1, 3, 2.5, 1e300, "4", "yarn", [], ["x"], {}, {"type": "yarn"}, True])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     name=st.sampled_from([*PUBLISHED["qwen2.5-0.5b"], "rope_scaling", "layer_types"]), value=ANYTHING, inner=ANYTHING
 )

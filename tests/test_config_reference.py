@@ -26,7 +26,7 @@ OTHER_RANGE = re.compile(r"above 0|any number|must be 0|a divisor of|up to|0 \(n
 
 
 def numeric_keys():
-    """Yield the name, the sentence and the type, int or float, of every key that may be one number."""
+    """Yields the name, the sentence and the type, int or float, of every key that may be one number."""
     for group in GROUPS:
         hints = typing.get_type_hints(group)
         for name, text in sentences(group).items():
@@ -37,7 +37,7 @@ def numeric_keys():
 
 
 def bounds():
-    """Yield the ends of every stated range, which are allowed, and numbers beyond them, which are not."""
+    """Yields the ends of every stated range, which are allowed, and numbers beyond them, which are not."""
     for key, text, kind in numeric_keys():
         if found := RANGE.search(text):
             low, high, least = found.groups()

@@ -10,7 +10,7 @@ from sppo_jax.data.best_fit import best_fit
 
 
 def one_by_one(sizes, capacity) -> list[int]:
-    """Best-fit-decreasing as in a textbook; returns the rooms left."""
+    """Best-fit-decreasing as in a textbook; returns the space left in each bin."""
     rooms: list[int] = []
     for size in sorted(sizes, reverse=True):
         at = bisect_left(rooms, size)
@@ -20,7 +20,7 @@ def one_by_one(sizes, capacity) -> list[int]:
 
 
 @given(data=st.data(), capacity=st.integers(1, 40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_bins_are_those_of_best_fit_decreasing(data, capacity):
     sizes = np.array(data.draw(st.lists(st.integers(1, capacity), min_size=1, max_size=60)))
     items, firsts = best_fit(sizes, capacity)

@@ -25,7 +25,7 @@ def same(got, expected) -> bool:
     ahead=st.integers(0, 3),
     mixed=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_processes_in_any_sessions_read_the_same_sequences(
     sizes, length, pack, per_process, num_processes, steps, ahead, mixed
 ):

@@ -26,7 +26,7 @@ class Numbers:
 
 @given(weights=st.lists(st.floats(0.01, 5), min_size=1, max_size=5), start=st.integers(0, 3 * BLOCK))
 @example(weights=[1, 2, 0.3], start=2 * BLOCK - 20)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_source_is_read_in_order_and_in_its_share(weights, start):
     mixture = Mixture([Numbers(7, source) for source in range(len(weights))], weights)
     drawn = mixture.num_drawn(start)
@@ -42,7 +42,7 @@ def test_every_source_is_read_in_order_and_in_its_share(weights, start):
 
 
 @given(sizes=st.lists(st.integers(1, 400), min_size=1, max_size=4), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_epoch_ends_when_every_source_has_been_seen_whole(sizes, data):
     weights = [data.draw(st.floats(0.1, 3)) for _ in sizes]
     mixture = Mixture([Numbers(size) for size in sizes], weights)

@@ -9,7 +9,7 @@ from sppo_jax.data.order import key_of, mix, mix_array, permuted
 
 
 @given(size=st.integers(1, 300), key=st.integers(0, 2**64 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_index_has_a_place_of_its_own(size, key):
     assert sorted(permuted(index, size, key) for index in range(size)) == list(range(size))
 

@@ -18,7 +18,7 @@ from sppo_jax.data.packing import PackedRows
     epoch=st.integers(0, 2),
     num_parts=st.integers(1, 3),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_an_epoch_holds_every_token_once_with_its_target(sizes, length, pack, seed, epoch, num_parts):
     corpus = make_corpus(sizes, num_parts)
     packed = PackedRows(corpus, length=length, pack=pack, seed=seed)

@@ -28,7 +28,7 @@ def make_rows(task, room=0, spare=0, **changes):
     return RecallRows(task, **{**settings, **changes})
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(TASKS, st.integers(0, 40), st.integers(0, 3), st.integers(0, 2**40), st.integers(0, 9))
 def test_every_key_has_a_value_and_is_asked_for_the_given_distance_later(task, room, spare, index, seed):
     rows, pairs = make_rows(task, room, spare, seed=seed), task.pairs

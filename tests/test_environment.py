@@ -51,7 +51,7 @@ RIGHT = "True True\nTrue True\n"
 
 
 def run(code, **environ):
-    """Run code in a process of its own, without what this one has set for XLA; return its output and errors."""
+    """Runs code in a process of its own, without what this one has set for XLA; returns its output and errors."""
     own = environment(**environ)
     done = subprocess.run([sys.executable, "-c", code], env=own, cwd=REPO, capture_output=True, text=True, timeout=300)
     return done.stdout, done.stderr
@@ -263,10 +263,10 @@ def test_nothing_is_set_once_a_backend_runs(unset, monkeypatch):
 @pytest.mark.parametrize(
     "plan, limit, pool_gb, told",
     [
-        (dict(host_gb=30), "", 75, ["pins at most 64 GB: set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1040 "]),
-        (dict(host_gb=30), "500", 75, ["pins at most 500 GB: set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1040 "]),
+        (dict(host_gb=30), "", 75, ["pins at most 64 GB; set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1040 "]),
+        (dict(host_gb=30), "500", 75, ["pins at most 500 GB; set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1040 "]),
         (dict(host_gb=30), "1040", 75, []),
-        (dict(host_gb=30), "1040", 60, ["takes at most 60 GiB: set XLA_CLIENT_MEM_FRACTION=0.95 "]),
+        (dict(host_gb=30), "1040", 60, ["takes at most 60 GiB; set XLA_CLIENT_MEM_FRACTION=0.95 "]),
         (dict(host_gb=30), "1040", None, []),
         (dict(host_gb=0), "", 75, []),
     ],

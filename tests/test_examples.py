@@ -18,7 +18,7 @@ def load(name):
 
 @pytest.fixture(autouse=True)
 def as_users_have_it():
-    """Promote dtypes as jax does unless told otherwise."""
+    """Promotes dtypes as jax does by default."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 

@@ -80,7 +80,7 @@ def test_fit_refuses_a_cpu_in_one_line(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text(to_yaml(config_from_dict({**config(), "train": {"steps": 1, "devices": "cpu:8"}})))
     assert main(["fit", str(path), "--cluster", "cpu:1x8"]) == 2
-    assert "sppo fit needs a cluster of GPUs or TPUs, got cpu:1x8" in capsys.readouterr().err
+    assert "the cluster of sppo fit must have GPUs or TPUs, got cpu:1x8" in capsys.readouterr().err
     assert main(["fit", str(path), "--cluster", "abacus:1x8"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -97,7 +97,7 @@ def test_exposed_copies_are_said_aloud(tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def own_environment(monkeypatch):
-    """Give a test an environment that it may change."""
+    """Gives a test an environment that it may change."""
     for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_enable_cublaslt=false")

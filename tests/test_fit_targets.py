@@ -21,7 +21,7 @@ def test_every_gpu_of_the_planner_has_a_target():
 
 
 def test_a_cpu_has_no_compiler_of_its_own():
-    with pytest.raises(ValueError, match="sppo fit needs a cluster of GPUs or TPUs, got cpu:1x2; name another"):
+    with pytest.raises(ValueError, match="the cluster of sppo fit must have GPUs or TPUs, got cpu:1x2; name another"):
         compile_only_devices(parse_cluster("cpu:1x2"))
 
 

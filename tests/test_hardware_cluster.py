@@ -33,7 +33,7 @@ def test_devices_are_found_by_their_own_names(name, known):
 
 
 def test_an_unknown_device_names_the_known_ones():
-    with pytest.raises(ValueError, match="unknown device 'abacus': choose one of cpu, a100-40g"):
+    with pytest.raises(ValueError, match="unknown device 'abacus'; choose one of cpu, a100-40g"):
         find_device("abacus")
 
 
@@ -68,15 +68,15 @@ def test_clusters_are_read_and_written_back(text, hosts, per_host, topology):
 @pytest.mark.parametrize(
     "text, why",
     [
-        ("abacus:1x1", "the devices are cpu, a100-40g"),
-        ("h200", "every size at least 1; got 'h200'"),
+        ("abacus:1x1", "name one of the devices cpu, a100-40g"),
+        ("h200", "every size at least 1, got 'h200'"),
         ("h200:", "every size at least 1"),
-        ("h200:0x8", "every size at least 1; got 'h200:0x8'"),
+        ("h200:0x8", "every size at least 1, got 'h200:0x8'"),
         ("h200:8x0", "every size at least 1"),
         ("h200:-1x8", "every size at least 1"),
         ("h200:1.5x8", "every size at least 1"),
-        ("h200:8", "with 1 sizes: give hosts and devices"),
-        ("h200:2x2x2", "with 3 sizes: give hosts and devices"),
+        ("h200:8", "with 1 sizes; give hosts and devices"),
+        ("h200:2x2x2", "with 3 sizes; give hosts and devices"),
         ("v5p:4xx4", "every size at least 1"),
     ],
 )
@@ -153,7 +153,9 @@ def test_measured_figures_take_the_place_of_the_datasheet(tmp_path):
 
 
 def test_figures_of_another_device_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="planned for, h100, got .*profile.json, measured on h200: measure there"):
+    with pytest.raises(
+        ValueError, match="the plan is for, h100, got .*profile.json, measured on h200; run sppo profile on h100"
+    ):
         measured(DEVICES["h100"], write(tmp_path, PROFILE))
 
 

@@ -54,7 +54,7 @@ def heeded_interrupts():
 
 
 def local(*words, stdout=subprocess.PIPE, **environ):
-    """Start local.sh with a child's fate, or with words of one's own."""
+    """Starts local.sh with the fate of a child, or with other words."""
     return subprocess.Popen(
         [str(LAUNCH / "local.sh"), *words],
         env=environment(**({"CUDA_VISIBLE_DEVICES": ""} | environ)),
@@ -69,7 +69,7 @@ def children(fate, count=2, **settings):
 
 
 def wait_for(process, count, word="ready"):
-    """Read lines until `count` of them hold the word; return them all."""
+    """Reads lines until `count` of them hold the word; returns all lines."""
     lines = []
     while sum(word in line for line in lines) < count:
         line = process.stdout.readline()

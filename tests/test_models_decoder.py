@@ -35,7 +35,7 @@ def make_config(**fields):
 
 
 def randomized(model, seed=0):
-    """Give scales and biases, which start as ones and zeros, values that show a mistake."""
+    """Gives scales and biases, which start as ones and zeros, values that show a mistake."""
     params = nnx.state(model, nnx.Param)
     leaves, treedef = jax.tree.flatten(params)
     rng = np.random.default_rng(seed)
@@ -216,5 +216,5 @@ def test_build_model_abstract_makes_no_arrays():
 
 
 def test_build_model_refuses_float64_without_64_bit_mode():
-    with pytest.raises(ValueError, match="float64 needs jax's 64-bit mode.*JAX_ENABLE_X64=1"):
+    with pytest.raises(ValueError, match="float64 must have jax's 64-bit mode.*JAX_ENABLE_X64=1"):
         build_model(full_config(compute_dtype="float64"))

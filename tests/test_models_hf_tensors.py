@@ -48,7 +48,7 @@ def by_hand(rule):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.ours)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_part_is_cut_from_the_whole(rule, data):
     want = by_hand(rule)

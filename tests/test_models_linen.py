@@ -56,7 +56,10 @@ class Counting(linen.Module):
 
 @pytest.mark.parametrize(
     "module,words",
-    [(OneMethod(), "needs the method after_attention, OneMethod has none"), (Counting(), "must hold parameters only")],
+    [
+        (OneMethod(), "must have the method after_attention, got OneMethod without"),
+        (Counting(), "must hold parameters only"),
+    ],
 )
 def test_what_is_no_layer_is_refused(module, words):
     with pytest.raises(ValueError, match=words):

@@ -72,7 +72,7 @@ def test_arrays_of_an_explicit_mesh_are_taken_outside_of_jit_and_refused_within(
     with jax.set_mesh(mesh):
         placed = spread_over(mesh, batch)
         assert float(f(params, placed)[0]) == float(want)
-        with pytest.raises(ValueError, match="got a mesh of AxisType.Explicit; make it of AxisType.Auto"):
+        with pytest.raises(ValueError, match="got a mesh of AxisType.Explicit; use a mesh of AxisType.Auto"):
             jax.jit(lambda p, b: f(p, b))(params, placed)
 
 
@@ -134,12 +134,15 @@ def wrong(model, params, batch):
     biased = nnx.state(small_model(vocab_size=20, dtype="float32", num_layers=2, qkv_bias=True), nnx.Param)
     twice = {key: np.repeat(x, 2, 0) for key, x in batch.items()}
     return {
-        "the model": ((model, batch), r"must be a state, got the model itself; give nnx.state\(model, nnx.Param\)"),
-        "a dict": ((nnx.to_pure_dict(params), batch), "must be a state, got a dict; give nnx.state"),
-        "other shapes": ((larger, batch), r"got \[21, 24\] for embedding, which is \[20, 24\]"),
-        "others": ((biased, batch), "must be those of the plan's model, got some with layers/key_bias"),
+        "the model": (
+            (model, batch),
+            r"must be an nnx.State, got the model itself; give nnx.state\(model, nnx.Param\)",
+        ),
+        "a dict": ((nnx.to_pure_dict(params), batch), "must be an nnx.State, got a dict; give nnx.state"),
+        "other shapes": ((larger, batch), r"got \[21, 24\] for embedding, whose shape is \[20, 24\]"),
+        "others": ((biased, batch), "must be those of the plan's model, got params with layers/key_bias"),
         "lists": ((params, lists), "'tokens' must be an array, got a list; use numpy.asarray"),
-        "floats": ((params, floats), "'tokens' must be int32, got float32; cast it"),
+        "floats": ((params, floats), "'tokens' must be int32, got float32; cast the array"),
         "twice": ((params, twice), r"plan's shape \(1, 16\), got \(2, 16\)"),
         "no dict": ((params, list(batch.values())), "must be a dict of arrays, got a list"),
     }

@@ -48,7 +48,7 @@ SCHEDULES = {"gpipe", "1f1b", "sppo", "seq1f1b", "interleaved-1f1b", "interleave
 
 
 def config_of(case, path):
-    """Return the config of a user who pins everything in a case, with a table in a file, and the devices for it.
+    """Returns the config of a user who pins everything in a case, with a table in a file, and the devices for it.
 
     No CPU runs the fused kernel, nor does it take float64: its cases are planned for GPUs and in bfloat16.
     """

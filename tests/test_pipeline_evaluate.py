@@ -23,7 +23,7 @@ def dense_logits(model, batch):
 
 
 def batch_with_hits(rng, model):
-    """Draw documents whose targets are, one in two, what the dense model finds most likely."""
+    """Draws documents whose targets are, one in two, what the dense model finds most likely."""
     batch = random_batch(rng, 2, 32, VOCAB, padding=3)
     best = dense_logits(model, batch).argmax(-1)
     asked = (batch["targets"] >= 0) & (rng.random(best.shape) < 0.5)

@@ -211,7 +211,7 @@ def breaks(key, value, where=(0, 3)):
         (breaks("positions", 5, (0, 0)), "positions must increase", "restart positions"),
         ({key: value[:, :-1] for key, value in good_batch().items()}, "shape", "change the batch or the plan"),
         ({key: np.repeat(value, 2, 0) for key, value in good_batch().items()}, "shape", "change the batch or the plan"),
-        ({key: value for key, value in good_batch().items() if key != "positions"}, "needs the keys", "add it"),
+        ({key: x for key, x in good_batch().items() if key != "positions"}, "must have the keys", "add 'positions'"),
     ],
 )
 def test_a_batch_that_breaks_the_contract_is_refused(batch, rule, change):
@@ -223,15 +223,20 @@ def test_a_batch_that_breaks_the_contract_is_refused(batch, rule, change):
 @pytest.mark.parametrize(
     "plan,model,rule,change",
     [
-        (dict(mesh=(2, 2, 4)), {}, "must not exceed the devices", "lower an axis"),
-        (dict(mesh=(1, 1, 3)), {}, "attention heads must divide by ulysses = 3", "sequence.kind=ring"),
+        (dict(mesh=(2, 2, 4)), {}, "must not exceed the number of devices", "lower an axis"),
+        (dict(mesh=(1, 1, 3)), {}, "attention heads must be a multiple of ulysses = 3", "sequence.kind=ring"),
         (dict(mesh=(1, 3, 1)), {}, "model.num_layers must be a multiple of .* = 3", "3 or 6 layers"),
-        (dict(mesh=(1, 4, 1)), dict(num_layers=2), "each virtual stage needs a layer", "at most 2 stages"),
+        (
+            dict(mesh=(1, 4, 1)),
+            dict(num_layers=2),
+            "each virtual stage must have at least one layer",
+            "at most 2 virtual stages",
+        ),
         (
             dict(mesh=(1, 4, 1), chunks=(12,) * 6, places=HOST, alpha=1.0),
             {},
-            "stash on the host needs at least 2 layers",
-            "fewer stages",
+            "a stash on the host must have at least 2 layers",
+            "lower mesh.pipe",
         ),
     ],
 )
@@ -248,5 +253,7 @@ def test_another_mesh_than_the_plan_s_is_refused():
 
 
 def test_a_plan_for_cudnn_says_that_something_else_stands_in_for_it():
-    with pytest.warns(UserWarning, match="the plan's kernel is cudnn, got cpu devices: a plain kernel stands in"):
+    with pytest.warns(
+        UserWarning, match="the plan's kernel is cudnn, got cpu devices, on which a plain kernel replaces cudnn"
+    ):
         value_and_grad(small_plan((8, 8), kernel="cudnn"), small_model(dtype="float32"))

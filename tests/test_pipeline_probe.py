@@ -80,12 +80,12 @@ REFUSED = {
     MixesAfter: r"MixesAfter.after_attention must treat every token by itself, .* on the tokens beside it",
     MixesBefore: r"MixesBefore.before_attention must treat every token by itself",
     CountsTokens: r"CountsTokens.after_attention must treat every token by itself",
-    Drops: r"Drops must do the same to a token every time, .* random numbers, as dropout does; .*deterministic=True",
+    Drops: r"Drops must do the same to a token every time, .* random numbers; .*deterministic=True",
     Counts: r"Counts must do the same to a token every time, .* changes its own state",
     Float32: r"Float32.after_attention must return the next layer's input, \[2, 16\] in bfloat16, got .* float32",
     Wide: r"Wide.after_attention must return the next layer's input, \[2, 16\] .* got \[2, 32\]",
     Flat: r"Flat.before_attention must return q as \[tokens, heads, size\], got \[2, 24\]",
-    OddHeads: r"a multiple of them of q, got heads of q, k and v: 3, 2 and 2",
+    OddHeads: r"a multiple of this number for q, got heads of q, k and v: 3, 2 and 2",
 }
 
 

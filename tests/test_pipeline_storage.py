@@ -126,7 +126,7 @@ def replace_mesh(plan, mesh):
 
 
 def shares(path, leaf, plan, mesh):
-    """Return into how many parts a stored parameter is cut."""
+    """Returns into how many parts a stored parameter is cut."""
     home = storage.home_of(path[0].key, leaf.shape, plan)
     parts = np.prod([cut.parts for cut in home.share.cuts])
     for dim, size in enumerate(home.shape):

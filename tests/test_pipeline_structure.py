@@ -37,7 +37,7 @@ def arguments(plan, model):
 
 
 def trace(num_layers=4, **changes):
-    """Return the plan, its program and all equations of its step, as written: CPUs add an order of collectives."""
+    """Returns the plan, its program and all equations of its step, as written: CPUs add an order of collectives."""
     plan, model = small_plan(**changes), small_model(dtype="float32", num_layers=num_layers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "keeps_order", lambda platform: True)
@@ -47,7 +47,7 @@ def trace(num_layers=4, **changes):
 
 @lru_cache
 def named(name):
-    """Trace one of PROGRAMS once for all tests."""
+    """Traces one of PROGRAMS once for all tests."""
     return trace(**PROGRAMS[name])
 
 
@@ -139,7 +139,7 @@ def test_host_memory_is_touched_by_slices_and_copies_only():
 
 
 def operations(block_owner, inside=()):
-    """Yield every operation of an MLIR module with the names of those it is in."""
+    """Yields every operation of an MLIR module with the names of the operations around it."""
     for region in block_owner.regions:
         for block in region.blocks:
             for op in block.operations:
@@ -170,7 +170,7 @@ def test_lowered_for_a_gpu_the_copies_are_annotated_and_unconditional(name):
 
 
 def size(**changes):
-    """Return the number of equations and of segments."""
+    """Returns the number of equations and of segments."""
     _, program, found = trace(**changes)
     return len(found), num_segments(program.items)
 

@@ -20,7 +20,7 @@ STEPS = 20
 
 
 def run(value_and_grad, params, shardings, mesh, batches):
-    """Train on the batches; return the losses, how often the step was traced and the last parameters."""
+    """Trains on the batches; returns the losses, how often the step was traced and the last parameters."""
     optimizer, traces = optax.adamw(3e-3), []
     shardings = shardings_of(state_shapes(optimizer, jax.device_put(params, shardings), mesh))
 

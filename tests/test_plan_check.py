@@ -215,7 +215,7 @@ BASE = make_table("sppo", 2, 1, (8, 8), 1)
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (replace(BASE, num_stages=0), "num_stages >= 1, got 0"),
+        (replace(BASE, num_stages=0), "num_stages of a schedule table must be at least 1, got 0"),
         (replace(BASE, chunk_lengths=()), "at least one chunk"),
         (replace(BASE, chunk_lengths=(8, 0)), "positive, got"),
         (replace(BASE, ticks=(Tick("X", (None, None)), *BASE.ticks)), "F, B or H, got 'X' in tick 0"),
@@ -223,10 +223,10 @@ BASE = make_table("sppo", 2, 1, (8, 8), 1)
         (replace(BASE, ticks=(Tick("F", (None, None)), *BASE.ticks)), "only idle stages in tick 0"),
         (put(BASE, 0, 1, Unit("B", 0, 0, 1)), "one kind, got B(0,0,1) in tick 0 at stage 1"),
         (put(BASE, 0, 1, Unit("F", 0, 5, 1)), "2 chunks"),
-        (put(BASE, 0, 1, Unit("F", 0, 0, 0)), "virtual stage 0 lives on stage 0"),
+        (put(BASE, 0, 1, Unit("F", 0, 0, 0)), "a unit of virtual stage 0 must be at stage 0"),
         (put(BASE, 0, 1, Unit("F", 0, 0, 1)), "exactly once, got F(0,0,1) 2 times at stage 1"),
-        (put(BASE, 2, 1, None), "got different entries in H tick 2"),
-        (put(BASE, 2, 1, Unit("H", 0, 0, 0)), "a head unit carries the last virtual stage"),
+        (put(BASE, 2, 1, None), "the same entry in an H tick, for they compute a head together, got in tick 2"),
+        (put(BASE, 2, 1, Unit("H", 0, 0, 0)), "an H unit must be of the last virtual stage, 1"),
     ],
 )
 def test_errors_say_the_rule_and_the_place(table, words):

@@ -144,13 +144,13 @@ def test_seq1f1b_alternates_after_the_first_sequence_is_through():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("zigzag", 2, 1, (8,)), "unknown schedule 'zigzag': choose one of gpipe"),
-        (("sppo", 0, 1, (8,)), "pipeline stages, got 0"),
-        (("1f1b", 2, 1, (8, 8)), "whole sequences, got 2 chunks"),
-        (("seq1f1b", 2, 1, (8, 8), 2), "use interleaved-seq1f1b"),
-        (("interleaved-seq1f1b", 2, 1, (8, 8), 1), "needs interleave >= 2, got 1"),
-        (("interleaved-seq1f1b", 4, 1, (8,) * 6, 2), "use 4 or 8 chunks, or interleave=1"),
-        (("sppo", 4, 2, (8, 8), 2), "got 2 chunks and 1 sequences at once: use 4 chunks"),
+        (("zigzag", 2, 1, (8,)), "must be one of gpipe, "),
+        (("sppo", 0, 1, (8,)), "pipeline stages of a schedule must be at least 1, got 0"),
+        (("1f1b", 2, 1, (8, 8)), "one chunk a sequence, got 2 chunks"),
+        (("seq1f1b", 2, 1, (8, 8), 2), "use schedule.name=interleaved-seq1f1b"),
+        (("interleaved-seq1f1b", 2, 1, (8, 8), 1), "schedule.interleave of at least 2, got 1"),
+        (("interleaved-seq1f1b", 4, 1, (8,) * 6, 2), "use 4 or 8 chunks, or schedule.interleave=1"),
+        (("sppo", 4, 2, (8, 8), 2), "got 2 chunks with 1 sequences at once; use 4 chunks"),
         (("interleaved-1f1b", 4, 6, (8,), 2), "multiple of the 4 stages, got 6"),
     ],
 )

@@ -103,7 +103,7 @@ WRONG = {
     "a whole mesh": (
         min_devices,
         {"mesh": {"data": 1, "pipe": 4, "seq": 1}},
-        "--min-devices needs one axis of the mesh to be auto",
+        "one axis of the mesh must be auto for --min-devices",
     ),
 }
 

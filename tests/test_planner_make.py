@@ -143,7 +143,9 @@ def test_memory_makes_chunks():
 
 
 def test_what_cannot_fit_is_planned_with_least_memory_and_says_so():
-    with pytest.warns(UserWarning, match="no plan fits: the least one is over HBM by .* of 940 B that plans may take"):
+    with pytest.warns(
+        UserWarning, match="no plan fits: the smallest plan is over HBM by .* of 940 B that plans may take"
+    ):
         made = make_plan(config(length=4096), changed(CPU, hbm_bytes=1000))
     assert made.reasons["hbm"].startswith("DOES NOT FIT")
     assert max(made.predicted.hbm_bytes) < max(plan(length=4096).predicted.hbm_bytes)
@@ -268,11 +270,14 @@ def test_table_must_agree_with_the_config(tmp_path, groups, words):
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        (dict(mesh={"pipe": 8}), "each virtual stage needs a layer, got 4 layers for mesh.pipe * schedule.interleave"),
-        (dict(mesh={"pipe": 3}), "got 4: use 2 or 4 stages, or 3 or 6 layers"),
+        (
+            dict(mesh={"pipe": 8}),
+            "each virtual stage must have at least one layer, got 4 layers for mesh.pipe * schedule.interleave",
+        ),
+        (dict(mesh={"pipe": 3}), "got 4; use 2 or 4 virtual stages, or 3 or 6 layers"),
         (
             dict(mesh={"seq": 8}, sequence={"kind": "ulysses"}),
-            "mesh.seq must divide model.num_heads=4 for ulysses, got mesh.seq=8: use one of [1, 2, 4]",
+            "mesh.seq must divide model.num_heads=4 for ulysses, got mesh.seq=8; use one of [1, 2, 4]",
         ),
         (
             dict(mesh={"seq": 8}, sequence={"kind": "hybrid", "ulysses": 8}),
@@ -282,15 +287,18 @@ def test_table_must_agree_with_the_config(tmp_path, groups, words):
             dict(mesh={"seq": 2}, sequence={"kind": "ring", "ulysses": 2}),
             "set sequence.ulysses=0, or use sequence.kind=hybrid",
         ),
-        (dict(mesh={"seq": 5}), "multiple of 5 (mesh.seq times the tile of a device), got 64: use 60 or 65"),
+        (dict(mesh={"seq": 5}), "multiple of 5 (mesh.seq times the tile of a device), got 64; use 60 or 65"),
         (dict(mesh={"seq": 4}, sequence={"chunks": 20}), "1 to 16 chunks of at least 4 tokens"),
-        (dict(mesh={"seq": 4}, sequence={"chunks": [30, 34]}), "got 30 for chunk 0: use 28 or 32"),
-        (dict(sequence={"chunks": 4}, schedule={"name": "1f1b"}), "whole sequences, got 4 chunks"),
+        (dict(mesh={"seq": 4}, sequence={"chunks": [30, 34]}), "got 30 for chunk 0; use 28 or 32"),
+        (dict(sequence={"chunks": 4}, schedule={"name": "1f1b"}), "one chunk a sequence, got 4 chunks"),
         (dict(sequence={"chunks": 3}, mesh={"pipe": 2}, schedule={"interleave": 2}), "use 2 or 4 chunks"),
         (dict(mesh={"pipe": 4}, sequence={"chunks": 4}, stash={"rest": "host"}), "at least 2 layers a virtual stage"),
         (dict(sequence={"chunks": 4}, stash={"inputs": "recompute", "rest": "keep"}), "set stash.inputs=keep"),
         (dict(sequence={"chunks": 4}, stash={"alpha": [0.5]}), "each of the 4 diagonals of the schedule, got 1"),
-        (dict(sequence={"chunks": 4}, stash={"alpha": [0.5] * 4}), "got 0.5 at diagonal 3, which has 1"),
+        (
+            dict(sequence={"chunks": 4}, stash={"alpha": [0.5] * 4}),
+            "got 0.5 at diagonal 3, which is read back after 1;",
+        ),
     ],
 )
 def test_errors_say_what_to_change(groups, words):
@@ -301,7 +309,7 @@ def test_errors_say_what_to_change(groups, words):
 
 
 def test_tile_of_an_accelerator_names_the_nearest_length():
-    with pytest.raises(ValueError, match=r"multiple of 128 .* got 1000: use sequence.length=1024 \(\+2.4%\)$"):
+    with pytest.raises(ValueError, match=r"multiple of 128 .* got 1000; use sequence.length=1024 \(\+2.4%\)$"):
         plan(length=1000, mesh={"seq": 8}, device=H200, model=LLAMA)
 
 
@@ -390,12 +398,15 @@ def test_a_plan_of_another_config_is_refused(groups, words):
     ("changes", "words"),
     [
         (dict(model__num_layers=8), "agree with model.num_layers = 4, got 8"),
-        (dict(chunk_lengths=[16, 16, 16]), "chunk lengths must sum to the sequence length 64"),
-        (dict(chunk_lengths=[32, 16, 16]), "one value for each of the 4 diagonals, got 5"),
-        (dict(schedule__name="gpip"), "unknown schedule 'gpip'"),
-        (dict(schedule__interleave=4, stash__alpha=[0.0] * 17), "each virtual stage needs a layer, got 4 layers"),
+        (dict(chunk_lengths=[16, 16, 16]), "chunk_lengths of a plan must add up to sequence_length = 64"),
+        (dict(chunk_lengths=[32, 16, 16]), "one value for each of the 4 diagonals of the schedule, got 5"),
+        (dict(schedule__name="gpip"), "got 'gpip'"),
+        (
+            dict(schedule__interleave=4, stash__alpha=[0.0] * 17),
+            "each virtual stage must have at least one layer, got 4 layers",
+        ),
         (dict(schedule__interleave=2, stash__alpha=[1.0] * 7 + [0.0] * 2), "at least 2 layers a virtual stage"),
-        (dict(kv_slots=2), "kv_slots must be what the schedule needs, 1, got 2"),
+        (dict(kv_slots=2), "kv_slots of a plan must be 1 for the schedule, got 2"),
         (dict(mesh__pipe=3, stash__alpha=[0.0] * 6), "agree with mesh.pipe = 2, got 3"),
         (dict(model={"num_layers": 4}), "the plan's model must have the fields vocab_size, hidden_size"),
         (dict(model__vocab=3), "the plan's model must have the fields vocab_size, hidden_size"),

@@ -48,7 +48,7 @@ def problem(cluster, model, length=8192, **groups):
             {"preset": "gpt-7b"},
             {"length": 2**22, "sequence": {"chunks": 1}},
             ["a tick's own buffers", "K/V", "dK/dV", "stash"],
-            "sequence.chunks=1 stops it",
+            "change sequence.chunks=1: a plan of ",
         ),
     ],
     ids=["parameters", "K/V", "batch", "work"],

@@ -205,10 +205,10 @@ def test_the_rest_is_searched_around_a_pin(group, key, value, of):
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        (dict(cluster="a100-80g:8x8", mesh={"pipe": 1}), "mesh.pipe=1 stops it"),
-        (dict(stash={"inputs": "keep", "attention": "keep", "rest": "keep"}), "stash.rest=keep stops it"),
-        (dict(sequence={"chunks": 1}), "sequence.chunks=1 stops it"),
-        (dict(schedule={"name": "1f1b"}), "schedule.name=1f1b stops it"),
+        (dict(cluster="a100-80g:8x8", mesh={"pipe": 1}), "change mesh.pipe=1:"),
+        (dict(stash={"inputs": "keep", "attention": "keep", "rest": "keep"}), "change stash.rest=keep:"),
+        (dict(sequence={"chunks": 1}), "change sequence.chunks=1:"),
+        (dict(schedule={"name": "1f1b"}), "change schedule.name=1f1b:"),
         (dict(hardware={"hbm_bytes": 2**33}), "use more devices, which share K/V"),
     ],
 )
@@ -216,13 +216,13 @@ def test_a_pin_that_stops_every_plan_is_named(groups, words):
     found = search(large(**groups))
     assert not found.fits and words in found.problem and "\n" not in found.problem
     assert "over HBM by" in found.problem
-    assert found.stopped_by == words.partition(" stops it")[0] * words.endswith("stops it")
+    assert found.stopped_by == words.removeprefix("change ").removesuffix(":") * words.startswith("change ")
     assert found.plan.reasons["hbm"].startswith("DOES NOT FIT")
 
 
 def test_host_memory_can_be_what_stops_it():
     found = search(large(hardware={"host_bytes": 10**9}, stash={"alpha": 1.0}))
-    assert "over host memory by" in found.problem and "stash.alpha=1.0 stops it" in found.problem
+    assert "over host memory by" in found.problem and "change stash.alpha=1.0:" in found.problem
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_host_memory_can_be_what_stops_it():
     [
         (dict(mesh={"pipe": 3}), "must divide the 128 devices, got mesh.pipe=3"),
         (dict(mesh={"pipe": 256}), "at most the 128 devices of a100-80g:16x8, got mesh.pipe=256"),
-        (dict(mesh={"pipe": 64}), "each virtual stage needs a layer, got 32 layers"),
-        (dict(mesh={"pipe": 32}, schedule={"interleave": 2}), "each virtual stage needs a layer"),
+        (dict(mesh={"pipe": 64}), "each virtual stage must have at least one layer, got 32 layers"),
+        (dict(mesh={"pipe": 32}, schedule={"interleave": 2}), "each virtual stage must have at least one layer"),
         (dict(mesh={"pipe": 32}, stash={"inputs": "host"}), "at least 2 layers a virtual stage"),
         (
             dict(sequence={"kind": "ulysses"}, mesh={"seq": 64, "pipe": 2}),
@@ -239,7 +239,7 @@ def test_host_memory_can_be_what_stops_it():
         ),
         (dict(length=1000), "no mesh of 128 devices suits the model and the sequence"),
         (dict(stash={"inputs": "recompute", "rest": "keep"}), "set stash.inputs=keep"),
-        (dict(schedule={"name": "1f1b"}, sequence={"chunks": 4}), "whole sequences, got 4 chunks"),
+        (dict(schedule={"name": "1f1b"}, sequence={"chunks": 4}), "one chunk a sequence, got 4 chunks"),
     ],
 )
 def test_contradictions_are_errors(groups, words):
@@ -291,7 +291,7 @@ def test_alpha_beyond_what_hides_is_taken_where_memory_needs_it():
     tight = search(asked, small(2, **slow, hbm_bytes=int(free.memory.hbm_bytes * 0.9 / 0.94)))
     assert tight.fits and max(tight.plan.stash.alpha) == 1.0
     assert tight.plan.predicted.step_s > free.plan.predicted.step_s
-    assert tight.plan.reasons["alpha"].startswith("all of it, to save device memory")
+    assert tight.plan.reasons["alpha"].startswith("the whole stash, to save device memory")
 
 
 def test_bfloat16_sums_only_where_nothing_else_fits():
@@ -316,18 +316,18 @@ def test_what_rounds_to_the_same_is_a_tie():
     assert times_slower(1.0, 1.0) == times_slower(1.0004, 1.0) == "a tie: as fast to 0.1%"
     assert times_slower(1.0006, 1.0) == "1.001x slower"
     reasons = search(config(), small(2)).plan.reasons
-    assert reasons["stash"] == "the next one, host/host/keep, may be as fast, to 0.1%"
+    assert reasons["stash"] == "the next choice, host/host/keep, may be as fast, to 0.1%"
 
 
 def test_reasons_compare_with_the_next_best():
     reasons = search(large(schedule=AUTO)).plan.reasons
     for key in ("mesh", "sequence_kind", "chunks", "schedule", "stash"):
-        assert "the next one, " in reasons[key] and "x as long" in reasons[key]
+        assert "the next choice, " in reasons[key] and "x as long" in reasons[key]
     assert all("1.000x" not in reason for reason in reasons.values())
     assert "keep/keep/keep might be faster, but does not fit" in reasons["stash"]
     pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
     alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons
-    assert alone["chunks"] == alone["stash"] == "as requested, or the only one possible"
+    assert alone["chunks"] == alone["stash"] == "as requested, or the only possible choice"
 
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 1), (2, 3, 6), (4, 2, 2)])

@@ -11,7 +11,7 @@ from sppo_jax.rendezvous import Absent, Place, meet, split_address
 
 
 def meeting(facts_of, *, num_processes=3, ids=None, sizes=None, timeout_s=20.0, before=lambda address: None):
-    """Run `meet` in a thread for each process; return what each raised, None where nothing."""
+    """Runs `meet` in a thread for each process; returns the error of each, or None."""
     address, results = f"localhost:{free_port()}", {}
     before(address)
 

@@ -33,14 +33,17 @@ def test_csv_allows_spaces_and_empty_lines():
     ("text", "words"),
     [
         ("", "got no text"),
-        ("stages=1\nF0.0.0", "has the keys name, stages, groups, sequences, chunk_lengths"),
-        (HEADER.replace("stages=1", "stages=x") + "\nF0.0.0", "stages of a schedule CSV is a positive whole number"),
+        ("stages=1\nF0.0.0", "must have the keys name, stages, groups, sequences, chunk_lengths"),
+        (
+            HEADER.replace("stages=1", "stages=x") + "\nF0.0.0",
+            "stages of a schedule CSV must be a positive whole number",
+        ),
         (HEADER.replace("=8", "=8.5") + "\nF0.0.0", "whole numbers, got '8.5'"),
         (HEADER, "each of its 1 stages, got 0 rows"),
         (HEADER.replace("stages=1", "stages=2") + "\nF0.0.0\n,", "got rows of [1, 2] cells"),
         (HEADER + "\nF0.0", "got 'F0.0' at stage 0"),
         (HEADER + "\nF0.0.0,,B0.0.0", "got no unit in tick 1"),
-        (HEADER.replace("stages=1", "stages=2") + "\nF0.0.0\nB0.0.1", "got ['B', 'F'] in tick 0"),
+        (HEADER.replace("stages=1", "stages=2") + "\nF0.0.0\nB0.0.1", "got B, F in tick 0"),
     ],
 )
 def test_csv_errors(text, words):

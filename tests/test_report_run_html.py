@@ -255,7 +255,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_rest(tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", refuse)
-    with pytest.raises(ValueError, match="must go to a file that can be written.*No space left"):
+    with pytest.raises(ValueError, match="file of a report must be writable.*No space left"):
         write_report(run)
     assert (run / "report.html").read_text() == "old" and not list(run.glob(".report*"))
 

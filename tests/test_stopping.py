@@ -37,14 +37,14 @@ def heeded_interrupts():
 
 
 def start(code):
-    """Start a process with signals taken, and wait until it says a word; returns the process and the word."""
+    """Starts a process with signals taken, and waits until it says a word; returns the process and the word."""
     command = [sys.executable, "-c", HEAD + code]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     return process, process.stdout.readline().strip()
 
 
 def end_of(process, *numbers, pause_s=0.4):
-    """Send signals with pauses; returns exit code, standard error, and the seconds that it took."""
+    """Sends signals with pauses; returns exit code, standard error, and the seconds that it took."""
     for index, number in enumerate(numbers):
         time.sleep(pause_s if index else 0)
         process.send_signal(number)

@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 
 def train(folder, num_processes, run_dir, *words, **environ):
-    """Start a run of so many processes; one needs no launcher."""
+    """Starts a run of so many processes; one needs no launcher."""
     launcher = [str(REPO / "launch" / "local.sh"), str(num_processes)]
     command = launcher if num_processes > 1 else [str(folder / "sppo"), "train"]
     return subprocess.Popen(
@@ -110,7 +110,7 @@ def test_a_killed_process_ends_the_run_and_the_same_command_goes_on(folder, vict
 
 
 def _pid_of(process_id, folder):
-    """Return the process of a number among those that train in the folder."""
+    """Returns the process of a number among those that train in the folder."""
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         try:
             if os.readlink(f"/proc/{entry}/cwd") != str(folder):

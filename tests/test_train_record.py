@@ -80,7 +80,7 @@ def test_a_full_disk_loses_no_line(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr("sppo_jax.train.record._append_line", full)
-        with pytest.warns(UserWarning, match="No space left on device.*trying again"):
+        with pytest.warns(UserWarning, match="No space left on device.*tries again"):
             record.metrics({"step": 2, **LINE})
         record.metrics({"step": 3, **LINE})
     record.metrics({"step": 4, **LINE})

@@ -210,12 +210,12 @@ def test_other_documents_under_the_same_name_are_refused(saved, tmp_path):
     experiment, path = saved
     np.save(path, np.load(path)[::-1])
     changed = prepare(experiment.config, experiment.plan)
-    with pytest.raises(ValueError, match="must be those that the run was begun with"):
+    with pytest.raises(ValueError, match="must be those with which the run started"):
         begin(changed, tmp_path)
 
 
 def test_no_room_for_a_checkpoint_is_refused(saved, tmp_path, monkeypatch):
     check_room(saved[0], tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
-    with pytest.raises(ValueError, match="must have room for a checkpoint and the next, .* set checkpoint.dir"):
+    with pytest.raises(ValueError, match="must have space for two checkpoints, .* set checkpoint.dir"):
         check_room(saved[0], tmp_path)

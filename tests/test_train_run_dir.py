@@ -65,7 +65,10 @@ def test_a_directory_that_cannot_be_one_is_refused(tmp_path, monkeypatch):
         ({"sequence": {"length": 64, "chunks": 8}}, ["sequence.chunks: 4 -> 8"]),
         ({"optimizer": {"lr": 0.01}}, ["optimizer.lr: 0.02 -> 0.01"]),
         ({"model": {"kernel": "blockwise"}}, ["model.kernel: auto -> blockwise"]),
-        ({"model": {"mlp_size": 64}}, "model.mlp_size must stay as .* was begun, 32, got 64; set it back"),
+        (
+            {"model": {"mlp_size": 64}},
+            "model.mlp_size must stay 32, the value in .*config.yaml, got 64; set model.mlp_size=32",
+        ),
         ({"model": {"rope": {"theta": 5e5}}}, "model.rope.theta must stay"),
         ({"data": {"seed": 1}}, "data.seed must stay"),
         ({"sequence": {"length": 128, "chunks": 4}}, "sequence.length must stay"),

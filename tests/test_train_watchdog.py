@@ -35,7 +35,7 @@ LOOP = """
 
 
 def fates(culprit, fate, *, num_processes=2, stall_s=3.0, **environ):
-    """Run processes of which one meets its fate; return the results of the others, and its own."""
+    """Runs processes of which one meets its fate; returns the results of the others, and its own."""
     code = LOOP.format(culprit=culprit, fate=fate, num_processes=num_processes, stall_s=stall_s)
     processes, start = start_processes(code, num_processes, **environ), time.monotonic()
     others = finish([process for k, process in enumerate(processes) if k != culprit], 60)

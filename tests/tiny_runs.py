@@ -13,14 +13,14 @@ from sppo_jax.train.setup import begin, prepare
 
 
 def write_documents(path):
-    """Write twenty documents that count upwards from different starts; return their path."""
+    """Writes twenty documents that count upwards from different starts; returns their path."""
     documents = [np.append((start + np.arange(70)) % 23 + 1, 0) for start in range(20)]
     np.save(path, np.concatenate(documents).astype(np.uint16))
     return str(path)
 
 
 def make_config(source, **groups):
-    """Return a config of two pipelines of two stages; groups replace settings."""
+    """Returns a config of two pipelines of two stages; groups replace settings."""
     settings = {
         "model": {
             "vocab_size": 24,
@@ -41,7 +41,7 @@ def make_config(source, **groups):
 
 
 def run(config, run_dir, change=lambda experiment: experiment):
-    """Train as `sppo train` does.
+    """Trains as `sppo train` does.
 
     Args:
         config: the settings.
@@ -60,17 +60,17 @@ def run(config, run_dir, change=lambda experiment: experiment):
 
 
 def lines_of(run_dir, name="metrics"):
-    """Return the lines of metrics.jsonl, or of events.jsonl."""
+    """Returns the lines of metrics.jsonl, or of events.jsonl."""
     return [json.loads(line) for line in (run_dir / f"{name}.jsonl").read_text().splitlines()]
 
 
 def losses_of(run_dir):
-    """Return each logged step's loss."""
+    """Returns each logged step's loss."""
     return {line["step"]: line["loss"] for line in lines_of(run_dir)}
 
 
 def at_batch(number, act):
-    """Return a `change` for `run`: does something just before the batch of that number, from 1, is read."""
+    """Returns a `change` for `run` that does something just before the batch of that number, from 1, is read."""
 
     class Acting:
         def __init__(self, loader):

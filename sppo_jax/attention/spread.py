@@ -45,9 +45,9 @@ def make_attention(
     """
     for name in (axis, *([] if batch_axis is None else [batch_axis])):
         if name not in mesh.shape:
-            raise ValueError(f"the mesh must have the axis {name}, got {', '.join(mesh.axis_names)}; name one of them")
+            raise ValueError(f"the mesh must have the axis {name}, got {', '.join(mesh.axis_names)}; name one of these")
     if kind not in (ring.AXIS, ulysses.AXIS):
-        raise ValueError(f"kind must be ring or ulysses, got {kind}; choose one of them")
+        raise ValueError(f"kind must be ring or ulysses, got {kind}; choose one of the two")
     num_members = mesh.shape[axis]
     inner = _with_inner_axes(mesh, axis, num_members if kind == ring.AXIS else 1)
     spread = P(batch_axis, None, ("ulysses", "ring"))
@@ -94,12 +94,14 @@ def spread_attention(q_BTNH, k_BTKH, v_BTKH, positions_BS, document_ids_BS) -> j
     num_members = split.ring * split.ulysses
     if positions_BS.shape != (q_BTNH.shape[0], q_BTNH.shape[1] * num_members):
         raise ValueError(
-            f"positions must be those of all {num_members} members' tokens, "
-            f"[{q_BTNH.shape[0]}, {q_BTNH.shape[1] * num_members}], got {list(positions_BS.shape)}; do not shard them"
+            f"positions must be those of the tokens of all {num_members} members, "
+            f"[{q_BTNH.shape[0]}, {q_BTNH.shape[1] * num_members}], got {list(positions_BS.shape)}; do not shard "
+            "positions"
         )
     if q_BTNH.shape[2] % split.ulysses:
         raise ValueError(
-            f"attention heads must divide by ulysses = {split.ulysses}, got {q_BTNH.shape[2]}; use a ring instead"
+            f"the number of attention heads must be a multiple of ulysses = {split.ulysses}, got {q_BTNH.shape[2]}; "
+            "use a ring instead"
         )
     return _attend(split, q_BTNH, k_BTKH, v_BTKH, positions_BS, document_ids_BS)
 
@@ -151,8 +153,8 @@ def _axis_size(name: str) -> int:
         return lax.axis_size(name)
     except NameError:
         raise ValueError(
-            f"spread_attention must be called inside shard_map over a mesh with the axes ring and ulysses, got none "
-            f"called {name}; add it with size 1, or use make_attention"
+            f"spread_attention must be called inside shard_map over a mesh with the axes ring and ulysses, got no "
+            f"axis {name}; add the axis with size 1, or use make_attention"
         ) from None
 
 
@@ -174,14 +176,15 @@ def _check_shapes(q_BSNH, k_BSKH, v_BSKH, positions_BS, document_ids_BS, num_mem
     if k_BSKH.shape != v_BSKH.shape or k_BSKH.ndim != 4 or k_BSKH.shape[:2] + k_BSKH.shape[3:] != (batch, tokens, size):
         raise ValueError(
             f"keys and values must be [{batch}, {tokens}, heads, {size}] like the queries, got {list(k_BSKH.shape)} "
-            f"and {list(v_BSKH.shape)}; give every token both"
+            f"and {list(v_BSKH.shape)}; give every token a key and a value"
         )
     if heads % k_BSKH.shape[2]:
         raise ValueError(
-            f"query heads must be a multiple of key/value heads, got {heads} and {k_BSKH.shape[2]}; change one of them"
+            f"query heads must be a multiple of key/value heads, got {heads} and {k_BSKH.shape[2]}; change one of "
+            "the two"
         )
     for name, x in (("positions", positions_BS), ("document_ids", document_ids_BS)):
         if x.shape != (batch, tokens):
             raise ValueError(
-                f"{name} must be [{batch}, {tokens}] like the queries, got {list(x.shape)}; give every token one"
+                f"{name} must be [{batch}, {tokens}] like the queries, got {list(x.shape)}; give every token a value"
             )

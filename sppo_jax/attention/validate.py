@@ -54,14 +54,18 @@ def check_arrays(batch: Mapping, *shapes: tuple[int, ...]) -> None:
     Raises:
         ValueError: the batch breaks a rule; the message gives the rule, the value and the change to make.
     """
-    _require(isinstance(batch, Mapping), "must be a dict of arrays", f"a {type(batch).__name__}", "name its arrays")
+    _require(
+        isinstance(batch, Mapping), "must be a dict of arrays", f"a {type(batch).__name__}", "make a dict of the arrays"
+    )
     for key in KEYS:
-        _require(key in batch, f"needs the keys {', '.join(KEYS)}", f"no '{key}'", "add it")
+        _require(key in batch, f"must have the keys {', '.join(KEYS)}", f"no '{key}'", f"add '{key}'")
         got, is_array = batch[key], hasattr(batch[key], "shape") and hasattr(batch[key], "dtype")
         _require(is_array, f"'{key}' must be an array", f"a {type(got).__name__}", "use numpy.asarray(x, numpy.int32)")
         rule = f"'{key}' must have the plan's shape {shapes[0]}"
         _require(tuple(got.shape) in shapes, rule, f"{tuple(got.shape)}", "change the batch or the plan")
-        _require(np.issubdtype(got.dtype, np.integer), f"'{key}' must be int32", f"{got.dtype}", "cast it to int32")
+        _require(
+            np.issubdtype(got.dtype, np.integer), f"'{key}' must be int32", f"{got.dtype}", "cast the array to int32"
+        )
 
 
 def validate_batch(

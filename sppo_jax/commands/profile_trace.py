@@ -26,7 +26,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
     if not 1 <= args.steps <= _MOST_STEPS:
-        raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; a few steps are enough")
+        raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; trace a few steps, e.g. 3")
     config = load(args)
     out = args.out or Path("traces") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = read_plan(args.plan, config) if args.plan else make_plan(config)

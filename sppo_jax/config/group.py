@@ -108,8 +108,8 @@ def _convert(value: Any, annotation: Any, name: str) -> Any:
         choices = [choice for option in options for choice in _choices(option)]
         near = "".join(f"; did you mean {match}?" for match in difflib.get_close_matches(value, choices, n=1))
     if str in options and isinstance(value, int | float):
-        near = "; put quotes around it"
-    raise ConfigError(f"{name} must be {expected}, got {value!r}{near}")
+        near = "; put quotes around the value"
+    raise ConfigError(f"{name} must be {expected}, got {value!r}{near or '; correct the value'}")
 
 
 def _is_union(annotation: Any) -> bool:

@@ -224,7 +224,8 @@ class TrainConfig(Group):
             raise ConfigError(f"train.devices must be auto or cpu:N, got {self.devices}; write e.g. cpu:8")
         if self.num_simulated_devices > _MOST_SIMULATED:
             raise ConfigError(
-                f"train.devices must be at most cpu:{_MOST_SIMULATED}, got {self.devices}; plan for more with "
+                f"train.devices must be at most cpu:{_MOST_SIMULATED}, got {self.devices}; lower N, or plan for more "
+                "devices with "
                 "hardware.cluster"
             )
 

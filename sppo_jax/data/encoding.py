@@ -154,7 +154,7 @@ def _parse(text: bytes, path: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise ValueError(
-            'data.tokenizer needs the tokenizers library, which is not installed; pip install "sppo_jax[data]"'
+            'data.tokenizer needs the tokenizers library, which is not installed; run pip install "sppo_jax[data]"'
         ) from None
     try:
         return Tokenizer.from_buffer(text)

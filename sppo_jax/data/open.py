@@ -105,7 +105,7 @@ def _check_held_out(name: str, corpus: Corpus, held_out: Corpus | None, fraction
     if held_out and share > max(_MOST_HELD_OUT, 2 * fraction):
         warnings.warn(
             f"data.validation_fraction={fraction} holds out whole documents of data.source={name}, got "
-            f"{held_out.num_documents} of {corpus.num_documents} documents with {share:.1%} of the tokens: give more "
+            f"{held_out.num_documents} of {corpus.num_documents} documents with {share:.1%} of the tokens; give more "
             "documents, name documents to validate on with data.validation_source, or set data.validation_fraction=0",
             stacklevel=3,
         )

@@ -115,7 +115,7 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
         import pyarrow.parquet as pq
     except ImportError:
         raise ValueError(
-            f'{path} needs the pyarrow library, which is not installed; pip install "sppo_jax[data]"'
+            f'{path} needs the pyarrow library, which is not installed; run pip install "sppo_jax[data]"'
         ) from None
     try:
         with pq.ParquetFile(path) as file:

@@ -152,7 +152,7 @@ def compile_only_devices(cluster: Cluster) -> list:
     """
     platform = cluster.device.platform
     if platform not in EXTRAS:
-        raise ValueError(f"sppo fit needs a cluster of GPUs or TPUs, got {cluster.name}; name another --cluster")
+        raise ValueError(f"the cluster of sppo fit must have GPUs or TPUs, got {cluster.name}; name another --cluster")
     from jax.experimental import topologies
 
     try:

@@ -296,17 +296,19 @@ def parse_cluster(text: str) -> Cluster:
     name, _, shape = text.strip().partition(":")
     rule = "a cluster must read NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, h200:1x1, or a TPU slice such as v5p:4x4x4"
     if name not in DEVICES:
-        raise ValueError(f"{rule}; got {text!r}: the devices are {', '.join(DEVICES)}")
+        raise ValueError(f"{rule}, got {text!r}; name one of the devices {', '.join(DEVICES)}")
     device = DEVICES[name]
     sizes = shape.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise ValueError(f"{rule}, every size at least 1; got {text!r}")
+        raise ValueError(f"{rule}, with every size at least 1, got {text!r}; give the sizes")
     dims = tuple(map(int, sizes))
     if math.prod(dims) > _MOST_DEVICES:
-        raise ValueError(f"a cluster must have at most {_MOST_DEVICES:,} devices, got {text!r}; make it smaller")
+        raise ValueError(
+            f"a cluster must have at most {_MOST_DEVICES:,} devices, got {text!r}; make the cluster smaller"
+        )
     if device.platform != "tpu":
         if len(dims) != 2:
-            raise ValueError(f"{rule}; got {text!r}, with {len(dims)} sizes: give hosts and devices")
+            raise ValueError(f"{rule}, got {text!r} with {len(dims)} sizes; give hosts and devices a host")
         return Cluster(device=device, num_hosts=dims[0], devices_per_host=dims[1], host_bytes=device.host_bytes)
     return replace(make_cluster(device, math.prod(dims)), topology=dims)
 
@@ -344,7 +346,7 @@ def find_device(name: str) -> Device:
     for word, known in _WORDS:
         if word in text:
             return DEVICES[known]
-    raise ValueError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)}, or set the hardware group")
+    raise ValueError(f"unknown device {name!r}; choose one of {', '.join(DEVICES)}, or set the hardware group")
 
 
 def local_cluster() -> Cluster:
@@ -378,8 +380,8 @@ def measured(device: Device, path: Path) -> Device:
     profile = read_profile(path)
     if profile.device != device.name:
         raise ValueError(
-            f"hardware.measured must be of the device that is planned for, {device.name}, got {path}, measured on "
-            f"{profile.device}: measure there, or leave it out"
+            f"hardware.measured must be of the device that the plan is for, {device.name}, got {path}, measured on "
+            f"{profile.device}; run sppo profile on {device.name}, or leave out hardware.measured"
         )
     return with_profile(device, profile)
 

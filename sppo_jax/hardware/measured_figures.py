@@ -138,9 +138,9 @@ def read_profile(path: Path) -> Profile:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{rule}, got {path}, which cannot be read ({type(error).__name__}): {change}") from None
+        raise ValueError(f"{rule}, got {path}, which cannot be read ({type(error).__name__}); {change}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{rule}, got {path}, which is not JSON ({error}): {change}") from None
+        raise ValueError(f"{rule}, got {path}, which is not JSON ({error}); {change}") from None
     try:
         return profile_from_dict(values)
     except ValueError as error:

@@ -27,7 +27,7 @@ __all__ = ["PRESETS", "apply_preset", "layer_params", "num_params", *_LAZY]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a jax-based public name when it is first asked for."""
+    """Imports a jax-based public name when it is first asked for."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def build_model(config: Config, seed: int | None = None, *, abstract: bool = False) -> Decoder:
-    """Create the decoder of `config.model`, its compute dtype resolved for the devices at hand.
+    """Creates the decoder of `config.model`, its compute dtype resolved for the devices at hand.
 
     Args:
         config: the whole configuration; only `model` and `train.seed` are read.
@@ -30,11 +30,12 @@ def build_model(config: Config, seed: int | None = None, *, abstract: bool = Fal
         ValueError: dropout is asked for, or float64 without jax's 64-bit mode.
     """
     if config.model.dropout != 0.0:
-        raise ValueError(f"model.dropout must be 0, got {config.model.dropout}; dropout is not offered, remove the key")
+        raise ValueError(f"model.dropout must be 0 (there is no dropout), got {config.model.dropout}; remove the key")
     dtype = compute_dtype(config.model.compute_dtype)
     if dtype == "float64" and not jax.config.jax_enable_x64:
         raise ValueError(
-            "model.compute_dtype float64 needs jax's 64-bit mode, which is off; set JAX_ENABLE_X64=1 or use float32"
+            "model.compute_dtype=float64 must have jax's 64-bit mode, got the mode off; set JAX_ENABLE_X64=1, or use "
+            "float32"
         )
     shape = dataclasses.replace(config.model, compute_dtype=dtype.name)
     seed = config.train.seed if seed is None else seed

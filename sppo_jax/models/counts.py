@@ -20,7 +20,7 @@ LINEAR_BACKWARD = 2.0
 
 
 def layer_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
-    """Return the dims of a layer's matrices."""
+    """Returns the dims of a layer's matrices."""
     hidden, head = model.hidden_size, model.head_dim
     matrices: list[tuple[int, ...]] = [(hidden, model.num_heads, head), (model.num_heads, head, hidden)]
     matrices += [(hidden, model.num_kv_heads, head)] * 2
@@ -29,7 +29,7 @@ def layer_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
 
 
 def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
-    """Return the dims of a layer's norms and biases."""
+    """Returns the dims of a layer's norms and biases."""
     head = model.head_dim
     vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * 2
     if model.qk_norm:
@@ -40,27 +40,27 @@ def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
 
 
 def num_tables(model: ModelConfig) -> int:
-    """Return the number of tables [V, D]: the embedding and, where the two are not tied, the head."""
+    """Returns the number of tables [V, D]: the embedding and, if the two are not tied, the head."""
     return 1 if model.tied_embeddings else 2
 
 
 def layer_params(model: ModelConfig) -> int:
-    """Count the parameters of one decoder layer."""
+    """Counts the parameters of one decoder layer."""
     return sum(map(math.prod, (*layer_matrices(model), *layer_vectors(model))))
 
 
 def vocabulary_params(model: ModelConfig) -> int:
-    """Count the parameters of the embedding and, where it is not tied to it, of the output head."""
+    """Counts the parameters of the embedding and, if the two are not tied, of the output head."""
     return num_tables(model) * model.vocab_size * model.hidden_size
 
 
 def num_params(model: ModelConfig) -> int:
-    """Count all parameters of a decoder; a tied embedding counts once, and the final norm is among them."""
+    """Counts all parameters of a decoder; a tied embedding counts once, and the final norm is among them."""
     return model.num_layers * layer_params(model) + vocabulary_params(model) + model.hidden_size
 
 
 def flops_per_token(model: ModelConfig, length: int) -> float:
-    """Return the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S.
+    """Returns the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S.
 
     P are the parameters that multiply: the matrices of all layers, and the head V D, be it tied or not. The lookup of
     the embedding multiplies nothing, so an embedding of its own is not in P. Attention is causal: a token sees half of
@@ -77,7 +77,7 @@ def flops_per_token(model: ModelConfig, length: int) -> float:
 
 
 def head_flops(model: ModelConfig) -> float:
-    """Return the FLOPs of a token in the head, forward."""
+    """Returns the FLOPs of a token in the head, forward."""
     return 2.0 * model.vocab_size * model.hidden_size
 
 
@@ -108,7 +108,7 @@ class LayerCosts:
 
 @lru_cache(maxsize=64)
 def layer_costs(model: ModelConfig) -> LayerCosts:
-    """Count one decoder layer of a model shape."""
+    """Counts one decoder layer of a model shape."""
     hidden, query = model.hidden_size, model.num_heads * model.head_dim
     kv = 2 * model.num_kv_heads * model.head_dim
     mlp_inputs = 2 if model.mlp == "swiglu" else 1
@@ -126,11 +126,11 @@ def layer_costs(model: ModelConfig) -> LayerCosts:
 
 
 def chunk_pairs(start: int, tokens: float) -> float:
-    """Return the number of (query, key) pairs of a causal chunk that begins at token `start`."""
+    """Returns the number of (query, key) pairs of a causal chunk that begins at token `start`."""
     return tokens * start + tokens * tokens / 2
 
 
 def balance_weights(model: ModelConfig) -> tuple[float, float]:
-    """Return FLOPs a (query, key) pair and FLOPs a token of a layer, forward and backward with recomputed linears."""
+    """Returns FLOPs a (query, key) pair and FLOPs a token of a layer, forward and backward with recomputed linears."""
     layer = layer_costs(model)
     return layer.pair_flops * (1 + ATTENTION_BACKWARD), layer.linear_flops * (2 + LINEAR_BACKWARD)

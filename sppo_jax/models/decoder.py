@@ -26,7 +26,7 @@ class LayerFactory(Protocol):
 
 
 def stack_layers(config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory) -> nnx.Module:
-    """Create `num_layers` layers as one module whose parameters have a leading axis L."""
+    """Creates `num_layers` layers as one module whose parameters have a leading axis L."""
 
     @nnx.split_rngs(splits=config.num_layers)
     @nnx.vmap(in_axes=0, out_axes=0)
@@ -47,7 +47,7 @@ class Decoder(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory = DecoderLayer):
-        """Create all parameters, float32 unless the compute dtype is float64.
+        """Creates all parameters, float32 unless the compute dtype is float64.
 
         Args:
             config: the model's shape.
@@ -73,7 +73,7 @@ class Decoder(nnx.Module):
         *,
         checkpoint_layers: bool = False,
     ) -> jax.Array:
-        """Run embedding and layers, without the final norm.
+        """Runs embedding and layers, without the final norm.
 
         Args:
             tokens_BS: token ids.
@@ -99,11 +99,11 @@ class Decoder(nnx.Module):
         return jax.lax.scan(run_layer, x_BSD, stacked)[0]
 
     def head_matrix(self) -> jax.Array:
-        """Return the [D, V] matrix of the head: its own parameter, or the transposed embedding."""
+        """Returns the [D, V] matrix of the head: its own parameter, or the transposed embedding."""
         return self.embedding[...].T if self.head is None else self.head[...]
 
     def logits(self, x_BSD: jax.Array) -> jax.Array:
-        """Apply final norm and head; the products are summed in, and returned in, at least float32."""
+        """Applies final norm and head; the products are summed in, and returned in, at least float32."""
         return jnp.einsum(
             "...d,dv->...v",
             self.final_norm(x_BSD.astype(self.dtype)),
@@ -114,7 +114,7 @@ class Decoder(nnx.Module):
     def __call__(
         self, tokens_BS: jax.Array, positions: jax.Array | None = None, document_ids: jax.Array | None = None
     ) -> jax.Array:
-        """Compute the logits of whole sequences on one device.
+        """Computes the logits of whole sequences on one device.
 
         Args:
             tokens_BS: token ids.

@@ -18,7 +18,7 @@ _TILE_TOKENS = 2048
 
 
 def _tiled(array: jax.Array, tile_tokens: int, fill: int) -> jax.Array:
-    """Join the two leading axes and cut them into tiles, the last one padded with `fill`."""
+    """Joins the two leading axes and cuts them into tiles; the last tile is padded with `fill`."""
     flat = array.reshape(-1, *array.shape[2:])
     pad = -flat.shape[0] % tile_tokens
     flat = jnp.pad(flat, [(0, pad)] + [(0, 0)] * (flat.ndim - 1), constant_values=fill)
@@ -28,7 +28,7 @@ def _tiled(array: jax.Array, tile_tokens: int, fill: int) -> jax.Array:
 def tiled_loss_sum(
     model: Decoder, x_BSD: jax.Array, targets_BS: jax.Array, *, tile_tokens: int = _TILE_TOKENS
 ) -> jax.Array:
-    """Sum the cross-entropy over all targets, holding the logits of one tile of tokens at a time.
+    """Sums the cross-entropy over all targets, holding the logits of one tile of tokens at a time.
 
     Args:
         model: gives final norm and head.
@@ -54,7 +54,7 @@ def tiled_loss_sum(
 
 
 def dense_loss(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Compute the mean cross-entropy over the targets of a batch, layers checkpointed and logits in tiles.
+    """Computes the mean cross-entropy over the targets of a batch, layers checkpointed and logits in tiles.
 
     Args:
         model: gives the structure; its own parameter values are not read.
@@ -75,7 +75,7 @@ def dense_loss(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]
 def dense_value_and_grad(
     model: Decoder,
 ) -> Callable[[nnx.State, Mapping[str, jax.Array]], tuple[jax.Array, nnx.State]]:
-    """Return `f(params, batch) -> (loss, grads)` of the dense model; jit it.
+    """Returns `f(params, batch) -> (loss, grads)` of the dense model; jit it.
 
     Args:
         model: gives the structure.

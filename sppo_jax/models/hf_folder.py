@@ -19,7 +19,7 @@ DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 
 
 def import_safetensors() -> Any:
-    """Import the library that reads safetensors.
+    """Imports the library that reads safetensors.
 
     Raises:
         ValueError: it is not installed.
@@ -37,7 +37,7 @@ class TensorFolder:
     """The tensors of a folder, in one file or in shards; nothing is read until it is asked for."""
 
     def __init__(self, folder: Path):
-        """Find the files.
+        """Finds the files.
 
         Args:
             folder: with model.safetensors, or shards and their index.
@@ -51,7 +51,7 @@ class TensorFolder:
         self._file_of = self._find()
 
     def _find(self) -> dict[str, Path]:
-        """Return the file of each tensor."""
+        """Returns the file of each tensor."""
         index, single = self._folder / INDEX, self._folder / WEIGHTS
         if index.is_file():
             return {name: self._folder / file for name, file in _read_index(index).items()}
@@ -60,20 +60,27 @@ class TensorFolder:
         torch_files = sorted(path.name for path in self._folder.glob("*.bin"))
         if torch_files:
             raise ValueError(
-                f"weights must be safetensors, got {torch_files[0]} in {self._folder}; load the model in transformers "
-                "and save_pretrained it again, or download its safetensors"
+                f"weights must be safetensors, got {torch_files[0]} in {self._folder}; load the model with "
+                "transformers "
+                "and save the model with save_pretrained, or download safetensors of the model"
             )
-        raise ValueError(f"a Hugging Face model must have {WEIGHTS} or {INDEX}, got {self._folder} with neither")
+        raise ValueError(
+            f"a Hugging Face model must have {WEIGHTS} or {INDEX}, got {self._folder} with neither; download the "
+            "weights"
+        )
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:
             try:
                 self._files[path] = self._library.safe_open(path, framework="numpy")
             except FileNotFoundError:
-                raise ValueError(f"{INDEX} names {path.name}, got no such file in {path.parent}; download it") from None
+                raise ValueError(
+                    f"every file that {INDEX} names must exist, got no {path.name} in {path.parent}; download "
+                    f"{path.name}"
+                ) from None
             except (OSError, self._library.SafetensorError) as error:
                 raise ValueError(
-                    f"{path} must be whole safetensors, got a torn file ({error}); download it again"
+                    f"{path} must be whole safetensors, got a torn file ({error}); download the file again"
                 ) from None
         return self._files[path]
 
@@ -82,10 +89,13 @@ class TensorFolder:
         try:
             return self._open(path).get_slice(name)
         except self._library.SafetensorError:
-            raise ValueError(f"{INDEX} places {name} in {path.name}, which lacks it; download both again") from None
+            raise ValueError(
+                f"{path.name} must hold the tensor {name}, as {INDEX} says, got no such tensor; download both files "
+                "again"
+            ) from None
 
     def check(self, model: ModelConfig) -> None:
-        """Check names, shapes and dtypes of all tensors by the files' headers.
+        """Checks names, shapes and dtypes of all tensors against the headers of the files.
 
         Args:
             model: the shape that they must have.
@@ -98,32 +108,33 @@ class TensorFolder:
         if missing:
             raise ValueError(
                 f"{self._folder} must have the tensor {missing[0]}, got none "
-                f"({len(missing)} of {len(wanted)} are missing); download it again, or correct its config.json"
+                f"({len(missing)} of {len(wanted)} are missing); download the folder again, or correct config.json"
             )
         for name, shape in wanted.items():
             part = self._slice(name)
             got, dtype = tuple(part.get_shape()), part.get_dtype()
             if dtype not in DTYPES:
                 raise ValueError(
-                    f"tensors must be one of {', '.join(DTYPES.values())}, got {name} as {dtype}; convert the "
+                    f"the dtype of a tensor must be one of {', '.join(DTYPES.values())}, got {dtype} for {name}; "
+                    "convert the "
                     "unquantized model"
                 )
             if got != shape:
                 raise ValueError(
                     f"the tensor {name} must have the shape {list(shape)} by config.json, got {list(got)} in "
-                    f"{self._folder}; correct its config.json or download it again"
+                    f"{self._folder}; correct config.json, or download the folder again"
                 )
         tied_head = {"lm_head.weight"} if model.tied_embeddings else set()
         unused = [name for name in self._file_of if name not in wanted and not NO_PARAMETERS.match(name)]
         unused = [name for name in unused if name not in tied_head]
         if unused:
             raise ValueError(
-                f"every tensor of {self._folder} must have a place in the model, got {unused[0]} without one "
-                f"({len(unused)} in all); convert a plain model of this family"
+                f"every tensor of {self._folder} must have a place in the model, got {unused[0]} without a place "
+                f"({len(unused)} in all); choose a model of this family without such tensors"
             )
 
     def read(self, name: str, part: tuple[slice, ...]) -> np.ndarray:
-        """Read a part of a tensor, a slice for each of its dims; a copy, in the file's dtype."""
+        """Reads a part of a tensor, one slice for each dim; returns a copy in the dtype of the file."""
         return self._slice(name)[part]
 
 
@@ -131,4 +142,4 @@ def _read_index(path: Path) -> Mapping[str, str]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be JSON with a weight_map, got {error!r}; download it again") from None
+        raise ValueError(f"{path} must be JSON with a weight_map, got {error!r}; download the file again") from None

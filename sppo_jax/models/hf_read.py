@@ -31,7 +31,7 @@ def from_hf(
     dtype: str = "auto",
     **settings: Any,
 ) -> Decoder:
-    """Import a Llama, Qwen2, Qwen3 or Mistral model with its weights.
+    """Imports a Llama, Qwen2, Qwen3 or Mistral model with its weights.
 
     Args:
         path: folder with config.json and safetensors.
@@ -48,11 +48,14 @@ def from_hf(
     """
     config = _model_config({**settings, "hf": str(path), "compute_dtype": dtype})
     if config.compute_dtype == "float64" and not jax.config.jax_enable_x64:
-        raise ValueError("dtype float64 needs jax's 64-bit mode, which is off; set JAX_ENABLE_X64=1 or use float32")
+        raise ValueError(
+            "dtype float64 must have jax's 64-bit mode, got the mode off; set JAX_ENABLE_X64=1, or use float32"
+        )
     if config.sliding_window:
         warnings.warn(
-            f"this model's attention spans {config.sliding_window} tokens, here it spans the whole sequence: they "
-            "agree on sequences up to that length",
+            f"the attention of this model spans {config.sliding_window} tokens, and attention here spans the whole "
+            "sequence; "
+            f"results agree only on sequences of at most {config.sliding_window} tokens",
             stacklevel=2,
         )
     model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0)))
@@ -68,7 +71,7 @@ def from_hf(
 
 
 def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None = None) -> nnx.State:
-    """Read the parameters of a Hugging Face model, each straight onto its devices.
+    """Reads the parameters of a Hugging Face model, each straight onto its devices.
 
     Args:
         path: folder with config.json and safetensors.
@@ -90,7 +93,7 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
         if got.get(name) != wanted.get(name):
             raise ValueError(
                 f"the model must have the shape of the weights in {path}: {name} must be {wanted.get(name)}, got "
-                f"{got.get(name)}; take the shape from that folder with model: hf:{path}"
+                f"{got.get(name)}; set model: hf:{path} to take the shape from the folder"
             )
     folder = TensorFolder(Path(path).expanduser())
     folder.check(config)
@@ -103,12 +106,12 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
 
 
 def path_name(key: tuple[Any, ...]) -> str:
-    """Return the path of a parameter within its tree, as rules name it."""
+    """Returns the path of a parameter within its tree, as rules name it."""
     return "/".join(str(part.key) for part in key if isinstance(part, jax.tree_util.DictKey))
 
 
 def shapes_by_path(params: nnx.State) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter by its path."""
+    """Returns the shape of every parameter by its path."""
     return {path_name(key): tuple(leaf.shape) for key, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
@@ -119,7 +122,7 @@ def _model_config(settings: dict[str, Any]) -> ModelConfig:
 
 
 def _read_padded(read: Callable[..., np.ndarray], leaf: jax.ShapeDtypeStruct, index: tuple[slice, ...]) -> np.ndarray:
-    """Read a part of a parameter, and zeros where the part goes beyond the parameter."""
+    """Reads a part of a parameter; the part holds zeros where it goes beyond the parameter."""
     there = tuple(
         slice(min(part.start, size), min(part.stop, size)) for part, size in zip(index, leaf.shape, strict=True)
     )
@@ -132,7 +135,7 @@ def _read_padded(read: Callable[..., np.ndarray], leaf: jax.ShapeDtypeStruct, in
 
 
 def _place(leaf: jax.ShapeDtypeStruct, read: Callable[..., np.ndarray]) -> jax.Array:
-    """Read an array part by part; every part goes to its devices before the next is read."""
+    """Reads an array part by part; every part goes to its devices before the next is read."""
     sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     parts = []
     for index, devices in _parts(sharding, leaf.shape):
@@ -144,7 +147,7 @@ def _place(leaf: jax.ShapeDtypeStruct, read: Callable[..., np.ndarray]) -> jax.A
 def _parts(
     sharding: jax.sharding.Sharding, shape: tuple[int, ...]
 ) -> Iterator[tuple[tuple[slice, ...], list[jax.Device]]]:
-    """Yield the parts of an array that this process holds, each with the devices that hold it."""
+    """Yields the parts of an array that this process holds, each with the devices that hold it."""
     by_span: dict[tuple[tuple[int, int], ...], list[jax.Device]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         span = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))

@@ -39,7 +39,7 @@ class Rule:
 
     @property
     def stacked(self) -> bool:
-        """Whether the parameter has a leading axis of layers."""
+        """Returns whether the parameter has a leading axis of layers."""
         return "{}" in self.theirs
 
     @property
@@ -82,13 +82,13 @@ NO_PARAMETERS = re.compile(r".*\.rotary_emb\.inv_freq$")
 
 
 def rules_for(model: ModelConfig) -> dict[str, Rule]:
-    """Return the rules of a model's parameters, by their paths."""
+    """Returns the rules of a model's parameters, by their paths."""
     present = {"": True, "untied": not model.tied_embeddings, "qkv_bias": model.qkv_bias, "qk_norm": model.qk_norm}
     return {rule.ours: rule for rule in RULES if present[rule.only]}
 
 
 def sizes_of(model: ModelConfig) -> dict[str, int]:
-    """Return the size of each shape letter."""
+    """Returns the size of each shape letter."""
     return {
         "v": model.vocab_size,
         "d": model.hidden_size,
@@ -101,7 +101,7 @@ def sizes_of(model: ModelConfig) -> dict[str, int]:
 
 
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter of a model by its path, layers stacked."""
+    """Returns the shape of every parameter of a model by its path, layers stacked."""
     sizes = sizes_of(model)
     return {
         path: tuple(sizes[letter] for letter in (("l", *rule.letters) if rule.stacked else rule.letters))
@@ -110,7 +110,7 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every tensor of a model, layer by layer: the order in which they are written."""
+    """Returns the name and shape of every tensor of a model, layer by layer: the order in which they are written."""
     rules, sizes = rules_for(model).values(), sizes_of(model)
 
     def shape(rule: Rule) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ def tensor_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def places(model: ModelConfig) -> Iterator[tuple[str, Rule, int | None]]:
-    """Yield each tensor's name, its rule and its layer, in the order of `tensor_shapes`."""
+    """Yields each tensor's name, its rule and its layer, in the order of `tensor_shapes`."""
     by_name = {
         rule.theirs.format(layer): (rule, layer if rule.stacked else None)
         for rule in rules_for(model).values()
@@ -138,7 +138,7 @@ def places(model: ModelConfig) -> Iterator[tuple[str, Rule, int | None]]:
 def read_parameter(
     rule: Rule, read: ReadPart, index: Sequence[slice], sizes: Mapping[str, int], dtype: np.dtype
 ) -> np.ndarray:
-    """Read a part of a parameter, tensor by tensor and no more of each than it needs.
+    """Reads a part of a parameter, tensor by tensor, and only the bytes that are needed.
 
     Args:
         rule: of the parameter.
@@ -163,7 +163,7 @@ def read_parameter(
 
 
 def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """Make room that jax takes over on a CPU instead of copying it."""
+    """Makes an empty array that jax uses on a CPU without a copy."""
     num_bytes, line = math.prod(shape) * dtype.itemsize, 64
     room = np.empty(num_bytes + line, np.uint8)
     first = -room.ctypes.data % line
@@ -173,7 +173,7 @@ def _aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 def _read_tensor(
     rule: Rule, name: str, read: ReadPart, spans: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]
 ) -> np.ndarray:
-    """Read a part of one tensor into the layout of its parameter."""
+    """Reads a part of one tensor into the layout of its parameter."""
     cuts, shape, flat = [], [], []
     for group in rule.groups:
         lead, *inner = group.split()
@@ -188,7 +188,7 @@ def _read_tensor(
 
 
 def to_tensor(rule: Rule, values: np.ndarray) -> np.ndarray:
-    """Bring one layer of a parameter into the layout of its tensor.
+    """Brings one layer of a parameter into the layout of its tensor.
 
     Args:
         rule: of the parameter.

@@ -23,7 +23,7 @@ _FILES = (
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:
-    """Copy what a tokenizer consists of; returns the names of the files."""
+    """Copies the files of a tokenizer and returns their names."""
     names = [name for name in _FILES if (source / name).is_file()]
     for name in names:
         shutil.copyfile(source / name, target / name)
@@ -31,7 +31,7 @@ def copy_tokenizer(source: Path, target: Path) -> list[str]:
 
 
 def check_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Check that a folder's tokenizer, if it has one, has no token beyond the vocabulary.
+    """Checks that a folder's tokenizer, if it has one, has no token beyond the vocabulary.
 
     Raises:
         ValueError: it has, or cannot be read.
@@ -45,9 +45,9 @@ def check_tokenizer(folder: Path, vocab_size: int) -> None:
         ids = list(tokens.values()) if isinstance(tokens, dict) else list(range(len(tokens)))
         last = max([*ids, *(token["id"] for token in content.get("added_tokens") or [])], default=-1)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be a tokenizer, got {error!r} in reading it; download it again") from None
+        raise ValueError(f"{path} must be a readable tokenizer, got {error!r}; download the file again") from None
     if last >= vocab_size:
         raise ValueError(
-            f"the vocabulary must hold every token of {path}, whose last is {last}, got vocab_size = {vocab_size}; "
-            "the tokenizer is of another model, put the right one there"
+            f"vocab_size must be above {last}, the last token of {path}, got {vocab_size}; "
+            "replace the tokenizer, which is of another model"
         )

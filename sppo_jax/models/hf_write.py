@@ -40,7 +40,7 @@ def to_hf(
     length: int = 0,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a model as a folder that transformers loads; the folder appears whole or not at all.
+    """Writes a model as a folder that transformers loads; the folder appears whole or not at all.
 
     Args:
         model: a decoder, or its parameters in the tree of `nnx.state(model, nnx.Param)`, placed on any devices of this
@@ -58,7 +58,9 @@ def to_hf(
     params = nnx.state(model, nnx.Param) if isinstance(model, Decoder) else model
     config = model.config if isinstance(model, Decoder) and config is None else config
     if config is None:
-        raise ValueError("to_hf needs the shape of the model beside its parameters, got none; give config=")
+        raise ValueError(
+            "to_hf must be given the config of the model beside the parameters, got no config; pass config="
+        )
     origin = {} if like is None else read_config(Path(like))
     # Refused by its settings first: what has no name there has no tensors either.
     shape_to_hf(config, like=origin, length=length, dtype=dtype)
@@ -75,7 +77,7 @@ def to_hf(
 
 
 def check_new(path: Path, num_bytes: int) -> None:
-    """Check that a folder can be written without touching what is there, and that the disk has room for it.
+    """Checks that a folder can be written without changing existing files, and that the disk has space for the folder.
 
     Args:
         path: the folder.
@@ -85,19 +87,21 @@ def check_new(path: Path, num_bytes: int) -> None:
         ValueError: there is something of that name, or too little room.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"the folder to write must be new or empty, got {path}, which is not; choose another")
+        raise ValueError(
+            f"the folder to write must be new or empty, got {path} with files in it; choose another folder"
+        )
     above = next(folder for folder in path.absolute().parents if folder.exists())
     free = shutil.disk_usage(above).free
     if free < num_bytes:
         raise ValueError(
-            f"{path} needs {format_bytes(num_bytes)} of disk, got {format_bytes(free)} free; "
-            "make room, or choose another"
+            f"the disk of {path} must have {format_bytes(num_bytes)} free, got {format_bytes(free)}; "
+            "free space, or choose another folder"
         )
 
 
 @contextmanager
 def new_folder(path: Path, num_bytes: int) -> Iterator[Path]:
-    """Give a folder to fill; it takes its name when it is done, and is removed if that fails.
+    """Gives a temporary folder to fill; the folder is renamed at the end, and removed after an error.
 
     Args:
         path: the folder.
@@ -116,14 +120,16 @@ def new_folder(path: Path, num_bytes: int) -> Iterator[Path]:
             yield partial
             partial.replace(path)
     except OSError as error:
-        raise ValueError(f"the folder to write must be writable, got {path} ({error.strerror}); free it") from error
+        raise ValueError(
+            f"the folder to write must be writable, got {path} ({error.strerror}); choose another folder"
+        ) from error
     finally:
         if partial != path:
             shutil.rmtree(partial, ignore_errors=True)
 
 
 def _check_params(params: nnx.State, config: ModelConfig) -> dict[str, jax.Array]:
-    """Return the parameters by their paths.
+    """Returns the parameters by their paths.
 
     Raises:
         ValueError: they are not those of `config`, or lie on devices of other processes.
@@ -133,11 +139,15 @@ def _check_params(params: nnx.State, config: ModelConfig) -> dict[str, jax.Array
         if got.get(name) != wanted.get(name):
             raise ValueError(
                 f"a Hugging Face model must be this project's decoder: {name} must be {wanted.get(name)}, got "
-                f"{got.get(name)}; a block of one's own has no counterpart there"
+                f"{got.get(name)}; export only models of DecoderLayer"
             )
     leaves = {path_name(key): leaf for key, leaf in jax.tree_util.tree_leaves_with_path(params)}
     if not all(leaf.is_fully_addressable for leaf in leaves.values()):
-        raise ValueError("to_hf needs parameters on this process's devices; save a checkpoint, then sppo convert to-hf")
+        raise ValueError(
+            "to_hf must be given parameters on devices of this process, got parameters on other processes; save a "
+            "checkpoint, "
+            "then run sppo convert to-hf"
+        )
     return leaves
 
 
@@ -148,7 +158,7 @@ def _numpy_dtype(name: str) -> Any:
 def _write_tensors(
     folder: Path, leaves: Mapping[str, jax.Array], config: ModelConfig, dtype: np.dtype, shard_bytes: int
 ) -> None:
-    """Write all tensors, in one file or in several with an index."""
+    """Writes all tensors, in one file or in several with an index."""
     shapes = tensor_shapes(config)
     num_bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
     shards = _shards(num_bytes, shard_bytes)
@@ -169,7 +179,7 @@ def _write_tensors(
 
 
 def _shards(num_bytes: Mapping[str, int], most: int) -> list[list[str]]:
-    """Share tensors out over files in their order, each file of `most` bytes or of a single tensor."""
+    """Assigns tensors to files in order; each file has at most `most` bytes, or one tensor."""
     shards: list[list[str]] = [[]]
     for name in num_bytes:
         if shards[-1] and sum(num_bytes[other] for other in shards[-1]) + num_bytes[name] > most:
@@ -179,7 +189,7 @@ def _shards(num_bytes: Mapping[str, int], most: int) -> list[list[str]]:
 
 
 def _write_header(out: IO[bytes], shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> None:
-    """Write what stands before the bytes: the library's own writer wants all tensors of a file in memory at once."""
+    """Writes the header of a file, because the writer of the library needs all tensors of a file in memory at once."""
     code = next(code for code, name in DTYPES.items() if name == dtype.name)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -193,7 +203,7 @@ def _write_header(out: IO[bytes], shapes: Mapping[str, tuple[int, ...]], dtype: 
 
 
 def _cast(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """Return the values in `dtype` and in order.
+    """Returns the values in `dtype`, contiguous in memory.
 
     Raises:
         ValueError: float16 cannot hold one.
@@ -201,12 +211,12 @@ def _cast(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     with np.errstate(over="ignore"):
         cast = np.ascontiguousarray(values.astype(dtype))
     if dtype == np.float16 and np.isinf(cast).any() and not np.isinf(values).any():
-        raise ValueError(f"float16 must hold every value, got larger ones in {name}; use bfloat16 or float32")
+        raise ValueError(f"float16 must hold every value, got larger values in {name}; use dtype bfloat16 or float32")
     return cast
 
 
 def _fetch(leaf: jax.Array, layer: int | None) -> np.ndarray:
-    """Bring one layer of a parameter, or a whole one, to the host, piece by piece from the devices that hold it."""
+    """Copies a parameter, or one layer of a parameter, to the host, piece by piece from the devices that hold it."""
     if layer is None and leaf.is_fully_replicated:
         return np.asarray(leaf.addressable_shards[0].data)
     out = np.empty(leaf.shape if layer is None else leaf.shape[1:], leaf.dtype)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def normal_param(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float, dtype: jnp.dtype) -> nnx.Param:
-    """Draw a parameter of `shape` from a normal distribution with standard deviation `scale`."""
+    """Draws a parameter of `shape` from a normal distribution with standard deviation `scale`."""
     return nnx.Param(scale * jax.random.normal(rngs.params(), shape, dtype))
 
 
@@ -31,7 +31,7 @@ class RMSNorm(nnx.Module):
     """Divide the last axis by its root mean square and multiply it by a learnt scale."""
 
     def __init__(self, size: int, *, eps: float, dtype: jnp.dtype):
-        """Create the scale.
+        """Creates the scale.
 
         Args:
             size: length of the normalised axis.
@@ -42,7 +42,7 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((size,), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalise the last axis, with statistics in at least float32, and return the dtype of `x`."""
+        """Normalises the last axis, with statistics in at least float32; the result has the dtype of `x`."""
         wide = x.astype(accumulator(x.dtype))
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         scale = self.scale[...].astype(wide.dtype)
@@ -53,7 +53,7 @@ class DecoderLayer(nnx.Module):
     """Pre-norm layer with grouped-query attention, rotary positions and a SwiGLU or GELU MLP."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        """Create the parameters of one layer.
+        """Creates the parameters of one layer.
 
         Args:
             config: the model's shape.
@@ -89,7 +89,7 @@ class DecoderLayer(nnx.Module):
         return param[...].astype(self.dtype)
 
     def before_attention(self, x_TD: jax.Array, positions_T: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Project tokens to rotated queries and keys, and to values.
+        """Projects tokens to rotated queries and keys, and to values.
 
         Args:
             x_TD: the residual stream.
@@ -112,7 +112,7 @@ class DecoderLayer(nnx.Module):
         return rotate(q_TNH, cos_TR, sin_TR), rotate(k_TKH, cos_TR, sin_TR), v_TKH
 
     def after_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
-        """Add the projected attention output and the MLP to the residual stream.
+        """Adds the projected attention output and the MLP to the residual stream.
 
         Args:
             x_TD: what `before_attention` was given.

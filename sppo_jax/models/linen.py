@@ -25,7 +25,7 @@ class LinenLayer(nnx.Module):
     """
 
     def __init__(self, module: linen.Module, hidden_size: int, *, rngs: nnx.Rngs):
-        """Create the parameters.
+        """Creates the parameters.
 
         Args:
             module: the block; it makes its submodules in `setup`, for it has two methods.
@@ -37,7 +37,10 @@ class LinenLayer(nnx.Module):
         """
         for name in ("before_attention", "after_attention"):
             if not callable(getattr(module, name, None)):
-                raise ValueError(f"a Linen layer needs the method {name}, {type(module).__name__} has none; write it")
+                raise ValueError(
+                    f"a Linen layer must have the method {name}, got {type(module).__name__} without {name}; write "
+                    "the method"
+                )
         x, positions = jnp.zeros((1, hidden_size)), jnp.zeros((1,), jnp.int32)
         self.linen = bridge.ToNNX(module, rngs=rngs)
         bridge.lazy_init(self.linen, x, positions, method=_both)
@@ -45,25 +48,25 @@ class LinenLayer(nnx.Module):
         _, _, others = nnx.split(self.linen, nnx.Param, ...)
         if jax.tree.leaves(others):
             names = ", ".join(sorted({str(path[0]) for path, _ in nnx.to_flat_state(others)}))
-            raise ValueError(f"a Linen layer must hold parameters only, got the state of {names} too; leave it out")
+            raise ValueError(f"a Linen layer must hold parameters only, got state of {names} too; remove this state")
 
     def before_attention(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return q, k and v of the Linen module."""
+        """Returns q, k and v of the Linen module."""
         return self.linen(x, positions, method="before_attention")
 
     def after_attention(self, x: jax.Array, out: jax.Array) -> jax.Array:
-        """Return the next layer's input, of the Linen module."""
+        """Returns the input of the next layer, from the Linen module."""
         return self.linen(x, out, method="after_attention")
 
 
 def _both(module: Any, x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Touch every parameter of a block; attention's output has the shape of the queries."""
+    """Uses every parameter of a block; the output of attention has the shape of the queries."""
     q, _, _ = module.before_attention(x, positions)
     return module.after_attention(x, q)
 
 
 def linen_layer(make_module: Callable[[ModelConfig], linen.Module]) -> Callable[..., LinenLayer]:
-    """Make of `make_module(config) -> module` what `Decoder(config, rngs=..., layer=...)` takes."""
+    """Returns the `layer` of `Decoder(config, rngs=..., layer=...)` for `make_module(config) -> module`."""
 
     def layer(config: ModelConfig, *, rngs: nnx.Rngs) -> LinenLayer:
         return LinenLayer(make_module(config), config.hidden_size, rngs=rngs)
@@ -72,12 +75,12 @@ def linen_layer(make_module: Callable[[ModelConfig], linen.Module]) -> Callable[
 
 
 def linen_decoder(config: ModelConfig) -> linen.Module:
-    """Return the decoder as a Linen module: `init(key, tokens)`, `apply(variables, tokens)` gives logits."""
+    """Returns the decoder as a Linen module: `init(key, tokens)`, `apply(variables, tokens)` gives logits."""
     return bridge.ToLinen(Decoder, args=(config,))
 
 
 def params_from_linen(variables: Mapping[str, Any], like: nnx.State) -> nnx.State:
-    """Return the parameters of `linen_decoder(...).init` as `value_and_grad` takes them.
+    """Returns the parameters of `linen_decoder(...).init` as `value_and_grad` takes them.
 
     Args:
         variables: {"params": ...}.
@@ -89,10 +92,12 @@ def params_from_linen(variables: Mapping[str, Any], like: nnx.State) -> nnx.Stat
     params = linen.unbox(variables["params"])
     want, got = jax.tree.structure(nnx.to_pure_dict(like)), jax.tree.structure(dict(params))
     if want != got:
-        raise ValueError(f"Linen parameters must be those of the same decoder, {want}, got {got}; use its config")
+        raise ValueError(
+            f"Linen parameters must be those of the same decoder, {want}, got {got}; use one config for both"
+        )
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(params))
 
 
 def params_to_linen(params: nnx.State) -> dict[str, Any]:
-    """Return parameters, or gradients, as Linen has them: {"params": ...}."""
+    """Returns parameters or gradients in the form of Linen: {"params": ...}."""
     return {"params": nnx.to_pure_dict(params)}

@@ -22,7 +22,7 @@ _PERIOD_TOKENS = 4096
 
 
 def _llama3_frequencies(rope: RopeConfig, frequency_R: np.ndarray) -> np.ndarray:
-    """Divide slow frequencies by `factor`, keep fast ones, and blend between (Llama 3.1's rule)."""
+    """Divides slow frequencies by `factor`, keeps fast frequencies, and blends those between (Llama 3.1's rule)."""
     turns_R = rope.original_length * frequency_R / (2.0 * np.pi)
     blend_R = (turns_R - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     blend_R = np.clip(blend_R, 0.0, 1.0)
@@ -30,7 +30,7 @@ def _llama3_frequencies(rope: RopeConfig, frequency_R: np.ndarray) -> np.ndarray
 
 
 def _yarn_frequencies(rope: RopeConfig, frequency_R: np.ndarray) -> np.ndarray:
-    """Divide frequencies by `factor` along a ramp over the pair index (YaRN, arXiv 2309.00071, section 3.2)."""
+    """Divides frequencies by `factor` along a ramp over the pair index (YaRN, arXiv 2309.00071, section 3.2)."""
     head_dim = 2 * frequency_R.size
 
     def pair_turning(turns: float) -> float:
@@ -46,7 +46,7 @@ def _yarn_frequencies(rope: RopeConfig, frequency_R: np.ndarray) -> np.ndarray:
 
 
 def rotary_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
-    """Compute the angular frequency of every rotated pair and the amplitude of the rotation.
+    """Computes the angular frequency of every rotated pair and the amplitude of the rotation.
 
     Args:
         rope: base, scaling and its parameters.
@@ -69,7 +69,7 @@ def rotary_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, flo
 def rotary_cos_sin(
     positions_T: jax.Array, rope: RopeConfig, head_dim: int, dtype: jnp.dtype
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute cos and sin of the rotation angle of every token and pair.
+    """Computes cos and sin of the rotation angle of every token and pair.
 
     Args:
         positions_T: integer positions, any leading dimensions.
@@ -92,7 +92,7 @@ def rotary_cos_sin(
 
 
 def rotate(x_TNH: jax.Array, cos_TR: jax.Array, sin_TR: jax.Array) -> jax.Array:
-    """Rotate pair r, made of elements r and r + H / 2 of every head, by its token's angle.
+    """Rotates pair r, made of elements r and r + H / 2 of every head, by the angle of the token.
 
     Args:
         x_TNH: queries or keys, any leading dimensions.

@@ -91,7 +91,7 @@ class Step:
         q, k, _ = jax.eval_shape(self.block.before, Weights(one, others), x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
         if q.shape[1] % plan.ulysses:
             raise ValueError(
-                f"attention heads must divide by ulysses = {plan.ulysses}, got {q.shape[1]}; "
+                f"the number of attention heads must be a multiple of ulysses = {plan.ulysses}, got {q.shape[1]}; "
                 "use sequence.kind=ring, or a smaller mesh.seq"
             )
         return AttentionShape(
@@ -141,13 +141,13 @@ class Step:
         if in_force is not None and in_force.size != self.mesh.size:
             raise ValueError(
                 f"a jit within jax.set_mesh must have a mesh of the plan's {self.mesh.size} devices, got "
-                f"{in_force.size} ({', '.join(in_force.axis_names)}); use jax.set_mesh(make_mesh(plan)), or call it "
-                "outside of jit"
+                f"{in_force.size} ({', '.join(in_force.axis_names)}); use jax.set_mesh(make_mesh(plan)), or "
+                "call the function outside of jit"
             )
         if any(map(has_explicit_sharding, jax.tree.leaves((params, batch)))):
             raise ValueError(
-                "a jit must take arrays whose types leave their shardings open, got a mesh of AxisType.Explicit; make "
-                "it of AxisType.Auto, as make_mesh(plan) does, or call it outside of jit"
+                "a jit must take arrays whose types leave their shardings open, got a mesh of AxisType.Explicit; use a "
+                "mesh of AxisType.Auto, as make_mesh(plan) makes, or call the function outside of jit"
             )
         with outside_meshes():
             return self._run(params, batch)
@@ -258,8 +258,9 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
     check_memory_limits(plan)
     if plan.kernel == "cudnn" and step.platform not in ("gpu", "cuda"):
         warnings.warn(
-            f"the plan's kernel is cudnn, got {step.platform} devices: a plain kernel stands in for it, correct but "
-            "large and slow; plan with model.kernel=blockwise",
+            f"the plan's kernel is cudnn, got {step.platform} devices, on which a plain kernel replaces cudnn: "
+            "correct, but "
+            "slow and with large arrays; plan with model.kernel=blockwise",
             stacklevel=2,
         )
     return f

@@ -24,7 +24,11 @@ class Block:
         """Takes the stacked layers of a decoder (parameters [L, ...]) or any module with the two methods."""
         for name in ("before_attention", "after_attention"):
             if not callable(getattr(layers, name, None)):
-                raise ValueError(f"a layer needs the method {name}, {type(layers).__name__} has none; see DecoderLayer")
+                raise ValueError(
+                    f"a layer must have the method {name}, got {type(layers).__name__} without {name}; write the "
+                    "method as in "
+                    "DecoderLayer"
+                )
         self.graphdef, _, self.others = nnx.split(layers, nnx.Param, ...)
 
     def _merge(self, weights: Weights):

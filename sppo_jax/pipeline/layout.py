@@ -49,8 +49,10 @@ def make_mesh(plan: Plan, devices=None) -> Mesh:
     needed = int(np.prod(shape))
     if len(devices) < needed:
         raise ValueError(
-            f"mesh data*pipe*seq = {plan.mesh.data}*{plan.mesh.pipe}*{plan.mesh.seq} = {needed} must not exceed the "
-            f"devices, got {len(devices)}; lower an axis, or simulate more with train.devices=cpu:{needed}"
+            f"mesh.data * mesh.pipe * mesh.seq = {plan.mesh.data} * {plan.mesh.pipe} * {plan.mesh.seq} = {needed} "
+            "must not "
+            f"exceed the number of devices, got {len(devices)}; lower an axis, or simulate more with "
+            f"train.devices=cpu:{needed}"
         )
     return Mesh(np.asarray(devices[:needed]).reshape(shape), ("data", "pipe", "seq"), axis_types=(AxisType.Auto,) * 3)
 

@@ -74,17 +74,21 @@ def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) 
     size, dtype = x_TD.shape, x_TD.dtype
     for what, got in (("q", q), ("k", k), ("v", v)):
         if len(got.shape) != 3 or got.shape[0] != size[0] or got.shape[2] != q.shape[-1]:
-            _refuse(f"{name}.before_attention must return {what} as [tokens, heads, size]", _text(got), "reshape it")
+            _refuse(
+                f"{name}.before_attention must return {what} as [tokens, heads, size]", _text(got), f"reshape {what}"
+            )
         if got.dtype != dtype:
-            _refuse(f"{name}.before_attention must return {what} in the compute dtype {dtype}", _text(got), "cast it")
+            _refuse(
+                f"{name}.before_attention must return {what} in the compute dtype {dtype}", _text(got), f"cast {what}"
+            )
     if k.shape != v.shape or q.shape[1] % k.shape[1]:
         heads = f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]}"
-        rule = f"{name}.before_attention must return as many heads of k as of v, and a multiple of them of q"
+        rule = f"{name}.before_attention must return as many heads for k as for v, and a multiple of this number for q"
         _refuse(rule, f"heads of q, k and v: {heads}", "change the heads")
     y = jax.eval_shape(block.after, weights, x_TD, q)
     if y.shape != size or y.dtype != dtype:
         rule = f"{name}.after_attention must return the next layer's input, {list(size)} in {dtype}"
-        _refuse(rule, _text(y), "project or cast it")
+        _refuse(rule, _text(y), "project or cast the result")
 
 
 def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
@@ -104,9 +108,9 @@ def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -
     jax.eval_shape(run, weights, x_TD, positions_T)
     if not found["same"]:
         _refuse(
-            f"{name} must do the same to a token every time, for the backward runs its methods again",
-            "one that draws random numbers, as dropout does" if found["random"] else "one that changes its own state",
-            "leave that out (dropout: deterministic=True)" if found["random"] else "leave that out",
+            f"{name} must do the same to a token every time, because the backward runs the methods again",
+            "a layer that draws random numbers" if found["random"] else "a layer that changes its own state",
+            "remove the random numbers (dropout: deterministic=True)" if found["random"] else "remove the state",
         )
 
 
@@ -120,9 +124,9 @@ def _check_tokens(what: str, method: Callable[..., Any], x_TD, other_T, dtype) -
     same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(together, beside_another, strict=True))
     if not (close and same):
         _refuse(
-            f"{what} must treat every token by itself, for a device sees some of them",
-            "one whose result for a token depends on the tokens beside it",
-            "leave to attention what mixes tokens",
+            f"{what} must treat every token by itself, because a device sees only some of the tokens",
+            "a result for a token that depends on the tokens beside it",
+            "mix tokens only in attention",
         )
 
 

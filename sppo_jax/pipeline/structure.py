@@ -61,19 +61,19 @@ def check_params(params: Any, shapes: nnx.State, plan: Plan) -> None:
     """
     if not isinstance(params, nnx.State):
         got = "the model itself" if isinstance(params, nnx.Module) else f"a {type(params).__name__}"
-        raise ValueError(f"params must be a state, got {got}; give nnx.state(model, nnx.Param)")
+        raise ValueError(f"params must be an nnx.State, got {got}; give nnx.state(model, nnx.Param)")
     given, wanted = _shapes(params), _shapes(shapes)
     for what, names in (("with", given.keys() - wanted.keys()), ("without", wanted.keys() - given.keys())):
         if names:
             name = "/".join(map(str, min(names, key=str)))
             raise ValueError(
-                f"params must be those of the plan's model, got some {what} {name}; give nnx.state(model, nnx.Param)"
+                f"params must be those of the plan's model, got params {what} {name}; give nnx.state(model, nnx.Param)"
             )
     for name, shape in wanted.items():
         if given[name] not in (shape, home_of(name[0], shape, plan).shape):
             raise ValueError(
                 f"params must have the shapes of the plan's model, got {list(given[name])} for "
-                f"{'/'.join(map(str, name))}, which is {list(shape)}; make plan and model from one config"
+                f"{'/'.join(map(str, name))}, whose shape is {list(shape)}; make the plan and the model from one config"
             )
 
 

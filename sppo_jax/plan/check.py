@@ -29,28 +29,29 @@ def _check_sizes(table: Table) -> None:
     for field in ("num_stages", "num_groups", "num_sequences"):
         value = getattr(table, field)
         if value < 1:
-            raise ValueError(f"a schedule table needs {field} >= 1, got {value}")
+            raise ValueError(f"{field} of a schedule table must be at least 1, got {value}")
     if not table.chunk_lengths:
-        raise ValueError("a schedule table needs at least one chunk, got no chunk lengths")
+        raise ValueError("a schedule table must have at least one chunk, got no chunk lengths")
     if min(table.chunk_lengths) < 1:
         raise ValueError(f"chunk lengths must be positive, got {list(table.chunk_lengths)}")
 
 
 def _check_tick(table: Table, index: int, tick: Tick) -> None:
     if tick.kind not in KINDS:
-        raise ValueError(f"a tick is of kind F, B or H, got {tick.kind!r} in tick {index}")
+        raise ValueError(f"the kind of a tick must be F, B or H, got {tick.kind!r} in tick {index}")
     if len(tick.units) != table.num_stages:
         raise ValueError(
-            f"a tick has one entry for each of the {table.num_stages} stages, got {len(tick.units)} in tick {index}"
+            f"a tick must have one entry for each of the {table.num_stages} stages, got {len(tick.units)} in tick "
+            f"{index}"
         )
     if all(unit is None for unit in tick.units):
-        raise ValueError(f"a tick must hold a unit, got only idle stages in tick {index}: remove the tick")
+        raise ValueError(f"a tick must hold a unit, got only idle stages in tick {index}; remove the tick")
     for stage, unit in enumerate(tick.units):
         if unit is not None:
             _check_unit(table, index, tick, stage, unit)
     if tick.kind == "H" and len(set(tick.units)) != 1:
         raise ValueError(
-            f"all stages compute the head of one chunk together, got different entries in H tick {index}: "
+            f"all stages must have the same entry in an H tick, for they compute a head together, got in tick {index} "
             f"{', '.join(str(unit) if unit else 'idle' for unit in tick.units)}"
         )
 
@@ -58,22 +59,23 @@ def _check_tick(table: Table, index: int, tick: Tick) -> None:
 def _check_unit(table: Table, index: int, tick: Tick, stage: int, unit: Unit) -> None:
     where = f"in tick {index} at stage {stage}"
     if unit.kind != tick.kind:
-        raise ValueError(f"a tick holds units of one kind, got {unit} {where}, which is of kind {tick.kind}")
+        raise ValueError(f"all units of a tick must be of one kind, got {unit} {where}, a tick of kind {tick.kind}")
     if not (
         0 <= unit.sequence < table.num_sequences
         and 0 <= unit.chunk < table.num_chunks
         and 0 <= unit.virtual_stage < table.num_virtual_stages
     ):
         raise ValueError(
-            f"units range over {table.num_sequences} sequences, {table.num_chunks} chunks and "
-            f"{table.num_virtual_stages} virtual stages, counted from 0; got {unit} {where}"
+            f"a unit must be of one of {table.num_sequences} sequences, {table.num_chunks} chunks and "
+            f"{table.num_virtual_stages} virtual stages, counted from 0, got {unit} {where}"
         )
     if unit.kind == "H":
         if unit.virtual_stage != table.num_virtual_stages - 1:
-            raise ValueError(f"a head unit carries the last virtual stage, got {unit} {where}")
+            last = table.num_virtual_stages - 1
+            raise ValueError(f"an H unit must be of the last virtual stage, {last}, got {unit} {where}")
     elif unit.virtual_stage % table.num_stages != stage:
         home = unit.virtual_stage % table.num_stages
-        raise ValueError(f"virtual stage {unit.virtual_stage} lives on stage {home}, got {unit} {where}")
+        raise ValueError(f"a unit of virtual stage {unit.virtual_stage} must be at stage {home}, got {unit} {where}")
 
 
 def _check_every_unit_once(table: Table) -> None:
@@ -89,7 +91,9 @@ def _check_every_unit_once(table: Table) -> None:
             for unit in wanted:
                 if counts[unit] != 1:
                     stage = unit.virtual_stage % table.num_stages
-                    raise ValueError(f"every unit runs exactly once, got {unit} {counts[unit]} times at stage {stage}")
+                    raise ValueError(
+                        f"every unit must run exactly once, got {unit} {counts[unit]} times at stage {stage}"
+                    )
 
 
 def _positions(table: Table, kind: str) -> tuple[dict[Unit, int], dict[Unit, int]]:

@@ -31,21 +31,21 @@ def from_csv(text: str) -> Table:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
-        raise ValueError("a schedule CSV starts with a header line, got no text")
+        raise ValueError("a schedule CSV must begin with a header line, got no text")
     header = _read_header(lines[0])
     num_stages, num_groups = (_read_count(header, key) for key in ("stages", "groups"))
     rows = [line.split(",") for line in lines[1:]]
     if len(rows) != num_stages:
-        raise ValueError(f"a schedule CSV has one row for each of its {num_stages} stages, got {len(rows)} rows")
+        raise ValueError(f"a schedule CSV must have one row for each of its {num_stages} stages, got {len(rows)} rows")
     widths = sorted({len(row) for row in rows})
     if len(widths) != 1:
-        raise ValueError(f"all rows of a schedule CSV have one cell a tick, got rows of {widths} cells")
+        raise ValueError(f"all rows of a schedule CSV must have one cell a tick, got rows of {widths} cells")
     last = num_stages * num_groups - 1
     grid = [[_read_cell(cell, stage, last) for cell in row] for stage, row in enumerate(rows)]
     ticks = [_tick(index, units) for index, units in enumerate(zip(*grid, strict=True))]
     lengths = header["chunk_lengths"].split()
     if not all(length.isdigit() for length in lengths):
-        raise ValueError(f"chunk_lengths of a schedule CSV are whole numbers, got {header['chunk_lengths']!r}")
+        raise ValueError(f"chunk_lengths of a schedule CSV must be whole numbers, got {header['chunk_lengths']!r}")
     return Table(
         num_stages=num_stages,
         num_groups=num_groups,
@@ -67,13 +67,13 @@ def _read_header(line: str) -> dict[str, str]:
     cells = [cell.strip().partition("=") for cell in line.split(",")]
     header = {key: value for key, _, value in cells}
     if tuple(sorted(header)) != tuple(sorted(_HEADER)):
-        raise ValueError(f"the header of a schedule CSV has the keys {', '.join(_HEADER)}, got {line!r}")
+        raise ValueError(f"the header of a schedule CSV must have the keys {', '.join(_HEADER)}, got {line!r}")
     return header
 
 
 def _read_count(header: dict[str, str], key: str) -> int:
     if not header[key].isdigit() or int(header[key]) < 1:
-        raise ValueError(f"{key} of a schedule CSV is a positive whole number, got {header[key]!r}")
+        raise ValueError(f"{key} of a schedule CSV must be a positive whole number, got {header[key]!r}")
     return int(header[key])
 
 
@@ -83,7 +83,9 @@ def _read_cell(cell: str, stage: int, last: int) -> Unit | None:
         return None
     match = _CELL.fullmatch(cell)
     if match is None:
-        raise ValueError(f"a cell of a schedule CSV is F0.3.1, B0.3.1, H0.3 or empty, got {cell!r} at stage {stage}")
+        raise ValueError(
+            f"a cell of a schedule CSV must be empty or like F0.3.1, B0.3.1 or H0.3, got {cell!r} at stage {stage}"
+        )
     kind, sequence, chunk, virtual_stage, head, head_sequence, head_chunk = match.groups()
     if head:
         return Unit("H", int(head_sequence), int(head_chunk), last)
@@ -93,5 +95,7 @@ def _read_cell(cell: str, stage: int, last: int) -> Unit | None:
 def _tick(index: int, units: tuple[Unit | None, ...]) -> Tick:
     kinds = sorted({unit.kind for unit in units if unit is not None})
     if len(kinds) != 1:
-        raise ValueError(f"a tick of a schedule CSV holds units of one kind, got {kinds or 'no unit'} in tick {index}")
+        raise ValueError(
+            f"a tick of a schedule CSV must hold units of one kind, got {', '.join(kinds) or 'no unit'} in tick {index}"
+        )
     return Tick(kinds[0], units)

@@ -13,7 +13,7 @@ class Loop:
 
 
 def fold(signatures: Sequence[Hashable]) -> tuple:
-    """Find a short nested-loop form of a sequence.
+    """Finds a short nested-loop form of a sequence.
 
     Greedy: at each place the period that saves most items is folded, and its body is folded in turn. A body of one
     repeated signature is a segment; a body of several is what repeats from sequence to sequence.
@@ -52,7 +52,7 @@ def _best_period(signatures: Sequence[Hashable], place: int) -> tuple[int, int]:
 
 
 def unfold(items: Sequence) -> list:
-    """Write the loops out again."""
+    """Writes the loops out again."""
     flat = []
     for item in items:
         flat += unfold(item.body) * item.count if isinstance(item, Loop) else [item]
@@ -60,5 +60,5 @@ def unfold(items: Sequence) -> list:
 
 
 def num_segments(items: Sequence) -> int:
-    """Count the tick bodies that are compiled."""
+    """Counts the tick bodies that are compiled."""
     return sum(num_segments(item.body) if isinstance(item, Loop) else 1 for item in items)

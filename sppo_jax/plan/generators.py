@@ -124,13 +124,13 @@ def one_f_one_b(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int
     """
     if len(chunk_lengths) != 1:
         raise ValueError(
-            f"schedule 1f1b runs whole sequences, got {len(chunk_lengths)} chunks: "
-            "use sequence.chunks=1, or schedule seq1f1b"
+            f"schedule 1f1b must have one chunk a sequence, got {len(chunk_lengths)} chunks; "
+            "use sequence.chunks=1, or schedule.name=seq1f1b"
         )
     if num_groups > 1 and num_sequences % num_stages:
         raise ValueError(
-            f"interleaved 1f1b needs the number of sequences to be a multiple of the {num_stages} stages, "
-            f"got {num_sequences}: change sequence.per_pipeline, or use interleave=1"
+            f"the sequences of interleaved 1f1b must be a multiple of the {num_stages} stages, "
+            f"got {num_sequences}; change sequence.per_pipeline, or use schedule.interleave=1"
         )
     return replace(seq1f1b(num_stages, num_sequences, chunk_lengths, num_groups), name="1f1b")
 
@@ -159,8 +159,8 @@ def interleaved_seq1f1b(
 def _check_interleaved(plain: str, num_groups: int) -> None:
     if num_groups < 2:
         raise ValueError(
-            f"schedule interleaved-{plain} needs interleave >= 2, got {num_groups}: "
-            f"set schedule.interleave, or use schedule {plain}"
+            f"schedule interleaved-{plain} must have schedule.interleave of at least 2, got {num_groups}; "
+            f"raise schedule.interleave, or use schedule.name={plain}"
         )
 
 
@@ -200,7 +200,7 @@ def check_counts(name: str, num_stages: int, num_sequences: int, num_chunks: int
         ValueError: the name is unknown, a count is not positive, or the schedule has one virtual stage a stage.
     """
     if name not in GENERATORS:
-        raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(GENERATORS)}")
+        raise ValueError(f"the schedule must be one of {', '.join(GENERATORS)}, got {name!r}; choose one")
     for what, value in (
         ("pipeline stages", num_stages),
         ("sequences", num_sequences),
@@ -208,8 +208,8 @@ def check_counts(name: str, num_stages: int, num_sequences: int, num_chunks: int
         ("virtual stages of a stage", num_groups),
     ):
         if value < 1:
-            raise ValueError(f"a schedule needs at least one of its {what}, got {value}")
+            raise ValueError(f"the number of {what} of a schedule must be at least 1, got {value}; raise the number")
     if name in ("1f1b", "seq1f1b") and num_groups > 1:
         raise ValueError(
-            f"schedule {name} has one virtual stage a stage, got interleave={num_groups}: use interleaved-{name}"
+            f"schedule {name} must have schedule.interleave=1, got {num_groups}; use schedule.name=interleaved-{name}"
         )

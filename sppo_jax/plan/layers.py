@@ -18,16 +18,16 @@ def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int
     what = f"mesh.pipe * schedule.interleave = {pipe} * {interleave} = {stages}"
     if stages > num_layers:
         raise ValueError(
-            f"each virtual stage needs a layer, got {num_layers} layers for {what} stages: "
-            f"use at most {num_layers} stages"
+            f"each virtual stage must have at least one layer, got {num_layers} layers for {what} virtual stages; "
+            f"use at most {num_layers} virtual stages"
         )
     if num_layers % stages:
         below = max(count for count in divisors(num_layers) if count < stages)
         above = min(count for count in divisors(num_layers) if count > stages)
         layers = num_layers // stages * stages
         raise ValueError(
-            f"model.num_layers must be a multiple of {what}, got {num_layers}: "
-            f"use {below} or {above} stages, or {layers} or {layers + stages} layers"
+            f"model.num_layers must be a multiple of {what}, got {num_layers}; "
+            f"use {below} or {above} virtual stages, or {layers} or {layers + stages} layers"
         )
     return num_layers // stages
 
@@ -46,8 +46,8 @@ def check_host_layers(stash: StashPlan, layers: int) -> None:
 def too_few_layers(layers: int) -> str:
     """Returns the error of a virtual stage with too few layers to hide copies behind."""
     return (
-        f"stash on the host needs at least {MIN_HOST_LAYERS} layers a virtual stage to hide copies behind, "
-        f"got {layers}: use fewer stages (mesh.pipe, schedule.interleave), or stash keep"
+        f"a stash on the host must have at least {MIN_HOST_LAYERS} layers a virtual stage to hide its copies, "
+        f"got {layers}; lower mesh.pipe or schedule.interleave, or use stash keep"
     )
 
 

@@ -185,13 +185,18 @@ class Plan:
         values = {key: value for key, value in values.items() if key not in REPORT_KEYS}
         found = values.get("schema_version")
         if found != SCHEMA_VERSION:
-            raise ValueError(f"a plan must have schema_version {SCHEMA_VERSION}, got {found!r}: make the plan again")
+            raise ValueError(f"schema_version of plan.json must be {SCHEMA_VERSION}, got {found!r}; plan again")
         nested = {"mesh": MeshShape, "schedule": SchedulePlan, "stash": StashPlan, "predicted": Predicted}
         try:
-            read = {key: _read(nested[key], value, key) if key in nested else value for key, value in values.items()}
-            return _read(cls, read, "plan")
+            read = {
+                key: _read(nested[key], value, f"{key} of plan.json") if key in nested else value
+                for key, value in values.items()
+            }
+            return _read(cls, read, "plan.json")
         except (TypeError, AttributeError) as error:
-            raise ValueError(f"a plan has values of the types it was written with, got others: {error}") from None
+            raise ValueError(
+                f"plan.json must hold values of the right types, got others ({error}); plan again"
+            ) from None
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -199,9 +204,13 @@ class Plan:
         try:
             values = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"a plan is JSON text, got something else: {error}; plan again") from None
+            raise ValueError(
+                f"plan.json must hold JSON text, got text that is not JSON ({error}); plan again"
+            ) from None
         if not isinstance(values, dict):
-            raise ValueError(f"a plan is a JSON object, got {type(values).__name__}; plan again")
+            raise ValueError(
+                f"plan.json must hold a JSON object, got a value of type {type(values).__name__}; plan again"
+            )
         return cls.from_dict(values)
 
     def describe(self) -> str:
@@ -269,62 +278,77 @@ _csv_table = lru_cache(maxsize=16)(from_csv)
 def _read(cls: type, values: Any, where: str) -> Any:
     """Makes a dataclass from a dict, refusing unknown and missing keys; lists become tuples."""
     if not isinstance(values, dict):
-        raise ValueError(f"{where} of a plan is an object, got {values!r}")
+        raise ValueError(f"{where} must be an object, got {values!r}; plan again")
     fields = {item.name: item for item in dataclasses.fields(cls)}
     unknown = sorted(set(values) - set(fields))
     if unknown:
-        raise ValueError(f"{where} of a plan has the keys {', '.join(fields)}; got unknown {', '.join(unknown)}")
+        raise ValueError(
+            f"{where} must have only the keys {', '.join(fields)}, got {', '.join(unknown)} too; plan again"
+        )
     # Every key is written, so every key is expected: a default would hide a truncated file.
     missing = sorted(set(fields) - set(values))
     if missing:
-        raise ValueError(f"{where} of a plan lacks {', '.join(missing)}")
+        raise ValueError(f"{where} must have every key, got none named {', '.join(missing)}; plan again")
     return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
 def _check_versions(plan: Plan) -> None:
     if plan.schema_version != SCHEMA_VERSION:
-        raise ValueError(
-            f"a plan must have schema_version {SCHEMA_VERSION}, got {plan.schema_version!r}: make the plan again"
-        )
+        raise ValueError(f"schema_version of a plan must be {SCHEMA_VERSION}, got {plan.schema_version!r}; plan again")
 
 
 def _check_sequence(plan: Plan) -> None:
     for axis in ("data", "pipe", "seq"):
         if getattr(plan.mesh, axis) < 1:
-            raise ValueError(f"a mesh axis has at least one device, got {axis}={getattr(plan.mesh, axis)}")
+            raise ValueError(f"mesh.{axis} of a plan must be at least 1, got {getattr(plan.mesh, axis)}; plan again")
     if plan.sequence_kind not in SEQUENCE_KINDS:
-        raise ValueError(f"sequence_kind is one of {', '.join(SEQUENCE_KINDS)}, got {plan.sequence_kind!r}")
+        raise ValueError(
+            f"sequence_kind of a plan must be one of {', '.join(SEQUENCE_KINDS)}, got {plan.sequence_kind!r}; choose "
+            "one"
+        )
     if plan.ring_pass not in RING_PASSES:
-        raise ValueError(f"ring_pass is one of {', '.join(RING_PASSES)}, got {plan.ring_pass!r}")
+        raise ValueError(
+            f"ring_pass of a plan must be one of {', '.join(RING_PASSES)}, got {plan.ring_pass!r}; choose one"
+        )
     if plan.kernel not in KERNELS:
-        raise ValueError(f"kernel is one of {', '.join(KERNELS)}, got {plan.kernel!r}")
+        raise ValueError(f"kernel of a plan must be one of {', '.join(KERNELS)}, got {plan.kernel!r}; choose one")
     if plan.ulysses * plan.ring != plan.mesh.seq:
-        raise ValueError(f"ulysses * ring must be the seq axis ({plan.mesh.seq}), got {plan.ulysses} * {plan.ring}")
+        raise ValueError(
+            f"ulysses * ring of a plan must be mesh.seq = {plan.mesh.seq}, got {plan.ulysses} * {plan.ring}; plan again"
+        )
     if (plan.sequence_kind == "ulysses" and plan.ring > 1) or (plan.sequence_kind == "ring" and plan.ulysses > 1):
         raise ValueError(
-            f"sequence_kind={plan.sequence_kind} has one factor, got ulysses {plan.ulysses} * ring {plan.ring}: "
-            "use hybrid"
+            f"with sequence_kind={plan.sequence_kind}, the other factor must be 1, got ulysses {plan.ulysses} * ring "
+            f"{plan.ring}; use sequence_kind=hybrid"
         )
     if sum(plan.chunk_lengths) != plan.sequence_length:
         raise ValueError(
-            f"chunk lengths must sum to the sequence length {plan.sequence_length}, "
-            f"got {list(plan.chunk_lengths)}, which sum to {sum(plan.chunk_lengths)}"
+            f"chunk_lengths of a plan must add up to sequence_length = {plan.sequence_length}, "
+            f"got {list(plan.chunk_lengths)}, which add up to {sum(plan.chunk_lengths)}; "
+            "plan again"
         )
     uneven = [length for length in plan.chunk_lengths if length < 1 or length % plan.mesh.seq]
     if uneven:
-        raise ValueError(f"chunk lengths must be positive multiples of seq={plan.mesh.seq}, got {uneven}")
+        raise ValueError(
+            f"chunk_lengths of a plan must be positive multiples of mesh.seq = {plan.mesh.seq}, got {uneven}; plan "
+            "again"
+        )
 
 
 def _check_places(stash: StashPlan) -> None:
     for key in ("inputs", "attention", "rest"):
         if getattr(stash, key) not in STASH_PLACES:
-            raise ValueError(f"stash.{key} is one of {', '.join(STASH_PLACES)}, got {getattr(stash, key)!r}")
+            raise ValueError(
+                f"stash.{key} must be one of {', '.join(STASH_PLACES)}, got {getattr(stash, key)!r}; choose one"
+            )
     if stash.kv_grad_dtype not in KV_GRAD_DTYPES:
-        raise ValueError(f"stash.kv_grad_dtype is one of {', '.join(KV_GRAD_DTYPES)}, got {stash.kv_grad_dtype!r}")
+        raise ValueError(
+            f"stash.kv_grad_dtype must be one of {', '.join(KV_GRAD_DTYPES)}, got {stash.kv_grad_dtype!r}; choose one"
+        )
     if stash.inputs == "recompute" and (stash.attention, stash.rest) != ("recompute", "recompute"):
         raise ValueError(
-            "stash.inputs=recompute needs attention and rest to be recompute too, "
-            f"got attention={stash.attention}, rest={stash.rest}: keep the inputs, or recompute all"
+            "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
+            f"got {stash.attention} and {stash.rest}; set stash.inputs=keep, or set all three to recompute"
         )
 
 
@@ -336,29 +360,33 @@ def _check_table(plan: Plan, table: Table) -> None:
         ("chunk lengths", table.chunk_lengths, plan.chunk_lengths),
     ):
         if got != wanted:
-            raise ValueError(f"the schedule table and the plan must agree in {what}, got {got} and {wanted}")
+            raise ValueError(f"the plan's {what} must be those of the schedule table, {got}, got {wanted}; plan again")
     needed = table.kv_peak
     if plan.kv_slots != needed:
-        raise ValueError(f"kv_slots must be what the schedule needs, {needed}, got {plan.kv_slots}")
+        raise ValueError(f"kv_slots of a plan must be {needed} for the schedule, got {plan.kv_slots}; plan again")
 
 
 def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
     groups, hides = table.diagonal_groups, table.hides_copies
     if len(alpha) != len(groups):
-        raise ValueError(f"stash.alpha has one value for each of the {len(groups)} diagonals, got {len(alpha)}")
+        raise ValueError(
+            f"stash.alpha must have one value for each of the {len(groups)} diagonals of the schedule, got "
+            f"{len(alpha)}; give {len(groups)} values"
+        )
     of_group: dict[int, float] = {}
     for diagonal, (value, group) in enumerate(zip(alpha, groups, strict=True)):
         if not 0 <= value <= 1:
-            raise ValueError(f"stash.alpha lies in 0..1, got {value} at diagonal {diagonal}")
+            raise ValueError(f"stash.alpha must be in [0, 1], got {value} at diagonal {diagonal}; give a share")
         if value != of_group.setdefault(group, value):
             raise ValueError(
                 f"stash.alpha must be the same on diagonals that share ticks, got {value} at diagonal {diagonal} "
-                f"and {of_group[group]} at diagonal {groups.index(group)}"
+                f"and {of_group[group]} at diagonal {groups.index(group)}; use one value for both"
             )
         if value > 0 and not hides[group]:
             raise ValueError(
                 f"stash.alpha must be 0 on diagonals that are read back less than {MIN_HOST_GAP} compute ticks "
-                f"after they are written, got {value} at diagonal {diagonal}, which has {table.group_gaps[group]}"
+                f"after they are written, got {value} at diagonal {diagonal}, which is read back after "
+                f"{table.group_gaps[group]}; set 0 there"
             )
 
 

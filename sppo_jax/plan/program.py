@@ -76,7 +76,7 @@ class Program:
 
 
 def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
-    """Make a plan executable.
+    """Makes a plan executable.
 
     Args:
         plan: the plan, already checked.
@@ -107,7 +107,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
 
 
 def ring_of(plan: Plan, shape: AttentionShape) -> Ring:
-    """Return the ring of a plan."""
+    """Returns the ring of a plan."""
     return Ring(
         members=plan.ring,
         ulysses=plan.ulysses,
@@ -131,7 +131,7 @@ def _stash_slots(table: Table, classes: Sequence[StashClass]) -> dict[StashClass
 
 
 def _copies(table: Table, of_tick: Sequence[StashClass | None]) -> _Copies:
-    """Write a stash behind the next compute tick, and fetch it behind the one before its backward."""
+    """Writes a stash during the next compute tick, and fetches the stash during the tick before its backward."""
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     copies = _Copies({}, {})
     for place, index in enumerate(compute):
@@ -170,7 +170,7 @@ def _specs(
 
 
 def _performed(passes: RingPasses, kind: str, stash: StashPlan) -> RingPasses:
-    """Keep what a tick performs, so that ticks which differ in what they do not perform share a body."""
+    """Keeps only what a tick performs, so that ticks that differ in nothing else share a body."""
     forward = passes.forward if kind == "F" or stash.attention == "recompute" else RingPasses.forward
     backward = passes.backward if kind == "B" else RingPasses.backward
     return RingPasses(forward, backward, passes.bound if "kv" in (forward, backward) else 0)

@@ -72,6 +72,7 @@ def check_groups(num_stages: int, num_groups: int, num_sequences: int, num_chunk
     below = num_chunks // num_stages * num_stages
     choices = f"{below} or {below + num_stages}" if below else f"{num_stages}"
     raise ValueError(
-        f"an interleaved schedule needs the number of chunks to be a multiple of the {num_stages} stages, "
-        f"got {num_chunks} chunks and {num_sequences} sequences at once: use {choices} chunks, or interleave=1"
+        f"the chunks of an interleaved schedule must be a multiple of the {num_stages} stages, "
+        f"got {num_chunks} chunks with {num_sequences} sequences at once; use {choices} chunks, or "
+        "schedule.interleave=1"
     )

@@ -23,7 +23,7 @@ def check_length(length: int, multiple: int) -> None:
     if length < 1 or length % multiple:
         raise ValueError(
             f"sequence.length must be a multiple of {multiple} (mesh.seq times the tile of a device), "
-            f"got {length}: use {_nearest(length, multiple)}"
+            f"got {length}; use {_nearest(length, multiple)}"
         )
 
 
@@ -93,12 +93,13 @@ def given_lengths(length: int, lengths: Sequence[int], seq: int, *, warn: bool =
     for chunk, tokens in enumerate(lengths):
         if tokens < 1 or tokens % seq:
             raise ValueError(
-                f"chunk lengths must be positive multiples of mesh.seq={seq}, got {tokens} for chunk {chunk}: "
+                f"the lengths in sequence.chunks must be positive multiples of mesh.seq={seq}, got {tokens} for "
+                f"chunk {chunk}; "
                 f"use {_nearest(tokens, seq)}"
             )
     if sum(lengths) != length:
         raise ValueError(
-            f"chunk lengths must sum to sequence.length={length}, got {sum(lengths)}: "
+            f"the lengths in sequence.chunks must add up to sequence.length={length}, got {sum(lengths)}; "
             f"change a chunk by {length - sum(lengths):+d}, or change sequence.length"
         )
     if warn and not is_menu(lengths):
@@ -106,7 +107,7 @@ def given_lengths(length: int, lengths: Sequence[int], seq: int, *, warn: bool =
         warnings.warn(
             f"sequence.chunks should have at most {MENU_SIZE} lengths, none longer than the one before, got "
             f"{len(set(lengths))} distinct chunk lengths in {segments} runs, which need as many shapes and at "
-            "least as many compiled segments: use fewer lengths to compile faster",
+            "least as many compiled segments; use fewer lengths to compile faster",
             stacklevel=2,
         )
     return tuple(lengths)
@@ -248,7 +249,7 @@ def _check_count(length: int, num_chunks: int, multiple: int) -> None:
     if not 1 <= num_chunks <= length // multiple:
         raise ValueError(
             f"a sequence of {length} tokens must have 1 to {length // multiple} chunks of at least {multiple} tokens, "
-            f"got sequence.chunks={num_chunks}: change sequence.chunks"
+            f"got sequence.chunks={num_chunks}; change sequence.chunks"
         )
 
 

@@ -297,7 +297,7 @@ def cost_model(
         ValueError: the factors do not make up the `seq` axis.
     """
     if ulysses * ring != mesh.seq:
-        raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}: change a factor")
+        raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}; change a factor")
     layer = layer_costs(model)
     return CostModel(
         layer=layer,

@@ -93,7 +93,7 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
     factor = sequence.ulysses or _hybrid_factor(model.num_heads, seq)
     if seq % factor:
         raise ValueError(
-            f"sequence.ulysses must divide mesh.seq={seq}, got {factor}: use one of {divisors(seq)}, or 0 for auto"
+            f"sequence.ulysses must divide mesh.seq={seq}, got {factor}; use one of {divisors(seq)}, or 0 for auto"
         )
     _check_heads(model.num_heads, factor, "sequence.ulysses", "or 0 for auto")
     return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
@@ -108,7 +108,7 @@ def _hybrid_factor(num_heads: int, seq: int) -> int:
 def _check_heads(num_heads: int, factor: int, name: str, instead: str) -> None:
     if num_heads % factor:
         raise ValueError(
-            f"{name} must divide model.num_heads={num_heads} for ulysses, got {name}={factor}: "
+            f"{name} must divide model.num_heads={num_heads} for ulysses, got {name}={factor}; "
             f"use one of {divisors(num_heads)}, {instead}"
         )
 
@@ -117,7 +117,7 @@ def _check_no_factor(sequence: SequenceConfig, seq: int, factor: int, kind: str)
     if sequence.ulysses not in (0, factor):
         raise ValueError(
             f"sequence.ulysses must be 0 or {factor} for sequence.kind={kind} and mesh.seq={seq}, "
-            f"got sequence.ulysses={sequence.ulysses}: set sequence.ulysses=0, or use sequence.kind=hybrid"
+            f"got sequence.ulysses={sequence.ulysses}; set sequence.ulysses=0, or use sequence.kind=hybrid"
         )
 
 
@@ -239,14 +239,14 @@ def layouts(request: Request) -> list[Layout]:
     """Returns every layout that the config, the model and the devices allow, plainest first.
 
     Raises:
-        ValueError: there is none; says why.
+        ValueError: no layout exists; the message says why.
     """
     config, devices = request.config, request.cluster.num_devices
     several = "change several of sequence.length, sequence.per_step, the axes of the mesh and the number of devices"
     try:
         found, errors = _find(request)
     except ValueError as error:
-        raise ValueError(f"{error}: {_advice(request) or several}") from None
+        raise ValueError(f"{error}; {_advice(request) or several}") from None
     if found:
         return found
     if len(errors) > 1:
@@ -255,7 +255,7 @@ def layouts(request: Request) -> list[Layout]:
     if math.prod(config.mesh.pinned.values()) > devices:
         raise errors[0]  # a mesh of its own size
     # What the error of the only mesh says to change need not leave a mesh of all devices.
-    raise ValueError(f"{str(errors[0]).partition(': ')[0]}: {_advice(request) or several}")
+    raise ValueError(f"{str(errors[0]).partition('; ')[0]}; {_advice(request) or several}")
 
 
 def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str:
@@ -267,8 +267,10 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str
     possible = cudnn_takes(compute_bytes, model.head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
         raise ValueError(
-            f"model.kernel=cudnn needs a GPU, bfloat16 and heads of a multiple of 8 up to 128, got {device.name}, "
-            f"{compute_bytes} bytes an element and model.head_dim={model.head_dim}: use model.kernel=blockwise"
+            "model.kernel=cudnn must have a GPU, bfloat16, and a model.head_dim up to 128 that is a multiple of 8, "
+            "got "
+            f"{device.name}, {compute_bytes} bytes an element and model.head_dim={model.head_dim}; use "
+            "model.kernel=blockwise"
         )
     if model.kernel != "auto":
         return model.kernel
@@ -285,8 +287,9 @@ def _check_enough(config: Config, cluster: Cluster) -> None:
     given = math.prod(pinned.values())
     if given > cluster.num_devices:
         shown = " * ".join(f"mesh.{name}={size}" for name, size in pinned.items())
+        total = f" = {given}" if len(pinned) > 1 else ""
         raise ValueError(
-            f"the mesh must have at most the {cluster.num_devices} devices of {cluster.name}, got {shown} = {given}: "
+            f"the mesh must have at most the {cluster.num_devices} devices of {cluster.name}, got {shown}{total}; "
             "lower an axis, set an axis to auto, or name a larger hardware.cluster"
         )
 
@@ -414,12 +417,12 @@ def _read_table(config: Config) -> tuple[Table, str]:
             raise ValueError(f"{key} must be {got}, the {what} of schedule.table, got {wanted}; change one of the two")
     if chunks not in ("auto", table.num_chunks, table.chunk_lengths):
         raise ValueError(
-            f"sequence.chunks must be auto or the chunks of schedule.table, {list(table.chunk_lengths)}, got {chunks}: "
+            f"sequence.chunks must be auto or the chunks of schedule.table, {list(table.chunk_lengths)}, got {chunks}; "
             "set sequence.chunks=auto"
         )
     if interleave not in ("auto", 1, table.num_groups):
         raise ValueError(
             f"schedule.interleave must be {table.num_groups}, the virtual stages of a stage in schedule.table, got "
-            f"{interleave}: set schedule.interleave=auto"
+            f"{interleave}; set schedule.interleave=auto"
         )
     return table, text

@@ -102,7 +102,9 @@ def max_length(
             )
     if config.schedule.table is not None:
         raise ValueError(
-            "--max-length needs a schedule by name, got schedule.table, which fixes the length; set schedule.name"
+            "schedule.name must be the name of a schedule for --max-length, got schedule.table, which fixes the "
+            "length; set "
+            "schedule.name"
         )
 
     def run(tokens: int) -> Trial:
@@ -145,8 +147,8 @@ def min_devices(
     pinned = config.mesh.pinned
     if len(pinned) == 3:
         raise ValueError(
-            f"--min-devices needs one axis of the mesh to be auto, got mesh.data={pinned['data']}, "
-            f"mesh.pipe={pinned['pipe']}, mesh.seq={pinned['seq']}; set one of them to auto"
+            f"one axis of the mesh must be auto for --min-devices, got mesh.data={pinned['data']}, "
+            f"mesh.pipe={pinned['pipe']}, mesh.seq={pinned['seq']}; set one axis to auto"
         )
     base = resolve_cluster(config, cluster)
     per_host = base.devices_per_host if base.num_hosts > 1 else base.device.devices_per_host

@@ -55,7 +55,7 @@ def place_options(config: StashConfig, layers: int) -> list[Places]:
     if not found:
         raise ValueError(
             "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
-            f"got {config.attention} and {config.rest}: set stash.inputs=keep, or set all three to recompute"
+            f"got {config.attention} and {config.rest}; set stash.inputs=keep, or set all three to recompute"
         )
     if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
         # A share for the host is asked for.
@@ -95,7 +95,7 @@ def choose_alpha(
         if len(requested) != len(groups):
             raise ValueError(
                 f"stash.alpha as a list must have one value for each of the {len(groups)} diagonals of the schedule, "
-                f"got {len(requested)}: give {len(groups)} values, one number, or auto"
+                f"got {len(requested)}; give {len(groups)} values, one number, or auto"
             )
         return replace(stash, alpha=tuple(float(value) for value in requested)), "as requested"
     if "host" not in (stash.inputs, stash.attention):
@@ -112,7 +112,7 @@ def choose_alpha(
         why = f"the largest share whose copy at {rate} hides behind the chunk; {zeros}"
     else:
         shares = [float(hidden) for hidden in hides]
-        why = f"all of it, to save device memory; {zeros}"
+        why = f"the whole stash, to save device memory; {zeros}"
     # Every unit in a slot of its own is the most that a host can need.
     most = max(table.longest_chunks) * table.num_sequences * table.num_chunks * table.num_groups
     ample = most / shape.seq * token_bytes(shape, stash).away <= host_bytes
@@ -122,7 +122,7 @@ def choose_alpha(
         if ample or stash_bytes(table, shape, stash)[1] <= host_bytes:
             break
     if cap < 1:
-        why += f"; at most {cap}, for the host has {format_bytes(host_bytes)} a device"
+        why += f"; at most {cap}, because the host has {format_bytes(host_bytes)} a device"
     return stash, why
 
 

@@ -124,18 +124,18 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
             if tried[-1].memory.fits(request.cluster):
                 fitting.append(tried[-1])
         if fitting:
-            # Where not all of it hides, alpha is below 1: the paper keeps what does not.
+            # If the copies do not all hide, alpha is below 1, and the rest stays on the device as in the paper.
             return min(fitting, key=lambda outcome: outcome.step_s)
     return None
 
 
 def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, str]:
     choice = outcome.choice
-    places = "as the paper has it, nothing is recomputed"
+    places = "nothing is recomputed, as in the paper"
     if choice.places[2] == "recompute":
-        places = "the paper recomputes nothing, but all of it does not fit, so that the linear parts are"
+        places = "the linear parts are recomputed, unlike in the paper, because the whole stash does not fit"
     if choice.places not in _PLACES:
-        places = "as requested, or what the layers of a stage allow"
+        places = "as requested, or as the layers of a stage allow"
     return {
         "planner": "the SPPO paper's heuristic; its multiplexed partitioning is not part of a plan",
         "mesh": f"of {num_ranked} meshes and counts that the paper's rules leave, least (p-1+N)/N F(N), "

@@ -68,7 +68,7 @@ def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
     stopped_by, change = _nearest_change(request)
     hbm, host = format_bytes(usable_bytes(cluster)), format_bytes(usable_host_bytes(cluster))
     line = (
-        f"no plan fits: the least one is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
+        f"no plan fits: the smallest plan is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
         f"({_largest(memory)}) of {hbm} that plans may take and {format_bytes(memory.host)} of host memory of {host}; "
         f"{change or _advice(request, memory)}"
     )
@@ -114,8 +114,9 @@ def _nearest_change(request: Request) -> tuple[str, str]:
         if found.memory.fits(request.cluster):
             mesh, places = found.choice.layout.mesh, "/".join(found.choice.places)
             return names, (
-                f"{names} stops it: without it, e.g. pipe {mesh.pipe} x seq {mesh.seq} with "
-                f"{len(found.choice.chunk_lengths)} chunks, stash {places} fits"
+                f"change {names}: a plan of pipe {mesh.pipe} x seq {mesh.seq} with {len(found.choice.chunk_lengths)} "
+                "chunks "
+                f"and stash {places} then fits"
             )
     return "", ""
 
@@ -203,12 +204,12 @@ def _against_rivals(best_first: BestFirst, best: Outcome, key: str) -> str:
     texts = []
     if slower is not None:
         candidate, bound = slower
-        # A bound is refined only as far as it takes to lose.
+        # A lower bound is refined only until the candidate loses.
         times = f"{max(1.0, bound / best.step_s):.3f}"
         longer = "may be as fast, to 0.1%" if times == "1.000" else f"takes at least {times}x as long"
         if bound < best.step_s * (1 - 5e-4):
             longer = f"may be up to {1 - bound / best.step_s:.2%} faster, a tie"
-        texts.append(f"the next one, {label(candidate)}, {longer}")
+        texts.append(f"the next choice, {label(candidate)}, {longer}")
     if larger is not None:
         texts.append(f"{label(larger[0])} might be faster, but does not fit")
-    return "; ".join(texts) or "as requested, or the only one possible"
+    return "; ".join(texts) or "as requested, or the only possible choice"

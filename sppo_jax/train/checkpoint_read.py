@@ -44,7 +44,9 @@ def find_checkpoint(path: Path) -> Path:
             return directory / str(steps[0])
     if _is_checkpoint(path):
         return path
-    raise ValueError(f"a checkpoint or a run directory with one was expected, got {path} with none; give another")
+    raise ValueError(
+        f"the path must be a checkpoint or a run directory with a checkpoint, got {path}; give another path"
+    )
 
 
 def read_run(checkpoint: Path) -> dict[str, Any]:
@@ -56,7 +58,9 @@ def read_run(checkpoint: Path) -> dict[str, Any]:
     try:
         return json.loads((checkpoint / RUN / "metadata").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"a checkpoint must say of which run it is, got {checkpoint} ({error}); use another") from None
+        raise ValueError(
+            f"a checkpoint must say which run wrote the checkpoint, got {checkpoint} ({error}); use another checkpoint"
+        ) from None
 
 
 def load_params(checkpoint: Path, shapes: nnx.State, stored: nnx.State | None = None) -> nnx.State:
@@ -85,9 +89,13 @@ def load_params(checkpoint: Path, shapes: nnx.State, stored: nnx.State | None = 
         problem = _other_shapes(checkpoint, run, shapes)
         saved = None if problem else read_arrays(checkpoint, abstract)
     except Exception as error:  # orbax and tensorstore raise many kinds for a torn file
-        raise ValueError(f"{checkpoint} does not hold this model whole ({first_line(error)}); use another") from None
+        raise ValueError(
+            f"a checkpoint must hold the whole model, got {checkpoint} ({first_line(error)}); use another checkpoint"
+        ) from None
     if problem := problem or changed_arrays(saved, run, checkpoint):
-        raise ValueError(f"{checkpoint} does not hold this model whole ({problem}); use another")
+        raise ValueError(
+            f"a checkpoint must hold the whole model, got {checkpoint} ({problem}); use another checkpoint"
+        )
     params = jax.tree.map(lambda leaf: leaf, like)
     nnx.replace_by_pure_dict(params, saved["params"])
     return params
@@ -155,11 +163,11 @@ def changed_arrays(tree: Any, run: Mapping[str, Any], checkpoint: Path) -> str:
         checkpoint: where that was.
     """
     if "fingerprints" not in run:
-        return "it does not say its arrays' fingerprints"
+        return "the checkpoint lacks the fingerprints of the arrays"
     first_version = run.get("fingerprint_version", 1) == 1
     saved, got = run["fingerprints"], fingerprints(tree, _shapes_on_disk(checkpoint) if first_version else None)
     changed = [name for name, value in got.items() if saved.get(name) != value]
-    return f"{len(changed)} of {len(got)} arrays are not what was saved, {changed[0]} for one" if changed else ""
+    return f"{len(changed)} of {len(got)} arrays differ from the saved arrays, e.g. {changed[0]}" if changed else ""
 
 
 def _is_checkpoint(path: Path) -> bool:
@@ -199,14 +207,14 @@ def restore_newest(directory: Path, shapes: TrainState, report: Callable[[str], 
         restored, why = _try(path, shapes)
         if restored:
             for torn, reason in broken.items():
-                report(f"passed over {torn}: {reason}; it is now {_set_aside(torn).name}")
+                report(f"passed over the checkpoint {torn}: {reason}; renamed to {_set_aside(torn).name}")
             return restored
         broken[path] = why
     if broken:
         path, why = next(iter(broken.items()))
         raise ValueError(
-            f"a checkpoint of the run must be whole, got none of {len(broken)} in {directory} "
-            f"({path.name}: {why}); move them away to start over"
+            f"at least one checkpoint of the run must be whole, got none of {len(broken)} in {directory} "
+            f"({path.name}: {why}); move the checkpoints away to start over"
         )
     return None
 
@@ -219,7 +227,7 @@ def _try(path: Path, shapes: TrainState) -> tuple[Restored | None, str]:
     except ValueError as problem:
         error = str(problem)
     except Exception as problem:  # orbax and tensorstore raise many kinds for a torn file
-        error = f"it cannot be read ({first_line(problem)})"
+        error = f"the checkpoint cannot be read ({first_line(problem)})"
     try:
         distributed.agree(error)
     except ValueError as problem:
@@ -234,7 +242,7 @@ def _load(path: Path, shapes: TrainState) -> Restored:
     run = read_run(path)
     missing = {"config", "plan", "data", "fingerprints"} - set(run)
     if missing:
-        raise ValueError(f"it does not say its {', '.join(sorted(missing))}")
+        raise ValueError(f"the checkpoint lacks {', '.join(sorted(missing))}")
     return Restored(state=from_tree(read_arrays(path, to_tree(shapes)), shapes), run=run)
 
 

@@ -44,7 +44,7 @@ def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
         if getattr(config.model, name) != getattr(before, name):
             raise ConfigError(
                 f"model.{name} must be that of the checkpoint, {getattr(before, name)}, got "
-                f"{getattr(config.model, name)}; leave it out"
+                f"{getattr(config.model, name)}; remove model.{name}"
             )
     return config
 
@@ -83,8 +83,9 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
     held_out = open_data(config).validation
     if held_out is None:
         raise ValueError(
-            f"an evaluation needs documents that are held out, got data.validation_fraction="
-            f"{config.data.validation_fraction} of data.source={config.data.source}; raise it or name other data"
+            f"an evaluation must have held-out documents, got data.validation_fraction="
+            f"{config.data.validation_fraction} of data.source={config.data.source}; raise "
+            "data.validation_fraction, or set data.validation_source"
         )
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
     shapes = nnx.state(model, nnx.Param)
@@ -94,7 +95,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
     found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted)
     if found is None:
         raise ValueError(
-            f"an evaluation needs targets, got none in the first {num_wanted} sequences of "
+            f"an evaluation must have targets, got none in the first {num_wanted} sequences of "
             f"data.source={config.data.source}; raise train.eval_sequences"
         )
     return found
@@ -104,7 +105,9 @@ def _settings(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a checkpoint."""
     settings = saved.get("config")
     if not isinstance(settings, Mapping):
-        raise ConfigError("a checkpoint must hold the config of its run, got one without; use one of sppo train")
+        raise ConfigError(
+            "a checkpoint must hold the config of the run, got no config; use a checkpoint that sppo train wrote"
+        )
     return dict(settings)
 
 

@@ -196,7 +196,10 @@ class Record:
                 self._lost.pop(0)
         except OSError as error:
             if len(self._lost) == 1:
-                warnings.warn(f"{path} cannot be written ({error.strerror}); trying again at each line", stacklevel=3)
+                warnings.warn(
+                    f"{path} cannot be written ({error.strerror}); the run goes on and tries again at each line",
+                    stacklevel=3,
+                )
 
 
 def _append_line(path: Path, line: str) -> None:

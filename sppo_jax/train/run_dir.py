@@ -50,7 +50,8 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
             lock.seek(0)
             holder = lock.read().strip() or "another process"
             raise ValueError(
-                f"{what} must have one run at a time, got {path} held by {holder}; stop it, or choose another {setting}"
+                f"{what} must have one run at a time, got {path} held by {holder}; stop that run, or choose another "
+                f"{setting}"
             ) from None
         lock.seek(0)
         lock.truncate()
@@ -87,13 +88,13 @@ def changes_since(path: Path, config: Config) -> list[str]:
         is_run, has_metrics = (path / "config.yaml").exists(), (path / "metrics.jsonl").exists()
     except OSError as error:
         raise ValueError(
-            f"the run directory must be one that can be read, got {path} ({error.strerror}); choose another --run-dir"
+            f"the run directory must be readable, got {path} ({error.strerror}); choose another --run-dir"
         ) from None
     if not is_run:
         if has_metrics:
             raise ValueError(
                 f"the run directory must hold no other run, got {path} with metrics.jsonl and no config.yaml; "
-                "choose another"
+                "choose another --run-dir"
             )
         return []
     before, after = (dataclasses.asdict(each) for each in (load_config(path / "config.yaml"), config))
@@ -103,7 +104,8 @@ def changes_since(path: Path, config: Config) -> list[str]:
         fixed = group in _FIXED_GROUPS and key not in _FIXED_GROUPS[group]
         if fixed or name == "sequence.length":
             raise ValueError(
-                f"{name} must stay as {path} was begun, {old}, got {new}; set it back, or choose another --run-dir"
+                f"{name} must stay {old}, the value in {path / 'config.yaml'}, got {new}; set {name}={old}, or "
+                "choose another --run-dir"
             )
     return [f"{name}: {old} -> {new}" for name, old, new in changes]
 
@@ -127,7 +129,7 @@ def write_run(path: Path, config: Config, plan: Plan) -> None:
         write_whole(path / "config.yaml", to_yaml(config))
     except OSError as error:
         raise ValueError(
-            f"the run directory must be writable, got {path} ({error.strerror}); choose another"
+            f"the run directory must be writable, got {path} ({error.strerror}); choose another --run-dir"
         ) from error
 
 

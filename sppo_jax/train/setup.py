@@ -134,8 +134,9 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
     step, fingerprint = int(restored.run["step"]), restored.run["data"]["fingerprint"]
     if fingerprint != experiment.data_fingerprint:
         raise ValueError(
-            f"the documents must be those that the run was begun with, got others under the same names (fingerprint "
-            f"{experiment.data_fingerprint}, not {fingerprint}); bring the old ones back, or choose another --run-dir"
+            "the documents must be those with which the run started, got other documents under the same names "
+            "(fingerprint "
+            f"{experiment.data_fingerprint}, not {fingerprint}); restore the old documents, or choose another --run-dir"
         )
     experiment.loader.state = {"sequence": restored.run["data"]["sequence"]}
     # A run that stopped after too many skipped steps in a row may skip as many in a row again.
@@ -168,6 +169,6 @@ def check_room(experiment: Experiment, run_dir: Path) -> None:
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < needed_bytes:
         raise ValueError(
-            f"the disk must have space for a checkpoint and the next, {needed_bytes / 2**30:.2f} GiB, got "
-            f"{free_bytes / 2**30:.2f} GiB free at {directory}; free some, or set checkpoint.dir to another disk"
+            f"the disk must have space for two checkpoints, {needed_bytes / 2**30:.2f} GiB, got "
+            f"{free_bytes / 2**30:.2f} GiB free at {directory}; free space, or set checkpoint.dir to another disk"
         )

@@ -79,7 +79,7 @@ def trace_steps(experiment: Experiment, out: Path, *, num_steps: int) -> Trace:
 def _found(out: Path, num_steps: int) -> Trace:
     perfetto = max(out.glob("plugins/profile/*/perfetto_trace.json.gz"), default=None)
     if perfetto is None:
-        raise ValueError(f"the profiler must leave a trace, got none in {out}; look for another profiler at work")
+        raise ValueError(f"the profiler must leave a trace, got none in {out}; stop other profilers of this process")
     seconds = tuple(float(event["dur"]) / 1e6 for event in events_of(perfetto) if event.get("name") == STEP)
     xplane = max(perfetto.parent.glob("*.xplane.pb"), default=None)
     return Trace(perfetto=perfetto, xplane=xplane, num_steps=num_steps, step_s=seconds)

@@ -51,7 +51,7 @@ class Trackers:
                 call(tracker)
             except Exception as error:  # a failing tracker must not end a run
                 self._trackers.remove(tracker)
-                _warn(f"{type(tracker).__name__} failed to {what} and is left out from now on", error)
+                _warn(f"{type(tracker).__name__} failed to {what}, and the run goes on without this tracker", error)
 
 
 def check_trackers(config: Config) -> None:
@@ -94,7 +94,11 @@ def open_trackers(config: Config, run_dir: Path, *, step: int) -> Trackers:
             Trackers(opened).close()
             raise
         except Exception as error:  # a server that is down must not stop a run from being resumed
-            _warn(f"{getattr(kind, '__name__', 'a tracker')} could not be opened, the run goes on without it", error)
+            _warn(
+                f"{getattr(kind, '__name__', 'a tracker')} could not be opened, and the run goes on without this "
+                "tracker",
+                error,
+            )
     return Trackers(opened)
 
 
@@ -199,15 +203,15 @@ def _wandb(config: Config) -> Any:
 
 def _no_login(config: Config, error: Exception) -> ValueError:
     return ValueError(
-        f"metrics.wandb={config.metrics.wandb} needs a login at Weights & Biases, got none that works "
+        f"metrics.wandb={config.metrics.wandb} must have a login at Weights & Biases, got no login that works "
         f"({_one_line(error)}); run `wandb login`, set WANDB_MODE=offline, or set metrics.wandb=null"
     )
 
 
 def _missing(setting: str, package: str, without: str) -> ValueError:
     return ValueError(
-        f"{setting} needs the package {package}, which is not installed: "
-        f'pip install "sppo_jax[track]", or set {without}'
+        f"{setting} needs the package {package}, which is not installed; "
+        f'run pip install "sppo_jax[track]", or set {without}'
     )
 
 

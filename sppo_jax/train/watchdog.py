@@ -146,7 +146,7 @@ class Watchdog:
         dead = [process for process, seconds in silent_s.items() if seconds >= patience_s]
         if dead:
             why = "and an exchange broke off" if self._broken else f"longer than SPPO_HEARTBEAT_S = {patience_s:g}"
-            return f"{self._gone(dead, beats)}, {why}; look at it, then {again}"
+            return f"{self._gone(dead, beats)}, {why}; look at that process, then {again}"
         if not self._stall_s or self._idle_s < self._stall_s:
             return None
         head = f"{_STUCK} for train.stall_s = {self._stall_s:g} s"
@@ -154,14 +154,15 @@ class Watchdog:
             return f"{head}, got stuck at {self._beat}; see the stacks, then {again} or raise train.stall_s"
         silent = [process for process, s in silent_s.items() if s >= _SILENT_PERIODS * self._period_s]
         if silent:
-            return f"{head}: {self._gone(silent, beats)}, the others wait at {self._beat}; look at it, then {again}"
+            waiting = f"the others wait at {self._beat}"
+            return f"{head}: {self._gone(silent, beats)}, {waiting}; look at that process, then {again}"
         beats[self._me] = self._beat
         reached = {process: (beat.step, beat.count) for process, beat in beats.items() if not beat.done}
         behind = [process for process, place in reached.items() if place == min(reached.values())]
         if len(behind) == len(reached):
-            return f"{head}: all processes answer and stand at {self._beat}; see the stacks, then {again}"
+            return f"{head}: all processes answer and are at {self._beat}; see the stacks, then {again}"
         named = ", ".join(f"{self._name(process)} at {beats[process]}" for process in sorted(behind)[:8])
-        return f"{head}: {named} answers but is behind the others; see its stacks, then {again}"
+        return f"{head}: {named} answers but is behind the others; see the stacks of that process, then {again}"
 
     def _gone(self, processes: list[int], beats: dict[int, Beat]) -> str:
         return ", ".join(

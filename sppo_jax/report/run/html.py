@@ -118,7 +118,7 @@ def write_page(path: Path, text: str) -> Path:
         write_whole(path, text)
     except OSError as error:
         raise ValueError(
-            f"a report must go to a file that can be written, got {path} ({error.strerror}); use --out"
+            f"the file of a report must be writable, got {path} ({error.strerror}); name another file with --out"
         ) from None
     return path
 

@@ -9,9 +9,10 @@ from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, Schedul
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table
 from sppo_jax.planner.costs import CostModel, cost_model
-from sppo_jax.planner.layouts import Layout, Request, SequenceSplit, read_request
+from sppo_jax.planner.layouts import Layout, Request, read_request
 from sppo_jax.planner.memory import Memory, Shape, predict_memory
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
+from sppo_jax.planner.splits import SequenceSplit
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__
 

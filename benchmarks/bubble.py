@@ -254,9 +254,11 @@ def report(found: list[Point], gained: Gain) -> str:
     lines = ["| chunks | v | points | largest difference from the formula |", "|---|---|---|---|"]
     for kind, groups in dict.fromkeys((p.kind, p.groups) for p in found):
         own = [p for p in found if (p.kind, p.groups) == (kind, groups)]
-        worst = max(own, key=lambda p: abs(p.error))
+        # The last bits of a sum depend on the version of Python; zero is added to lose the sign of -0.
+        errors = {p: round(p.error, 9) + 0.0 for p in own}
+        worst = max(own, key=lambda p: abs(errors[p]))
         lines.append(
-            f"| {kind} | {groups} | {len(own)} | {worst.error:+.2%} (p = {worst.stages}, N = {worst.chunks}) |"
+            f"| {kind} | {groups} | {len(own)} | {errors[worst]:+.2%} (p = {worst.stages}, N = {worst.chunks}) |"
         )
     ours, lockstep = gained.ours, gained.lockstep
     text = _GAIN.format(

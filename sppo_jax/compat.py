@@ -44,7 +44,7 @@ def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None
     if uses_host and backend in ("gpu", "cuda", "rocm") and version < MIN_JAXLIB_FOR_GPU_OFFLOAD:
         got = ".".join(map(str, version))
         raise ValueError(
-            "offload on a GPU must have jaxlib >= 0.11.1 (0.11.0 returns wrong gradients, openxla/xla#46231), got "
+            "offload on a GPU needs jaxlib >= 0.11.1 (0.11.0 returns wrong gradients, openxla/xla#46231), got "
             f"{got}; "
             "install jax >= 0.11.1 (with Python >= 3.12), or set stash.inputs=keep stash.attention=keep "
             "stash.rest=recompute"

@@ -338,7 +338,7 @@ def test_a_jaxlib_that_loses_gradients(place, capfd, monkeypatch):
     old = functools.partial(check_offload, "gpu", version=(0, 11, 0))
     monkeypatch.setattr("sppo_jax.pipeline.api.check_offload", lambda _, uses_host: old(uses_host))
     words = f"{TRAIN} stash.inputs=host stash.attention=host"
-    check_refused(words, "offload on a GPU must have jaxlib >= 0.11.1", place, capfd)
+    check_refused(words, "offload on a GPU needs jaxlib >= 0.11.1", place, capfd)
 
 
 def test_a_disk_without_room(place, capfd, monkeypatch):

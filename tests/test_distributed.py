@@ -36,7 +36,7 @@ def test_a_place_is_read_from_the_environment():
         ({"SPPO_PROCESS_ID": "4"}, "from 0 to SPPO_NUM_PROCESSES - 1 = 3, got 4; number"),
         ({"SPPO_PROCESS_ID": "-1"}, "SPPO_PROCESS_ID must be a whole number, got '-1'"),
         ({"SPPO_NUM_PROCESSES": "two"}, "SPPO_NUM_PROCESSES must be a whole number, got 'two'"),
-        ({"SPPO_NUM_PROCESSES": "0"}, "got 3"),
+        ({"SPPO_NUM_PROCESSES": "0"}, "SPPO_NUM_PROCESSES must be at least 1, got 0; set"),
         ({"SPPO_COORDINATOR": "node0"}, "must be HOST:PORT of process 0, got 'node0'"),
     ],
 )

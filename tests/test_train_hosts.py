@@ -103,7 +103,7 @@ def test_a_killed_process_ends_the_run_and_the_same_command_goes_on(folder, vict
     start = time.monotonic()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 137 and time.monotonic() - start < 30
-    assert f"local.sh: process {victim} ended with exit code 137; ending the others" in errors
+    assert f"local.sh: process {victim} ended with exit code 137; ending the other processes" in errors
     out = done(train(folder, 2, "two", *words))
     assert "step 40/40" in out and "step 3/40" not in out
     np.testing.assert_allclose(list(losses(folder / "two").values()), list(losses(folder / "one").values()), rtol=1e-6)

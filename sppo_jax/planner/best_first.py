@@ -151,21 +151,27 @@ class BestFirst:
                 continue
             tried += 1
             outcome = self._try(other)
-            if outcome and outcome.step_s <= limit_s and outcome.memory.fits(self.request.cluster):
+            if outcome and not outcome.memory.fits(self.request.cluster):
+                self.unfit.add(other)
+            elif outcome and outcome.step_s <= limit_s:
                 heapq.heappush(self.heap, (fastest.step_s, number, 2))
                 return outcome
         return fastest
 
     def _may_tie(self, number: int, limit_s: float) -> bool:
         """Returns whether a candidate may fit and take at most so long, by its bounds from every chunk."""
-        candidate, bounds = self.candidates[number], self.lower_bounds
         try:
-            lengths = candidate.partition.chunk_lengths
-            if bounds.excess(candidate.partition, lengths, candidate.places) > 0:
-                return False
-            return bounds.step_s(candidate.partition, lengths, candidate.places, candidate.alpha) <= limit_s
+            excess, least_s = self._bound(number)
         except ValueError:
             return False
+        return excess <= 0 and least_s <= limit_s
+
+    def _bound(self, number: int) -> tuple[float, float]:
+        """Returns a candidate's bounds from every chunk: the excess of its least memory, and its least seconds."""
+        candidate, bounds = self.candidates[number], self.lower_bounds
+        lengths = candidate.partition.chunk_lengths
+        excess = bounds.excess(candidate.partition, lengths, candidate.places)
+        return excess, bounds.step_s(candidate.partition, lengths, candidate.places, candidate.alpha)
 
     def _send_more(self, number: int) -> None:
         """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
@@ -181,15 +187,10 @@ class BestFirst:
         bound, number, level = heapq.heappop(self.heap)
         if level == 2:
             return number
-        candidate = self.candidates[number]
         try:
             if level == 0:
-                lengths = candidate.partition.chunk_lengths
-                excess = self.lower_bounds.excess(candidate.partition, lengths, candidate.places)
-                bound = max(
-                    bound, self.lower_bounds.step_s(candidate.partition, lengths, candidate.places, candidate.alpha)
-                )
-                self.bounds[number] = bound
+                excess, least_s = self._bound(number)
+                self.bounds[number] = bound = max(bound, least_s)
                 if excess > 0:
                     self._drop(number, excess)
                     return None

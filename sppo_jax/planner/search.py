@@ -39,8 +39,8 @@ class Found:
         num_considered: choices whose bounds were computed.
         seconds: seconds the search took.
         problem: empty if it fits; else the limit that it breaks, by how much, and the nearest change.
-        fastest_s: seconds of the fastest step that fits; the plan's step takes at most 0.5% longer. Compare searches by
-            these seconds, because the choice between ties is not about speed.
+        fastest_s: seconds of the fastest step that fits; the plan's step takes at most 0.5% longer. Where none fits,
+            the seconds of the plan. Compare searches by these, because the choice between ties is not about speed.
         stopped_by: the settings of the config without which a plan would fit, e.g. "mesh.pipe=1"; empty if one fits, or
             none would.
     """

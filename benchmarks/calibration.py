@@ -1,12 +1,22 @@
 """Constants of the cost model from published figures, and predictions of all others."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from cells import Cell
 from published import KERNEL
 from systems import GPU, PREDICTIONS, Rates, Scales, tokens_per_gpu_s
 
 from sppo_jax.hardware import DEVICES
+
+
+class Compared(Protocol):
+    """A published figure with its prediction."""
+
+    @property
+    def error(self) -> float: ...
+
 
 Calibration = dict[str, Rates]  # by device, or "DEVICE, assumed" for the planner's own constants
 # Of attention's forward and backward together: what the kernel's benchmark counts for one forward.
@@ -115,6 +125,6 @@ def predictions(cells: list[Cell], rates: Calibration) -> list[Row]:
     return [Row(cell=cell, predicted=predict(cell, rates)) for cell in cells]
 
 
-def mean_error(rows: list[Row]) -> float:
-    """Returns the mean absolute relative error."""
+def mean_error(rows: Sequence[Compared]) -> float:
+    """Returns the mean absolute relative error of predictions."""
     return sum(abs(row.error) for row in rows) / len(rows)

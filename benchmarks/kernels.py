@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blocks import write_block
+from calibration import mean_error
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
@@ -149,12 +150,12 @@ def report(found: list[Point]) -> str:
     text = _TEXT.format(
         source=SOURCE,
         whole_count=len(whole),
-        whole=_mean([point.error for point in whole]),
+        whole=mean_error(whole),
         chunk_count=len(chunks),
-        chunks=_mean([point.error for point in chunks]),
+        chunks=mean_error(chunks),
         worst=worst.error,
         worst_name=f"{worst.device}, {worst.heads} heads, {worst.queries} queries, {worst.keys} keys",
-        flat=_mean([_flat(point) / point.measured - 1 for point in chunks]),
+        flat=mean_error([replace(point, predicted=_flat(point)) for point in chunks]),
     )
     return "\n".join([text, "", *_whole_table(found), "", *_chunk_table(found)])
 
@@ -162,10 +163,6 @@ def report(found: list[Point]) -> str:
 def _flat(point: Point) -> float:
     device = DEVICES[point.device]
     return device.matmul_flops_s * device.attention_efficiency / 1e12
-
-
-def _mean(errors: list[float]) -> float:
-    return sum(map(abs, errors)) / len(errors)
 
 
 def _whole_table(found: list[Point]) -> list[str]:

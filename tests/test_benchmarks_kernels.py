@@ -17,8 +17,8 @@ def test_rates_are_predicted_within_bounds():
     whole = [point for point in POINTS if point.queries == point.keys]
     chunks = [point for point in POINTS if point.queries != point.keys]
     assert (len(whole), len(chunks)) == (20, 72)
-    assert kernels._mean([point.error for point in whole]) < 0.05
-    assert kernels._mean([point.error for point in chunks]) < 0.10
+    assert kernels.mean_error(whole) < 0.05
+    assert kernels.mean_error(chunks) < 0.10
     assert max(abs(point.error) for point in POINTS) < 0.25
 
 
@@ -33,7 +33,7 @@ def test_waves_are_what_short_chunks_need(monkeypatch):
     flat = {name: replace(device, attention_rows=0) for name, device in kernels.DEVICES.items()}
     monkeypatch.setattr(kernels, "DEVICES", flat)
     chunks = [point for point in kernels.points() if point.queries != point.keys]
-    assert kernels._mean([point.error for point in chunks]) > 0.5
+    assert kernels.mean_error(chunks) > 0.5
 
 
 def test_the_command_prints_the_block(monkeypatch, capsys):

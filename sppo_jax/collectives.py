@@ -78,6 +78,8 @@ class _Run:
                 self._once(eqn)
             elif eqn.primitive.name == "scan":
                 self._scan(jaxpr, eqn)
+            elif eqn.primitive.name == "while":
+                self._while(jaxpr, eqn)
             else:
                 self._collective(jaxpr, eqn)
 
@@ -124,8 +126,29 @@ class _Run:
             wanted = [i for i in arrays if jnp.issubdtype(inputs[i].dtype, jnp.inexact)] or arrays
             least = min(wanted, key=lambda i: inputs[i].size)
             inputs[least] = self._waiting(eqn.invars[least], missing)
-        results = _bind(jaxpr, _with_order_inside(eqn), inputs)
-        self._happened(eqn, results, _changed(eqn, results), before)
+        self._loop(jaxpr, _with_order_inside(eqn, "jaxpr"), eqn, inputs, scan_counts(eqn.params), before)
+
+    def _while(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
+        condition, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        if any(map(_communicates, eqn.params["cond_jaxpr"].eqns)):
+            raise NotImplementedError(
+                "collectives in the condition of a while have no order on CPUs; move them out of it"
+            )
+        before = (1 << len(self.events)) - 1
+        missing = before & ~max(self.last_loop - 1, 0) & ~self._needed(eqn.invars)
+        inputs = [self.value(x) for x in eqn.invars]
+        if missing:
+            # The loop starts when its condition is known: what waits is the least thing that the condition may read,
+            # which is a fori_loop's bound.
+            read = [*range(condition), *range(condition + body, len(inputs))]
+            least = min((i for i in read if not isinstance(eqn.invars[i], Literal)), key=lambda i: jnp.size(inputs[i]))
+            inputs[least] = self._waiting(eqn.invars[least], missing)
+        counts = body, len(inputs) - condition - body
+        self._loop(jaxpr, _with_order_inside(eqn, "body_jaxpr"), eqn, inputs, counts, before)
+
+    def _loop(self, jaxpr: Jaxpr, ordered: JaxprEqn, eqn: JaxprEqn, inputs: list, counts: tuple, before: int) -> None:
+        results = _bind(jaxpr, ordered, inputs)
+        self._happened(eqn, results, _changed(eqn, results, counts), before)
         self.last_loop = 1 << (len(self.events) - 1)
 
     def _once(self, eqn: JaxprEqn) -> None:
@@ -165,9 +188,9 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
-def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
-    """Returns a scan whose body is in order; a body without loops stays as is where the compiler keeps order."""
-    body = eqn.params["jaxpr"]
+def _with_order_inside(eqn: JaxprEqn, name: str) -> JaxprEqn:
+    """Returns a loop whose body is in order; a body without loops stays as is where the compiler keeps order."""
+    body = eqn.params[name]
     holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
     if neighbours_keep_order() and not holds_loops:
         return eqn
@@ -177,13 +200,13 @@ def _with_order_inside(eqn: JaxprEqn) -> JaxprEqn:
         run.evaluate(body, inputs)
         return [run.value(x) for x in body.jaxpr.outvars]
 
-    return eqn.replace(params={**eqn.params, "jaxpr": jax.make_jaxpr(ordered)(*body.in_avals)})
+    return eqn.replace(params={**eqn.params, name: jax.make_jaxpr(ordered)(*body.in_avals)})
 
 
-def _changed(eqn: JaxprEqn, results: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the smallest result of a scan that is used anyway and exists only after the scan."""
-    body = eqn.params["jaxpr"].jaxpr
-    num_constants, num_carried = scan_counts(eqn.params)
+def _changed(eqn: JaxprEqn, results: Sequence[jax.Array], counts: tuple[int, int]) -> list[jax.Array]:
+    """Returns the smallest result of a loop that is used anyway and exists only after the loop."""
+    body = eqn.params["jaxpr" if eqn.primitive.name == "scan" else "body_jaxpr"].jaxpr
+    num_constants, num_carried = counts
     kept = {i for i in range(num_carried) if body.outvars[i] is body.invars[num_constants + i]}
     wanted = [
         x

@@ -1,6 +1,7 @@
 """Eight simulated CPU devices for every test, set up before jax is imported."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,9 @@ simulate_devices(8)
 # collectives that have no fixed order show it, as they would on a machine of many cores.
 os.environ.setdefault("PJRT_NPROC", "64")
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+
+# Under nohup this signal is ignored, and every program that a test starts would ignore it too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # An example has no time limit, because a loaded machine exceeds any limit.
 settings.register_profile("no_deadline", deadline=None)

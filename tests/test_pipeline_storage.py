@@ -40,6 +40,17 @@ def stored(plan, model, mesh):
     return place(params), shapes
 
 
+def test_two_cuts_need_no_out_shardings():
+    """jax names the shardings of a program's results on the first mesh that the program mentions."""
+    plan = small_plan((12,), mesh=(1, 1, 6), kind="ring")
+    model = small_model(dtype="float32", vocab_size=20, hidden_size=15, num_layers=1, num_heads=2, head_dim=10)
+    params = nnx.state(model, nnx.Param)
+    batch = random_batch(np.random.default_rng(3), 1, 12, 20)
+    step = jax.jit(value_and_grad(plan, model), compiler_options=quick_options()).lower(params, batch).compile()
+    query = step.output_shardings[1]["layers"]["query"].get_value()  # [1, 15, 2, 10]
+    assert query.shard_shape((1, 15, 2, 10)) in {(1, 5, 1, 10), (1, 5, 2, 5)}
+
+
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("seq 3 x pipe 2", "data 2 x seq 3, two cuts, ring")]
 QUICK = ["data 3", "seq 5", "data 3 x seq 2, two cuts", "pipe 3 x data 2"]
 

@@ -38,6 +38,12 @@ def test_json_round_trip():
         assert again.table().ticks == make().table().ticks
 
 
+def test_a_plan_from_before_groups_is_read():
+    values = make().to_dict()
+    del values["groups"]
+    assert Plan.from_dict({**values, "schema_version": 2}) == make()
+
+
 def test_json_has_the_public_keys_as_plain_lists():
     values = make().to_dict()
     assert values["mesh"] == {"data": 2, "pipe": 2, "seq": 4}
@@ -75,8 +81,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 2, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 2, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 3, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 3, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -96,7 +102,7 @@ STASH = make().stash
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 2, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 3, got 1"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
         (dict(ring=1), "ulysses * ring of a plan must be mesh.seq = 4, got 2 * 1"),

@@ -70,7 +70,7 @@ def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bou
     return RingTags(queries, keys, jax.vmap(pair)(others))
 
 
-def _kernel(mask: Mask):
+def kernel_of(mask: Mask):
     """Returns the module whose `forward` and `backward` read this mask."""
     return flash if isinstance(mask.meets, Spans) else blockwise
 
@@ -98,7 +98,7 @@ def forward(q_TNH: jax.Array, prefix: Prefix, tags: RingTags, *, passes: str) ->
     """
     if tags.num_members == 1:
         mask = Mask(tags.queries.take(0), tags.keys.take(0), tags.meets.take(0))
-        return _kernel(mask).forward(q_TNH, prefix, mask)
+        return kernel_of(mask).forward(q_TNH, prefix, mask)
     hop = _forward_pass_kv if passes == "kv" else _forward_pass_q
     return hop(q_TNH, prefix, tags)
 
@@ -120,7 +120,7 @@ def _forward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags):
 
     def attend(hop, kv, state):
         mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop))
-        return merge(*state, *_kernel(mask).forward(q_TNH, Prefix(*kv, ()), mask))
+        return merge(*state, *kernel_of(mask).forward(q_TNH, Prefix(*kv, ()), mask))
 
     def step(carry, hop):
         kv, state = carry
@@ -137,7 +137,7 @@ def _forward_pass_q(q_TNH, prefix: Prefix, tags: RingTags):
 
     def attend(hop, q, state):
         mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop))
-        return merge(*state, *_kernel(mask).forward(q, prefix, mask))
+        return merge(*state, *kernel_of(mask).forward(q, prefix, mask))
 
     def step(carry, hop):
         q, state = carry
@@ -163,7 +163,7 @@ def backward(
     """
     if tags.num_members == 1:
         mask = Mask(keys=tags.keys.take(0), queries=tags.queries.take(0), meets=tags.meets.take(0))
-        return _kernel(mask).backward(q_TNH, prefix, mask, cotangent, gradients)
+        return kernel_of(mask).backward(q_TNH, prefix, mask, cotangent, gradients)
     hop = _backward_pass_kv if passes == "kv" else _backward_pass_q
     return hop(q_TNH, prefix, tags, cotangent, gradients)
 
@@ -173,7 +173,7 @@ def _backward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangen
 
     def differentiate(hop, kv, dkv, dq):
         mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop))
-        more, dkv = _kernel(mask).backward(q_TNH, Prefix(*kv, ()), mask, cotangent, dkv)
+        more, dkv = kernel_of(mask).backward(q_TNH, Prefix(*kv, ()), mask, cotangent, dkv)
         return dkv, dq + more
 
     def step(carry, hop):
@@ -197,7 +197,7 @@ def _backward_pass_q(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangent
     def differentiate(hop, traveller, dq, gradients):
         q, seen = traveller
         mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop))
-        more, gradients = _kernel(mask).backward(q, prefix, mask, seen, gradients)
+        more, gradients = kernel_of(mask).backward(q, prefix, mask, seen, gradients)
         return dq + more, gradients
 
     def step(carry, hop):

@@ -8,7 +8,7 @@ Letters: T tokens of a chunk on one device, N query heads, K key/value heads, H 
 M = T * U tokens of a chunk on one ring member, S tokens of a sequence on one ring member, with space for a chunk.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,16 @@ class Cache(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Where a chunk lies: the cache's (slot, group), its first token and token count on this ring member, its masks."""
+    """Where a chunk lies: the cache's (slot, group), its first token and token count on this ring member, its masks.
+
+    `groups`, if any, says how the chunk attends within groups of members; see `attention.groups`.
+    """
 
     slot: tuple
     start: jax.Array
     length: jax.Array
     tags: ring.RingTags
+    groups: Any = None
 
 
 class Split(NamedTuple):
@@ -98,12 +102,16 @@ def chunk_tags(keys: Tags, start, length, size: int, split: Split, *, bound: int
     return ring.ring_tags(queries, keys, start, kernel=split.kernel, passes=split.passes, bound=bound)
 
 
+def prefix_block(x_TKH: jax.Array, split: Split) -> jax.Array:
+    """[T, K, H] of this device's tokens -> [K / U, M, H] of its heads, as the cache holds them."""
+    return ulysses.scatter_heads(ulysses.replicate(x_TKH, split.ulysses), split.ulysses).swapaxes(0, 1)
+
+
 def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split) -> Cache:
     """Puts a chunk's keys and values behind those of the chunks before it."""
 
     def put(buffer, x_TKH):
-        x_MKH = ulysses.scatter_heads(ulysses.replicate(x_TKH, split.ulysses), split.ulysses)
-        return buffers.write(buffer, (*chunk.slot, layer, 0, chunk.start), x_MKH.swapaxes(0, 1))
+        return buffers.write(buffer, (*chunk.slot, layer, 0, chunk.start), prefix_block(x_TKH, split))
 
     return Cache(put(cache.k, k_TKH), put(cache.v, v_TKH))
 

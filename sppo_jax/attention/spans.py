@@ -12,6 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sppo_jax.attention.tags import Tags
+
 _FAR = 2**31 - 1
 
 
@@ -80,6 +82,48 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
         query_count=query_count - strict,
         key_begin=start + key_begin,
         key_count=key_count,
+    )
+
+
+def find_group_spans(queries: Tags, keys: Tags) -> Spans:
+    """Finds the spans of one member's queries and the keys of a member of its group, or its own; nothing is past.
+
+    Tokens of a document are dealt cyclically to the members of its group. So two members' tokens of a document make a
+    triangle, whose diagonal is visible unless the first key comes after the first query. Documents that have no token
+    on either member are left out, because each document is a call of the kernel.
+
+    Args:
+        queries: tags of the queries, [T].
+        keys: tags of the keys, [T].
+    """
+    size = queries.documents.shape[0]
+    begins, order = _runs(queries.documents)
+    rows = jnp.arange(size, dtype=jnp.int32)
+
+    def by_document(values, fill):
+        return jnp.full((size,), fill, jnp.int32).at[jnp.where(begins, order, size)].set(values, mode="drop")
+
+    documents, query_begin = by_document(queries.documents, _FAR), by_document(rows, 0)
+    query_count = _count(order, queries.documents >= 0)
+    key_begin, key_count = _keys_in_chunk(documents, keys.documents, jnp.int32(0))
+    later = keys.positions[key_begin] > queries.positions[query_begin]
+    strict = jnp.where(key_count > 0, later.astype(jnp.int32), 0)
+    meet = (key_count > 0) & (query_count > strict)
+    place = jnp.where(meet, jnp.cumsum(meet, dtype=jnp.int32) - 1, size)
+
+    def compact(values):
+        return jnp.zeros((size,), jnp.int32).at[place].set(values, mode="drop")
+
+    nothing = jnp.zeros((), jnp.int32)
+    return Spans(
+        past_queries=nothing,
+        past_begin=nothing,
+        past_keys=nothing,
+        num_documents=meet.sum(dtype=jnp.int32),
+        query_begin=compact(query_begin + strict),
+        query_count=compact(query_count - strict),
+        key_begin=compact(key_begin),
+        key_count=compact(key_count),
     )
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.attention import sequence
+from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
@@ -155,6 +155,8 @@ class Step:
     def _run(self, params: nnx.State, batch: Mapping):
         plan = self.plan
         shares = storage.gradient_shares(params, self.params, plan, scatter=scatters_sums(self.platform))
+        if self.train:
+            batch = batch | {KEYS[0]: storage.name_first(jnp.asarray(batch[KEYS[0]]), shares, self.mesh)}
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
         dtype = jnp.dtype(self.model.dtype)
         whole = storage.gather(params, self.params, plan, self.mesh, dtype)
@@ -199,6 +201,7 @@ class Step:
             sequences=sequences,
             scale=scale,
             train=self.train,
+            modes=self._modes(sequences),
         )
         cache_shape = self._cache_shape(program)
         if not self.train:
@@ -208,6 +211,15 @@ class Step:
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
         grads = run.sum_gradients(trained.grads, shares, plan.mesh.data * plan.mesh.seq)
         return loss, storage.stack(grads, shares)
+
+    def _modes(self, sequences: run.Sequences) -> groups.Modes | None:
+        if self.plan.groups == "static":
+            return None
+        of_member = [
+            [tokens // self.plan.mesh.seq for tokens in sizes]
+            for sizes in (self.plan.table().chunk_starts, self.plan.chunk_lengths)
+        ]
+        return groups.find_modes(sequences.documents, *of_member, self.mesh.axis_names)
 
     def _cache_shape(self, program: Program) -> tuple[int, ...]:
         shape, plan = self.head_shape, self.plan

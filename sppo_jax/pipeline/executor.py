@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.attention import sequence
+from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
@@ -109,6 +109,7 @@ class Executor:
         sequences: this device's data.
         scale: 1 / number of targets in the global batch.
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
+        modes: how each chunk of each sequence attends; None for a plan without groups.
     """
 
     plan: Plan
@@ -120,6 +121,7 @@ class Executor:
     sequences: Sequences
     scale: jax.Array
     train: bool
+    modes: groups.Modes | None
 
     @property
     def num_stages(self) -> int:
@@ -201,15 +203,25 @@ class Executor:
         me = vocabulary.stage_index(self.num_stages)
         ring = self.plan.ring
         start, length = row["start"][me] // ring, row["length"][me] // ring
-        tags = sequence.chunk_tags(
-            tags.take(row["kv_slot"][me]),
-            start,
-            length,
-            spec.tokens * self.plan.ulysses,
-            self._split(passes),
-            bound=spec.passes.bound,
+        slot, split = (row["kv_slot"][me], row["group"][me]), self._split(passes)
+        size, resident = spec.tokens * self.plan.ulysses, tags.take(slot[0])
+        chosen = None
+        if self.modes is not None:
+            chosen = self._groups(row, resident, (start, length, size), split)
+            length = jnp.where(chosen.is_stream, length, 0)
+        masks = sequence.chunk_tags(resident, start, length, size, split, bound=spec.passes.bound)
+        return Chunk(slot, start, length, masks, chosen)
+
+    def _groups(self, row, resident: Tags, place: tuple, split: Split) -> groups.Groups:
+        """Finds out how a tick attends, from its row of numbers; all devices have the same row."""
+        me, (start, length, size) = vocabulary.stage_index(self.num_stages), place
+        later_starts = jnp.asarray(self.plan.table().chunk_starts[1:], jnp.int32)
+        chunk = (row["start"][:, None] >= later_starts).sum(1, dtype=jnp.int32)
+        tags = Tags(*(buffers.read(x, (0, start), (x.shape[0], size)) for x in resident))
+        own = (row["sequence"][me], chunk[me])
+        return groups.chunk_groups(
+            self.modes, own, (row["sequence"], chunk, row["active"]), (tags, length // split.ulysses), split
         )
-        return Chunk((row["kv_slot"][me], row["group"][me]), start, length, tags)
 
     def _unit(self, spec: TickSpec, row, passes: str, tags: Tags) -> stages.Unit:
         me = vocabulary.stage_index(self.num_stages)

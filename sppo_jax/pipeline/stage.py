@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.attention import sequence
+from sppo_jax.attention import groups
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
@@ -139,8 +139,8 @@ def _forward_layer(stage, weights, x, unit, layer, cache, split, *, write=True):
     else:
         q, k, v = stage.block.before(weights, x, unit.positions_T)
     if write:
-        cache = sequence.write_prefix(cache, k, v, unit.chunk, layer, split)
-    out, lse = sequence.forward(q, cache, unit.chunk, layer, split)
+        cache = groups.write_prefix(cache, k, v, unit.chunk, layer, split)
+    out, lse = groups.forward(q, k, cache, unit.chunk, layer, split)
     values = {"x": x, "out": out, "lse": lse}
     if not save_rest:
         return stage.block.after(weights, x, out), cache, values
@@ -239,10 +239,10 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     if "out" in saved:
         out, lse = saved["out"], saved["lse"]
     else:
-        out, lse = sequence.forward(q, cache, splits.forward_chunk, layer, splits.forward)
+        out, lse = groups.forward(q, like_k, cache, splits.forward_chunk, layer, splits.forward)
     dparams_after, dx_after, dout = vjp_after(out)(dy)
-    dq, prefix = sequence.backward(q, out, lse, dout, cache, sums.prefix, unit.chunk, layer, splits.backward)
-    dk, dv, prefix = sequence.take_gradient(prefix, unit.chunk, layer, like_k, splits.backward)
+    attention = (q, out, lse, dout, like_k)
+    dq, dk, dv, prefix = groups.backward(*attention, cache, sums.prefix, unit.chunk, layer, splits.backward)
     dparams_before, dx_before = vjp_before((dq, dk, dv))
     layers = jax.tree.map(
         lambda s, a, b: buffers.add(s, (unit.group, layer), a.astype(s.dtype) + b.astype(s.dtype)),

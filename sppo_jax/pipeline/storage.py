@@ -11,6 +11,7 @@ Letters: v groups a stage, P stages, V vocabulary, D hidden size.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -260,6 +261,32 @@ def unstack(grads: Physical, shares: Physical, mesh: Mesh) -> Physical:
     layers = jax.tree.map(lambda x, share: place(x, _with_stage_dim(share), 1), grads.layers, shares.layers)
     head = None if grads.head_VD is None else place(grads.head_VD, shares.head_VD, 0)
     return grads._replace(embedding_VD=place(grads.embedding_VD, shares.embedding_VD, 0), layers=layers, head_VD=head)
+
+
+def name_first(x: jax.Array, shares: Physical, mesh: Mesh) -> jax.Array:
+    """Lets jax name the shardings of gradients with two cuts, where a jit has no `out_shardings`; constrains nothing.
+
+    jax names them on the first mesh that the program mentions. The mesh of a step has whole axes. On whole axes jax
+    ends in an IndivisibleError.
+
+    Args:
+        x: an array that the program reads first.
+        shares: from `gradient_shares`.
+        mesh: of the step.
+    """
+    all_cuts = [share.cuts for share in jax.tree.leaves(shares, is_leaf=lambda x: isinstance(x, Share))]
+    majors = {cuts[0].parts for cuts in all_cuts if len(cuts) == 2}
+    data, pipe = mesh.shape["data"], mesh.shape["pipe"]
+    ends = sorted(majors | {1, data, mesh.size // pipe})
+    steps = list(pairwise(ends))
+    if not majors or any(end % begin for begin, end in steps):  # no one mesh names 2 x 15 and 3 x 10
+        return x
+    of_data = [end // begin for begin, end in steps if end <= data]
+    of_seq = [end // begin for begin, end in steps if end > data]
+    sizes = (*of_data, pipe, *of_seq)
+    names = tuple(f"part_{index}" for index in range(len(sizes)))
+    divided = Mesh(mesh.devices.reshape(sizes), names, axis_types=(AxisType.Auto,) * len(sizes))
+    return lax.with_sharding_constraint(x, NamedSharding(divided, Spec(*[Spec.UNCONSTRAINED] * x.ndim)))
 
 
 def _with_stage_dim(share: Share) -> Share:

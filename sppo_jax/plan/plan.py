@@ -13,10 +13,11 @@ from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
 from sppo_jax.units import format_bytes
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
+GROUPS = ("static", "flex")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
@@ -119,6 +120,7 @@ class Plan:
         predicted: predicted figures.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
         kernel: the attention kernel, "blockwise" or "cudnn".
+        groups: the members of a document: "static": all of them; "flex": each document of a batch has its own.
         model: the fields of the model that the plan was made for; empty where a plan is written by hand.
         reasons: for each choice, why it was made.
 
@@ -141,6 +143,7 @@ class Plan:
     predicted: Predicted
     ring_pass: str = "auto"
     kernel: str = "blockwise"
+    groups: str = "static"
     model: dict[str, int] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -183,6 +186,8 @@ class Plan:
             ValueError: a key is unknown or missing, the schema is another one, or the plan does not hold together.
         """
         values = {key: value for key, value in values.items() if key not in REPORT_KEYS}
+        if values.get("schema_version") == 2:  # written before plans had groups
+            values = {"groups": "static", **values, "schema_version": SCHEMA_VERSION}
         found = values.get("schema_version")
         if found != SCHEMA_VERSION:
             raise ValueError(f"schema_version of plan.json must be {SCHEMA_VERSION}, got {found!r}; plan again")
@@ -312,6 +317,13 @@ def _check_sequence(plan: Plan) -> None:
         )
     if plan.kernel not in KERNELS:
         raise ValueError(f"kernel of a plan must be one of {', '.join(KERNELS)}, got {plan.kernel!r}; choose one")
+    if plan.groups not in GROUPS:
+        raise ValueError(f"groups of a plan must be one of {', '.join(GROUPS)}, got {plan.groups!r}; choose one")
+    if plan.groups == "flex" and (plan.mesh.seq < 2 or plan.mesh.seq & (plan.mesh.seq - 1)):
+        raise ValueError(
+            f"mesh.seq of a plan with groups=flex must be a power of two of at least 2, got {plan.mesh.seq}; change "
+            "mesh.seq, or use sequence.groups=static"
+        )
     if plan.ulysses * plan.ring != plan.mesh.seq:
         raise ValueError(
             f"ulysses * ring of a plan must be mesh.seq = {plan.mesh.seq}, got {plan.ulysses} * {plan.ring}; plan again"

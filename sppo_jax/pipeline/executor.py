@@ -203,14 +203,13 @@ class Executor:
         me = vocabulary.stage_index(self.num_stages)
         ring = self.plan.ring
         start, length = row["start"][me] // ring, row["length"][me] // ring
-        slot, split = (row["kv_slot"][me], row["group"][me]), self._split(passes)
-        size, resident = spec.tokens * self.plan.ulysses, tags.take(slot[0])
+        size, resident, split = spec.tokens * self.plan.ulysses, tags.take(row["kv_slot"][me]), self._split(passes)
         chosen = None
         if self.modes is not None:
             chosen = self._groups(row, resident, (start, length, size), split)
             length = jnp.where(chosen.is_stream, length, 0)
         masks = sequence.chunk_tags(resident, start, length, size, split, bound=spec.passes.bound)
-        return Chunk(slot, start, length, masks, chosen)
+        return Chunk((row["kv_slot"][me], row["group"][me]), start, length, masks, chosen)
 
     def _groups(self, row, resident: Tags, place: tuple, split: Split) -> groups.Groups:
         """Finds out how a tick attends, from its row of numbers; all devices have the same row."""

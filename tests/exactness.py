@@ -58,12 +58,13 @@ def small_plan(
     kv_grad_dtype="float32",
     ring_pass="auto",
     kernel="blockwise",
+    groups="static",
 ) -> Plan:
     """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
     ulysses = ulysses or {"ulysses": seq, "ring": 1}[kind]
     table = from_csv(csv) if csv else make_table(schedule, pipe, sequences, tuple(chunks), interleave)
-    groups, gaps = table.diagonal_groups, table.group_gaps
+    of_diagonal, gaps = table.diagonal_groups, table.group_gaps
     shares = alpha if isinstance(alpha, tuple) else (alpha,)
     return Plan(
         version=__version__,
@@ -79,13 +80,14 @@ def small_plan(
             inputs=places[0],
             attention=places[1],
             rest=places[2],
-            alpha=tuple(shares[g % len(shares)] if gaps[g] >= MIN_HOST_GAP else 0.0 for g in groups),
+            alpha=tuple(shares[g % len(shares)] if gaps[g] >= MIN_HOST_GAP else 0.0 for g in of_diagonal),
             kv_grad_dtype=kv_grad_dtype,
         ),
         kv_slots=kv_slots(table)[0],
         predicted=Predicted(step_s=0.0, bubble_fraction=0.0, hbm_bytes=(0,) * pipe, host_bytes=(0,) * pipe),
         ring_pass=ring_pass,
         kernel=kernel,
+        groups=groups,
     )
 
 

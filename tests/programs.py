@@ -77,7 +77,7 @@ def compiled_step(case, plan, model, batch):
     return step
 
 
-def compare(case, seed, count):
+def compare(case, seed, count, batches=batches):
     """Compares one program with the dense model on several batches; the dense one has its blocks whole."""
     plan, model = case.make_plan(), case.make_model()
     assert Step(plan, model, None, train=True).uses_host == any(host_kinds(plan))

@@ -1,0 +1,157 @@
+"""Steps whose documents choose their members: exact, one program, no device waits for another, no exchange too many."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exactness import quick_jit, small_model, small_plan
+from flax import nnx
+from group_cases import batches, case, row, with_tokens
+from jax.extend.core import Literal
+from programs import HOST, NOTHING, Case, compare
+from uniform import loops_that_may_part
+
+from sppo_jax.attention import near
+from sppo_jax.pipeline import api
+from sppo_jax.pipeline.api import evaluate, value_and_grad
+
+# Together they have every pair of features that can stand in one program with groups.
+DRAWN_IN_CI = (2, 23, 59, 81, 130, 313, 459, 543)
+DRAWN_SLOWLY = [seed for seed in range(10_000, 10_110) if case(seed)][:50]
+WRITTEN = {
+    "ulysses-8-copied-heads": Case(
+        dict(chunks=(24, 16), mesh=(1, 1, 8), groups="flex", places=NOTHING), dict(num_heads=8, num_layers=2)
+    ),
+    "bfloat16-ring-fused-host": Case(
+        dict(chunks=(16, 24), mesh=(1, 2, 4), kind="ring", kernel="cudnn", places=HOST, alpha=1.0, groups="flex"),
+        dict(head_dim=8),
+        dtype="bfloat16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_groups_have_the_dense_loss_and_gradients(name, request):
+    if WRITTEN[name].dtype == "float64":
+        request.getfixturevalue("x64")
+    compare(WRITTEN[name], seed=0, count=4, batches=batches)
+
+
+def compare_drawn(seed, request):
+    drawn = case(seed)
+    if drawn.dtype == "float64":
+        request.getfixturevalue("x64")
+    compare(drawn, seed, count=4, batches=batches)
+
+
+@pytest.mark.parametrize("seed", DRAWN_IN_CI)
+def test_drawn_groups_have_the_dense_loss_and_gradients(seed, request):
+    compare_drawn(seed, request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", DRAWN_SLOWLY)
+def test_more_drawn_groups_have_the_dense_loss_and_gradients(seed, request):
+    compare_drawn(seed, request)
+
+
+def levels_of(plan, rows):
+    """Returns the level of each chunk of a pipeline's rows, -1 for a stream chunk, counted from the tags alone."""
+    levels = []
+    for documents, _ in rows:
+        ends = np.cumsum([0, *plan.chunk_lengths])
+        chunks = [documents[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        crossing = [
+            any(set(chunk[chunk >= 0]) & set(other[other >= 0]) for other in chunks[:c] + chunks[c + 1 :])
+            for c, chunk in enumerate(chunks)
+        ]
+        for chunk, crosses in zip(chunks, crossing, strict=True):
+            device = np.argsort(columns_of(plan))[np.arange(len(chunk)) % plan.mesh.seq]
+            level = max(
+                (int(min(device[chunk == d]) ^ max(device[chunk == d])).bit_length() for d in set(chunk[chunk >= 0])),
+                default=0,
+            )
+            levels.append(-1 if crosses or 2**level == plan.mesh.seq else level)
+    return np.reshape(levels, (len(rows), -1))
+
+
+def columns_of(plan):
+    return [member % plan.ulysses * plan.ring + member // plan.ulysses for member in range(plan.mesh.seq)]
+
+
+def loops_that_part(plan, model, batch, monkeypatch):
+    """Returns the communicating loops of a device's step, as accelerators run it, whose trips may differ."""
+    monkeypatch.setattr(api, "keeps_order", lambda platform: True)
+    closed = jax.make_jaxpr(value_and_grad(plan, model))(nnx.state(model, nnx.Param), batch)
+    (step,) = [eqn for eqn in closed.eqns if eqn.primitive.name == "shard_map" and "while" in str(eqn.params["jaxpr"])]
+    constants = set(closed.jaxpr.constvars)
+    inputs = [isinstance(x, Literal) or x in constants for x in step.invars]
+    return loops_that_may_part(step.params["jaxpr"], inputs, AXES)
+
+
+AXES = ("data", "pipe", "ring", "ulysses")
+
+
+@pytest.mark.parametrize("kind", ["ulysses", "ring"])
+def test_all_devices_make_as_many_trips(kind, monkeypatch):
+    plan = small_plan((16, 8), mesh=(2, 2, 2), kind=kind, schedule="seq1f1b", sequences=2, groups="flex")
+    model = small_model(num_layers=2, dtype="float32")
+    batch = with_tokens(np.random.default_rng(0), [row(np.random.default_rng(0), plan, (True, False))] * 4, 53)
+    assert loops_that_part(plan, model, batch, monkeypatch) == []
+
+
+def test_a_trip_count_of_one_pipeline_alone_would_be_found(monkeypatch):
+    monkeypatch.setattr(jax.lax, "pmax", lambda x, axes: jax.lax.psum(x, axes[1:]))
+    plan = small_plan((16, 8), mesh=(2, 1, 4), groups="flex")
+    model = small_model(num_layers=1, dtype="float32")
+    batch = with_tokens(np.random.default_rng(0), [row(np.random.default_rng(0), plan, (True, False))] * 2, 53)
+    assert loops_that_part(plan, model, batch, monkeypatch)
+
+
+def test_other_documents_keep_their_losses_to_the_bit():
+    plan = small_plan((16, 16, 8), mesh=(1, 2, 4), kind="hybrid", ulysses=2, groups="flex")
+    model = small_model(num_layers=2, dtype="float32")
+    rng = np.random.default_rng(5)
+    score, params = quick_jit(evaluate(plan, model)), nnx.state(model, nnx.Param)
+    for kinds in [(False, True, False), (True, True, False), (False, False, False)]:
+        batch = with_tokens(rng, [row(rng, plan, kinds)], 53)
+        documents, losses = batch["document_ids"][0], np.asarray(score(params, batch).losses_BS)[0]
+        for changed in rng.choice(np.unique(documents[documents >= 0]), 2):
+            own = documents == changed
+            other = {**batch, "tokens": np.where(own, (batch["tokens"] + 1) % 53, batch["tokens"])}
+            again = np.asarray(score(params, other).losses_BS)[0]
+            np.testing.assert_array_equal(again[~own], losses[~own])
+            assert (again[own] != losses[own]).any()
+
+
+def test_devices_make_the_exchanges_that_the_tags_ask_for_and_no_more(monkeypatch):
+    """Each exchange of a doubling is counted where it happens."""
+    plan = small_plan((16, 16, 16), mesh=(1, 1, 8), groups="flex", places=NOTHING)
+    model = small_model(num_layers=1, dtype="float32", num_heads=8)
+    seen, swap = [], near._swap
+
+    def counted(x, level):
+        jax.debug.callback(lambda: seen.append(level))
+        return swap(x, level)
+
+    monkeypatch.setattr(near, "_swap", counted)
+    rng, score = np.random.default_rng(1), quick_jit(evaluate(plan, model))
+    params = nnx.state(model, nnx.Param)
+    for largest in (1, 2, 4):
+        seen.clear()
+        rows = [row(rng, plan, (False, False, False), largest)]
+        jax.block_until_ready(score(params, with_tokens(rng, rows, 53)))
+        jax.effects_barrier()
+        levels = levels_of(plan, rows)
+        assert levels.max() == largest.bit_length() - 1
+        want = {level: 8 * int((levels > level).sum()) for level in range(2)}
+        assert {level: seen.count(level) for level in range(2)} == want
+
+
+def test_one_program_takes_every_placement():
+    plan = small_plan((16, 8), mesh=(2, 1, 4), kind="ring", groups="flex")
+    model = small_model(num_layers=1, dtype="float32")
+    step, params, rng = quick_jit(value_and_grad(plan, model)), nnx.state(model, nnx.Param), np.random.default_rng(2)
+    for batch in batches(rng, plan, 53, 12):
+        assert jnp.isfinite(step(params, batch)[0])
+    assert step._cache_size() == 1

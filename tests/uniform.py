@@ -1,4 +1,4 @@
-"""Which values of a device's program are the same on all devices, and whether every loop that communicates needs such ones.
+"""Which values of a device's program are the same on all devices, and which loops communicate but need others.
 
 A value is uniform if it is made of constants, uniform values and reductions over all axes of the mesh. A loop whose
 condition is uniform has as many trips on every device, so no device waits for a collective that another one skips.
@@ -59,7 +59,9 @@ def _outputs(eqn, given, axes, found) -> list[bool]:
         if _communicates(eqn) and not given[0]:
             found.append(f"a branch: {eqn.source_info.name_stack}")
         return [given[0] and all(each) for each in zip(*outs, strict=True)]
-    inner = [closed for closed in jaxprs_in_params(params) if len(getattr(closed, "jaxpr", closed).invars) == len(given)]
+    inner = [
+        closed for closed in jaxprs_in_params(params) if len(getattr(closed, "jaxpr", closed).invars) == len(given)
+    ]
     if inner and len(inner) == len(list(jaxprs_in_params(params))):
         return _walk(inner[0], given, axes, found)
     return [all(given)] * count

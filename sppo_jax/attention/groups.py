@@ -129,8 +129,8 @@ def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split) 
     if groups is None or split.ulysses == 1:
         return sequence.write_prefix(cache, k_TKH, v_TKH, chunk, layer, split)
 
-    def exchange(_, blocks):
-        return tuple(sequence.prefix_block(x, split) for x in (k_TKH, v_TKH))
+    def exchange(trip, _):
+        return tuple(sequence.prefix_block(_in_trip(trip, x), split) for x in (k_TKH, v_TKH))
 
     own = tuple(_own_block(x, split.ulysses) for x in (k_TKH, v_TKH))
     stream = lax.fori_loop(0, groups.stream_trips, exchange, tuple(map(jnp.zeros_like, own)))
@@ -180,8 +180,8 @@ def forward(q_TNH, like_TKH, cache: Cache, chunk: Chunk, layer, split: Split) ->
         return sequence.forward(q_TNH, cache, chunk, layer, split)
     own = near.forward(q_TNH, *_own_keys(cache, chunk, layer, like_TKH, split), groups.tags, groups.level)
 
-    def stream(_, state):
-        return sequence.forward(q_TNH, cache, chunk, layer, split)
+    def stream(trip, _):
+        return sequence.forward(_in_trip(trip, q_TNH), cache, chunk, layer + trip, split)
 
     nothing = jnp.zeros_like(q_TNH), jnp.full(q_TNH.shape[:2], -jnp.inf, accumulator(q_TNH.dtype))
     out, lse = lax.fori_loop(0, groups.stream_trips, stream, nothing)
@@ -202,23 +202,28 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, like_TKH, cache: Cache, sums: Cac
         dq_TNH in the dtype of q, dk_TKH and dv_TKH in that of `like_TKH`, and `sums`.
     """
 
-    def over_all_members(sums):
-        dq, sums = sequence.backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache, sums, chunk, layer, split)
+    def over_all_members(rows, layer, sums):
+        dq, sums = sequence.backward(*rows, cache, sums, chunk, layer, split)
         dk, dv, sums = sequence.take_gradient(sums, chunk, layer, like_TKH, split)
         return (dq, dk, dv), sums
 
-    groups = chunk.groups
+    groups, rows = chunk.groups, (q_TNH, out_TNH, lse_TN, dout_TNH)
     if groups is None:
-        (dq, dk, dv), sums = over_all_members(sums)
+        (dq, dk, dv), sums = over_all_members(rows, layer, sums)
         return dq, dk, dv, sums
     summary = out_TNH if split.kernel == "cudnn" else delta(out_TNH, dout_TNH)
     keys = _own_keys(cache, chunk, layer, like_TKH, split)
     dq, own = near.backward(q_TNH, *keys, groups.tags, groups.level, Cotangent(dout_TNH, lse_TN, summary))
     own = [dq.astype(q_TNH.dtype), *(x.swapaxes(0, 1).astype(like_TKH.dtype) for x in own)]
-    nothing = (
-        jnp.zeros_like(q_TNH),
-        jnp.zeros(like_TKH.shape, like_TKH.dtype),
-        jnp.zeros(like_TKH.shape, like_TKH.dtype),
-    )
-    stream, sums = lax.fori_loop(0, groups.stream_trips, lambda _, carry: over_all_members(carry[1]), (nothing, sums))
-    return (*(jnp.where(groups.is_stream, a, b) for a, b in zip(stream, own, strict=True)), sums)
+
+    def stream(trip, carry):
+        return over_all_members([_in_trip(trip, x) for x in rows], layer + trip, carry[1])
+
+    nothing = jnp.zeros_like(q_TNH), *(jnp.zeros(like_TKH.shape, like_TKH.dtype) for _ in range(2))
+    of_stream, sums = lax.fori_loop(0, groups.stream_trips, stream, (nothing, sums))
+    return (*(jnp.where(groups.is_stream, a, b) for a, b in zip(of_stream, own, strict=True)), sums)
+
+
+def _in_trip(trip, x: jax.Array) -> jax.Array:
+    """Returns `x` in a loop of 0 or 1 trips. The compiler would move out what is the same in every trip."""
+    return jnp.where(trip == 0, x, jnp.zeros_like(x))

@@ -42,18 +42,30 @@ def plan_cells(pieces: Pieces, shape: Shape) -> Placement:
 
 
 def candidates(pieces: Pieces, shape: Shape) -> dict[str, Placement]:
-    """Returns all placements that `plan_cells` compares, by name, today's rows first."""
+    """Returns all placements that `plan_cells` compares, by name, today's rows first.
+
+    The alphas come twice: with any degree, and with none above the best single degree. Where a large group must reach
+    over a slow link, its documents are cheaper as stream.
+    """
     found = {TODAY: today(pieces, shape)}
+    degrees = [2**level for level in range(shape.levels)]
+    for degree in degrees:
+        _add(found, f"degree {degree}", place(pieces, shape, _one_degree(pieces, shape, degree), upgrade=False))
+    single = [degree for degree in degrees if f"degree {degree}" in found]
+    best = min(single, key=lambda degree: found[f"degree {degree}"].cost, default=0)
     seen = set()
-    for name, degree_n in _degrees(pieces, shape):
-        key = (name.startswith("alpha"), degree_n.tobytes())
-        if key in seen:
-            continue
-        seen.add(key)
-        placement = place(pieces, shape, degree_n, upgrade=name.startswith("alpha"))
-        if placement is not None:
-            found[name] = placement
+    for most, words in ((shape.members // 2, ""), (best, f" up to degree {best}")):
+        for alpha in ALPHAS if most else ():
+            degree_n = _least_degrees(pieces, shape, alpha, most)
+            if degree_n.tobytes() not in seen:
+                _add(found, f"alpha {alpha}{words}", place(pieces, shape, degree_n, upgrade=True))
+            seen.add(degree_n.tobytes())
     return found
+
+
+def _add(found: dict[str, Placement], name: str, placement: Placement | None) -> None:
+    if placement is not None:
+        found[name] = placement
 
 
 def today(pieces: Pieces, shape: Shape) -> Placement:
@@ -75,22 +87,24 @@ def today(pieces: Pieces, shape: Shape) -> Placement:
     )
 
 
-def _degrees(pieces: Pieces, shape: Shape) -> list[tuple[str, np.ndarray]]:
-    """Returns the name and the wanted degree of each document, int64 [n], of each candidate."""
-    size_n, degrees = pieces.size, [2**level for level in range(shape.levels)]
-    most = int(shape.slots.max())
+def _one_degree(pieces: Pieces, shape: Shape, degree: int) -> np.ndarray:
+    """Returns one degree for every document, all members for those that do not fit: int64 [n]."""
+    fits = pieces.size <= degree * int(shape.slots.max())
+    return _at_most_size(np.where(fits, degree, shape.members), pieces.size)
+
+
+def _least_degrees(pieces: Pieces, shape: Shape, alpha: Fraction, most: int) -> np.ndarray:
+    """Returns the least degree at which each document fits and has little attention a member: int64 [n].
+
+    Little: s^2 / (2 g) <= alpha * (pairs of the window) / (cells * members). Documents that need more than `most`
+    members become stream.
+    """
+    size_n, slots = pieces.size, int(shape.slots.max())
     total = int((size_n * (size_n + 1) // 2).sum())
     cells = shape.rows * shape.num_chunks * shape.members
-    found = []
-    for alpha in ALPHAS if degrees else ():
-        # s^2 / (2 g) <= alpha * total / cells
-        limits = [min(g * most, isqrt(2 * g * alpha.numerator * total // (alpha.denominator * cells))) for g in degrees]
-        degree_n = np.array([*degrees, shape.members])[np.searchsorted(limits, size_n)]
-        found.append((f"alpha {alpha}", _at_most_size(degree_n, size_n)))
-    for degree in degrees:
-        degree_n = np.where(size_n > degree * most, shape.members, degree)
-        found.append((f"degree {degree}", _at_most_size(degree_n, size_n)))
-    return found
+    degrees = [2**level for level in range(most.bit_length())]
+    limits = [min(g * slots, isqrt(2 * g * alpha.numerator * total // (alpha.denominator * cells))) for g in degrees]
+    return _at_most_size(np.array([*degrees, shape.members])[np.searchsorted(limits, size_n)], size_n)
 
 
 def _at_most_size(degree_n: np.ndarray, size_n: np.ndarray) -> np.ndarray:

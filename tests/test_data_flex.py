@@ -103,6 +103,27 @@ def test_rows_that_no_plan_makes_faster_are_the_rows_themselves():
         assert all(np.array_equal(changed[row][name], array) for name, array in rows[row].items())
 
 
+def test_rows_of_any_kind_keep_their_ids_where_no_plan_is_faster():
+    class OneLong(Plain):
+        def __getitem__(self, index):
+            row = super().__getitem__(index)
+            row["document_ids"][:58], row["document_ids"][58:] = 9, -1
+            return row
+
+    changed = made(OneLong())
+    assert changed.placement(0).winner == "packed"
+    assert changed.placement(0).pieces.begin.tolist() == [0] * 4
+    assert changed[1]["document_ids"].tolist() == [9] * 58 + [-1] * 6
+
+
+def test_documents_are_found_behind_padding():
+    begins, sizes = flex._row_pieces(Plain(), 2)
+    ids = Plain()[2]["document_ids"]
+    for begin, size, document in zip(begins, sizes, sorted(set(ids.tolist()) - {-1}), strict=True):
+        assert ids[begin : begin + size].tolist() == [document] * size
+    assert begins[-1] > sizes[:-1].sum()
+
+
 def test_planning_needs_lengths_alone(monkeypatch):
     rows = KINDS["mixture"]
     changed = made(rows)

@@ -9,6 +9,7 @@ from flex_cases import KINDS, contents_of, draw_shape, draw_sizes, make_shape, p
 from sppo_jax.flex.baselines import per_batch
 from sppo_jax.flex.cells import candidates, plan_cells, today
 from sppo_jax.flex.contract import check_columns, far_cells
+from sppo_jax.flex.greedy import deal
 from sppo_jax.flex.placement import Pieces
 from sppo_jax.flex.rows import count_pairs, write
 from sppo_jax.plan.simulate import simulate
@@ -61,6 +62,8 @@ def test_every_candidate_keeps_the_rules_and_is_predicted_from_what_it_writes(ki
         far, level = far_cells(batch["document_ids"], shape)
         assert np.array_equal(placement.cells.far, far) and np.array_equal(placement.cells.level, level)
         assert placement.cost == cost_of(batch, shape)
+        grouped = placement.begin < 0
+        assert (placement.degree[grouped] <= np.minimum(pieces.size[grouped], shape.members // 2)).all()
 
 
 @pytest.mark.parametrize(("kind", "seed"), CASES)
@@ -122,10 +125,56 @@ def test_a_document_that_spoils_the_balance_gets_a_larger_group():
 
 
 def test_cells_of_similar_cost_run_side_by_side():
-    shape = make_shape(8, (64,), data=4, hidden=1)
-    pieces = pack(np.random.default_rng(0).geometric(0.1, 500), shape, 0.95)
-    top = candidates(pieces, shape)["degree 1"].cells.top.reshape(4, 2)
-    assert top[:, 0].min() >= top[:, 1].max()
+    shape = make_shape(8, (64, 64), data=4, hidden=1)
+    pieces = pack(np.minimum(20, np.random.default_rng(0).geometric(0.1, 1000)), shape, 0.8)
+    placement = candidates(pieces, shape)["alpha 3"]
+    assert not placement.cells.far.any() and set(placement.cells.level.ravel().tolist()) == {0, 1}
+
+    def in_time(values):
+        return values.reshape(4, 2, 2).transpose(1, 2, 0).ravel()  # sequence, chunk, pipeline
+
+    level, pairs = in_time(placement.cells.level), in_time(placement.attention.sum(2))
+    steps = list(zip(level.tolist(), pairs.tolist(), strict=True))
+    assert steps == sorted(steps, reverse=True)
+
+
+def dealt(sizes, degrees, slots, *, members=4, penalty=(0, 0), upgrade=False):
+    sizes, degrees, slots = (np.array(values, np.int64) for values in (sizes, degrees, slots))
+    found = deal(sizes, degrees, slots, members=members, penalty=np.array(penalty), upgrade=upgrade)
+    return list(zip(found.cell.tolist(), found.member.tolist(), found.degree.tolist(), strict=True))
+
+
+def test_a_document_goes_where_a_cell_grows_least_then_where_it_fits_best_then_first():
+    # Two documents of 5 tokens have fewer pairs than one of 9, so they share a member of the first cell.
+    assert dealt([9, 5, 5, 5, 5], [1] * 5, [10, 10]) == [(0, 0, 1), (0, 1, 1), (0, 1, 1), (0, 2, 1), (0, 2, 1)]
+    # Beside 5 tokens a document of 5 would raise the maximum of a cell with 6: the next member takes it.
+    assert dealt([6, 5, 5, 5], [1] * 4, [10, 10]) == [(0, 0, 1), (0, 1, 1), (0, 2, 1), (0, 3, 1)]
+    # Members 1 and 2 hold 8 and 7 of 12 slots: 3 tokens more do not raise the maximum, and leave least on member 1.
+    assert dealt([11, 8, 7, 3], [1] * 4, [12])[3] == (0, 1, 1)
+    assert dealt([9, 9], [1] * 2, [10, 9]) == [(1, 0, 1), (1, 1, 1)]
+    # 6 tokens fit nowhere but on member 3.
+    assert dealt([9, 8, 7, 6, 5], [1] * 5, [10]) == [(0, 0, 1), (0, 1, 1), (0, 2, 1), (0, 3, 1), (-1, 0, 1)]
+
+
+def test_a_new_level_costs_what_travels():
+    # Documents of 9 tokens need two members. Both go to one cell where a level is dear, though the other has less left.
+    sizes, degrees, slots = [9, 9, 7, 2], [1] * 4, [6, 7]
+    assert dealt(sizes, degrees, slots, upgrade=True)[:2] == [(1, 2, 2), (0, 0, 2)]
+    assert dealt(sizes, degrees, slots, upgrade=True, penalty=(0, 50))[:2] == [(0, 0, 2), (0, 2, 2)]
+
+
+def test_a_larger_group_takes_what_does_not_fit_into_a_smaller_one():
+    sizes, degrees = [7, 7, 7, 7, 6], [1] * 5
+    assert dealt(sizes, degrees, [10])[4] == (-1, 0, 1)
+    assert dealt(sizes, degrees, [10], upgrade=True)[4] == (0, 0, 2)
+
+
+def test_what_fits_nowhere_becomes_stream_and_nothing_else():
+    shape = make_shape(3, (64,), stages=1, hidden=1)
+    # Twelve members of 16 slots take one document each; the thirteenth needs stream, whose row four others lose.
+    pieces = Pieces.packed([[15, 14, 13, 12, 11], [10, 10, 10, 10], [10, 10, 10, 9]])
+    stream = candidates(pieces, shape)["degree 1"].begin >= 0
+    assert stream.tolist() == [False] * 8 + [True] * 5
 
 
 def test_real_lengths_fill_the_window_with_balanced_cells():
@@ -136,6 +185,7 @@ def test_real_lengths_fill_the_window_with_balanced_cells():
     assert {"alpha 1/2", "alpha 1", "alpha 3"} & set(found)
     chosen = plan_cells(pieces, shape)
     assert chosen.winner != "packed" and chosen.balance <= 1.05
+    assert any("up to degree" in name for name in found)
     assert all(placement.balance <= 1.05 for name, placement in found.items() if name.startswith("alpha"))
 
 
@@ -145,7 +195,7 @@ def test_lengths_that_fill_cells_badly_are_placed_all_the_same(low, high):
     pieces = pack(np.random.default_rng(0).integers(low, high, 4000), shape, 0.985)
     chosen = plan_cells(pieces, shape)
     assert (chosen.order >= 0).all() and chosen.cost <= chosen.costs["packed"]
-    assert len(chosen.costs) > 1
+    assert {"degree 1", "alpha 1/2"} <= set(chosen.costs)
     # Every document lies inside the window, without another: the tokens of a cell fit into the cell.
     seg, grouped = chosen.segments, chosen.begin < 0
     tokens = np.zeros((shape.rows, shape.num_chunks), np.int64)

@@ -56,8 +56,6 @@ def per_batch(pieces: Pieces, shape: Shape) -> Placement:
     best = today(pieces, shape)
     for level in range(shape.levels):
         degree = 2**level
-        if pieces.size.max(initial=0) > degree * int(shape.slots.max()):
-            continue
         most = 1 << (np.frexp(pieces.size.astype(np.float64))[1].astype(np.int64) - 1)
         found = place(pieces, shape, np.minimum(degree, most), upgrade=False, stream=False)
         if found is not None and found.cost < best.cost:

@@ -148,7 +148,7 @@ def place(
         left = dealt_n[dealt.cell < 0]
         left = left[np.argsort(-pieces.size[left], kind="stable")]
         more = rows.put(pieces.size[left].tolist(), shape, extend=False)
-        if more is not None and (stream or not len(left)):
+        if more is not None:
             chosen = np.concatenate([streamed, left])
             return _write(pieces, shape, (chosen, [*begins, *more]), (dealt_n, dealt, cells))
         if not stream:

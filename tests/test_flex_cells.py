@@ -138,9 +138,9 @@ def test_cells_of_similar_cost_run_side_by_side():
     assert steps == sorted(steps, reverse=True)
 
 
-def dealt(sizes, degrees, slots, *, members=4, penalty=(0, 0), upgrade=False):
+def dealt(sizes, degrees, slots, *, members=4, penalty=(0, 0), largest=1):
     sizes, degrees, slots = (np.array(values, np.int64) for values in (sizes, degrees, slots))
-    found = deal(sizes, degrees, slots, members=members, penalty=np.array(penalty), upgrade=upgrade)
+    found = deal(sizes, degrees, slots, members=members, penalty=np.array(penalty), largest=largest)
     return list(zip(found.cell.tolist(), found.member.tolist(), found.degree.tolist(), strict=True))
 
 
@@ -159,14 +159,14 @@ def test_a_document_goes_where_a_cell_grows_least_then_where_it_fits_best_then_f
 def test_a_new_level_costs_what_travels():
     # Documents of 9 tokens need two members. Both go to one cell where a level is dear, though the other has less left.
     sizes, degrees, slots = [9, 9, 7, 2], [1] * 4, [6, 7]
-    assert dealt(sizes, degrees, slots, upgrade=True)[:2] == [(1, 2, 2), (0, 0, 2)]
-    assert dealt(sizes, degrees, slots, upgrade=True, penalty=(0, 50))[:2] == [(0, 0, 2), (0, 2, 2)]
+    assert dealt(sizes, degrees, slots, largest=2)[:2] == [(1, 2, 2), (0, 0, 2)]
+    assert dealt(sizes, degrees, slots, largest=2, penalty=(0, 50))[:2] == [(0, 0, 2), (0, 2, 2)]
 
 
 def test_a_larger_group_takes_what_does_not_fit_into_a_smaller_one():
     sizes, degrees = [7, 7, 7, 7, 6], [1] * 5
     assert dealt(sizes, degrees, [10])[4] == (-1, 0, 1)
-    assert dealt(sizes, degrees, [10], upgrade=True)[4] == (0, 0, 2)
+    assert dealt(sizes, degrees, [10], largest=2)[4] == (0, 0, 2)
 
 
 def test_what_fits_nowhere_becomes_stream_and_nothing_else():

@@ -57,7 +57,7 @@ def per_batch(pieces: Pieces, shape: Shape) -> Placement:
     for level in range(shape.levels):
         degree = 2**level
         most = 1 << (np.frexp(pieces.size.astype(np.float64))[1].astype(np.int64) - 1)
-        found = place(pieces, shape, np.minimum(degree, most), upgrade=False, stream=False)
+        found = place(pieces, shape, np.minimum(degree, most), largest=1, stream=False)
         if found is not None and found.cost < best.cost:
             best = found
     return best

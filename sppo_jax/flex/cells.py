@@ -47,19 +47,20 @@ def candidates(pieces: Pieces, shape: Shape) -> dict[str, Placement]:
     The alphas come twice: with any degree, and with none above the best single degree. Where a large group must reach
     over a slow link, its documents are cheaper as stream.
     """
-    found = {TODAY: today(pieces, shape)}
+    found, seen = {TODAY: today(pieces, shape)}, set()
     degrees = [2**level for level in range(shape.levels)]
     for degree in degrees:
-        _add(found, f"degree {degree}", place(pieces, shape, _one_degree(pieces, shape, degree), upgrade=False))
+        degree_n = _one_degree(pieces, shape, degree)
+        _add(found, f"degree {degree}", place(pieces, shape, degree_n, largest=1))
+        seen.add((1, degree_n.tobytes()))
     single = [degree for degree in degrees if f"degree {degree}" in found]
     best = min(single, key=lambda degree: found[f"degree {degree}"].cost, default=0)
-    seen = set()
     for most, words in ((shape.members // 2, ""), (best, f" up to degree {best}")):
         for alpha in ALPHAS if most else ():
             degree_n = _least_degrees(pieces, shape, alpha, most)
-            if degree_n.tobytes() not in seen:
-                _add(found, f"alpha {alpha}{words}", place(pieces, shape, degree_n, upgrade=True))
-            seen.add(degree_n.tobytes())
+            if (most, degree_n.tobytes()) not in seen:
+                _add(found, f"alpha {alpha}{words}", place(pieces, shape, degree_n, largest=most))
+            seen.add((most, degree_n.tobytes()))
     return found
 
 
@@ -112,17 +113,15 @@ def _at_most_size(degree_n: np.ndarray, size_n: np.ndarray) -> np.ndarray:
     return np.minimum(degree_n, 1 << (np.frexp(size_n.astype(np.float64))[1].astype(np.int64) - 1))
 
 
-def place(
-    pieces: Pieces, shape: Shape, degree_n: np.ndarray, *, upgrade: bool, stream: bool = True
-) -> Placement | None:
+def place(pieces: Pieces, shape: Shape, degree_n: np.ndarray, *, largest: int, stream: bool = True) -> Placement | None:
     """Places documents at given degrees; those that no block takes become stream.
 
     Args:
         pieces: the documents.
         shape: the window.
         degree_n: wanted degree of each document; all members: stream.
-        upgrade: whether to try larger groups before a document becomes stream.
-        stream: whether documents with a smaller degree may become stream at all.
+        largest: largest degree that a document may take before it becomes stream; 1: none but its own.
+        stream: whether to make stream cells for documents that fit nowhere; the placement fails otherwise.
 
     Returns:
         The placement; None if the window is too small for it.
@@ -143,7 +142,7 @@ def place(
             shape.slots[cells[:, 1]],
             members=shape.members,
             penalty=_penalty(shape),
-            upgrade=upgrade,
+            largest=largest,
         )
         left = dealt_n[dealt.cell < 0]
         left = left[np.argsort(-pieces.size[left], kind="stable")]

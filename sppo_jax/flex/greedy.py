@@ -43,7 +43,7 @@ class _State:
 
 
 def deal(
-    size_n: np.ndarray, degree_n: np.ndarray, slots_K: np.ndarray, *, members: int, penalty: np.ndarray, upgrade: bool
+    size_n: np.ndarray, degree_n: np.ndarray, slots_K: np.ndarray, *, members: int, penalty: np.ndarray, largest: int
 ) -> Dealt:
     """Deals documents to cells.
 
@@ -56,7 +56,7 @@ def deal(
         slots_K: slots of each cell on one member.
         members: R.
         penalty: cost of each level in pairs, for one slot: int64 [levels].
-        upgrade: whether to try larger groups for documents that do not fit at their degree.
+        largest: largest degree that documents may take that do not fit at their own; 1: none.
     """
     n, num_cells = len(size_n), len(slots_K)
     dealt = Dealt(np.full(n, -1), np.zeros(n, np.int64), degree_n.copy(), np.zeros(n, np.int64))
@@ -72,11 +72,60 @@ def deal(
     for degree, items in phases:
         _phase(state, degree, items, size_n, slots_K, penalty, bits, dealt)
     degree = 2
-    while upgrade and degree < members and (dealt.cell < 0).any():
+    while degree <= largest and (dealt.cell < 0).any():
         items = np.flatnonzero((dealt.cell < 0) & (degree_n < degree) & (size_n >= degree))
         _phase(state, degree, items, size_n, slots_K, penalty, bits, dealt)
         degree *= 2
     return dealt
+
+
+@dataclass
+class _Blocks:
+    """The blocks of one degree, int64 [K * R / degree] each.
+
+    Args:
+        free: tokens that fit, dealt on from where the last document ended.
+        held: attention of the member that has most, times 2^shift like `top` and `tail`.
+        top: attention of the cell's member that has most.
+        tail: what a block's key is beside the cell's new largest attention: less the present one, plus the cost of a
+            new level, plus the tokens that fit.
+        used: tokens dealt at this degree.
+    """
+
+    free: np.ndarray
+    held: np.ndarray
+    top: np.ndarray
+    tail: np.ndarray
+    used: list[int]
+
+    def put(self, size: int, pairs: int, key: np.ndarray, full: np.ndarray) -> int:
+        """Puts a document into the block with the least key; returns the block, or -1 where it fits nowhere.
+
+        Args:
+            size: tokens of the document.
+            pairs: attention of a member, times 2^shift.
+            key: space for a number of each block.
+            full: space for a bool of each block.
+        """
+        np.add(self.held, pairs, out=key)
+        np.maximum(key, self.top, out=key)
+        np.add(key, self.tail, out=key)
+        np.less(self.free, size, out=full)
+        np.copyto(key, _NEVER, where=full)
+        at = int(key.argmin())
+        if full[at]:
+            return -1
+        self.used[at] += size
+        self.free[at] -= size
+        self.held[at] += pairs
+        self.tail[at] -= size
+        return at
+
+    def raise_top(self, at: int, per_cell: int) -> None:
+        """Brings the cell of a block up to date, whose largest attention or level has grown."""
+        cell = slice(at // per_cell * per_cell, (at // per_cell + 1) * per_cell)
+        self.top[cell] = max(self.top[at], self.held[at])
+        self.tail[cell] = self.free[cell] - self.top[cell]
 
 
 def _phase(
@@ -94,47 +143,41 @@ def _phase(
         return
     shift, drop = bits
     num_cells, members = state.height.shape
-    blocks, level = members // degree, degree.bit_length() - 1
-    base = state.height.reshape(num_cells, blocks, degree).max(2).ravel()
-    room = (np.repeat(slots_K, blocks) - base) * degree  # tokens, dealt on from where the last document ended
-    held = state.pairs.reshape(num_cells, blocks, degree).max(2).ravel() << shift
-    top = np.repeat(state.pairs.max(1), blocks) << shift
-    fine = np.maximum(penalty[level] - penalty[state.level], 0) * slots_K
-    tail = room - top + (np.repeat(fine >> drop, blocks) << shift)
-    key, full = np.empty_like(room), np.empty(len(room), bool)
-    used, place, offset = [0] * len(room), [], []
+    per_cell, level = members // degree, degree.bit_length() - 1
+    base = state.height.reshape(num_cells, per_cell, degree).max(2).ravel()
+    blocks = _make_blocks(state, degree, base, slots_K, penalty, bits)
+    key, full = np.empty_like(base), np.empty(len(base), bool)
     sizes = size_n[items]
     costs = ((sizes * (sizes + 1) // 2 // degree) >> drop) << shift
+    places, offsets = [], []
     for size, pairs in zip(sizes.tolist(), costs.tolist(), strict=True):
-        np.add(held, pairs, out=key)
-        np.maximum(key, top, out=key)
-        np.add(key, tail, out=key)
-        np.less(room, size, out=full)
-        np.copyto(key, _NEVER, where=full)
-        at = int(key.argmin())
-        if full[at]:
-            place.append(-1)
-            offset.append(0)
-            continue
-        place.append(at)
-        offset.append(used[at] % degree)
-        used[at] += size
-        room[at] -= size
-        held[at] += pairs
-        cell = at // blocks
-        if held[at] > top[at] or state.level[cell] < level:
-            one = slice(cell * blocks, (cell + 1) * blocks)
-            top[one] = max(top[at], held[at])
-            tail[one] = room[one] - top[one]
-            state.level[cell] = max(state.level[cell], level)
-        else:
-            tail[at] -= size
-    found = np.array(place)
+        at = blocks.put(size, pairs, key, full)
+        places.append(at)
+        offsets.append((blocks.used[at] - size) % degree)
+        if at >= 0 and (blocks.held[at] > blocks.top[at] or state.level[at // per_cell] < level):
+            blocks.raise_top(at, per_cell)
+            state.level[at // per_cell] = max(state.level[at // per_cell], level)
+    found = np.array(places)
     some = found >= 0
     which, found = items[some], found[some]
-    dealt.cell[which], dealt.member[which] = found // blocks, found % blocks * degree
-    dealt.degree[which], dealt.offset[which] = degree, np.array(offset)[some]
-    _spread(state, degree, base, np.array(used), held >> shift)
+    dealt.cell[which], dealt.member[which] = found // per_cell, found % per_cell * degree
+    dealt.degree[which], dealt.offset[which] = degree, np.array(offsets)[some]
+    _spread(state, degree, base, np.array(blocks.used), blocks.held >> shift)
+
+
+def _make_blocks(
+    state: _State, degree: int, base: np.ndarray, slots_K: np.ndarray, penalty: np.ndarray, bits: tuple[int, int]
+) -> _Blocks:
+    """Makes the blocks of a degree from what the cells hold; `base`: slots in use of each block's fullest member."""
+    shift, drop = bits
+    num_cells, members = state.height.shape
+    per_cell, level = members // degree, degree.bit_length() - 1
+    free = (np.repeat(slots_K, per_cell) - base) * degree
+    held = state.pairs.reshape(num_cells, per_cell, degree).max(2).ravel() << shift
+    top = np.repeat(state.pairs.max(1), per_cell) << shift
+    charge = np.maximum(penalty[level] - penalty[state.level], 0) * slots_K
+    tail = free - top + (np.repeat(charge >> drop, per_cell) << shift)
+    return _Blocks(free, held, top, tail, [0] * len(free))
 
 
 def _spread(state: _State, degree: int, base: np.ndarray, used: np.ndarray, held: np.ndarray) -> None:

@@ -64,6 +64,8 @@ def test_every_candidate_keeps_the_rules_and_is_predicted_from_what_it_writes(ki
         assert placement.cost == cost_of(batch, shape)
         grouped = placement.begin < 0
         assert (placement.degree[grouped] <= np.minimum(pieces.size[grouped], shape.members // 2)).all()
+        if "degree" in name:  # "degree 2", "alpha 3 up to degree 2"
+            assert placement.degree[grouped].max(initial=1) <= int(name.split()[-1])
 
 
 @pytest.mark.parametrize(("kind", "seed"), CASES)
@@ -152,6 +154,9 @@ def test_a_document_goes_where_a_cell_grows_least_then_where_it_fits_best_then_f
     # Members 1 and 2 hold 8 and 7 of 12 slots: 3 tokens more do not raise the maximum, and leave least on member 1.
     assert dealt([11, 8, 7, 3], [1] * 4, [12])[3] == (0, 1, 1)
     assert dealt([9, 9], [1] * 2, [10, 9]) == [(1, 0, 1), (1, 1, 1)]
+    # 4 tokens raise no maximum on member 2 of the first cell nor on member 3 of the second, which has fewer slots left.
+    places = [(1, 0, 1), (1, 1, 1), (1, 2, 1), (1, 3, 1), (0, 0, 1), (0, 1, 1), (1, 3, 1)]
+    assert dealt([13, 12, 11, 10, 9, 8, 4], [1] * 7, [12, 14]) == places
     # 6 tokens fit nowhere but on member 3.
     assert dealt([9, 8, 7, 6, 5], [1] * 5, [10]) == [(0, 0, 1), (0, 1, 1), (0, 2, 1), (0, 3, 1), (-1, 0, 1)]
 

@@ -91,7 +91,7 @@ def today(pieces: Pieces, shape: Shape) -> Placement:
 def _one_degree(pieces: Pieces, shape: Shape, degree: int) -> np.ndarray:
     """Returns one degree for every document, all members for those that do not fit: int64 [n]."""
     fits = pieces.size <= degree * int(shape.slots.max())
-    return _at_most_size(np.where(fits, degree, shape.members), pieces.size)
+    return _at_most_size(np.where(fits, degree, shape.members), pieces.size, shape)
 
 
 def _least_degrees(pieces: Pieces, shape: Shape, alpha: Fraction, most: int) -> np.ndarray:
@@ -105,12 +105,13 @@ def _least_degrees(pieces: Pieces, shape: Shape, alpha: Fraction, most: int) -> 
     cells = shape.rows * shape.num_chunks * shape.members
     degrees = [2**level for level in range(most.bit_length())]
     limits = [min(g * slots, isqrt(2 * g * alpha.numerator * total // (alpha.denominator * cells))) for g in degrees]
-    return _at_most_size(np.array([*degrees, shape.members])[np.searchsorted(limits, size_n)], size_n)
+    return _at_most_size(np.array([*degrees, shape.members])[np.searchsorted(limits, size_n)], size_n, shape)
 
 
-def _at_most_size(degree_n: np.ndarray, size_n: np.ndarray) -> np.ndarray:
-    """Returns degrees that are no larger than the documents: a member without a token of its own has no use."""
-    return np.minimum(degree_n, 1 << (np.frexp(size_n.astype(np.float64))[1].astype(np.int64) - 1))
+def _at_most_size(degree_n: np.ndarray, size_n: np.ndarray, shape: Shape) -> np.ndarray:
+    """Returns degrees that are no larger than the documents, where not stream: each member has a token of its own."""
+    most = 1 << (np.frexp(size_n.astype(np.float64))[1].astype(np.int64) - 1)
+    return np.where(degree_n == shape.members, degree_n, np.minimum(degree_n, most))
 
 
 def place(pieces: Pieces, shape: Shape, degree_n: np.ndarray, *, largest: int, stream: bool = True) -> Placement | None:

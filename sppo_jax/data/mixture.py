@@ -28,7 +28,7 @@ class Mixture:
         Raises:
             ValueError: a weight is too small for one sequence in a block.
         """
-        self._sources = tuple(sources)
+        self.sources = tuple(sources)
         self._counts = block_counts(weights)
         places = [(np.arange(count) + 0.5) / count for count in self._counts]
         owner = np.repeat(np.arange(len(sources)), self._counts)
@@ -41,17 +41,17 @@ class Mixture:
 
     def __len__(self) -> int:
         """Returns the number of sequences after which every source has been seen whole, at least once."""
-        return max(self._needed(source) for source in range(len(self._sources)))
+        return max(self._needed(source) for source in range(len(self.sources)))
 
     def _needed(self, source: int) -> int:
         """Returns the number of sequences with all of a source's first epoch."""
-        blocks, rest = divmod(len(self._sources[source]) - 1, int(self._counts[source]))
+        blocks, rest = divmod(len(self.sources[source]) - 1, int(self._counts[source]))
         return blocks * BLOCK + int(np.flatnonzero(self._owner == source)[rest]) + 1
 
     def __getitem__(self, index: int) -> Batch:
         """Returns a sequence, see `Rows`."""
         source, own = self.place(index)
-        return self._sources[source][own]
+        return self.sources[source][own]
 
     def place(self, index: int) -> tuple[int, int]:
         """Returns the source of a sequence, and the sequence's number in it."""
@@ -62,7 +62,7 @@ class Mixture:
     def num_drawn(self, num_sequences: int) -> list[int]:
         """Returns how many of the first `num_sequences` come from each source."""
         blocks, rest = divmod(num_sequences, BLOCK)
-        within = np.bincount(self._owner[:rest], minlength=len(self._sources))
+        within = np.bincount(self._owner[:rest], minlength=len(self.sources))
         return [int(count) for count in blocks * self._counts + within]
 
 

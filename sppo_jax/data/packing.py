@@ -117,8 +117,28 @@ class PackedRows:
 
     def __getitem__(self, index: int) -> Batch:
         """Returns a sequence, see `Rows`."""
+        return self.read(self._place(index))
+
+    def sizes(self, index: int) -> np.ndarray:
+        """Returns the tokens of each piece of a sequence, int32 [num_pieces], without reading them."""
+        row = self._place(index)
+        return self.layout.sizes[self.layout.firsts[row] : self.layout.firsts[row + 1]]
+
+    def read_piece(self, index: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the tokens and the targets of one piece of a sequence, int32 [size] each."""
+        return self._read_piece(int(self.layout.firsts[self._place(index)]) + number)
+
+    def _place(self, index: int) -> int:
+        """Returns the place of a sequence in the layout."""
         epoch, place = divmod(int(index), len(self))
-        return self.read(permuted(place, len(self), key_of(self._seed, epoch)))
+        return permuted(place, len(self), key_of(self._seed, epoch))
+
+    def _read_piece(self, piece: int) -> tuple[np.ndarray, np.ndarray]:
+        begin, size = int(self.layout.begins[piece]), int(self.layout.sizes[piece])
+        tokens = self.corpus.read(begin, begin + size + int(self.layout.goes_on[piece]))
+        targets = np.full(size, -1, np.int32)
+        targets[: len(tokens) - 1] = tokens[1:]
+        return tokens[:size], targets
 
     def read(self, row: int) -> Batch:
         """Returns a sequence by its place in the layout."""
@@ -126,12 +146,11 @@ class PackedRows:
         batch |= {name: np.zeros(self.length, np.int32) for name in ("tokens", "positions")}
         layout, at = self.layout, 0
         for number, piece in enumerate(range(layout.firsts[row], layout.firsts[row + 1])):
-            begin, size = int(layout.begins[piece]), int(layout.sizes[piece])
-            tokens = self.corpus.read(begin, begin + size + int(layout.goes_on[piece]))
-            to = at + size
-            batch["tokens"][at:to] = tokens[:size]
-            batch["targets"][at : at + len(tokens) - 1] = tokens[1:]
-            batch["positions"][at:to] = np.arange(size)
+            tokens, targets = self._read_piece(piece)
+            to = at + len(tokens)
+            batch["tokens"][at:to] = tokens
+            batch["targets"][at:to] = targets
+            batch["positions"][at:to] = np.arange(len(tokens))
             batch["document_ids"][at:to] = number
             at = to
         return batch

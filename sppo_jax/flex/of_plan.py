@@ -1,0 +1,130 @@
+"""The window of a plan, with the planner's seconds as integer costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from sppo_jax.flex.shape import Shape, UnitWeights, Weights
+from sppo_jax.models.counts import LINEAR_BACKWARD
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.table import Table, chunk_starts
+from sppo_jax.planner.costs import CostModel
+
+_FLOAT32 = 4
+# Bits of the cost of the longest unit: what is added up over ticks still fits an int64.
+_BITS = 48
+
+
+def window_shape(plan: Plan, costs: CostModel, window: int | None = None) -> Shape:
+    """Returns the window of a plan.
+
+    Args:
+        plan: the plan.
+        costs: the planner's seconds of the plan's units (`planner.evaluate.costs_of`).
+        window: rows of the window; None: those of a step. Fewer rows are those of some pipelines, or part of those of
+            one.
+
+    Raises:
+        ValueError: the window does not divide a step into such parts, or the seq axis is no power of two.
+    """
+    rows = plan.num_sequences if window is None else window
+    data, table = _part(plan, rows)
+    return Shape(
+        rows=rows,
+        data=data,
+        ring=plan.ring,
+        ulysses=plan.ulysses,
+        chunk_lengths=plan.chunk_lengths,
+        table=table,
+        weights=plan_weights(plan, costs),
+    )
+
+
+def _part(plan: Plan, rows: int) -> tuple[int, Table]:
+    """Returns the pipelines that a window spans, and the schedule table of its rows in one of them."""
+    each, schedule = plan.sequences_per_pipeline, plan.schedule
+    if rows >= 1 and plan.num_sequences % rows == 0 and rows % each == 0:
+        return rows // each, plan.table()
+    if rows >= 1 and each % rows == 0 and schedule.csv is None:
+        return 1, make_table(schedule.name, plan.mesh.pipe, rows, plan.chunk_lengths, schedule.interleave)
+    raise ValueError(
+        f"a window must be the rows of a step, {plan.num_sequences}, or a part of them that holds whole pipelines of "
+        f"{each} rows or divides one whose schedule has a name, got {rows}; change the window"
+    )
+
+
+def plan_weights(plan: Plan, costs: CostModel) -> Weights:
+    """Returns the planner's seconds as integers, in the same power-of-two part of a second on every process.
+
+    What a pipeline sends between stages is charged for each slot. In a grouped cell a device receives keys and values
+    of 2^level - 1 other members forward and again backward, and sends float32 gradients of as many back.
+
+    Args:
+        plan: the plan.
+        costs: the planner's seconds of the plan's units.
+    """
+    longest = max(costs.seconds(kind, 0, plan.sequence_length) for kind in "FBH")
+    unit_s = 2.0 ** (math.ceil(math.log2(longest)) - _BITS)
+
+    def whole(seconds: float) -> int:
+        return round(seconds / unit_s)
+
+    return Weights(
+        forward=_unit(plan, costs, "F", whole),
+        backward=_unit(plan, costs, "B", whole),
+        head=whole(_slot_s(plan, costs, "H")),
+        unit_s=unit_s,
+    )
+
+
+def _unit(plan: Plan, costs: CostModel, kind: str, whole: Callable[[float], int]) -> UnitWeights:
+    bare = _without_exchange(costs)
+    starts = chunk_starts(plan.chunk_lengths)
+    return UnitWeights(
+        fixed=whole(costs.compute_s(kind, 0, 0) + costs.cluster.device.overhead_s),
+        slot=whole(_slot_s(plan, costs, kind)),
+        pair=max(1, whole(_pair_s(costs, kind))),
+        sent=tuple(whole(seconds) for seconds in _sent_s(plan, costs, kind)),
+        stream=tuple(
+            whole(costs.transfer_s(kind, start, tokens) - bare.transfer_s(kind, start, tokens))
+            for start, tokens in zip(starts[:-1], plan.chunk_lengths, strict=True)
+        ),
+    )
+
+
+def _without_exchange(costs: CostModel) -> CostModel:
+    """Returns the costs of the same stages without what attention sends along the `seq` axis."""
+    ring = dataclasses.replace(costs.ring, members=1, ulysses=1)
+    return dataclasses.replace(costs, ulysses=1, ring=ring)
+
+
+def _slot_s(plan: Plan, costs: CostModel, kind: str) -> float:
+    """Returns the seconds of a token of one device: its linear layers, and what stages send each other."""
+    device = costs.cluster.device
+    flops = costs.head_flops / plan.mesh.pipe if kind == "H" else costs.layers * costs.layer.linear_flops
+    if kind == "B":
+        flops *= LINEAR_BACKWARD + costs.recompute_linear
+    sent_s = _without_exchange(costs).transfer_s(kind, 0, plan.mesh.seq)
+    return flops / device.linear_flops_s(costs.compute_bytes) + sent_s
+
+
+def _pair_s(costs: CostModel, kind: str) -> float:
+    """Returns the seconds of a (query, key) pair of a long sequence on one device, over the layers of a unit."""
+    device = costs.cluster.device
+    rate = device.attention_flops_s(costs.compute_bytes, costs.ring.kernel, costs.head_dim)
+    times = 1.0 if kind == "F" else device.attention_backward + float(costs.recompute_attention)
+    return times * costs.layers * costs.layer.pair_flops / rate
+
+
+def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:
+    """Returns the seconds of what a slot of a grouped cell receives, over the layers of a unit, by level."""
+    elements = 2 * plan.model.get("num_kv_heads", costs.kv_heads) * costs.head_dim * costs.layers
+    size = elements * (costs.compute_bytes + (_FLOAT32 if kind == "B" else 0))
+    seconds = [0.0]
+    for level in range(plan.mesh.seq.bit_length() - 2):
+        # Exchange `level` passes 2^level blocks between members that lie as far apart.
+        seconds.append(seconds[-1] + 2**level * size / costs.cluster.link_bytes_s(2 ** (level + 1)))
+    return seconds

@@ -1,0 +1,113 @@
+"""A placement written as the arrays of a batch, and attention counted back from these arrays.
+
+Index i * R + column(m) of a chunk is slot i of member m; `Shape.columns` has the columns.
+
+Letters: w rows, S tokens of a row, C chunks, R members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sppo_jax.flex.placement import Placement
+from sppo_jax.flex.shape import Shape
+
+# The arrays of a batch, and what padding has in them.
+PADDING = {"tokens": 0, "targets": -1, "positions": 0, "document_ids": -1}
+
+
+class Content(NamedTuple):
+    """The tokens of a document, their targets and their positions: int32 [size] each."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    positions: np.ndarray
+
+
+def write(placement: Placement, contents: Sequence[Content]) -> dict[str, np.ndarray]:
+    """Writes a window.
+
+    Args:
+        placement: the place of each document.
+        contents: each document, in the order of `placement.pieces`.
+
+    Returns:
+        int32 [w, S] each of tokens, targets, positions and document_ids.
+    """
+    rows = [write_row(placement, row, dict(enumerate(contents))) for row in range(placement.shape.rows)]
+    return {name: np.stack([row[name] for row in rows]) for name in PADDING}
+
+
+def write_row(placement: Placement, row: int, contents: Mapping[int, Content]) -> dict[str, np.ndarray]:
+    """Writes one row of a window.
+
+    Args:
+        placement: the place of each document.
+        row: the row.
+        contents: at least the documents of this row, by their number in `placement.pieces`.
+
+    Returns:
+        int32 [S] each of tokens, targets, positions and document_ids.
+    """
+    batch = {name: np.full(placement.shape.length, value, np.int32) for name, value in PADDING.items()}
+    for number, (piece, index) in enumerate(indices(placement, row)):
+        content = contents[piece]
+        batch["tokens"][index] = content.tokens
+        batch["targets"][index] = content.targets
+        batch["positions"][index] = content.positions
+        batch["document_ids"][index] = number
+    return batch
+
+
+def documents_of(placement: Placement, row: int) -> np.ndarray:
+    """Returns the documents of a new row in the order of their document ids: int64."""
+    which = np.flatnonzero(placement.row == row)
+    return which[np.argsort(placement.order[which])]
+
+
+def indices(placement: Placement, row: int) -> list[tuple[int, np.ndarray]]:
+    """Returns the documents of a new row in the order of their ids, each with the index of each of its tokens."""
+    shape, found = placement.shape, []
+    height = np.zeros((shape.num_chunks, shape.members), np.int64)
+    for piece in documents_of(placement, row).tolist():
+        size, begin = int(placement.pieces.size[piece]), int(placement.begin[piece])
+        if begin >= 0:
+            found.append((piece, begin + np.arange(size)))
+            continue
+        degree, chunk = int(placement.degree[piece]), int(placement.chunk[piece])
+        index = np.empty(size, np.int64)
+        for first in range(min(degree, size)):
+            member = placement.member[piece] + (placement.offset[piece] + first) % degree
+            count = -(-(size - first) // degree)
+            slot = height[chunk, member] + np.arange(count)
+            index[first::degree] = shape.starts[chunk] + slot * shape.members + shape.columns[member]
+            height[chunk, member] += count
+        found.append((piece, index))
+    return found
+
+
+def count_pairs(batch: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+    """Counts the (query, key) pairs of each member's queries from the positions and document ids of rows.
+
+    Args:
+        batch: arrays [w, S]; a key is seen by the queries of its document at its position and behind it.
+        shape: says which chunk and which member an index belongs to.
+
+    Returns:
+        int64 [w, C, R].
+    """
+    documents, positions = (np.asarray(batch[name]) for name in ("document_ids", "positions"))
+    pairs = np.zeros((len(documents), shape.num_chunks, shape.members), np.int64)
+    index = np.arange(shape.length)
+    chunk = np.searchsorted(shape.starts, index, side="right") - 1
+    member = shape.member_of[index % shape.members]
+    for row, (ids, places) in enumerate(zip(documents, positions, strict=True)):
+        by_place = np.lexsort((places, ids))
+        ordered = ids[by_place]
+        seen = np.empty(shape.length, np.int64)
+        seen[by_place] = np.arange(shape.length) - np.searchsorted(ordered, ordered) + 1
+        np.add.at(pairs[row], (chunk, member), np.where(ids >= 0, seen, 0))
+    return pairs

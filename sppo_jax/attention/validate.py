@@ -69,7 +69,13 @@ def check_arrays(batch: Mapping, *shapes: tuple[int, ...]) -> None:
 
 
 def validate_batch(
-    batch: Mapping, *, vocab_size: int, num_sequences: int, sequence_length: int, contiguous: bool = False
+    batch: Mapping,
+    *,
+    vocab_size: int,
+    num_sequences: int,
+    sequence_length: int,
+    contiguous: bool = False,
+    natural: bool = True,
 ) -> None:
     """Checks shapes, ranges and the order of documents and positions, on which causal attention to a prefix depends.
 
@@ -80,6 +86,7 @@ def validate_batch(
         num_sequences: expected rows.
         sequence_length: expected columns, in tokens.
         contiguous: whether to refuse padding within a document.
+        natural: whether documents must lie in natural order; with groups they have rules of their own.
 
     Raises:
         ValueError: the batch breaks a rule; the message gives the rule, the value and the change to make.
@@ -96,4 +103,5 @@ def validate_batch(
         )
     low = int(host["positions"].min())
     _require(low >= 0, "'positions' must not be negative", f"{low}", "count from 0")
-    _check_order(host["document_ids"], host["positions"], contiguous)
+    if natural:
+        _check_order(host["document_ids"], host["positions"], contiguous)

@@ -51,7 +51,8 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     changes = distributed.together(lambda: changes_since(run_dir, config))
     plan = distributed.together(lambda: read_plan(args.plan, config) if args.plan else make_plan(config, cluster))
     plan = Plan.from_json(distributed.share_text(plan.to_json()))
-    experiment = distributed.together(lambda: prepare(config, plan))
+    experiment = distributed.together(lambda: prepare(config, plan, cluster))
+    plan = experiment.plan  # with its groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)
     if config.checkpoint.dir is not None and Path(config.checkpoint.dir).resolve() != run_dir.resolve():
         place = Path(config.checkpoint.dir), "the directory of checkpoints", "checkpoint.dir"

@@ -62,6 +62,9 @@ class SequenceConfig(Group):
         per_step: sequences of all pipelines in one step; 1 to 2147483647, a multiple of `sequence.per_pipeline` and of
             `mesh.data`, and equal to their product where `mesh.data` is a number and `sequence.per_pipeline` is above
             1; 0: `mesh.data * sequence.per_pipeline`.
+        groups: devices that share a document: all of the `seq` axis ("static"), or as many as the document needs
+            ("flex", where `mesh.seq` is a power of two of at least 2); "auto": flex where `sppo train` predicts a
+            shorter step for the documents of the run, else static.
     """
 
     group: ClassVar[str] = "sequence"
@@ -73,6 +76,7 @@ class SequenceConfig(Group):
     ring_pass: Literal["auto", "kv", "q"] = "auto"
     per_pipeline: int = 1
     per_step: int = 0
+    groups: Literal["auto", "static", "flex"] = "static"
 
     def _check(self) -> None:
         self._at_least(1, "length", "per_pipeline")

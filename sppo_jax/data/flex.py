@@ -58,11 +58,7 @@ class FlexRows:
                 f"the window must divide the rows of a step, {per_step}, got {window}; change sequence.per_step or the "
                 "window"
             )
-        if start % window:
-            raise ValueError(
-                f"a run must start at a multiple of the window of {window} rows, got row {start}; use the window that "
-                "the run had before"
-            )
+        check_start(start, window)
         self.shape, self._rows, self._window = shape, rows, window
         self._kept: OrderedDict[int, _Window] = OrderedDict()
         self._lock = threading.Lock()
@@ -103,13 +99,36 @@ class FlexRows:
                 self._kept.popitem(last=False)
         with window.lock:
             if window.placement is None:
-                found = [_row_pieces(self._rows, number * self._window + row) for row in range(self._window)]
-                counts = [len(size) for _, size in found]
-                begin, size = (np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True))
-                pieces = Pieces(np.repeat(np.arange(self._window), counts), begin, size)
-                window.firsts = np.cumsum([0, *counts])
+                pieces = window_pieces(self._rows, number, self._window)
+                window.firsts = np.searchsorted(pieces.row, np.arange(self._window + 1))
                 window.placement = plan_cells(pieces, self.shape)
         return window
+
+
+def check_start(start: int, window: int) -> None:
+    """Checks that a run starts with a whole window.
+
+    Raises:
+        ValueError: the first row lies inside a window.
+    """
+    if start % window:
+        raise ValueError(
+            f"with sequence.groups=flex a run must go on at a multiple of the {window} sequences of a step, got "
+            f"sequence {start}; set sequence.per_step to a divisor of {start}, or sequence.groups=static"
+        )
+
+
+def window_pieces(rows: Rows, number: int, window: int) -> Pieces:
+    """Returns the documents of a window as they lie in its rows; reads tokens only where it must.
+
+    Args:
+        rows: the rows as they are packed.
+        number: window n holds the rows from n * window on.
+        window: rows of a window.
+    """
+    found = [_row_pieces(rows, number * window + row) for row in range(window)]
+    begin, size = (np.concatenate(parts).astype(np.int64) for parts in zip(*found, strict=True))
+    return Pieces(np.repeat(np.arange(window), [len(size) for _, size in found]), begin, size)
 
 
 def _source(rows: Rows, index: int) -> tuple[Rows, int]:

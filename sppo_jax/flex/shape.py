@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.table import Table, chunk_starts
 
 
@@ -189,3 +190,16 @@ def simple_weights(chunk_lengths: Sequence[int], members: int, *, hidden: int = 
         )
 
     return Weights(forward=unit(1, 2, 1000, 5000), backward=unit(2, 5, 3000, 10000), head=0)
+
+
+def plan_shape(plan: Plan) -> Shape:
+    """Returns a step's rows as a window with simple costs, for checks of rows: these read no costs."""
+    return Shape(
+        rows=plan.num_sequences,
+        data=plan.mesh.data,
+        ring=plan.ring,
+        ulysses=plan.ulysses,
+        chunk_lengths=plan.chunk_lengths,
+        table=plan.table(),
+        weights=simple_weights(plan.chunk_lengths, plan.mesh.seq),
+    )

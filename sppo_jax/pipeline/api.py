@@ -33,6 +33,8 @@ from sppo_jax.compat import (
 )
 from sppo_jax.dtypes import accumulator
 from sppo_jax.environment import check_memory_limits
+from sppo_jax.flex.contract import check_columns
+from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout, storage
@@ -127,13 +129,17 @@ class Step:
             return
         if any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in batch.values()):
             return
+        whole = {key: batch[key].reshape(shape) for key in KEYS}
         validate_batch(
-            {key: batch[key].reshape(shape) for key in KEYS},
+            whole,
             vocab_size=self.model.config.vocab_size,
             num_sequences=self.plan.num_sequences,
             sequence_length=self.plan.sequence_length,
             contiguous=self.plan.kernel == "cudnn",
+            natural=self.plan.groups == "static",
         )
+        if self.plan.groups == "flex":
+            check_columns(whole, plan_shape(self.plan), dealing=self.plan.kernel == "cudnn")
 
     def __call__(self, params: nnx.State, batch: Mapping):
         """Runs the step on parameters in their own shapes or stored; pure and traceable."""

@@ -110,8 +110,14 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         ),
         ring_pass=config.sequence.ring_pass,
         kernel=request.kernel,
+        groups="flex" if config.sequence.groups == "flex" else "static",
         model={name: getattr(config.model, name) for name in MODEL_FIELDS},
-        reasons={**reasons, "alpha": outcome.alpha_reason, **_memory_reasons(memory, request.cluster)},
+        reasons={
+            **reasons,
+            **_groups_reason(config),
+            "alpha": outcome.alpha_reason,
+            **_memory_reasons(memory, request.cluster),
+        },
     )
 
 
@@ -184,6 +190,15 @@ def _layout_of(plan: Plan, request: Request) -> Layout:
         interleave=plan.schedule.interleave,
         layers=layers_per_virtual_stage(request.config.model.num_layers, plan.mesh.pipe, plan.schedule.interleave),
     )
+
+
+def _groups_reason(config: Config) -> dict[str, str]:
+    """Says what the groups of documents are, unless every document is on all devices as ever."""
+    return {
+        "static": {},
+        "flex": {"groups": "flex: each document of a batch has its own group of devices; sppo flex shows the gain"},
+        "auto": {"groups": "static until the documents are read: sppo train chooses, sppo flex shows the gain"},
+    }[config.sequence.groups]
 
 
 def _memory_reasons(memory: Memory, cluster: Cluster) -> dict[str, str]:

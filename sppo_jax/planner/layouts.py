@@ -82,6 +82,7 @@ class Layout:
             compute_bytes=self.request.compute_bytes,
             data=self.mesh.data,
             platform=self.request.cluster.device.platform,
+            groups=self.request.config.sequence.groups != "static",
         )
 
 

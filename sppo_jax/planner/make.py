@@ -51,6 +51,11 @@ def check_plan(plan: Plan, config: Config) -> None:
         )
     for name, size in plan.model.items():
         wanted[f"model.{name}"] = (getattr(config.model, name), size)
+    if sequence.groups != "auto" and sequence.groups != plan.groups:
+        raise ValueError(
+            f"the plan must agree with sequence.groups = {sequence.groups}, got {plan.groups}; set "
+            f"sequence.groups={plan.groups}, or plan again"
+        )
     for name, (want, got) in wanted.items():
         if want != got:
             raise ValueError(f"the plan must agree with {name} = {want}, got {got}; set {name}={got}, or plan again")

@@ -77,6 +77,7 @@ class Shape:
         compute_bytes: bytes of an activation.
         data: pipelines.
         platform: the compiler, "cpu", "gpu" or "tpu".
+        groups: whether documents may have their own groups of devices.
     """
 
     model: ModelConfig
@@ -86,6 +87,7 @@ class Shape:
     compute_bytes: int
     data: int = 1
     platform: str = "gpu"
+    groups: bool = False
 
     @property
     def sum_bytes(self) -> int:
@@ -196,7 +198,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "copies": copies,
             "carries": (2 * local + head_share) * model.hidden_size * size,
             "batch": batch_bytes(table, shape.seq),
-            "work": max(backward_work(shape, stash, local), loss) + copied,
+            "work": max(backward_work(shape, stash, local) + group_work(shape, local), loss) + copied,
         },
         host=stash_host,
     )
@@ -224,6 +226,18 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
         work += shape.layers * tokens * stashed
     return work
+
+
+def group_work(shape: Shape, tokens: int) -> int:
+    """Returns what the attention of grouped chunks holds: keys, values and their gradients of half the members.
+
+    A message with a part of these, sent and received, comes on top: the gradients' are larger. Without groups: 0.
+    """
+    if not shape.groups:
+        return 0
+    members, model = shape.seq // 2, shape.model
+    elements = 2 * members * tokens * model.num_kv_heads * model.head_dim
+    return elements * (shape.compute_bytes + 2 * shape.sum_bytes)
 
 
 def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:

@@ -34,8 +34,13 @@ def sequence_splits(
         devices_per_host: devices of a host, which are neighbours on the `seq` axis.
 
     Raises:
-        ValueError: the heads do not divide, or a factor does not divide `seq`.
+        ValueError: the heads do not divide, a factor does not divide `seq`, or `seq` can have no groups.
     """
+    if sequence.groups == "flex" and (seq < 2 or seq & (seq - 1)):
+        raise ValueError(
+            f"mesh.seq must be a power of two of at least 2 for sequence.groups=flex, got {seq}; change mesh.seq, or use "
+            "sequence.groups=static"
+        )
     if sequence.kind != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq)]
     if sequence.ulysses:

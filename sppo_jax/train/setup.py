@@ -14,13 +14,18 @@ from jax.sharding import Mesh
 
 from sppo_jax import distributed
 from sppo_jax.config import Config
+from sppo_jax.data.flex import FlexRows, check_start, window_pieces
 from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
 from sppo_jax.data.rows import Rows
+from sppo_jax.flex.choose import gain, with_groups
+from sppo_jax.flex.of_plan import window_shape
+from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
 from sppo_jax.models.hf_read import load_hf_params
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.make import costs_of
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.placement import local_rows
@@ -59,13 +64,23 @@ class Experiment:
     shapes: TrainState
 
 
-def prepare(config: Config, plan: Plan) -> Experiment:
-    """Loads the data and builds the model's programs for a plan.
+# Windows whose documents decide whether groups are worth it.
+_WINDOWS_LOOKED_AT = 4
+
+
+def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Experiment:
+    """Loads the data, chooses groups where the config leaves that open, and builds the model's programs for a plan.
+
+    Args:
+        config: all settings.
+        plan: the static decisions.
+        cluster: as for `make_plan`.
 
     Raises:
         ValueError: config, plan, data and devices do not fit together.
     """
     data = open_data(config)
+    plan, training = _with_groups(config, plan, data.training, cluster)
     mesh = layout.make_mesh(plan)
     rows = local_rows(mesh, config.num_sequences)
     model = build_model(config, abstract=True)
@@ -76,7 +91,7 @@ def prepare(config: Config, plan: Plan) -> Experiment:
         config=config,
         plan=plan,
         mesh=mesh,
-        loader=Loader(data.training, num_sequences=config.num_sequences, local_rows=rows),
+        loader=Loader(training, num_sequences=config.num_sequences, local_rows=rows),
         data_fingerprint=data.fingerprint,
         validation=data.validation,
         value_and_grad=api.value_and_grad(plan, model, mesh),
@@ -85,6 +100,19 @@ def prepare(config: Config, plan: Plan) -> Experiment:
         optimizer=optimizer,
         shapes=state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh),
     )
+
+
+def _with_groups(config: Config, plan: Plan, rows: Rows, cluster: Cluster | None) -> tuple[Plan, Rows]:
+    """Returns the plan and the rows, both with groups where the plan has or gets them."""
+    seq, window = plan.mesh.seq, plan.num_sequences
+    possible = seq > 1 and seq & (seq - 1) == 0
+    if plan.groups == "static" and (config.sequence.groups != "auto" or not possible):
+        return plan, rows
+    shape = window_shape(plan, costs_of(plan, config, cluster))
+    if plan.groups == "static":
+        windows = [window_pieces(rows, number, window) for number in range(_WINDOWS_LOOKED_AT)]
+        plan = with_groups(plan, gain(windows, shape))
+    return plan, rows if plan.groups == "static" else FlexRows(rows, window=window, shape=shape, per_step=window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +166,8 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
             "(fingerprint "
             f"{experiment.data_fingerprint}, not {fingerprint}); restore the old documents, or choose another --run-dir"
         )
+    if experiment.plan.groups == "flex":
+        check_start(restored.run["data"]["sequence"], experiment.plan.num_sequences)
     experiment.loader.state = {"sequence": restored.run["data"]["sequence"]}
     # A run that stopped after too many skipped steps in a row may skip as many in a row again.
     state = restored.state._replace(num_skipped_in_row=restored.state.num_skipped_in_row * np.int32(0))

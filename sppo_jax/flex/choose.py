@@ -1,0 +1,40 @@
+"""Whether documents get their own groups of devices: what `sequence.groups=auto` answers, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from sppo_jax.flex.cells import plan_cells, today
+from sppo_jax.flex.placement import Pieces
+from sppo_jax.flex.shape import Shape
+from sppo_jax.plan.plan import Plan
+
+# A step must be so much shorter, in simulation, before groups are worth their larger program.
+_LEAST_GAIN = 1.02
+
+
+def gain(windows: Sequence[Pieces], shape: Shape) -> float:
+    """Returns how many times longer the steps are with today's rows than with groups, in simulation.
+
+    Args:
+        windows: documents of some windows.
+        shape: of each window.
+    """
+    static = sum(today(pieces, shape).cost for pieces in windows)
+    flex = sum(plan_cells(pieces, shape).cost for pieces in windows)
+    return static / flex if flex else 1.0
+
+
+def with_groups(plan: Plan, gained: float) -> Plan:
+    """Returns the plan with groups if they are worth it, and with the reason either way.
+
+    Args:
+        plan: without groups.
+        gained: from `gain`.
+    """
+    found = f"{gained:.3f} of the time with groups, simulated on the first documents of the run"
+    if gained < _LEAST_GAIN:
+        text = f"static: steps take {found}; below {_LEAST_GAIN} a larger program is not worth it"
+        return dataclasses.replace(plan, reasons={**plan.reasons, "groups": text})
+    return dataclasses.replace(plan, groups="flex", reasons={**plan.reasons, "groups": f"flex: static takes {found}"})

@@ -1,12 +1,15 @@
 """The fast planner: groups and their documents for one microbatch, in milliseconds, without a solver.
 
 1. Every composition of the cluster gets the time that it would take with divisible documents (`compositions.py`).
-2. The best compositions are filled: the longest document first, each into the group that then ends first.
-3. In the best of these, documents move out of the slowest group, or swap with others, until nothing gets faster.
+2. The best compositions are filled, longest document first. Below a target time a document goes into the group whose
+   tokens it fits best (best-fit decreasing); if no group ends by the target, into the group that then ends first.
+   Targets close in on the fastest time, several at once.
+3. In the fastest fillings, documents move out of the slowest group, or swap with others, until nothing gets faster.
 
-Times are whole nanoseconds and ties go to the lowest index, so every machine finds the same plan.
+Changes of degrees need no search of their own, since step 2 takes all compositions of up to 64 devices. The work is
+limited by counts, never by a clock, and ties go to the lowest index, so every machine finds the same plan.
 
-Suffixes: C compositions, D degrees, G groups of a composition, K documents (longest first).
+Suffixes: C rows (a composition with a target), D degrees, G groups of a row, K documents (longest first).
 """
 
 from __future__ import annotations
@@ -16,14 +19,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.flex.blaster import blast, microbatch_counts
-from sppo_jax.flex.compositions import compositions, fluid_times
+from sppo_jax.flex.compositions import compositions, fluid_times, least_work_ns
 from sppo_jax.flex.flexsp_costs import GroupCosts
 from sppo_jax.flex.groups_plan import GroupPlan, make_plan
 
-NUM_FILLED = 16
+# Rows of one filling times documents: one filling takes a few milliseconds.
+FILL_BUDGET = 6000
+NUM_TARGETS = 4
+NUM_ROUNDS = 2
 NUM_IMPROVED = 4
 NUM_STEPS = 60
+NUM_COUNTS_PLANNED = 2
+# Targets are tried while the best filling is slower than the estimate by more than one part in this.
+CLOSE = 500
 _NEVER = 1 << 61
+_BEYOND_TARGET = float(1 << 52)
 
 
 def plan_groups(lengths: np.ndarray, costs: GroupCosts) -> GroupPlan | None:
@@ -39,19 +49,42 @@ def plan_groups(lengths: np.ndarray, costs: GroupCosts) -> GroupPlan | None:
     order = np.argsort(-lengths, kind="stable")
     lengths_K = lengths[order]
     times_KD = costs.times_KD(lengths_K)
-    counts_CD = compositions(costs.num_devices, costs.degrees)
-    rank = np.argsort(fluid_times(counts_CD, lengths_K, times_KD, costs), kind="stable")[:NUM_FILLED]
-    degree_CG = _degree_indices(counts_CD[rank])
-    place_KC, loads_CG = _fill(lengths_K, times_KD, degree_CG, costs.tokens_D())
     best = None
-    for row in np.argsort(loads_CG.max(axis=1), kind="stable")[:NUM_IMPROVED].tolist():
-        if loads_CG[row].max() >= _NEVER:
-            break
-        place_K = improve(place_KC[:, row], lengths_K, times_KD, degree_CG[row], costs)
-        degrees = np.array(costs.degrees)[degree_CG[row]]
+    for place_K, degree_G in _fillings(lengths_K, times_KD, costs):
+        place_K = improve(place_K, lengths_K, times_KD, degree_G, costs)
+        degrees = np.array(costs.degrees)[degree_G]
         plan = make_plan(lengths, costs, degrees, [order[place_K == group] for group in range(len(degrees))])
         best = plan if best is None or plan.time_ns < best.time_ns else best
     return best
+
+
+def _fillings(
+    lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the fastest fillings: the group of each document [K] and the degree index of each group [G]."""
+    counts_CD, tokens_D = compositions(costs.num_devices, costs.degrees), costs.tokens_D()
+    fluid_C = fluid_times(counts_CD, lengths_K, times_KD, costs)
+    rank = np.argsort(fluid_C, kind="stable")
+    num_rows = max(NUM_TARGETS, FILL_BUDGET // len(lengths_K))
+    degree_CG = _degree_indices(counts_CD[rank[:num_rows]])
+    low = high = int(fluid_C[rank[0]])
+    most = 2 * low
+    kept: list[tuple[int, np.ndarray, np.ndarray]] = []
+    for turn in range(1 + NUM_ROUNDS):
+        # The first turn has the target 0, which no group meets: each document goes where it ends first.
+        targets = [low + (high - low) * (2 * part + 1) // (2 * NUM_TARGETS) for part in range(NUM_TARGETS)]
+        targets = targets if turn else [0]
+        rows_CG = np.tile(degree_CG[: num_rows // len(targets)], (len(targets), 1))
+        target_C = np.repeat(targets, len(rows_CG) // len(targets))
+        place_KC, time_C = _fill(lengths_K, times_KD, rows_CG, tokens_D, target_C)
+        for row in np.argsort(time_C, kind="stable")[:NUM_IMPROVED].tolist():
+            if time_C[row] < _NEVER:
+                kept.append((int(time_C[row]), place_KC[:, row], rows_CG[row]))
+        high = min([most, *(time for time, _, _ in kept)])
+        if high <= low + low // CLOSE:
+            break
+    kept.sort(key=lambda filling: filling[0])
+    return [(place_K, degree_G) for _, place_K, degree_G in kept[:NUM_IMPROVED]]
 
 
 def _degree_indices(counts_CD: np.ndarray) -> np.ndarray:
@@ -64,26 +97,30 @@ def _degree_indices(counts_CD: np.ndarray) -> np.ndarray:
 
 
 def _fill(
-    lengths_K: np.ndarray, times_KD: np.ndarray, degree_CG: np.ndarray, tokens_D: np.ndarray
+    lengths_K: np.ndarray, times_KD: np.ndarray, degree_CG: np.ndarray, tokens_D: np.ndarray, target_C: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Puts each document into the group that ends first with it, in all compositions at once.
+    """Fills all rows at once, see step 2 above.
 
     Returns:
-        The group of each document, int64 [K, C], and the nanoseconds of each group, int64 [C, G]; at least `_NEVER`
-        where a document fits nowhere.
+        The group of each document, int64 [K, C], and the nanoseconds of each row, int64 [C]; at least `_NEVER` where a
+        document fits nowhere.
     """
     rooms_CG = np.where(degree_CG >= 0, tokens_D[degree_CG], -1)
+    share_CG = 1.0 / np.maximum(rooms_CG, 1)
     loads_CG = np.zeros_like(rooms_CG)
     place_KC = np.zeros((len(lengths_K), len(degree_CG)), np.int64)
     rows = np.arange(len(degree_CG))
     for number, (length, times_D) in enumerate(zip(lengths_K.tolist(), times_KD, strict=True)):
         after_CG = loads_CG + times_D[degree_CG]
-        after_CG[rooms_CG < length] = _NEVER
-        group_C = after_CG.argmin(axis=1)
-        loads_CG[rows, group_C] = after_CG[rows, group_C]
-        rooms_CG[rows, group_C] -= length
+        left_CG = rooms_CG - length
+        key_CG = np.where(after_CG <= target_C[:, None], left_CG * share_CG, after_CG + _BEYOND_TARGET)
+        key_CG[left_CG < 0] = np.inf
+        group_C = key_CG.argmin(axis=1)
+        fits_C = left_CG[rows, group_C] >= 0
+        loads_CG[rows, group_C] = np.where(fits_C, after_CG[rows, group_C], _NEVER)
+        rooms_CG[rows, group_C] = left_CG[rows, group_C]
         place_KC[number] = group_C
-    return place_KC, loads_CG
+    return place_KC, loads_CG.max(axis=1)
 
 
 def improve(
@@ -174,7 +211,8 @@ class _State:
 def plan_batch(lengths: np.ndarray, costs: GroupCosts) -> tuple[list[np.ndarray], list[GroupPlan]]:
     """Plans a global batch: microbatches by the blaster, for the number of microbatches that is fastest.
 
-    A number of microbatches is left out if the time with divisible documents already exceeds the best plan's time.
+    FlexSP plans M_min .. M_min + 4 microbatches. Here these numbers are sorted by the time with divisible documents.
+    Numbers are planned in this order until `NUM_COUNTS_PLANNED` have a plan, or the estimate is no faster than a plan.
 
     Args:
         lengths: tokens of each document, int64 [documents], at least one.
@@ -192,20 +230,50 @@ def plan_batch(lengths: np.ndarray, costs: GroupCosts) -> tuple[list[np.ndarray]
             f"a document must have at most {costs.cluster_tokens} tokens, which all devices together hold, got "
             f"{lengths.max()}; drop the document or use more devices"
         )
-    best: tuple[int, list[np.ndarray], list[GroupPlan]] | None = None
-    work_ns = int((costs.times_KD(lengths) * np.array(costs.degrees)).min(axis=1).sum()) // costs.num_devices
-    for count in microbatch_counts(lengths, costs.cluster_tokens):
-        if best and work_ns + count * costs.fixed_ns >= best[0]:
+    counts = microbatch_counts(lengths, costs.cluster_tokens)
+    work_ns = least_work_ns(costs.times_KD(lengths), costs)
+    options: list[tuple[int, list[np.ndarray], list[int]]] = []
+    for count, microbatches in zip(counts, blast(lengths, counts), strict=True):
+        if options and work_ns + count * costs.fixed_ns >= min(options, key=lambda option: option[0])[0]:
             break
-        microbatches = blast(lengths, count)
-        plans = [plan_groups(lengths[own], costs) for own in microbatches]
-        kept = [plan for plan in plans if plan is not None]
-        total_ns = sum(plan.time_ns for plan in kept)
-        if len(kept) == len(plans) and (best is None or total_ns < best[0]):
-            best = (total_ns, microbatches, kept)
+        estimates = [estimate_ns(lengths[own], costs) for own in microbatches]
+        options.append((sum(estimates), microbatches, estimates))
+    best: tuple[int, list[np.ndarray], list[GroupPlan]] | None = None
+    num_planned = 0
+    for total_ns, microbatches, estimates in sorted(options, key=lambda option: option[0]):
+        if best and (total_ns >= best[0] or num_planned == NUM_COUNTS_PLANNED):
+            break
+        plans = _plan_all(lengths, costs, microbatches, estimates, best[0] if best else _NEVER)
+        num_planned += 1
+        if plans is not None:
+            best = (sum(plan.time_ns for plan in plans), microbatches, plans)
     if best is None:
         raise ValueError(
             f"documents must fit into groups of at most {costs.device_tokens} tokens a device, and no such plan was "
             f"found for {len(lengths)} documents; use fewer documents"
         )
     return best[1], best[2]
+
+
+def estimate_ns(lengths: np.ndarray, costs: GroupCosts) -> int:
+    """Returns the time of a microbatch with divisible documents, the best composition being taken."""
+    lengths_K = -np.sort(-lengths)
+    counts_CD = compositions(costs.num_devices, costs.degrees)
+    return int(fluid_times(counts_CD, lengths_K, costs.times_KD(lengths_K), costs).min()) + costs.fixed_ns
+
+
+def _plan_all(
+    lengths: np.ndarray, costs: GroupCosts, microbatches: list[np.ndarray], estimates: list[int], limit_ns: int
+) -> list[GroupPlan] | None:
+    """Plans microbatches; None if one has no plan, or once all together cannot be faster than the limit."""
+    plans, left_ns, spent_ns = [], sum(estimates), 0
+    for own, estimate in zip(microbatches, estimates, strict=True):
+        plan = plan_groups(lengths[own], costs)
+        if plan is None:
+            return None
+        plans.append(plan)
+        left_ns -= estimate
+        spent_ns += plan.time_ns
+        if spent_ns + left_ns >= limit_ns:
+            return None
+    return plans

@@ -29,6 +29,7 @@ LAYERS = (
     "environment",
     "distributed",
     "planner",
+    "flex",
     "data",
     "pipeline",
     "profile",
@@ -38,7 +39,19 @@ LAYERS = (
     "commands",
     "cli",
 )
-WITHOUT_JAX = ("version", "units", "files", "output", "stopping", "rendezvous", "config", "hardware", "plan", "planner")
+WITHOUT_JAX = (
+    "version",
+    "units",
+    "files",
+    "output",
+    "stopping",
+    "rendezvous",
+    "config",
+    "hardware",
+    "plan",
+    "planner",
+    "flex",
+)
 
 
 def imported(tree: ast.AST) -> list[str]:

@@ -57,3 +57,9 @@ def bucket(lengths: np.ndarray, num_buckets: int = 16) -> Buckets:
         counts=tuple(int(number[end] - number[begin]) for begin, end in zip(ends, ends[1:], strict=False)),
         token_error=float(least[-1] / tokens[-1]),
     )
+
+
+def bucketed(lengths: np.ndarray, num_buckets: int = 16) -> np.ndarray:
+    """Returns the length of each document's bucket, int64 [documents]."""
+    upper = np.array(bucket(lengths, num_buckets).lengths, np.int64)
+    return upper[np.searchsorted(upper, lengths)]

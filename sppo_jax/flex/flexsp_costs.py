@@ -193,6 +193,4 @@ def part_of_cluster(costs: GroupCosts, num_devices: int) -> GroupCosts:
         known = ", ".join(map(str, costs.degrees))
         raise ValueError(f"num_devices must be one of the degrees {known}, got {num_devices}; choose one of these")
     num = costs.degrees.index(num_devices) + 1
-    return replace(
-        costs, num_devices=num_devices, degrees=costs.degrees[:num], exchange_ms=costs.exchange_ms[:num]
-    )
+    return replace(costs, num_devices=num_devices, degrees=costs.degrees[:num], exchange_ms=costs.exchange_ms[:num])

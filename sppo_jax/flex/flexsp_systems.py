@@ -5,7 +5,8 @@ baselines follows the released code: best-fit decreasing of the whole batch into
 90% of their tokens (or to the longest document); groups run in microbatches of N / degree. Departures: groups that run
 together are alike in time (the released code keeps the order of packing), and the documents of the last microbatch are
 dealt longest first to the group that ends first (the released code evens tokens). FlexSP's groups come from the fast
-planner instead of SCIP, with the documents' own lengths instead of buckets. Megatron has no released constants and is
+planner instead of SCIP, with lengths in 16 buckets as in the released code; "own" plans with the documents' own
+lengths. Megatron has no released constants and is
 not simulated.
 """
 
@@ -19,12 +20,13 @@ import numpy as np
 
 from sppo_jax.flex.flexsp_costs import MODELS, GroupCosts, flexsp_costs
 from sppo_jax.flex.groups_solver import plan_batch
-from sppo_jax.flex.lengths import corpora, padded, sample_lengths
+from sppo_jax.flex.lengths import corpora, padded, stratified_lengths
 
 BATCH_SIZE = 512
 PADDING = 128
 FILL = 0.9
-System = Literal["static", "batch", "flexsp"]
+NUM_BUCKETS = 16
+System = Literal["static", "batch", "flexsp", "own"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +84,17 @@ PUBLISHED = tuple(
 def sample_batches(corpus: str, max_kilotokens: int, num_batches: int) -> list[np.ndarray]:
     """Returns batches of 512 lengths padded to 128; longer documents are dropped, as in the released code.
 
+    The lengths are stratified: each of equal shares of the distribution gives one document of one batch. A few batches
+    so hold the rare longest documents, which decide the time of a batch, as often as the distribution does.
+
     Args:
         corpus: name in `lengths.corpora`.
         max_kilotokens: longest document in thousands of tokens, padding counted.
-        num_batches: batch b has seed b.
+        num_batches: number of batches.
     """
-    quantiles, longest = corpora()[corpus], max_kilotokens * 1000 - PADDING
-    return [
-        sample_lengths(quantiles, count=BATCH_SIZE, seed=seed, longest=longest // PADDING * PADDING, multiple=PADDING)
-        for seed in range(num_batches)
-    ]
+    longest = (max_kilotokens * 1000 - PADDING) // PADDING * PADDING
+    lengths = stratified_lengths(corpora()[corpus], count=num_batches * BATCH_SIZE, seed=0, longest=longest)
+    return list(padded(lengths, PADDING).reshape(num_batches, BATCH_SIZE))
 
 
 def batch_ns(system: System, lengths: np.ndarray, costs: GroupCosts, *, static_degree: int) -> int:
@@ -99,7 +102,7 @@ def batch_ns(system: System, lengths: np.ndarray, costs: GroupCosts, *, static_d
 
     Args:
         system: "static" has one degree for all batches, "batch" the best degree of each batch (FlexSP's ablation
-            BatchAda), "flexsp" groups of many degrees.
+            BatchAda), "flexsp" groups of many degrees planned with bucketed lengths, "own" with the documents' own.
         lengths: tokens of each document of the batch, int64 [documents].
         costs: times and limits.
         static_degree: the degree of "static".
@@ -107,8 +110,9 @@ def batch_ns(system: System, lengths: np.ndarray, costs: GroupCosts, *, static_d
     Raises:
         ValueError: if no degree has groups that hold the longest document.
     """
-    if system == "flexsp":
-        return sum(plan.time_ns for plan in plan_batch(lengths, costs)[1])
+    if system in ("flexsp", "own"):
+        num_buckets = NUM_BUCKETS if system == "flexsp" else None
+        return sum(plan.time_ns for plan in plan_batch(lengths, costs, num_buckets=num_buckets)[1])
     degrees = (static_degree,) if system == "static" else costs.degrees
     times = [time for degree in degrees if (time := one_degree_ns(lengths, costs, degree)) is not None]
     if not times:
@@ -174,7 +178,7 @@ def simulate_cell(cell: PublishedCell, num_batches: int, systems: Sequence[Syste
         systems: systems to simulate.
     """
     costs = flexsp_costs(MODELS[cell.model], num_devices=64, max_kilotokens=cell.max_kilotokens)
-    batches = [padded(lengths, PADDING) for lengths in sample_batches(cell.corpus, cell.max_kilotokens, num_batches)]
+    batches = sample_batches(cell.corpus, cell.max_kilotokens, num_batches)
     return {
         system: sum(batch_ns(system, lengths, costs, static_degree=cell.static_degree) for lengths in batches)
         / num_batches

@@ -22,6 +22,7 @@ from sppo_jax.flex.bucketing import bucket
 from sppo_jax.flex.flexsp_costs import GroupCosts
 from sppo_jax.flex.groups_plan import GroupPlan, make_plan
 
+Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 _OPTIMAL = 0
 
 
@@ -62,13 +63,14 @@ def solve_groups(
         return MilpResult(plan=None, proven=False, bound_ns=bound_ns)
     number_QP = np.rint(program.numbers(result.x)).astype(np.int64)
     documents = _deal(lengths, counts, number_QP)
-    plan = make_plan(lengths, costs, program.degree_of_P, documents)
+    plan = make_plan(lengths, costs, program.degree_of_P.tolist(), documents)
     return MilpResult(plan=plan, proven=result.status == _OPTIMAL, bound_ns=bound_ns)
 
 
 def _deal(lengths: np.ndarray, counts: np.ndarray, number_QP: np.ndarray) -> list[list[int]]:
     """Gives each group its number of documents of each bucket; buckets are runs of the documents by length."""
-    order, documents = np.argsort(lengths, kind="stable"), [[] for _ in range(number_QP.shape[1])]
+    order = np.argsort(lengths, kind="stable")
+    documents: list[list[int]] = [[] for _ in range(number_QP.shape[1])]
     begin = 0
     for count, numbers in zip(counts.tolist(), number_QP.tolist(), strict=True):
         own = order[begin : begin + count].tolist()
@@ -125,7 +127,7 @@ class _Program:
         number[alike] = np.arange(len(alike))
         first, second = number[p], np.concatenate([[-1], number])[p]
         ones, rows_p = np.ones(num_p), np.arange(num_p)
-        blocks = [
+        blocks: list[tuple[list[Triple], int, float | np.ndarray, float | np.ndarray]] = [
             # (rows, columns, entries) by constraint; number of rows; least; most
             ([(q, a, np.ones(num))], num_q, self.counts, self.counts),
             ([(p, a, times), (rows_p, np.full(num_p, c), -ones)], num_p, -np.inf, 0),

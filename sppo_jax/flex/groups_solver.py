@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.flex.blaster import blast, microbatch_counts
+from sppo_jax.flex.bucketing import bucketed
 from sppo_jax.flex.compositions import compositions, fluid_times, least_work_ns
 from sppo_jax.flex.flexsp_costs import GroupCosts
 from sppo_jax.flex.groups_plan import GroupPlan, make_plan
@@ -36,18 +37,20 @@ _NEVER = 1 << 61
 _BEYOND_TARGET = float(1 << 52)
 
 
-def plan_groups(lengths: np.ndarray, costs: GroupCosts) -> GroupPlan | None:
+def plan_groups(lengths: np.ndarray, costs: GroupCosts, *, num_buckets: int | None = None) -> GroupPlan | None:
     """Plans one microbatch.
 
     Args:
         lengths: tokens of each document, int64 [documents], at least one.
         costs: times and limits.
+        num_buckets: plan as if each document were as long as its bucket, as FlexSP does (16); None plans with the
+            documents' own lengths. The time of the plan is that of the own lengths.
 
     Returns:
         The plan, or None if no plan was found that keeps the limits on tokens.
     """
     order = np.argsort(-lengths, kind="stable")
-    lengths_K = lengths[order]
+    lengths_K = lengths[order] if num_buckets is None else bucketed(lengths[order], num_buckets)
     times_KD = costs.times_KD(lengths_K)
     best = None
     for place_K, degree_G in _fillings(lengths_K, times_KD, costs):
@@ -58,9 +61,7 @@ def plan_groups(lengths: np.ndarray, costs: GroupCosts) -> GroupPlan | None:
     return best
 
 
-def _fillings(
-    lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def _fillings(lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the fastest fillings: the group of each document [K] and the degree index of each group [G]."""
     counts_CD, tokens_D = compositions(costs.num_devices, costs.degrees), costs.tokens_D()
     fluid_C = fluid_times(counts_CD, lengths_K, times_KD, costs)
@@ -208,22 +209,26 @@ class _State:
         self.loads_G[group] += self.own_K[number]
 
 
-def plan_batch(lengths: np.ndarray, costs: GroupCosts) -> tuple[list[np.ndarray], list[GroupPlan]]:
+def plan_batch(
+    lengths: np.ndarray, costs: GroupCosts, *, num_buckets: int | None = None
+) -> tuple[list[np.ndarray], list[GroupPlan]]:
     """Plans a global batch: microbatches by the blaster, for the number of microbatches that is fastest.
 
     FlexSP plans M_min .. M_min + 4 microbatches. Here these numbers are sorted by the time with divisible documents.
-    Numbers are planned in this order until `NUM_COUNTS_PLANNED` have a plan, or the estimate is no faster than a plan.
+    Numbers are planned in this order until `NUM_COUNTS_PLANNED` are planned, or the estimate is no faster than a plan.
+    More microbatches are tried only if none of these numbers has a plan.
 
     Args:
         lengths: tokens of each document, int64 [documents], at least one.
         costs: times and limits.
+        num_buckets: see `plan_groups`.
 
     Returns:
         The documents of each microbatch (indices into `lengths`) and their plans, whose documents are indices into the
         microbatch.
 
     Raises:
-        ValueError: if a document is longer than the whole cluster holds, or no plan was found.
+        ValueError: if a document is longer than the whole cluster holds.
     """
     if lengths.max() > costs.cluster_tokens:
         raise ValueError(
@@ -234,25 +239,31 @@ def plan_batch(lengths: np.ndarray, costs: GroupCosts) -> tuple[list[np.ndarray]
     work_ns = least_work_ns(costs.times_KD(lengths), costs)
     options: list[tuple[int, list[np.ndarray], list[int]]] = []
     for count, microbatches in zip(counts, blast(lengths, counts), strict=True):
-        if options and work_ns + count * costs.fixed_ns >= min(options, key=lambda option: option[0])[0]:
-            break
-        estimates = [estimate_ns(lengths[own], costs) for own in microbatches]
+        # Where the work alone takes longer than an estimate that was made, the work is estimate enough.
+        estimates = [work_ns // count + costs.fixed_ns] * count
+        if not options or sum(estimates) < min(total_ns for total_ns, _, _ in options):
+            estimates = [estimate_ns(lengths[own], costs) for own in microbatches]
         options.append((sum(estimates), microbatches, estimates))
     best: tuple[int, list[np.ndarray], list[GroupPlan]] | None = None
     num_planned = 0
     for total_ns, microbatches, estimates in sorted(options, key=lambda option: option[0]):
         if best and (total_ns >= best[0] or num_planned == NUM_COUNTS_PLANNED):
             break
-        plans = _plan_all(lengths, costs, microbatches, estimates, best[0] if best else _NEVER)
+        plans = _plan_all(lengths, costs, microbatches, estimates, best[0] if best else _NEVER, num_buckets)
         num_planned += 1
         if plans is not None:
             best = (sum(plan.time_ns for plan in plans), microbatches, plans)
-    if best is None:
-        raise ValueError(
-            f"documents must fit into groups of at most {costs.device_tokens} tokens a device, and no such plan was "
-            f"found for {len(lengths)} documents; use fewer documents"
-        )
-    return best[1], best[2]
+    return best[1:] if best else _more_microbatches(lengths, costs, counts.stop)
+
+
+def _more_microbatches(lengths: np.ndarray, costs: GroupCosts, least: int) -> tuple[list[np.ndarray], list[GroupPlan]]:
+    """Plans the first number of microbatches that has a plan; as many as documents always have one."""
+    for count in range(least, len(lengths) + 1):
+        (microbatches,) = blast(lengths, [count])
+        plans = _plan_all(lengths, costs, microbatches, [0] * count, _NEVER, None)
+        if plans is not None:
+            return microbatches, plans
+    raise AssertionError("a document that fits into the cluster has a plan of its own")
 
 
 def estimate_ns(lengths: np.ndarray, costs: GroupCosts) -> int:
@@ -263,12 +274,17 @@ def estimate_ns(lengths: np.ndarray, costs: GroupCosts) -> int:
 
 
 def _plan_all(
-    lengths: np.ndarray, costs: GroupCosts, microbatches: list[np.ndarray], estimates: list[int], limit_ns: int
+    lengths: np.ndarray,
+    costs: GroupCosts,
+    microbatches: list[np.ndarray],
+    estimates: list[int],
+    limit_ns: int,
+    num_buckets: int | None,
 ) -> list[GroupPlan] | None:
     """Plans microbatches; None if one has no plan, or once all together cannot be faster than the limit."""
     plans, left_ns, spent_ns = [], sum(estimates), 0
     for own, estimate in zip(microbatches, estimates, strict=True):
-        plan = plan_groups(lengths[own], costs)
+        plan = plan_groups(lengths[own], costs, num_buckets=num_buckets)
         if plan is None:
             return None
         plans.append(plan)

@@ -8,6 +8,7 @@ Nothing that is judged may depend on the two guesses.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ def log_normal(*, median: float, sigma: float) -> Quantiles:
     """
     normal, tail = NormalDist(), [1 - 10 ** (-number / 8) for number in range(19, 49)]
     shares = [number / 200 for number in range(1, 200)] + tail
-    tokens = [max(1.0, median * np.exp(sigma * normal.inv_cdf(share))) for share in shares]
+    # Whole numbers, so that the last bit of exp cannot matter.
+    tokens = [max(1.0, float(round(median * math.exp(sigma * normal.inv_cdf(share))))) for share in shares]
     return Quantiles(shares=(0.0, *shares, 1.0), tokens=(1.0, *tokens, tokens[-1]), assumed=True)
 
 
@@ -94,6 +96,26 @@ def sample_lengths(
         lengths = padded(np.maximum(1, lengths), multiple)
         kept = np.concatenate([kept, lengths if longest is None else lengths[lengths <= longest]])
     return kept[:count]
+
+
+def stratified_lengths(quantiles: Quantiles, *, count: int, seed: int, longest: int) -> np.ndarray:
+    """Draws one length from each of `count` equal shares of a distribution, in random order.
+
+    Args:
+        quantiles: the distribution.
+        count: number of lengths, at least 1.
+        seed: selects the random numbers.
+        longest: the longest length; the shares are those of the documents that are no longer.
+
+    Returns:
+        int64 [count].
+    """
+    numbers, most = random.Random(seed), float(np.interp(longest, quantiles.tokens, quantiles.shares))
+    draws = [(number + numbers.random()) / count * most for number in range(count)]
+    # Not random.shuffle: Python promises to keep the numbers of random() alone.
+    keys = np.array([numbers.random() for _ in range(count)])
+    lengths = np.interp(np.array(draws)[np.argsort(keys, kind="stable")], quantiles.shares, quantiles.tokens)
+    return np.maximum(1, lengths.astype(np.int64))
 
 
 def padded(lengths: np.ndarray, multiple: int) -> np.ndarray:

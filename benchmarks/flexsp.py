@@ -240,15 +240,15 @@ def table(result: dict[str, Any]) -> str:
         own = result["cells"]
         lines += [
             "",
-            "| model | longest | corpus | simulated gain | published | error | without buckets | batch degree | over Megatron |",
+            "| model | longest | corpus | gain | published | error | without buckets | batch degree | over Megatron |",
         ]
         lines += ["|---|---|---|---|---|---|---|---|---|"]
         for row in own["rows"]:
             error = f"{row['gain'] / row['published'] - 1:+.0%}" if row["judged"] else "not judged"
             lines += [
                 f"| {row['model']} | {row['max_kilotokens']}K | {row['corpus']} | {row['gain']:.2f} | "
-                f"{row['published']:.2f} | {error} | {row['gain_without_buckets']:.2f} | {row['gain_of_batch_degree']:.2f} | "
-                f"{row['published_over_megatron']:.2f} (published) |"
+                f"{row['published']:.2f} | {error} | {row['gain_without_buckets']:.2f} | "
+                f"{row['gain_of_batch_degree']:.2f} | {row['published_over_megatron']:.2f} (published) |"
             ]
         lines += [f"Wikipedia's cells: mean error {own['error_mean']:.1%}, worst {own['error_worst']:.1%}"]
     return "\n".join(lines)

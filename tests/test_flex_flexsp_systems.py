@@ -71,11 +71,10 @@ def test_batches_hold_the_rare_longest_documents():
 
 @pytest.mark.slow
 def test_gains_of_the_published_cells():
-    """Nothing is fitted. Gains come out above the published ones: these plans are nearly optimal, see the benchmark."""
+    """Nothing is fitted. The worst cell, 7B at 384K, comes out 21% above the published gain."""
     errors = []
     for cell in PUBLISHED:
         if cell.judged:
             seconds = simulate_cell(cell, 40, ("static", "flexsp"))
             errors.append(seconds["static"] / seconds["flexsp"] / cell.over_deepspeed - 1)
-    assert np.mean(np.abs(errors[:3])) <= 0.10
-    assert np.mean(np.abs(errors)) <= 0.12 and np.max(np.abs(errors)) <= 0.25
+    assert np.mean(np.abs(errors)) <= 0.10 and np.max(np.abs(errors)) <= 0.22

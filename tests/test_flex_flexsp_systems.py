@@ -32,10 +32,10 @@ def test_one_group_of_all_devices_takes_the_sum():
 
 def test_groups_are_filled_to_90_percent_of_their_tokens():
     part = part_of_cluster(COSTS, 2)
-    half = part.cluster_tokens // 2 - 10
-    assert one_degree_ns(np.array([half, half]), part, 2) > 2 * part.fixed_ns  # two microbatches
-    third = part.cluster_tokens // 4
-    assert one_degree_ns(np.array([third] * 3), part, 2) < 2 * part.fixed_ns + 1e9
+    for share, num_microbatches in ((0.48, 2), (0.44, 1)):
+        lengths = np.full(2, int(part.cluster_tokens * share))
+        work = int(part.times_KD(lengths)[:, 0].sum())
+        assert one_degree_ns(lengths, part, 2) == num_microbatches * part.fixed_ns + work
 
 
 def test_documents_of_the_last_microbatch_are_dealt_over_its_groups():

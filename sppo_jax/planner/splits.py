@@ -38,8 +38,8 @@ def sequence_splits(
     """
     if sequence.groups == "flex" and (seq < 2 or seq & (seq - 1)):
         raise ValueError(
-            f"mesh.seq must be a power of two of at least 2 for sequence.groups=flex, got {seq}; change mesh.seq, or use "
-            "sequence.groups=static"
+            f"mesh.seq must be a power of two of at least 2 for sequence.groups=flex, got {seq}; change mesh.seq, or "
+            "use sequence.groups=static"
         )
     if sequence.kind != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq)]

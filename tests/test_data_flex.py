@@ -204,7 +204,7 @@ def test_a_run_that_stops_at_a_step_goes_on_as_if_it_had_not():
     [
         ({"window": 2}, "rows of its shape, 4, got 2; "),
         ({"per_step": 6}, "divide the rows of a step, 6, got 4; "),
-        ({"start": 6}, "multiple of the window of 4 rows, got row 6; "),
+        ({"start": 6}, "multiple of the 4 sequences of a step, got sequence 6; "),
     ],
 )
 def test_windows_that_do_not_fit_a_run_are_refused(changes, words):

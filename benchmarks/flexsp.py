@@ -1,6 +1,6 @@
 """FlexSP's planning problem: the fast planner beside proven optima, HiGHS, a lower bound, and the published gains.
 
-    python benchmarks/flexsp.py                  # about 12 minutes on 2 cores; writes results/flexsp.json
+    python benchmarks/flexsp.py                  # about 15 minutes on 2 cores; writes results/flexsp.json
     python benchmarks/flexsp.py --parts cells    # one part alone; the other parts keep their results
 
 Everything is simulated with FlexSP's released cost model (`sppo_jax/flex/flexsp_costs.py`); no device runs. Times of

@@ -3,7 +3,7 @@
     python benchmarks/flexsp.py                  # about 15 minutes on 2 cores; writes results/flexsp.json
     python benchmarks/flexsp.py --parts cells    # one part alone; the other parts keep their results
 
-Everything is simulated with FlexSP's released cost model (`sppo_jax/flex/flexsp_costs.py`); no device runs. Times of
+Everything is simulated with FlexSP's released cost model (`sppo_jax/flex/flexsp/costs.py`); no device runs. Times of
 the planner are measured. Parts:
 
 * `optima`: 100 microbatches of at most 16 devices and 20 documents, whose optimum HiGHS proves.
@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from sppo_jax.flex.bucketing import bucket
-from sppo_jax.flex.flexsp_costs import MODELS, GroupCosts, flexsp_costs, part_of_cluster
-from sppo_jax.flex.flexsp_systems import PUBLISHED, sample_batches, simulate_cell
-from sppo_jax.flex.groups_bound import lower_bound_ns
-from sppo_jax.flex.groups_milp import solve_groups
-from sppo_jax.flex.groups_solver import plan_batch, plan_groups
+from sppo_jax.flex.flexsp.bound import lower_bound_ns
+from sppo_jax.flex.flexsp.bucketing import bucket
+from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs, part_of_cluster
+from sppo_jax.flex.flexsp.milp import solve_groups
+from sppo_jax.flex.flexsp.solver import plan_batch, plan_groups
+from sppo_jax.flex.flexsp.systems import PUBLISHED, sample_batches, simulate_cell
 from sppo_jax.flex.lengths import corpora
 
 RESULT = Path(__file__).parent / "results" / "flexsp.json"

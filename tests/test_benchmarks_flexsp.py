@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import flexsp  # noqa: E402
 
-from sppo_jax.flex.flexsp_costs import MODELS, flexsp_costs  # noqa: E402
-from sppo_jax.flex.flexsp_systems import PUBLISHED, sample_batches  # noqa: E402
-from sppo_jax.flex.groups_solver import plan_batch  # noqa: E402
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs  # noqa: E402
+from sppo_jax.flex.flexsp.solver import plan_batch  # noqa: E402
+from sppo_jax.flex.flexsp.systems import PUBLISHED, sample_batches  # noqa: E402
 
 STALE = "benchmarks/results/flexsp.json is stale: make it again with `python benchmarks/flexsp.py`"
 RESULTS = json.loads(flexsp.RESULT.read_text(encoding="utf-8"))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from sppo_jax.flex.flexsp_costs import MODELS, flexsp_costs, part_of_cluster
-from sppo_jax.flex.flexsp_systems import (
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster
+from sppo_jax.flex.flexsp.systems import (
     PUBLISHED,
     batch_ns,
     one_degree_ns,

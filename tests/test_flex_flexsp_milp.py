@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sppo_jax.flex.compositions import compositions
-from sppo_jax.flex.flexsp_costs import MODELS, flexsp_costs, part_of_cluster
-from sppo_jax.flex.groups_milp import solve_groups
-from sppo_jax.flex.groups_plan import problem
+from sppo_jax.flex.flexsp.compositions import compositions
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster
+from sppo_jax.flex.flexsp.group_plan import problem
+from sppo_jax.flex.flexsp.milp import solve_groups
 
 COSTS = part_of_cluster(flexsp_costs(MODELS["7b"]), 8)
 # The fixed time would hide differences.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sppo_jax.flex.flexsp_costs import GroupCosts
+from sppo_jax.flex.flexsp.costs import GroupCosts
 
 
 @dataclass(frozen=True, kw_only=True)

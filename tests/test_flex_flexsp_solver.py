@@ -13,13 +13,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import flexsp  # noqa: E402
 
-from sppo_jax.flex.compositions import compositions, fluid_times  # noqa: E402
-from sppo_jax.flex.flexsp_costs import MODELS, flexsp_costs, part_of_cluster  # noqa: E402
-from sppo_jax.flex.flexsp_systems import sample_batches  # noqa: E402
-from sppo_jax.flex.groups_bound import lower_bound_ns  # noqa: E402
-from sppo_jax.flex.groups_milp import solve_groups  # noqa: E402
-from sppo_jax.flex.groups_plan import Group, GroupPlan, make_plan, problem  # noqa: E402
-from sppo_jax.flex.groups_solver import improve, plan_batch, plan_groups  # noqa: E402
+from sppo_jax.flex.flexsp.bound import lower_bound_ns  # noqa: E402
+from sppo_jax.flex.flexsp.compositions import compositions, fluid_times  # noqa: E402
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster  # noqa: E402
+from sppo_jax.flex.flexsp.group_plan import Group, GroupPlan, make_plan, problem  # noqa: E402
+from sppo_jax.flex.flexsp.milp import solve_groups  # noqa: E402
+from sppo_jax.flex.flexsp.solver import improve, plan_batch, plan_groups  # noqa: E402
+from sppo_jax.flex.flexsp.systems import sample_batches  # noqa: E402
 
 COSTS = flexsp_costs(MODELS["7b"])
 RESULTS = json.loads(flexsp.RESULT.read_text(encoding="utf-8"))

@@ -6,10 +6,10 @@ import random
 import numpy as np
 import pytest
 
-from sppo_jax.flex.bucketing import bucket, bucketed
-from sppo_jax.flex.flexsp_costs import MODELS, flexsp_costs
-from sppo_jax.flex.flexsp_systems import sample_batches
-from sppo_jax.flex.groups_solver import plan_batch
+from sppo_jax.flex.flexsp.bucketing import bucket, bucketed
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
+from sppo_jax.flex.flexsp.solver import plan_batch
+from sppo_jax.flex.flexsp.systems import sample_batches
 
 
 def least_added(lengths, num_buckets):

@@ -1,6 +1,6 @@
 """Systems of FlexSP's paper in simulation: a static degree, the best degree of each batch, and FlexSP; published gains.
 
-All systems pay the costs of `flexsp_costs.py`; nothing is fitted to the published gains. The packing of the two
+All systems pay the costs of `costs.py`; nothing is fitted to the published gains. The packing of the two
 baselines follows the released code: best-fit decreasing of the whole batch into groups of one degree that are filled to
 90% of their tokens (or to the longest document); groups run in microbatches of N / degree. Departures: groups that run
 together are alike in time (the released code keeps the order of packing), and the documents of the last microbatch are
@@ -18,8 +18,8 @@ from typing import Literal
 
 import numpy as np
 
-from sppo_jax.flex.flexsp_costs import MODELS, GroupCosts, flexsp_costs
-from sppo_jax.flex.groups_solver import plan_batch
+from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs
+from sppo_jax.flex.flexsp.solver import plan_batch
 from sppo_jax.flex.lengths import corpora, padded, stratified_lengths
 
 BATCH_SIZE = 512

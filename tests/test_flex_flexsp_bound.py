@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import flexsp  # noqa: E402
 
-from sppo_jax.flex.flexsp_costs import MODELS, flexsp_costs, part_of_cluster  # noqa: E402
-from sppo_jax.flex.groups_bound import lower_bound_ns  # noqa: E402
-from sppo_jax.flex.groups_solver import plan_groups  # noqa: E402
+from sppo_jax.flex.flexsp.bound import lower_bound_ns  # noqa: E402
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster  # noqa: E402
+from sppo_jax.flex.flexsp.solver import plan_groups  # noqa: E402
 
 COSTS = flexsp_costs(MODELS["7b"])
 ROWS = json.loads(flexsp.RESULT.read_text(encoding="utf-8"))["optima"]["rows"]

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from sppo_jax.flex.blaster import blast, microbatch_counts
+from sppo_jax.flex.flexsp.blaster import blast, microbatch_counts
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -15,8 +15,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from sppo_jax.flex.compositions import compositions, fluid_times
-from sppo_jax.flex.flexsp_costs import GroupCosts
+from sppo_jax.flex.flexsp.compositions import compositions, fluid_times
+from sppo_jax.flex.flexsp.costs import GroupCosts
 
 TOLERANCE = 1e-3
 _INFEASIBLE = 2

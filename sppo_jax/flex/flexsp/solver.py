@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sppo_jax.flex.blaster import blast, microbatch_counts
-from sppo_jax.flex.bucketing import bucketed
-from sppo_jax.flex.compositions import compositions, fluid_times, least_work_ns
-from sppo_jax.flex.flexsp_costs import GroupCosts
-from sppo_jax.flex.groups_plan import GroupPlan, make_plan
+from sppo_jax.flex.flexsp.blaster import blast, microbatch_counts
+from sppo_jax.flex.flexsp.bucketing import bucketed
+from sppo_jax.flex.flexsp.compositions import compositions, fluid_times, least_work_ns
+from sppo_jax.flex.flexsp.costs import GroupCosts
+from sppo_jax.flex.flexsp.group_plan import GroupPlan, make_plan
 
 # Rows of one filling times documents: one filling takes a few milliseconds.
 FILL_BUDGET = 6000

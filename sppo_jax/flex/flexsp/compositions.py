@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from sppo_jax.flex.flexsp_costs import GroupCosts
+from sppo_jax.flex.flexsp.costs import GroupCosts
 
 _BISECTIONS = 11
 # The estimate ends at this multiple of the least work of a device, or of the longest document if that is more.

@@ -18,9 +18,9 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import coo_array, csr_array
 
-from sppo_jax.flex.bucketing import bucket
-from sppo_jax.flex.flexsp_costs import GroupCosts
-from sppo_jax.flex.groups_plan import GroupPlan, make_plan
+from sppo_jax.flex.flexsp.bucketing import bucket
+from sppo_jax.flex.flexsp.costs import GroupCosts
+from sppo_jax.flex.flexsp.group_plan import GroupPlan, make_plan
 
 Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 _OPTIMAL = 0

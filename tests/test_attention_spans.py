@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from group_cases import deal
 
-from sppo_jax.attention.spans import find_spans, shift_rows
+from sppo_jax.attention.spans import find_group_spans, find_spans, shift_rows
 from sppo_jax.attention.tags import Tags, visible
 
 
@@ -50,6 +51,21 @@ def test_spans_are_the_mask(members):
         spans = find(queries.documents, keys.documents, jnp.int32(start), other > me)
         want = np.asarray(visible(Tags(*map(jnp.asarray, queries)), Tags(*map(jnp.asarray, keys))))
         np.testing.assert_array_equal(covered(spans, size, 12 + size), want.astype(int))
+
+
+@pytest.mark.parametrize("members", [2, 4, 8])
+def test_spans_of_dealt_documents_are_the_mask(members):
+    rng, find = np.random.default_rng(members), jax.jit(find_group_spans)
+    for _ in range(40):
+        documents, positions, _ = deal(rng, members, 9, 0, members)
+        tags = [Tags(*(x[m].astype(np.int32) for x in (positions, documents))) for m in range(members)]
+        queries, keys = (tags[int(m)] for m in rng.integers(0, members, 2))
+        spans = find(queries, keys)
+        want = np.asarray(visible(Tags(*map(jnp.asarray, queries)), Tags(*map(jnp.asarray, keys))))
+        np.testing.assert_array_equal(covered(spans, 9, 9), want.astype(int))
+        # Each document is a call of the kernel, so none is listed that sees nothing.
+        assert (np.asarray(spans.query_count[: spans.num_documents]) > 0).all()
+        assert (np.asarray(spans.key_count[: spans.num_documents]) > 0).all()
 
 
 @pytest.mark.parametrize("by", [-3, -1, 0, 2, 3])

@@ -165,3 +165,27 @@ def test_one_program_takes_every_placement():
     for batch in batches(rng, plan, 53, 12):
         assert jnp.isfinite(step(params, batch)[0])
     assert step._cache_size() == 1
+
+
+# Documents and positions of 4 members: one line a slot.
+BAD = {
+    "the document id": ([1, -1, -1, -1] + [0, -1, -1, -1], [0] * 8, "rising document ids"),
+    "dealing": ([0, 0, -1, -1] * 3, [0, 3, 0, 0] + [1, 4, 0, 0] + [2, 5, 0, 0], r"must lie on member \(o \+ p\) mod 2"),
+    "padding": ([0, 3, -1, -1] + [-1] * 4 + [1, -1, -1, -1], [0] * 12, "padding of a grouped chunk must lie behind"),
+    "natural order": ([0, 0, 0, 0] * 2, [0, 2, 4, 6] + [1, 3, 5, 7], "must be in natural order"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_batch_that_breaks_a_rule_of_groups_is_refused_in_one_line(name):
+    documents, positions, words = BAD[name]
+    plan, model = (
+        small_plan((16,), mesh=(1, 1, 4), groups="flex", kernel="cudnn"),
+        small_model(num_layers=1, dtype="float32"),
+    )
+    with pytest.warns(UserWarning, match="plan's kernel is cudnn"):
+        step = value_and_grad(plan, model)
+    row = np.pad(documents, (0, 16 - len(documents)), constant_values=-1), np.pad(positions, (0, 16 - len(positions)))
+    with pytest.raises(ValueError, match=words) as error:
+        step(nnx.state(model, nnx.Param), with_tokens(np.random.default_rng(0), [row], 53))
+    assert "\n" not in str(error.value)

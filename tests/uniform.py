@@ -7,6 +7,7 @@ condition is uniform has as many trips on every device, so no device waits for a
 from jax.extend.core import Literal, jaxprs_in_params
 
 from sppo_jax.collectives import _communicates
+from sppo_jax.compat import scan_counts
 
 REDUCTIONS = {"pmax", "psum", "psum2", "pmin", "psum_invariant", "pmax_p"}
 
@@ -46,7 +47,7 @@ def _outputs(eqn, given, axes, found) -> list[bool]:
     if name == "while":
         return _while(eqn, given, axes, found)
     if name == "scan":
-        consts, carried = params["num_consts"], params["num_carry"]
+        consts, carried = scan_counts(params)
         fixed, carry, rows = given[:consts], given[consts : consts + carried], given[consts + carried :]
         while True:
             out = _walk(params["jaxpr"], fixed + carry + rows, axes, found)

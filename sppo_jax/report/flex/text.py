@@ -1,0 +1,206 @@
+"""What groups would do, for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from sppo_jax.flex.cells import TODAY
+from sppo_jax.report.draw.columns import WIDTH, aligned, paragraph
+from sppo_jax.report.flex.cells import CellFigures, cells_of
+from sppo_jax.report.flex.figures import NAMES, GroupFigures
+from sppo_jax.report.plan.words import name_of, seconds
+from sppo_jax.units import format_bytes
+
+BASELINES = {
+    "static": "every document alone, on as many members as the longest needs; no packing",
+    "packed": "today's rows, every document on all members",
+    "per_batch": "one degree for all documents of a window, or today's rows",
+    "flex": "each document has its own degree",
+}
+_MOST_ROWS, _MOST_BLOCKS, _MOST_CELLS, _MOST_LINES = 16, 2, 16, 6
+_BAR = 30
+
+
+def flex_text(figures: GroupFigures) -> str:
+    """Returns the whole report, at most 100 columns wide where no single word is wider.
+
+    Args:
+        figures: the figures of the windows.
+    """
+    found = cells_of(figures.first)
+    blocks = [
+        "\n".join([_subject(figures), _documents(figures), *_verdict(figures)]),
+        _steps(figures),
+        _cells(figures, found),
+        _attention(found),
+        _bytes(figures),
+        _levels(figures),
+    ]
+    return "\n\n".join(blocks)
+
+
+def gain_line(figures: GroupFigures) -> str:
+    """Returns in one sentence what groups gain over today's rows, or that groups gain nothing."""
+    gain = figures.gain[TODAY]
+    if figures.helps:
+        return f"groups gain {gain:.2f}x over today's rows (simulated)"
+    return f"groups gain nothing here ({gain:.3f}x, simulated)"
+
+
+def _subject(figures: GroupFigures) -> str:
+    plan, cluster = figures.plan, figures.cluster
+    mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}"
+    several = "" if plan.num_sequences == 1 else f"{plan.num_sequences} sequences of "
+    return (
+        f"{name_of(figures.model)}, {several}{plan.sequence_length:,} tokens a step, on {cluster.name}, {mesh}, "
+        f"{plan.sequence_kind}"
+    )
+
+
+def _documents(figures: GroupFigures) -> str:
+    windows, shape = len(figures.windows), figures.shape
+    number = sum(len(pieces) for pieces in figures.windows)
+    return (
+        f"{figures.source}: {number:,} pieces in {_count(windows, 'window')} of {_count(shape.rows, 'row')}, "
+        f"{figures.fill:.1%} full"
+    )
+
+
+def _verdict(figures: GroupFigures) -> list[str]:
+    text = f"{gain_line(figures)}: {figures.why()}"
+    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _steps(figures: GroupFigures) -> str:
+    most = max(figures.seconds.values())
+    rows = [
+        (
+            name,
+            seconds(figures.seconds[name], most),
+            f"{figures.rows[name]:.0f}",
+            "" if name == "flex" else f"{figures.gain[name]:.3f}x",
+            BASELINES[name],
+        )
+        for name in NAMES
+    ]
+    title = f"Ticks of a step, mean of {_count(len(figures.windows), 'window')} (simulated)"
+    return f"{title}\n{aligned(('', 'seconds', 'rows', 'flex gains', ''), rows, left=(0, 4), wrap=4)}"
+
+
+def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
+    """Draws the cells of the first window as a matrix: the largest group, and the number of documents."""
+    shape, first = figures.shape, figures.first
+    texts = [_cell(cell) for cell in found]
+    width = max(map(len, texts))
+    label = max(len("chunk"), len(f"row {shape.rows - 1}"))
+    columns = max(1, (WIDTH - 4 - label) // (width + 2))
+    shown, rows = min(shape.num_chunks, columns * _MOST_BLOCKS), min(shape.rows, _MOST_ROWS)
+    lines = [
+        f"Cells of the first window ({_count(len(first.pieces), 'document')}; placement: {first.winner})",
+        paragraph("", "largest group / documents; S: stream, all members; -: empty", width=0),
+    ]
+    for begin in range(0, shown, columns):
+        chunks = range(begin, min(shown, begin + columns))
+        lines.append("  " + "chunk".ljust(label) + "".join(f"  {chunk:>{width}}" for chunk in chunks))
+        for row in range(rows):
+            cells = "".join(f"  {texts[row * shape.num_chunks + chunk]:>{width}}" for chunk in chunks)
+            lines.append("  " + f"row {row}".ljust(label) + cells)
+    left_out = len(found) - shown * rows
+    if left_out:
+        lines.append(f"  {_count(left_out, 'cell')} left out; --json has all")
+    return "\n".join(lines)
+
+
+def _cell(cell: CellFigures) -> str:
+    if not cell.documents:
+        return "-"
+    return f"{'S' if cell.stream else 2**cell.level}/{cell.documents}"
+
+
+def _attention(found: Sequence[CellFigures]) -> str:
+    """Draws the attention of the members of some cells, relative to the largest of all cells."""
+    shown = _some(found, _MOST_CELLS)
+    most = max(1, max(cell.attention_max for cell in found))
+    rows = [
+        (
+            f"{cell.row}.{cell.chunk}",
+            f"{cell.tokens / cell.slots:.0%}",
+            f"{cell.attention_max:.3g}",
+            f"{cell.attention_max / cell.attention_mean:.2f}" if cell.attention_mean else "-",
+            _bar(cell, most),
+            groups_text(cell),
+        )
+        for cell in shown
+    ]
+    header = ("cell", "full", "pairs", "max/mean", "members compute (#), wait (+)", "groups: blocks x members")
+    lines = ["Attention of the members of a cell, and the groups", aligned(header, rows, left=(4, 5), wrap=5)]
+    if len(shown) < len(found):
+        lines.append(f"  {len(shown)} of {len(found)} cells, of each level; --json has all")
+    total, top = sum(cell.attention_mean for cell in found), sum(cell.attention_max for cell in found)
+    if total:
+        lines.append(f"  all cells: the member with most has {top / total:.3f} times the mean")
+    return "\n".join(lines)
+
+
+def groups_text(cell: CellFigures) -> str:
+    """Returns the groups of a cell in words: blocks of members, and how many documents these hold."""
+    if cell.stream:
+        return f"stream: {_count(cell.documents, 'document')}"
+    parts = [
+        f"{blocks} x {degree}: {_count(documents, 'document') if not number else documents}"
+        for number, (degree, blocks, documents) in enumerate(cell.groups)
+    ]
+    return ", ".join(parts) if parts else "empty"
+
+
+def _bar(cell: CellFigures, most: int) -> str:
+    mean, top = (round(value / most * _BAR) for value in (cell.attention_mean, cell.attention_max))
+    return "#" * mean + "+" * (top - mean)
+
+
+def _some(found: Sequence[CellFigures], most: int) -> list[CellFigures]:
+    """Returns some cells: of each level as many in turn, in the order of rows and chunks."""
+    by_level: dict[int, list[CellFigures]] = {}
+    for cell in found:
+        by_level.setdefault(-1 if cell.stream else cell.level, []).append(cell)
+    chosen: list[CellFigures] = []
+    while len(chosen) < min(most, len(found)):
+        for cells in by_level.values():
+            if cells and len(chosen) < most:
+                chosen.append(cells.pop(0))
+    return sorted(chosen, key=lambda cell: (cell.row, cell.chunk))
+
+
+def _bytes(figures: GroupFigures) -> str:
+    sent, members = figures.sent, figures.shape.members
+    if not sent.ring:
+        return "Bytes that a device sends in a layer\n  none: a chunk is on one device"
+    kind = figures.plan.sequence_kind
+    rows = [
+        (name, format_bytes(value), f"{value / sent.ring:.3f}", text)
+        for name, value, text in (
+            ("ring", sent.ring, f"keys and values of each chunk on a ring of all {members} members, no prefix"),
+            ("packed", sent.today, f"today's rows with {kind}, prefixes included"),
+            ("flex", sent.flex, f"groups {format_bytes(sent.grouped)}, stream by {kind} {format_bytes(sent.stream)}"),
+        )
+    ]
+    title = "Bytes that a device sends in a layer for the first window, forward and backward"
+    return f"{title}\n{aligned(('', 'bytes', 'of ring', ''), rows, left=(0, 3), wrap=3)}"
+
+
+def _levels(figures: GroupFigures) -> str:
+    lines = ["Level of each tick of the first window (2^level members; S: stream, M: stream and groups in one tick)"]
+    levels = figures.levels()
+    for kind, name in (("F", "forward"), ("B", "backward")):
+        digits = "".join(level for own, level in levels if own == kind)
+        wrapped = textwrap.wrap(digits, WIDTH - 18)
+        if len(wrapped) > _MOST_LINES:
+            left_out = len(digits) - sum(map(len, wrapped[:_MOST_LINES]))
+            wrapped = [*wrapped[:_MOST_LINES], f"... {left_out} ticks left out; --json has all"]
+        lines += [f"  {name if not number else '':<16}{line}" for number, line in enumerate(wrapped)]
+    return "\n".join(lines)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"

@@ -9,7 +9,7 @@ from sppo_jax.flex.cells import TODAY
 from sppo_jax.report.draw.columns import WIDTH, aligned, paragraph
 from sppo_jax.report.flex.cells import CellFigures, cells_of
 from sppo_jax.report.flex.figures import NAMES, GroupFigures
-from sppo_jax.report.plan.words import name_of, seconds
+from sppo_jax.report.plan.words import name_of, runs_of, seconds
 from sppo_jax.units import format_bytes
 
 BASELINES = {
@@ -18,8 +18,9 @@ BASELINES = {
     "per_batch": "one degree for all documents of a window, or today's rows",
     "flex": "each document has its own degree",
 }
-_MOST_ROWS, _MOST_BLOCKS, _MOST_CELLS, _MOST_LINES = 16, 2, 16, 6
-_BAR = 30
+_MOST_ROWS, _MOST_BLOCKS, _MOST_CELLS, _MOST_RUNS = 16, 2, 16, 40
+# Characters of the longest bar, and of a line of levels.
+_BAR, _LINE = 30, 80
 
 
 def flex_text(figures: GroupFigures) -> str:
@@ -28,9 +29,12 @@ def flex_text(figures: GroupFigures) -> str:
     Args:
         figures: the figures of the windows.
     """
+    head = "\n".join([_subject(figures), _documents(figures), *_verdict(figures)])
+    if figures.shape.members == 1:
+        return head
     found = cells_of(figures.first)
     blocks = [
-        "\n".join([_subject(figures), _documents(figures), *_verdict(figures)]),
+        head,
         _steps(figures),
         _cells(figures, found),
         _attention(found),
@@ -151,7 +155,10 @@ def groups_text(cell: CellFigures) -> str:
         f"{blocks} x {degree}: {_count(documents, 'document') if not number else documents}"
         for number, (degree, blocks, documents) in enumerate(cell.groups)
     ]
-    return ", ".join(parts) if parts else "empty"
+    in_order = cell.documents - sum(documents for _, _, documents in cell.groups)
+    if in_order:
+        parts.append(f"in natural order: {in_order}")
+    return ", ".join(parts) or "empty"
 
 
 def _bar(cell: CellFigures, most: int) -> str:
@@ -160,15 +167,17 @@ def _bar(cell: CellFigures, most: int) -> str:
 
 
 def _some(found: Sequence[CellFigures], most: int) -> list[CellFigures]:
-    """Returns some cells: of each level as many in turn, in the order of rows and chunks."""
+    """Returns some cells: of each level about as many, evenly spaced, in the order of rows and chunks."""
+    if len(found) <= most:
+        return list(found)
     by_level: dict[int, list[CellFigures]] = {}
     for cell in found:
         by_level.setdefault(-1 if cell.stream else cell.level, []).append(cell)
     chosen: list[CellFigures] = []
-    while len(chosen) < min(most, len(found)):
-        for cells in by_level.values():
-            if cells and len(chosen) < most:
-                chosen.append(cells.pop(0))
+    # The levels with the fewest cells come first, so that what these leave goes to the others.
+    for number, cells in enumerate(sorted(by_level.values(), key=len)):
+        share = min(len(cells), (most - len(chosen)) // (len(by_level) - number))
+        chosen += [cells[at * len(cells) // share] for at in range(share)]
     return sorted(chosen, key=lambda cell: (cell.row, cell.chunk))
 
 
@@ -194,12 +203,16 @@ def _levels(figures: GroupFigures) -> str:
     levels = figures.levels()
     for kind, name in (("F", "forward"), ("B", "backward")):
         digits = "".join(level for own, level in levels if own == kind)
-        wrapped = textwrap.wrap(digits, WIDTH - 18)
-        if len(wrapped) > _MOST_LINES:
-            left_out = len(digits) - sum(map(len, wrapped[:_MOST_LINES]))
-            wrapped = [*wrapped[:_MOST_LINES], f"... {left_out} ticks left out; --json has all"]
-        lines += [f"  {name if not number else '':<16}{line}" for number, line in enumerate(wrapped)]
+        lines.append(paragraph(name, digits if len(digits) <= _LINE else _runs(digits)))
     return "\n".join(lines)
+
+
+def _runs(digits: str) -> str:
+    """Returns levels as runs, e.g. "12 x S, 4 x 0"; of many runs the first."""
+    runs = [f"{last - first + 1} x {level}" for first, last, level in runs_of(digits)]
+    if len(runs) > _MOST_RUNS:
+        runs = [*runs[:_MOST_RUNS], f"{len(runs) - _MOST_RUNS} more runs; --json has all"]
+    return ", ".join(runs)
 
 
 def _count(number: int, word: str) -> str:

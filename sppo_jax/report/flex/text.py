@@ -199,7 +199,7 @@ def _bytes(figures: GroupFigures) -> str:
 
 
 def _levels(figures: GroupFigures) -> str:
-    lines = ["Level of each tick of the first window (2^level members; S: stream, M: stream and groups in one tick)"]
+    lines = ["Level of each tick of the first window: groups of 2^level members; S: stream, M: stream and groups"]
     levels = figures.levels()
     for kind, name in (("F", "forward"), ("B", "backward")):
         digits = "".join(level for own, level in levels if own == kind)

@@ -55,12 +55,16 @@ SETTINGS = tuple(
     for cluster, seq in CLUSTERS
     for corpus, fill in (("wikipedia", 1.0), ("wikipedia", 0.98), ("github-assumed", 0.98))
 )
+# The gain depends on the padding of rows, and on the rows of a step.
+FILLS, ROWS = (1.0, 0.998, 0.98), (4, 16, 32)
 # The batch of the picture: one small step, so that each document can be seen.
 PICTURE = Setting(cluster="a100-80g:2x4", seq=8, corpus="wikipedia", fill=0.9)
 COLORS = {1: 0, 2: 2, 4: 1, 8: 6}
 
 
-def simulated(setting: Setting, *, length: int = 131072, rows: int = 8, chunks: int | str = "auto") -> GroupFigures:
+def simulated(
+    setting: Setting, *, length: int = 131072, rows: int = 8, chunks: int | str = "auto", windows: int = WINDOWS
+) -> GroupFigures:
     """Plans Llama-3-8B for a setting and places the documents of the first windows.
 
     Args:
@@ -68,6 +72,7 @@ def simulated(setting: Setting, *, length: int = 131072, rows: int = 8, chunks: 
         length: tokens of a sequence.
         rows: sequences of a step.
         chunks: of a sequence.
+        windows: steps whose documents are placed.
     """
     config = config_from_dict(
         {
@@ -79,10 +84,10 @@ def simulated(setting: Setting, *, length: int = 131072, rows: int = 8, chunks: 
         }
     )
     plan = make_plan(config)
-    lengths = enough_lengths(corpora()[setting.corpus], tokens=2 * WINDOWS * rows * length, seed=0)
+    lengths = enough_lengths(corpora()[setting.corpus], tokens=2 * windows * rows * length, seed=0)
     packed = rows_of_lengths(lengths, length=length, pack="whole", seed=0, fill=setting.fill)
-    windows = [window_pieces(packed, number, rows) for number in range(WINDOWS)]
-    return figures_of_groups(config, plan, windows, f"corpus {setting.corpus}")
+    pieces = [window_pieces(packed, number, rows) for number in range(windows)]
+    return figures_of_groups(config, plan, pieces, f"corpus {setting.corpus}")
 
 
 def picture(found: GroupFigures) -> list[Panel]:
@@ -163,7 +168,19 @@ def row_of(setting: Setting, found: GroupFigures) -> str:
 
 def report() -> str:
     """Returns the block."""
-    return "\n".join([HEADER, *(row_of(setting, simulated(setting)) for setting in SETTINGS)])
+    lines = [HEADER, *(row_of(setting, simulated(setting)) for setting in SETTINGS)]
+    lines += [
+        "",
+        f"Gain over packed by the fill of rows, and by the rows of a step; {CLUSTERS[1][0]}, {max(ROWS)} rows:",
+        "",
+    ]
+    lines += ["| full | " + " | ".join(f"{rows} rows a step" for rows in ROWS) + " |", "|---|" + "---|" * len(ROWS)]
+    cluster, seq = CLUSTERS[1]
+    for fill in FILLS:
+        setting = Setting(cluster=cluster, seq=seq, corpus="wikipedia", fill=fill)
+        gains = [simulated(setting, rows=rows, windows=max(ROWS) // rows).gain["packed"] for rows in ROWS]
+        lines.append(f"| {fill:.1%} | " + " | ".join(f"{gain:.2f}" for gain in gains) + " |")
+    return "\n".join(lines)
 
 
 def pictured() -> list[Panel]:

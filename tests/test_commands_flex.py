@@ -73,6 +73,10 @@ def test_cells_hold_all_documents_of_the_first_window_and_bytes_follow_the_level
     near = sum((2 ** int(tick["level"]) - 1) * per_member[tick["kind"]] for tick in levels if tick["level"].isdigit())
     assert {tick["level"] for tick in levels} <= set("012") and not any(cell["stream"] for cell in cells)
     assert sent["grouped"] == near and sent["stream"] == 0
+    # Ulysses sends 12 (N + K) H T (R - 1) / R bytes a layer, forward and backward, and the small LSE.
+    num_pairs = len(levels) // 2
+    assert found["sequence_kind"] == "ulysses"
+    assert sent["today"] == pytest.approx(num_pairs * 12 * 64 * 128 * 1024 * 15 / 16, rel=0.01)
     assert sent["flex"] == sent["grouped"] + sent["stream"] < sent["ring"]
 
 

@@ -20,7 +20,7 @@ from figures import write
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.flex import window_pieces
-from sppo_jax.data.lengths import enough_lengths, rows_of_lengths
+from sppo_jax.data.lengths import rows_of_corpus
 from sppo_jax.flex.lengths import corpora
 from sppo_jax.flex.placement import Placement
 from sppo_jax.flex.rows import documents_of
@@ -84,8 +84,8 @@ def simulated(
         }
     )
     plan = make_plan(config)
-    lengths = enough_lengths(corpora()[setting.corpus], tokens=2 * windows * rows * length, seed=0)
-    packed = rows_of_lengths(lengths, length=length, pack="whole", seed=0, fill=setting.fill)
+    quantiles, tokens = corpora()[setting.corpus], 2 * windows * rows * length
+    packed = rows_of_corpus(quantiles, tokens=tokens, length=length, pack="whole", seed=0, fill=setting.fill)
     pieces = [window_pieces(packed, number, rows) for number in range(windows)]
     return figures_of_groups(config, plan, pieces, f"corpus {setting.corpus}")
 

@@ -11,7 +11,7 @@ import yaml
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.flex import window_pieces
-from sppo_jax.data.lengths import enough_lengths, rows_of_lengths
+from sppo_jax.data.lengths import enough_lengths, rows_of_corpus, rows_of_lengths
 from sppo_jax.flex.lengths import corpora
 from sppo_jax.report.flex.line import groups_line
 
@@ -135,6 +135,15 @@ def test_lengths_are_packed_as_a_run_packs_them_and_leave_the_share_that_is_aske
         rows_of_lengths(lengths, length=4, pack="whole", seed=0, fill=0.1)
     with pytest.raises(ValueError, match="at most 10,000,000 pieces .*got about 2.5e"):
         rows_of_lengths(np.full(1, 10**18), length=4, pack="whole", seed=0)
+
+
+def test_rows_of_a_corpus_are_all_full():
+    wanted = {"tokens": 40_000, "length": 4096, "pack": "whole", "seed": 3, "fill": 0.9}
+    rows = rows_of_corpus(corpora()["wikipedia"], **wanted)
+    lengths = enough_lengths(corpora()["wikipedia"], tokens=40_000, seed=3)
+    whole = rows_of_lengths(lengths, length=4096, pack="whole", seed=3, fill=0.9)
+    tokens, before = (sorted(int(each.sizes(n).sum()) for n in range(len(each))) for each in (rows, whole))
+    assert tokens == before[1:] and before[0] < 0.95 * 3686 <= tokens[0]
 
 
 LINES = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from sppo_jax.commands.command import DONE, Parser, check_writable, config_parser, load, some_path
 from sppo_jax.config import Config
 from sppo_jax.data.flex import window_pieces
-from sppo_jax.data.lengths import enough_lengths, rows_of_lengths
+from sppo_jax.data.lengths import rows_of_corpus, rows_of_lengths
 from sppo_jax.data.open import open_data
 from sppo_jax.data.rows import Rows
 from sppo_jax.flex.lengths import corpora, read_lengths
@@ -22,7 +22,7 @@ from sppo_jax.report.flex.json_report import flex_dict
 from sppo_jax.report.flex.text import flex_text
 
 _WINDOWS, _MOST_WINDOWS = 4, 256
-# Rows are packed from so many times the documents that are shown: the last rows of a packing are not full.
+# Rows are packed from so many times the documents that are shown, as those of a large corpus are.
 _SURPLUS = 2
 _STDOUT = Path("-")
 
@@ -97,21 +97,19 @@ def _rows(args: Namespace, config: Config, plan: Plan) -> tuple[str, Rows]:
     """
     if args.lengths is None and args.corpus is None:
         return f"data.source={_source(config)}", _data_rows(config)
-    length, data = config.sequence.length, config.data
-    if args.lengths is not None:
-        try:
-            lengths = read_lengths(args.lengths)
-        except OSError as error:
-            raise ValueError(
-                f"--lengths must be a readable file, got {args.lengths} ({error.strerror}); name another file"
-            ) from error
-        source = f"lengths of {args.lengths}"
-    else:
-        tokens = _SURPLUS * args.windows * plan.num_sequences * length
-        lengths = enough_lengths(corpora()[args.corpus], tokens=tokens, seed=data.seed)
-        source = f"corpus {args.corpus}"
-    fill = 1.0 if args.fill is None else args.fill
-    return source, rows_of_lengths(lengths, length=length, pack=data.pack, seed=data.seed, fill=fill)
+    data, fill = config.data, 1.0 if args.fill is None else args.fill
+    length, pack, seed = config.sequence.length, data.pack, data.seed
+    if args.corpus is not None:
+        quantiles, tokens = corpora()[args.corpus], _SURPLUS * args.windows * plan.num_sequences * length
+        rows = rows_of_corpus(quantiles, tokens=tokens, length=length, pack=pack, seed=seed, fill=fill)
+        return f"corpus {args.corpus}", rows
+    try:
+        lengths = read_lengths(args.lengths)
+    except OSError as error:
+        raise ValueError(
+            f"--lengths must be a readable file, got {args.lengths} ({error.strerror}); name another file"
+        ) from error
+    return f"lengths of {args.lengths}", rows_of_lengths(lengths, length=length, pack=pack, seed=seed, fill=fill)
 
 
 def _data_rows(config: Config) -> Rows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from sppo_jax.data.corpus import Corpus
@@ -39,6 +41,34 @@ def rows_of_lengths(lengths: np.ndarray, *, length: int, pack: Pack, seed: int, 
     ends = np.cumsum(lengths.astype(np.int64))
     corpus = Corpus(parts=(), starts=ends - lengths, ends=ends, hashes=np.zeros(len(lengths)))
     return PackedRows(corpus, length=capacity, pack=pack, seed=seed)
+
+
+def rows_of_corpus(quantiles: Quantiles, *, tokens: int, length: int, pack: Pack, seed: int, fill: float) -> PackedRows:
+    """Packs lengths drawn from a distribution, as if these were a part of a large corpus.
+
+    The last sequence of a packing has what is left over. In a large corpus nearly no step reads this sequence, so the
+    emptiest sequence is left out here.
+
+    Args:
+        quantiles: the distribution.
+        tokens: least sum of the lengths.
+        length, pack, seed, fill: as for `rows_of_lengths`; the seed also selects the lengths.
+    """
+    lengths = enough_lengths(quantiles, tokens=tokens, seed=seed)
+    rows = rows_of_lengths(lengths, length=length, pack=pack, seed=seed, fill=fill)
+    layout = rows.layout
+    if layout.num_rows == 1:
+        return rows
+    row = int(np.add.reduceat(layout.sizes, layout.firsts[:-1]).argmin())
+    begin, end = layout.firsts[row], layout.firsts[row + 1]
+    rows.layout = dataclasses.replace(
+        layout,
+        begins=np.delete(layout.begins, slice(begin, end)),
+        sizes=np.delete(layout.sizes, slice(begin, end)),
+        goes_on=np.delete(layout.goes_on, slice(begin, end)),
+        firsts=np.concatenate([layout.firsts[: row + 1], layout.firsts[row + 2 :] - (end - begin)]),
+    )
+    return rows
 
 
 def enough_lengths(quantiles: Quantiles, *, tokens: int, seed: int) -> np.ndarray:

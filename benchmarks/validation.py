@@ -5,8 +5,8 @@
 The blocks `papers`, `kernels`, `table4` and `bubble` are predictions beside figures that others published. Of `clock`
 and `fit` the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json
 and results/fit.json, which `python benchmarks/clock.py` and `python benchmarks/fit.py` write. The pictures
-docs/recall.svg and docs/resume.svg show the stored results of `recall.py` and `resume.py`. Takes about half a minute.
-The pictures need matplotlib (extra `dev`).
+docs/recall.svg and docs/resume.svg show the stored results of `recall.py` and `resume.py`. docs/flexsp.svg shows what
+`groups.py` simulates. Takes about half a minute. The pictures need matplotlib (extra `dev`).
 """
 
 import json
@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE))
 import bubble  # noqa: E402
 import clock  # noqa: E402
 import fit  # noqa: E402
+import groups  # noqa: E402
 import kernels  # noqa: E402
 import papers  # noqa: E402
 import recall  # noqa: E402
@@ -84,8 +85,9 @@ BLOCKS: dict[str, Callable[[], tuple[str, Pictures]]] = {
 
 
 def stored_pictures() -> Pictures:
-    """Returns the pictures of stored results alone."""
+    """Returns the pictures that belong to no block of this page: stored results, and the groups of one batch."""
     return {
+        "docs/flexsp.svg": groups.pictured(),
         "docs/recall.svg": recall.picture(_stored("recall_cpu")),
         "docs/resume.svg": resume.picture(_stored("resume")["pairs"]),
     }

@@ -22,6 +22,7 @@ COMMANDS = {
     "fit": "fit",
     "profile": "profile",
     "profile-trace": "profile_trace",
+    "flex": "flex",
     "data": "data",
     "convert": "convert",
     "report": "report",

@@ -5,6 +5,7 @@ import os
 import sys
 
 import jax
+import numpy as np
 import pytest
 from bad_inputs import Reached, array, both, check_refused, folder, link, parquet, run, text, torn_gzip, write_place
 from data_cases import write_tokenizer
@@ -12,6 +13,7 @@ from data_cases import write_tokenizer
 from sppo_jax.compat import check_offload
 
 TRAIN = "train c.yaml --run-dir new"
+FLEX = "flex c.yaml"
 
 
 @pytest.fixture
@@ -200,6 +202,44 @@ COMMANDS = {
         None,
     ),
     "an evaluation of no run": ("eval .", "the path must be a checkpoint or a run directory with a checkpoint", None),
+    "lengths of no file": (f"{FLEX} --lengths absent", "--lengths must be a readable file, got absent", None),
+    "lengths of a directory": (
+        f"{FLEX} --lengths .",
+        "--lengths must be a readable file, got . (Is a directory)",
+        None,
+    ),
+    "no lengths": (f"{FLEX} --lengths n", "got n without any; add the lengths", text("n", "\n")),
+    "a negative length": (f"{FLEX} --lengths n", "got '-3' (n, line 2)", text("n", "7\n-3\n")),
+    "a length of zero": (f"{FLEX} --lengths n", "got '0' (n, line 1)", text("n", "0\n")),
+    "a length that is no number": (f"{FLEX} --lengths n", "got 'nan' (n, line 1)", text("n", "nan\n")),
+    "lengths with fractions": (f"{FLEX} --lengths n.npy", "got float64 of shape (2,)", array("n.npy", [1.5, np.nan])),
+    "a negative length in an array": (f"{FLEX} --lengths n.npy", "got -1 (n.npy, index 1)", array("n.npy", [3, -1])),
+    "lengths in bytes that are no array": (f"{FLEX} --lengths n.npy", "numpy cannot load", text("n.npy", "abc")),
+    "too many tokens of lengths": (f"{FLEX} --lengths n", "at most 10,000,000 pieces", text("n", f"{10**17}\n")),
+    "no such corpus": (f"{FLEX} --corpus bible", "argument --corpus: invalid choice: 'bible'", None),
+    "lengths and a corpus": (f"{FLEX} --corpus wikipedia --lengths n", "not allowed with argument", None),
+    "no windows": (f"{FLEX} --windows 0", "--windows must be in 1..256, got 0", None),
+    "a fill of nothing": (f"{FLEX} --corpus wikipedia --fill 0", "--fill must be above 0 and at most 1, got 0.0", None),
+    "a fill that is no number": (f"{FLEX} --corpus wikipedia --fill nan", "--fill must be above 0", None),
+    "a fill of the data": (f"{FLEX} --fill 0.9", "--fill must be used with --lengths or --corpus", None),
+    "a report in no directory": (f"{FLEX} --json a/b.json", "there is no directory a", None),
+    "a setting behind --json": (f"{FLEX} --json train.steps=3", "got the setting train.steps=3; put --json last", None),
+    "groups of no data": (
+        f"{FLEX} data.source=absent.txt",
+        "data.source must be readable, got absent.txt (No such file or directory); choose another source, or give "
+        "document lengths with --lengths or --corpus",
+        None,
+    ),
+    "groups of three": (
+        f"{FLEX} mesh.seq=3 train.devices=cpu:3 model.num_heads=3 model.hidden_size=24 sequence.length=48",
+        "the members of a window must be a power of two, got 3; change mesh.seq",
+        None,
+    ),
+    "groups in a sequence too short": (
+        f"{FLEX} mesh.seq=2 train.devices=cpu:2 sequence.length=3",
+        "sequence.length must be a multiple of 2",
+        None,
+    ),
     "no way to convert": ("convert", "sppo convert: the following arguments are required: from-hf|to-hf", None),
     "an unknown way to convert": ("convert to-gguf a b", "invalid choice: 'to-gguf'", None),
 }

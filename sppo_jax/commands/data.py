@@ -8,6 +8,7 @@ from sppo_jax.commands.command import DONE, config_parser
 from sppo_jax.config import load_config
 from sppo_jax.data.open import open_data
 from sppo_jax.data.summary import as_dict, drawn, summarize
+from sppo_jax.report.flex.line import groups_line
 from sppo_jax.report.run.data_text import data_text
 
 
@@ -19,9 +20,10 @@ def run(words: Sequence[str]) -> int:
     config = load_config(args.config, args.overrides)
     data = open_data(config)
     summary = summarize(config, data) if data.sources else drawn(config, data)
+    groups = groups_line(config, data.training)
     if args.json:
-        print(json.dumps(as_dict(summary), indent=2))
+        print(json.dumps(as_dict(summary) | {"groups": groups}, indent=2))
         return DONE
     encoding = sys.stdout.encoding or "utf-8"
-    print(data_text(summary).encode(encoding, "backslashreplace").decode(encoding))
+    print(f"{data_text(summary)}\n\n{groups}".encode(encoding, "backslashreplace").decode(encoding))
     return DONE

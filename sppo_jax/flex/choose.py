@@ -11,7 +11,7 @@ from sppo_jax.flex.shape import Shape
 from sppo_jax.plan.plan import Plan
 
 # A step must be so much shorter, in simulation, before groups are worth their larger program.
-_LEAST_GAIN = 1.02
+LEAST_GAIN = 1.02
 
 
 def gain(windows: Sequence[Pieces], shape: Shape) -> float:
@@ -34,7 +34,7 @@ def with_groups(plan: Plan, gained: float) -> Plan:
         gained: from `gain`.
     """
     found = f"{gained:.3f} of the time with groups, simulated on the first documents of the run"
-    if gained < _LEAST_GAIN:
-        text = f"static: steps take {found}; below {_LEAST_GAIN} a larger program is not worth it"
+    if gained < LEAST_GAIN:
+        text = f"static: steps take {found}; below {LEAST_GAIN} a larger program is not worth it"
         return dataclasses.replace(plan, reasons={**plan.reasons, "groups": text})
     return dataclasses.replace(plan, groups="flex", reasons={**plan.reasons, "groups": f"flex: static takes {found}"})

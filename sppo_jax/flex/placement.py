@@ -160,7 +160,7 @@ class Placement:
     def describe(self) -> str:
         """Returns the placement in words: cells by level, attention, cost of each candidate, exchanges by tick."""
         shape, cells = self.shape, self.cells
-        tokens = self._tokens()
+        tokens = self.tokens()
         size = f"{shape.rows} rows of {shape.num_chunks} chunks"
         lines = [f"{len(self.pieces)} documents in {size}, {self.fill:.1%} full"]
         for name, which in self._kinds_of_cells():
@@ -177,7 +177,8 @@ class Placement:
         ticks = ", ".join(f"{count} {name}" for name, count in zip(names, counts.tolist(), strict=True))
         return "\n".join([*lines, f"ticks: {ticks}"])
 
-    def _tokens(self) -> np.ndarray:
+    def tokens(self) -> np.ndarray:
+        """Returns the tokens of each cell, padding not counted: int64 [w, C]."""
         tokens = np.zeros((self.shape.rows, self.shape.num_chunks), np.int64)
         grouped, seg = self.begin < 0, self.segments
         np.add.at(tokens, (self.row[grouped], self.chunk[grouped]), self.pieces.size[grouped])

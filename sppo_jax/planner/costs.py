@@ -230,7 +230,7 @@ class CostModel:
     @cached_property
     def _token_transfer_s(self) -> dict[str, float]:
         """Seconds in which a unit sends for one token of a device, by kind; what depends on the prefix aside."""
-        forward, backward = self._exchange_bytes()
+        forward, backward = self.exchange_bytes()
         exchange_link = self.cluster.link_bytes_s(self.ulysses)
         pipe, hidden = self.mesh.pipe, self.layer.input_elements * self.compute_bytes
         pipe_link = self.cluster.link_bytes_s(self.mesh.seq * pipe)
@@ -244,7 +244,7 @@ class CostModel:
             "H": share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link,
         }
 
-    def _exchange_bytes(self) -> tuple[float, float]:
+    def exchange_bytes(self) -> tuple[float, float]:
         """Returns the bytes that ulysses sends for a token of a device and a layer, forward and backward.
 
         Of all heads a device keeps one share. Forward: q, k, v and out in the compute dtype, LSE in the dtype of sums.

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.config import ModelConfig
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.reasons import HOLDERS
 from sppo_jax.report.plan.figures import Figures
@@ -114,11 +115,15 @@ def verdict(figures: Figures) -> tuple[str, str]:
     )
 
 
+def name_of(model: ModelConfig) -> str:
+    """Returns a model's preset, the folder that it was imported from, or its shape."""
+    origin = Path(model.hf).name if model.hf else ""
+    return model.preset or origin or f"{model.num_layers} layers, {model.hidden_size} wide"
+
+
 def subject(figures: Figures) -> str:
     """Returns what the plan is for: model, sequences, devices."""
-    plan, model = figures.plan, figures.model
-    origin = Path(model.hf).name if model.hf else ""
-    name = model.preset or origin or f"{model.num_layers} layers, {model.hidden_size} wide"
+    plan, name = figures.plan, name_of(figures.model)
     sequences = plan.mesh.data * plan.sequences_per_pipeline
     several = "" if sequences == 1 else f"{sequences} sequences of "
     devices = figures.cluster.num_devices

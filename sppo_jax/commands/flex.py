@@ -1,0 +1,123 @@
+"""`sppo flex`: what groups of devices for each document would gain; touches no accelerator, does not import jax."""
+
+from __future__ import annotations
+
+import json
+import math
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from sppo_jax.commands.command import DONE, Parser, check_writable, config_parser, load, some_path
+from sppo_jax.config import Config
+from sppo_jax.data.flex import window_pieces
+from sppo_jax.data.lengths import rows_of_corpus, rows_of_lengths
+from sppo_jax.data.open import open_data
+from sppo_jax.data.rows import Rows
+from sppo_jax.flex.lengths import corpora, read_lengths
+from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.make import make_plan
+from sppo_jax.report.flex.figures import figures_of_groups
+from sppo_jax.report.flex.json_report import flex_dict
+from sppo_jax.report.flex.text import flex_text
+
+_WINDOWS, _MOST_WINDOWS = 4, 256
+# Rows are packed from so many times the documents that are shown, as those of a large corpus are.
+_SURPLUS = 2
+_STDOUT = Path("-")
+
+
+def run(words: Sequence[str]) -> int:
+    """Prints what groups would do with the documents of a config, or with other lengths; returns the exit code."""
+    args = _parser().parse_intermixed_args(words)
+    _check(args)
+    config = load(args)
+    plan = make_plan(config)
+    source, rows = _rows(args, config, plan)
+    windows = [window_pieces(rows, number, plan.num_sequences) for number in range(args.windows)]
+    figures = figures_of_groups(config, plan, windows, source)
+    if args.json is not None:
+        text = json.dumps(flex_dict(figures), indent=2)
+        if args.json == _STDOUT:
+            print(text)
+            return DONE
+        args.json.write_text(text + "\n", encoding="utf-8")
+    print(flex_text(figures))
+    return DONE
+
+
+def _parser() -> Parser:
+    parser = config_parser("flex", "Simulate what groups of devices for each document would gain.")
+    parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
+    parser.add_argument(
+        "--windows", type=int, default=_WINDOWS, metavar="N", help=f"steps whose documents are placed ({_WINDOWS})"
+    )
+    documents = parser.add_mutually_exclusive_group()
+    documents.add_argument("--lengths", type=some_path, metavar="FILE", help="document lengths, one a line, or .npy")
+    documents.add_argument("--corpus", choices=sorted(corpora()), help="document lengths of a corpus")
+    parser.add_argument(
+        "--fill", type=float, metavar="F", help="share of a sequence's places that documents take (1), in (0, 1]"
+    )
+    parser.add_argument(
+        "--json", type=_json_path, nargs="?", const=_STDOUT, metavar="FILE", help="print JSON, or also write it to FILE"
+    )
+    return parser
+
+
+def _json_path(text: str) -> Path:
+    if "=" in text:
+        raise ArgumentTypeError(f"a file or nothing must follow --json, got the setting {text}; put --json last")
+    return some_path(text)
+
+
+def _check(args: Namespace) -> None:
+    """Checks the options before anything is planned.
+
+    Raises:
+        ValueError: an option is out of range, or does not go with the others.
+    """
+    if not 1 <= args.windows <= _MOST_WINDOWS:
+        raise ValueError(f"--windows must be in 1..{_MOST_WINDOWS}, got {args.windows}; change the number")
+    if args.fill is not None and not (math.isfinite(args.fill) and 0 < args.fill <= 1):
+        raise ValueError(f"--fill must be above 0 and at most 1, got {args.fill}; change the share")
+    if args.fill is not None and args.lengths is None and args.corpus is None:
+        raise ValueError(
+            "--fill must be used with --lengths or --corpus, got the data of the config, whose packing decides; add "
+            "one of the two or drop --fill"
+        )
+    if args.json is not None and args.json != _STDOUT:
+        check_writable(args.json, "--json")
+
+
+def _rows(args: Namespace, config: Config, plan: Plan) -> tuple[str, Rows]:
+    """Returns where the documents come from, in words, and the sequences that hold the documents.
+
+    Raises:
+        ValueError: the lengths or the data cannot be read.
+    """
+    if args.lengths is None and args.corpus is None:
+        return f"data.source={_source(config)}", _data_rows(config)
+    data, fill = config.data, 1.0 if args.fill is None else args.fill
+    length, pack, seed = config.sequence.length, data.pack, data.seed
+    if args.corpus is not None:
+        quantiles, tokens = corpora()[args.corpus], _SURPLUS * args.windows * plan.num_sequences * length
+        rows = rows_of_corpus(quantiles, tokens=tokens, length=length, pack=pack, seed=seed, fill=fill)
+        return f"corpus {args.corpus}", rows
+    try:
+        lengths = read_lengths(args.lengths)
+    except OSError as error:
+        raise ValueError(
+            f"--lengths must be a readable file, got {args.lengths} ({error.strerror}); name another file"
+        ) from error
+    return f"lengths of {args.lengths}", rows_of_lengths(lengths, length=length, pack=pack, seed=seed, fill=fill)
+
+
+def _data_rows(config: Config) -> Rows:
+    try:
+        return open_data(config).training
+    except ValueError as error:
+        raise ValueError(f"{error}, or give document lengths with --lengths or --corpus") from error
+
+
+def _source(config: Config) -> str:
+    return ", ".join(config.data.sources) if config.data.source != "recall" else "recall"

@@ -1,0 +1,97 @@
+"""Bytes that a device sends in one layer for attention of a step: over all members, and within groups.
+
+With groups of g members a device sends the keys and values of its T tokens to g - 1 others, forward and again backward,
+and returns float32 gradients of as many: 2 K H T (g - 1) * (2 * size + 4) bytes, 16 K H T (g - 1) for bfloat16. A ring
+over all members that has no prefix to send would send the same with g = R.
+
+Letters: T tokens of a tick on one member, K key/value heads, H head dim, R members.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sppo_jax.flex.placement import Placement
+from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.step_cost import tick_levels
+from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.costs import CostModel
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """Bytes of one device and one layer in the ticks of a window, forward and backward.
+
+    Args:
+        ring: a ring over all members sends the keys and values of each tick's chunk.
+        today: today's rows with the plan's kind (Ulysses, ring or both), prefixes included.
+        grouped: the chosen placement's exchanges within groups.
+        stream: the chosen placement's stream cells, with the plan's kind.
+    """
+
+    ring: float
+    today: float
+    grouped: float
+    stream: float
+
+    @property
+    def flex(self) -> float:
+        """All bytes of the chosen placement."""
+        return self.grouped + self.stream
+
+
+def sent_bytes(plan: Plan, costs: CostModel, chosen: Placement) -> Sent:
+    """Counts the bytes of a window's ticks.
+
+    Args:
+        plan: the plan; its kind sends what stream cells send.
+        costs: the planner's costs of the plan.
+        chosen: the placement of the window's documents.
+    """
+    shape = chosen.shape
+    cells = chosen.cells
+    level = tick_levels(cells._replace(far=np.zeros_like(cells.far)), shape)
+    is_stream = tick_levels(cells, shape) == shape.levels
+    per_slot = near_bytes(plan, costs, 1)
+    ring = today = grouped = stream = 0.0
+    for tick, slots in enumerate(shape.tick_slots.tolist()):
+        kind = str(shape.kinds[tick])
+        if kind == "H":
+            continue
+        over_all = _kind_bytes(kind, slots, _reach(shape, tick), costs)
+        ring += slots * (shape.members - 1) * per_slot[kind]
+        today += over_all
+        grouped += slots * (2 ** int(level[tick]) - 1) * per_slot[kind]
+        stream += over_all if shape.levels and is_stream[tick] else 0.0
+    return Sent(ring=ring, today=today, grouped=grouped, stream=stream)
+
+
+def near_bytes(plan: Plan, costs: CostModel, others: int) -> dict[str, int]:
+    """Returns the bytes of one slot within a group, by kind of unit.
+
+    Args:
+        plan: the plan.
+        costs: its costs.
+        others: members of the group besides the device.
+    """
+    elements = 2 * plan.model["num_kv_heads"] * costs.head_dim * others
+    size = costs.compute_bytes
+    return {"F": elements * size, "B": elements * (size + max(size, _FLOAT32))}
+
+
+def _reach(shape: Shape, tick: int) -> int:
+    """Returns the tokens of a row up to the end of the furthest chunk of a tick."""
+    units = shape.units[tick]
+    return int(shape.starts[units[units >= 0] % shape.num_chunks + 1].max(initial=0))
+
+
+def _kind_bytes(kind: str, slots: int, reach: int, costs: CostModel) -> float:
+    """Returns the bytes that the plan's kind sends for a tick: Ulysses' all-to-all and the hops of the ring."""
+    sent = costs.exchange_bytes()[kind == "B"] * slots
+    if costs.ring.members > 1:
+        sent += costs.ring_bytes(kind, slots, reach)
+    return sent

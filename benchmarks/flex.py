@@ -29,6 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -240,24 +241,29 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, *flex_simulated.lines(result)])
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Runs the parts, prints a table and writes the results."""
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--devices", default="cpu:8", metavar="cpu:N or auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
-    args = parser.parse_args(words)
-    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the parts, prints a table and writes the results."""
+    args = parse(words)
+    result: dict[str, Any] = {}
     command = "python benchmarks/flex.py " + " ".join(sys.argv[1:] if words is None else words)
     for part in args.parts:
         made = PARTS[part](args, print)
-        import jax
-
+        # Read late, so that parts may run side by side.
+        result = json.loads(args.out.read_text()) if args.out.exists() else {}
         result[part] = {
             "date": time.strftime("%Y-%m-%d"),
             "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
-            "jax": jax.__version__,
+            "jax": version("jax"),
             "command": command.strip(),
             **made,
         }

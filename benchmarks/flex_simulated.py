@@ -2,7 +2,7 @@
 
 Parts of `flex.py`:
 
-* `bytes`: bytes sent in 200 windows of Wikipedia's documents, as a share of what a ring over all R members sends. The
+* `bytes`: bytes sent in windows (200 of padded rows, 20 of full ones) of Wikipedia's documents, as a share of what a ring over all R members sends. The
   counts follow from the placements. Keys of the prefix, which a ring also sends, are left out on both sides.
 * `published`: seconds of a step by the planner's costs for the merge of Seq1F1B and flexible groups, beside the ratios
   that InfiniPipe published (arXiv 2509.21275). Its lengths are not public: the corpora are guesses, so nothing here is
@@ -42,14 +42,15 @@ SEVEN_B = {
     "num_kv_heads": 32,
     "mlp_size": 11008,
 }
-LENGTH, ROWS, NUM_WINDOWS = 131_072, 16, 200
+LENGTH, ROWS = 131_072, 16
 # Windows of a row of results that a test computes again.
 NUM_CHECKED = 3
-# Full rows, and rows with space that lets the planner deal whole documents.
-FILLS = (1.0, 0.985, 0.97)
+# Share of each row that documents fill: rows with padding, which lets the planner deal whole documents, and full rows.
 ROOMY = 0.985
+# Windows of each share. Full rows take the planner four times as long and show one result.
+WINDOWS = {ROOMY: 200, 1.0: 20}
 PUBLISHED = {"over FlexSP, at most": 1.69, "over Seq1F1B, 96K": 1.40}
-BATCH, NUM_BATCHES = 512, 10
+BATCH, NUM_BATCHES = 512, 4
 STALL_STEPS, STALL_STEP_S = 200, 1.0
 Say = Callable[[str], None]
 
@@ -130,8 +131,8 @@ def sent_shares(args: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Returns the bytes sent at each fill, with ring and Ulysses stream cells."""
     result = []
     for kind in ("ring", "ulysses"):
-        for fill in FILLS:
-            result.append(bytes_row(kind, fill, NUM_WINDOWS))
+        for fill, num_windows in WINDOWS.items():
+            result.append(bytes_row(kind, fill, num_windows))
             say(f"bytes: {kind}, {fill:.1%} full: {result[-1]['share_of_ring']:.1%} of a ring's")
     setting = f"7B, a100-80g:2x8, pipe 2, seq 8, {ROWS} rows of {LENGTH} tokens in 4 chunks"
     return {"setting": setting, "most_wanted": 0.5, "rows": result, "check": bytes_row("ring", ROOMY, NUM_CHECKED)}

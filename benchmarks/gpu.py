@@ -7,10 +7,12 @@
     options: --out benchmarks/results  --case PART/NAME (repeat)  --list
 
 Parts: health (ceilings of the machine), exact (kernels and a pipeline step against float32), attention (FLOP/s by
-queries and prefix), step (whole train steps), peer (the same in PyTorch and plain JAX), overlap (a profiler's trace).
+queries and prefix), step (whole train steps), peer (the same in PyTorch and plain JAX), overlap (a profiler's trace),
+flex (groups of devices by document, on 2, 4 and 8 GPUs).
 Each case is a process of its own; its results are added to one JSON when it ends. Needs one idle NVIDIA GPU of 16 GiB
-or more, and 24 GiB of host memory; cases that need more, or a package that is missing, are skipped with the reason.
-Exit code 1: a comparison of part exact failed; 2: nothing can run here.
+or more, and 24 GiB of host memory; cases that need more memory, more devices, or a package that is missing, are
+skipped with the reason.
+Exit code 1: a comparison of part exact or flex failed; 2: nothing can run here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import gpu  # noqa: E402
-from gpu_parts import exact, overlap, report  # noqa: E402
+from gpu_parts import exact, flex, overlap, report  # noqa: E402
 from gpu_parts.aims import aim_rows  # noqa: E402
 from gpu_parts.case import Case, Outcome  # noqa: E402
 from gpu_parts.child import PARTS  # noqa: E402
 from gpu_parts.machine import Machine, choose_gpu, cpu_machine  # noqa: E402
+from gpu_parts.program import Target  # noqa: E402
 from gpu_parts.results import Results, read  # noqa: E402
-from gpu_parts.runner import run_case, why_not  # noqa: E402
+from gpu_parts.runner import environment, run_case, why_not  # noqa: E402
+
+from sppo_jax.flex.contract import check_columns, far_cells  # noqa: E402
+from sppo_jax.flex.rows import count_pairs  # noqa: E402
+from sppo_jax.flex.shape import plan_shape  # noqa: E402
+from sppo_jax.hardware import DEVICES  # noqa: E402
+from sppo_jax.planner.make import make_plan  # noqa: E402
 
 GIB = 2**30
 H200 = Machine(device="h200", description="NVIDIA H200", driver="580", hbm_bytes=140 * GIB, host_bytes=120 * GIB)
@@ -33,11 +41,18 @@ def test_tiny_runs_every_part_and_writes_all_results(tmp_path, capsys):
     assert [o.reason for o in results.outcomes.values() if o.status != "done"] == []
     assert all(outcome.rows for outcome in results.outcomes.values())
     assert all(row["ok"] for row in results.rows("exact")) and len(results.rows("exact")) >= 6
+    assert [(row["what"], row["ok"]) for row in results.rows("flex")] == [
+        ("groups=flex", True),
+        ("groups=static", True),
+    ]
     step = next(row for row in results.rows("step") if "step_s" in row)
     assert len(step["step_s"]) == 3 and len(step["loss"]) == 4 and step["num_chunks"] == 4
     assert {row["framework"] for row in results.rows("peer")} == {"torch", "jax"}
     text = (tmp_path / "gpu_tiny.md").read_text()
-    assert all(f"## {title}" in text for title in ("Ceilings", "Comparisons", "Attention", "Train steps", "Peers"))
+    assert all(
+        f"## {title}" in text
+        for title in ("Ceilings", "Comparisons", "Attention", "Train steps", "Peers", "Flexible groups")
+    )
     assert text in capsys.readouterr().out
     assert (tmp_path / "gpu_tiny.svg").read_text().startswith("<svg")
 
@@ -116,6 +131,9 @@ def test_cases_that_cannot_run_say_why():
     assert why_not(case(hbm_gib=200), H200) == "needs 200 GiB of device memory, this machine has 140.0"
     assert why_not(case(host_gib=121), H200) == "needs 121 GiB of host memory, this machine has 120.0"
     assert why_not(case(packages=("json",), hbm_gib=139, host_gib=100), H200) == ""
+    assert why_not(case(devices=2), H200) == "needs 2 devices, this machine has 1 idle"
+    assert why_not(case(devices=2), replace(H200, others=("3",))) == ""
+    assert why_not(case(devices=8), cpu_machine()) == ""  # simulated
 
 
 @pytest.mark.parametrize(
@@ -139,6 +157,28 @@ def test_the_first_idle_gpu_is_taken():
     assert (machine.index, machine.device, machine.driver) == ("1", "h200", "580.1")
     with pytest.raises(ValueError, match="24 GiB of host memory, got 8.0 GiB"):
         choose_gpu(listed, "1", 8 * GIB)
+
+
+def test_a_case_of_several_devices_sees_idle_gpus_of_one_kind():
+    used = ((1, "NVIDIA H200", 4), (2, "NVIDIA H200", 9000), (3, "NVIDIA H100", 4), (5, "NVIDIA H200", 4))
+    listed = "\n".join(f"{index}, {name}, 143771, {mib}, 580.1" for index, name, mib in used)
+    machine = choose_gpu(listed, None, 120 * GIB)
+    assert (machine.index, machine.others) == ("1", ("5",))
+    seen = [environment(case(devices=count), machine, "run")["CUDA_VISIBLE_DEVICES"] for count in (1, 2)]
+    assert seen == ["1", "1,5"]
+    flags = [environment(case(devices=count), cpu_machine(), "run")["XLA_FLAGS"] for count in (1, 4)]
+    assert ["device_count=4" in own for own in flags] == [False, True]
+
+
+def test_the_rows_of_part_flex_have_grouped_and_stream_cells():
+    for own in flex.cases(tiny=False):
+        target = Target(DEVICES["h200"], (None,) * own.devices)
+        plan = make_plan(flex._config(own.settings, target, "flex"), target.cluster)
+        batches, shape = flex.placed_batches(own.settings, plan), plan_shape(plan)
+        check_columns(batches["flex"], shape, dealing=True)
+        far = far_cells(batches["flex"]["document_ids"], shape)[0]
+        assert far.any() and not far.all()
+        assert count_pairs(batches["flex"], shape).sum() == count_pairs(batches["static"], shape).sum()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +239,17 @@ def test_failed_comparisons_are_the_exit_code(tmp_path):
     row = {"what": "host", "ok": False, "bitwise": True, "differing": {"loss": 0.5}}
     results.add(Outcome(key="exact/b", status="done", rows=[row]))
     results.add(Outcome(key="exact/c", status="failed", reason="killed by SIGSEGV"))
-    assert report.failed_comparisons(results) == ["exact/b: host", "exact/c"]
+    wrong = {
+        "what": "groups=flex",
+        "ok": False,
+        "worst": "loss",
+        "times_dense": 9.0,
+        "step_s": [1.0],
+        "tokens_per_s": 1,
+    }
+    results.add(Outcome(key="flex/d", status="done", rows=[wrong]))
+    results.add(Outcome(key="flex/e", status="skipped", reason="needs 8 devices, this machine has 1 idle"))
+    assert report.failed_comparisons(results) == ["exact/b: host", "flex/d: groups=flex", "exact/c"]
     assert "| host | NO | 0.5 of its size, in loss; 1 arrays differ |" in report.tables(results)
 
 

@@ -25,6 +25,7 @@ class Case:
         hbm_gib: device memory that the case needs at least.
         host_gib: host memory that the case needs at least.
         flags: what the process adds to XLA_FLAGS.
+        devices: devices that the case needs; a CPU simulates them.
     """
 
     part: str
@@ -36,6 +37,7 @@ class Case:
     hbm_gib: float = 0.0
     host_gib: float = 0.0
     flags: str = ""
+    devices: int = 1
 
     @property
     def key(self) -> str:

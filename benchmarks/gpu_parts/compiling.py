@@ -26,7 +26,9 @@ def compile_case(part: str, settings: dict, device: str, emit: Emit) -> None:
     from gpu_parts.program import Target
     from sppo_jax.fit.targets import compile_only_devices
 
-    target = Target(DEVICES[device], tuple(compile_only_devices(make_cluster(DEVICES[device]))))
+    target = Target(
+        DEVICES[device], tuple(compile_only_devices(make_cluster(DEVICES[device], settings.get("devices", 1))))
+    )
     with _gpu_pretended():
         for program in importlib.import_module(f"gpu_parts.{part}").programs(settings, target):
             start_s = time.perf_counter()

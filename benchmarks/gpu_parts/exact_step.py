@@ -27,7 +27,7 @@ PLACES = {
     "host": {"inputs": "host", "attention": "host", "rest": "recompute", "alpha": 1.0},
     "half on the host": {"inputs": "host", "attention": "host", "rest": "recompute", "alpha": 0.5},
 }
-_MOST_TIMES_DENSE = 2.0
+MOST_TIMES_DENSE = 2.0
 # Kernels that add in a fixed order, the same ones in both programs, and no value kept wider than its dtype.
 _FLAGS = " ".join(
     (
@@ -81,10 +81,10 @@ def run(settings: dict, target: Target, emit: Emit) -> None:
         other = jax.device_get(_pipeline(settings, target, name)[0](params, batch))
         emit(_bitwise(f"{name} against kept", kept, other))
     right, rounded = (_run_dense(settings, target, dtype, params, batch) for dtype in ("float32", "bfloat16"))
-    errors, bounds = _errors(kept, right), _errors(rounded, right)
+    errors, bounds = relative_errors(kept, right), relative_errors(rounded, right)
     times = {name: errors[name] / max(bounds[name], 1e-6) for name in errors}
     worst = max(times, key=lambda name: times[name])
-    ok = all(value <= _MOST_TIMES_DENSE for value in times.values())
+    ok = all(value <= MOST_TIMES_DENSE for value in times.values())
     emit({"what": "kept against dense float32", "ok": ok, "worst": worst, "times_dense": times[worst]})
 
 
@@ -147,12 +147,12 @@ def _named(result) -> dict[str, np.ndarray]:
 
 def _bitwise(what: str, a, b) -> dict:
     """Return a row: whether loss and every gradient agree bit for bit, and the distance of those that do not."""
-    errors, a, b = _errors(b, a), _named(a), _named(b)
+    errors, a, b = relative_errors(b, a), _named(a), _named(b)
     differing = {name: errors[name] for name, x in a.items() if x.tobytes() != b[name].tobytes()}
     return {"what": what, "ok": not differing, "bitwise": True, "differing": differing}
 
 
-def _errors(got, right) -> dict[str, float]:
+def relative_errors(got, right) -> dict[str, float]:
     """Return |got - right| / |right| of the loss and of every gradient."""
     got, right = _named(got), _named(right)
 

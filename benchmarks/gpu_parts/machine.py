@@ -29,6 +29,7 @@ class Machine:
         hbm_bytes: memory of the device.
         host_bytes: memory of the host that this process may take.
         index: which GPU of the machine it is; empty on a CPU.
+        others: which other GPUs of the machine are idle and of the same kind.
     """
 
     device: str
@@ -37,6 +38,11 @@ class Machine:
     hbm_bytes: int
     host_bytes: int
     index: str = ""
+    others: tuple[str, ...] = ()
+
+    def indices(self, count: int) -> str:
+        """Return the first GPUs of the machine, separated by commas."""
+        return ",".join((self.index, *self.others)[:count])
 
     @property
     def platform(self) -> str:
@@ -113,7 +119,7 @@ def choose_gpu(listed: str, visible: str | None, host_bytes: int) -> Machine:
     rows = [row for row in rows if allowed is None or row[0] in allowed]
     if not rows:
         raise ValueError(_none_found("nvidia-smi lists no GPU that CUDA_VISIBLE_DEVICES allows"))
-    index, name, total_mib, used_mib, driver = min(rows, key=lambda row: float(row[3]) * 2**20 > _IDLE_BYTES)
+    index, name, total_mib, used_mib, driver = min(rows, key=lambda row: not _is_idle(row))
     used_bytes = float(used_mib) * 2**20
     if used_bytes > _IDLE_BYTES:
         raise ValueError(
@@ -136,7 +142,13 @@ def choose_gpu(listed: str, visible: str | None, host_bytes: int) -> Machine:
         hbm_bytes=hbm_bytes,
         host_bytes=host_bytes,
         index=index,
+        others=tuple(row[0] for row in rows if row[0] != index and row[1] == name and _is_idle(row)),
     )
+
+
+def _is_idle(row: list[str]) -> bool:
+    """Return whether a line of nvidia-smi, cut into cells, is of an idle GPU."""
+    return float(row[3]) * 2**20 <= _IDLE_BYTES
 
 
 def host_bytes() -> int:

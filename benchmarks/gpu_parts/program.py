@@ -20,11 +20,11 @@ TIMED_RUNS = 3
 
 @dataclass(frozen=True)
 class Target:
-    """One device, which may be absent.
+    """One device or several of a kind, which may be absent.
 
     Args:
         device: the planner's figures of the device.
-        devices: one jax device, or one that programs can only be compiled for.
+        devices: jax devices, or some that programs can only be compiled for.
     """
 
     device: Device
@@ -37,11 +37,11 @@ class Target:
 
     @property
     def cluster(self) -> Cluster:
-        """The device as a cluster of one."""
-        return make_cluster(self.device)
+        """The devices as a cluster."""
+        return make_cluster(self.device, len(self.devices))
 
     def shape(self, *dims: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-        """Describe an array on the device."""
+        """Describe an array on the first device."""
         return jax.ShapeDtypeStruct(dims, dtype, sharding=SingleDeviceSharding(self.devices[0]))
 
     def jit(self, f: Callable, *, uses_host: bool = False, **options: Any) -> Callable:
@@ -49,13 +49,14 @@ class Target:
         return jax.jit(f, compiler_options=compiler_options(self.platform, uses_host), **options)
 
 
-def target_here(name: str) -> Target:
-    """Return the first device of this process.
+def target_here(name: str, num_devices: int = 1) -> Target:
+    """Return the first devices of this process.
 
     Args:
         name: of the device, in `sppo_jax.hardware.DEVICES`.
+        num_devices: how many.
     """
-    return Target(DEVICES[name], tuple(jax.devices()[:1]))
+    return Target(DEVICES[name], tuple(jax.devices()[:num_devices]))
 
 
 @dataclass(frozen=True)

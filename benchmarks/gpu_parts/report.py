@@ -13,6 +13,8 @@ from sppo_jax.files import write_whole
 from sppo_jax.units import format_bytes
 
 Row = dict[str, Any]
+# The parts that compare results with right ones.
+COMPARING = ("exact", "flex")
 
 
 def write_reports(results: Results) -> str:
@@ -31,9 +33,10 @@ def write_reports(results: Results) -> str:
 
 
 def failed_comparisons(results: Results) -> list[str]:
-    """Return the comparisons of part `exact` that do not hold, and its cases that did not run to their end."""
-    wrong = [f"{row['case']}: {row['what']}" for row in results.rows("exact") if row.get("ok") is False]
-    broken = [o.key for o in results.outcomes.values() if o.part == "exact" and o.status not in (DONE, "skipped")]
+    """Return the comparisons of `COMPARING` parts that do not hold, and their cases that did not run to their end."""
+    rows = [row for part in COMPARING for row in results.rows(part)]
+    wrong = [f"{row['case']}: {row['what']}" for row in rows if row.get("ok") is False]
+    broken = [o.key for o in results.outcomes.values() if o.part in COMPARING and o.status not in (DONE, "skipped")]
     return wrong + broken
 
 
@@ -53,6 +56,7 @@ def tables(results: Results) -> str:
         ("Longest sequence by the compiler", _longest),
         ("Peers", _peers),
         ("Overlap of host copies with kernels", _overlap),
+        ("Flexible groups", _flex),
         ("Not measured", _missing),
     ):
         rows = make(results)
@@ -250,6 +254,20 @@ def _overlap(results: Results) -> list[Row]:
             }
         )
     return rows
+
+
+def _flex(results: Results) -> list[Row]:
+    return [
+        {
+            "case": f"{row['case']}: {row['what']}",
+            "exact": "yes" if row["ok"] else "NO",
+            "largest error": f"{row['times_dense']:.2f} of dense bfloat16's, in {row['worst']}",
+            "s": _seconds(row["step_s"]),
+            "tokens/s": f"{row['tokens_per_s']:.0f}",
+        }
+        for row in results.rows("flex")
+        if "ok" in row
+    ]
 
 
 def _missing(results: Results) -> list[Row]:

@@ -32,6 +32,9 @@ def why_not(case: Case, machine: Machine) -> str:
     missing = [name for name in case.packages if importlib.util.find_spec(name) is None]
     if missing:
         return f"needs the package {missing[0]}, which is not installed"
+    found = 1 + len(machine.others)
+    if machine.platform == "gpu" and case.devices > found:
+        return f"needs {case.devices} devices, this machine has {found} idle"
     for what, needed_gib, got in (
         ("device memory", case.hbm_gib, machine.hbm_bytes),
         ("host memory", case.host_gib, machine.host_bytes),
@@ -94,7 +97,9 @@ def environment(case: Case, machine: Machine, mode: str) -> dict[str, str]:
     own: Mapping[str, str] = os.environ
     # On a CPU it counts that the parts work, not how fast: compiling is most of the time.
     fast = "--xla_backend_optimization_level=0" if machine.platform == "cpu" else ""
-    flags = " ".join(filter(None, (own.get("XLA_FLAGS"), case.flags, fast)))
+    on_cpu = machine.platform == "cpu" and case.devices > 1
+    simulated = f"--xla_force_host_platform_device_count={case.devices}" if on_cpu else ""
+    flags = " ".join(filter(None, (own.get("XLA_FLAGS"), case.flags, fast, simulated)))
     paths = [str(HERE.parent), str(ROOT), own.get("PYTHONPATH", "")]
     on_gpu = mode == "run" and machine.platform == "gpu"
     return {
@@ -103,7 +108,11 @@ def environment(case: Case, machine: Machine, mode: str) -> dict[str, str]:
         "XLA_FLAGS": flags,
         "JAX_NUMPY_DTYPE_PROMOTION": "strict",
         "JAX_TRACEBACK_FILTERING": "off",  # so that the last line is the error
-        **({"CUDA_VISIBLE_DEVICES": machine.index} if on_gpu else {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}),
+        **(
+            {"CUDA_VISIBLE_DEVICES": machine.indices(case.devices)}
+            if on_gpu
+            else {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        ),
     }
 
 

@@ -71,3 +71,12 @@ def test_epochs_differ_and_seeds_differ(pack):
     for one in range(4):
         for other in range(one):
             assert sum(a == b for a, b in zip(orders[one], orders[other], strict=True)) < 10
+
+
+@pytest.mark.parametrize("pack", ["whole", "stream", "none"])
+def test_rows_that_are_not_filled_have_padding_behind_their_tokens(pack):
+    corpus = make_corpus([5, 11, 3, 3, 9, 30, 2])
+    rows = PackedRows(corpus, length=12, pack=pack, fill=0.8)
+    batches = [rows[index] for index in range(len(rows))]
+    assert all((batch["document_ids"][9:] == -1).all() and len(batch["tokens"]) == 12 for batch in batches)
+    assert sum(int((batch["document_ids"] >= 0).sum()) for batch in batches) == 63

@@ -53,6 +53,8 @@ class DataConfig(Group):
         separator: token id that ends a document in a .npy or .bin file; at least 0; null: the file is one document.
         pack: how documents fill sequences: "whole" packs them by best fit and cuts only those longer than a sequence,
             "stream" puts them end to end and cuts wherever a sequence ends, "none" gives each its own sequences.
+        fill: share of a sequence that packing fills, above 0, at most 1; the rest is padding, which
+            `sequence.groups=flex` needs in order to move documents.
         validation_source: documents to validate on, given like `data.source` but never "recall"; null: some documents
             of `data.source` are held out.
         validation_fraction: share of the documents of each source that is held out, where `data.validation_source` is
@@ -71,6 +73,7 @@ class DataConfig(Group):
     token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
     separator: int | None = None
     pack: Literal["whole", "stream", "none"] = "whole"
+    fill: float = 1.0
     validation_source: str | dict[str, float] | None = None
     validation_fraction: float = 0.05
     seed: int = 0
@@ -79,6 +82,8 @@ class DataConfig(Group):
 
     def _check(self) -> None:
         self._fraction("validation_fraction")
+        if not 0 < self.fill <= 1:
+            raise ConfigError(f"data.fill must be above 0 and at most 1, got {self.fill}; use 1, or 0.98 for groups")
         self._at_least(0, "seed", *(["separator"] if self.separator is not None else []))
         self._at_most(2**31 - 1, "seed")
         self._check_weights("source", self.sources)

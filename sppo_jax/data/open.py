@@ -138,7 +138,7 @@ def _pack(config: Config, number: int, corpus: Corpus | None) -> PackedRows | No
     if corpus is None:
         return None
     seed = data.seed << 16 | number
-    return PackedRows(corpus, length=config.sequence.length, pack=data.pack, seed=seed)
+    return PackedRows(corpus, length=config.sequence.length, pack=data.pack, seed=seed, fill=data.fill)
 
 
 def _mix(sources: Sequence[tuple[PackedRows, float]]) -> Rows:

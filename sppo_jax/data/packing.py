@@ -99,7 +99,7 @@ def _cut(sizes: np.ndarray, length: int, *, stream: bool) -> tuple[np.ndarray, n
 class PackedRows:
     """The sequences of one corpus, in an order that depends on the seed and the epoch."""
 
-    def __init__(self, corpus: Corpus, *, length: int, pack: Pack = "whole", seed: int = 0) -> None:
+    def __init__(self, corpus: Corpus, *, length: int, pack: Pack = "whole", seed: int = 0, fill: float = 1.0) -> None:
         """Lays out the corpus.
 
         Args:
@@ -107,8 +107,9 @@ class PackedRows:
             length: tokens of a sequence.
             pack: see `lay_out`.
             seed: decides which documents are packed together, and the order of the sequences.
+            fill: share of a sequence that may hold tokens; the rest is padding behind them.
         """
-        self.layout = lay_out(corpus, length=length, pack=pack, seed=seed)
+        self.layout = lay_out(corpus, length=max(1, int(length * fill)), pack=pack, seed=seed)
         self.corpus, self.length, self._seed = corpus, length, seed
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ from typing import Any
 
 import flex_simulated
 import numpy as np
-from flex_counts import Sent, count, padded_rows, placed
+from flex_counts import Sent, count, placed
 from gpu_parts.machine import cpu_name
 
 from sppo_jax.commands.command import simulate_devices
@@ -100,7 +100,7 @@ def corpus_rows(corpus: str) -> PackedRows:
     ends = np.cumsum(lengths)
     tokens = np.random.default_rng(SEED).integers(0, MODEL["vocab_size"], int(ends[-1])).astype(np.int32)
     documents = Corpus(parts=(tokens,), starts=ends - lengths, ends=ends, hashes=np.zeros(len(lengths)))
-    return padded_rows(documents, LENGTH, FILL)
+    return PackedRows(documents, length=LENGTH, fill=FILL)
 
 
 def plan_and_shape(members: int, groups: str, kind: str) -> tuple[Plan, Shape]:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sppo_jax.data.corpus import Corpus
 from sppo_jax.data.flex import window_pieces
 from sppo_jax.data.packing import PackedRows
 from sppo_jax.flex.baselines import Baseline, baselines
@@ -119,19 +118,6 @@ def count(batches: Sequence[Mapping[str, np.ndarray]], shape: Shape, sent: Sent)
         "sent_bytes": size,
         "forward_ticks": {name: ticks[name] for name in sorted(ticks)},
     }
-
-
-def padded_rows(corpus: Corpus, length: int, fill: float) -> PackedRows:
-    """Returns rows of `length` tokens whose documents are packed by best fit into a share of the row.
-
-    Args:
-        corpus: the documents.
-        length: tokens of a row.
-        fill: the share; the other tokens of each row are padding.
-    """
-    rows = PackedRows(corpus, length=int(length * fill))
-    rows.length = length
-    return rows
 
 
 def contents_of(rows: PackedRows, number: int, pieces: Pieces) -> dict[tuple[int, int], Content]:

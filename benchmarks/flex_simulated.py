@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from flex_counts import Sent, forward_ticks, padded_rows, sent_bytes
+from flex_counts import Sent, forward_ticks, sent_bytes
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.corpus import Corpus
@@ -94,7 +94,9 @@ def corpus_of(lengths: np.ndarray) -> Corpus:
 def wikipedia_rows(num_windows: int, fill: float) -> PackedRows:
     """Returns rows of Wikipedia's documents, at least so many windows."""
     count = int(1.1 * num_windows * ROWS * LENGTH / 1000) + 1000  # a document has about 1,000 tokens
-    return padded_rows(corpus_of(sample_lengths(wikipedia(), count=count, seed=0, longest=LENGTH)), LENGTH, fill)
+    return PackedRows(
+        corpus_of(sample_lengths(wikipedia(), count=count, seed=0, longest=LENGTH)), length=LENGTH, fill=fill
+    )
 
 
 def bytes_row(kind: str, fill: float, num_windows: int) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def batch_seconds(lengths: np.ndarray, *, pipe: int, seq: int, length: int, chun
     """
     found = []
     for fill in (1.0,) if groups == "static" else (1.0, ROOMY):
-        rows = padded_rows(corpus_of(lengths), length, fill)
+        rows = PackedRows(corpus_of(lengths), length=length, fill=fill)
         shape = shape_of(
             pipe=pipe, seq=seq, length=length, chunks=chunks, rows=len(rows), kind="ulysses", cluster="a100-80g:4x8"
         )

@@ -219,9 +219,21 @@ COMMANDS = {
     "no such corpus": (f"{FLEX} --corpus bible", "argument --corpus: invalid choice: 'bible'", None),
     "lengths and a corpus": (f"{FLEX} --corpus wikipedia --lengths n", "not allowed with argument", None),
     "no windows": (f"{FLEX} --windows 0", "--windows must be in 1..256, got 0", None),
-    "a fill of nothing": (f"{FLEX} --corpus wikipedia --fill 0", "--fill must be above 0 and at most 1, got 0.0", None),
-    "a fill that is no number": (f"{FLEX} --corpus wikipedia --fill nan", "--fill must be above 0", None),
-    "a fill of the data": (f"{FLEX} --fill 0.9", "--fill must be used with --lengths or --corpus", None),
+    "a fill of nothing": (
+        f"{FLEX} --corpus wikipedia data.fill=0",
+        "data.fill must be above 0 and at most 1, got 0",
+        None,
+    ),
+    "a fill that is no number": (
+        f"{FLEX} --corpus wikipedia data.fill=.nan",
+        "data.fill must be a number, got nan",
+        None,
+    ),
+    "more than full": (
+        f"{FLEX} data.fill=1.01",
+        "data.fill must be above 0 and at most 1, got 1.01",
+        None,
+    ),
     "a report in no directory": (f"{FLEX} --json a/b.json", "there is no directory a", None),
     "a setting behind --json": (f"{FLEX} --json train.steps=3", "got the setting train.steps=3; put --json last", None),
     "groups of no data": (

@@ -43,7 +43,7 @@ def report(words, capsys):
 
 
 def test_short_documents_gain_where_members_are_on_several_hosts(config, capsys):
-    found = report([config, "--lengths", "short.npy", "--fill", "0.95", "--windows", "2"], capsys)
+    found = report([config, "--lengths", "short.npy", "data.fill=0.95", "--windows", "2"], capsys)
     assert found["simulated"] and found["helps"] and len(found["windows"]) == 2
     gains = {name: figures["flex_gains"] for name, figures in found["baselines"].items()}
     assert gains["flex"] == 1 and gains["packed"] > 1.1
@@ -57,7 +57,7 @@ def test_short_documents_gain_where_members_are_on_several_hosts(config, capsys)
 
 
 def test_cells_hold_all_documents_of_the_first_window_and_bytes_follow_the_levels(config, capsys):
-    found = report([config, "--lengths", "short.npy", "--fill", "0.95", "--windows", "1"], capsys)
+    found = report([config, "--lengths", "short.npy", "data.fill=0.95", "--windows", "1"], capsys)
     cells, levels = found["first_window"]["cells"], found["first_window"]["levels"]
     assert len(cells) == 4 * 2
     assert sum(cell["documents"] for cell in cells) == found["windows"][0]["documents"]
@@ -93,7 +93,7 @@ def test_full_rows_leave_no_slots_and_the_report_says_so(config, capsys):
     assert main(["flex", config, "--corpus", "wikipedia", "--windows", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "groups gain nothing here (1.000x, simulated): documents fill 100.00% of the rows" in text
-    assert "100% of the tokens stay on all members (--fill 0.98" in text
+    assert "100% of the tokens stay on all members (data.fill=0.98" in text
 
 
 def test_on_one_device_of_a_chunk_there_is_nothing_to_gain(config, capsys):

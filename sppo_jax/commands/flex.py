@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,9 +55,6 @@ def _parser() -> Parser:
     documents.add_argument("--lengths", type=some_path, metavar="FILE", help="document lengths, one a line, or .npy")
     documents.add_argument("--corpus", choices=sorted(corpora()), help="document lengths of a corpus")
     parser.add_argument(
-        "--fill", type=float, metavar="F", help="share of a sequence's places that documents take (1), in (0, 1]"
-    )
-    parser.add_argument(
         "--json", type=_json_path, nargs="?", const=_STDOUT, metavar="FILE", help="print JSON, or also write it to FILE"
     )
     return parser
@@ -78,13 +74,6 @@ def _check(args: Namespace) -> None:
     """
     if not 1 <= args.windows <= _MOST_WINDOWS:
         raise ValueError(f"--windows must be in 1..{_MOST_WINDOWS}, got {args.windows}; change the number")
-    if args.fill is not None and not (math.isfinite(args.fill) and 0 < args.fill <= 1):
-        raise ValueError(f"--fill must be above 0 and at most 1, got {args.fill}; change the share")
-    if args.fill is not None and args.lengths is None and args.corpus is None:
-        raise ValueError(
-            "--fill must be used with --lengths or --corpus, got the data of the config, whose packing decides; add "
-            "one of the two or drop --fill"
-        )
     if args.json is not None and args.json != _STDOUT:
         check_writable(args.json, "--json")
 
@@ -97,8 +86,8 @@ def _rows(args: Namespace, config: Config, plan: Plan) -> tuple[str, Rows]:
     """
     if args.lengths is None and args.corpus is None:
         return f"data.source={_source(config)}", _data_rows(config)
-    data, fill = config.data, 1.0 if args.fill is None else args.fill
-    length, pack, seed = config.sequence.length, data.pack, data.seed
+    data = config.data
+    length, pack, seed, fill = config.sequence.length, data.pack, data.seed, data.fill
     if args.corpus is not None:
         quantiles, tokens = corpora()[args.corpus], _SURPLUS * args.windows * plan.num_sequences * length
         rows = rows_of_corpus(quantiles, tokens=tokens, length=length, pack=pack, seed=seed, fill=fill)

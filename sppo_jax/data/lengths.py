@@ -21,7 +21,7 @@ def rows_of_lengths(lengths: np.ndarray, *, length: int, pack: Pack, seed: int, 
         length: tokens of a sequence.
         pack: how documents fill sequences, see `packing.lay_out`.
         seed: decides which documents are packed together, and the order of the sequences.
-        fill: the share of each sequence's places that documents may take, in (0, 1]; the other places stay padding.
+        fill: share of a sequence that may hold tokens, in (0, 1]; the rest is padding.
 
     Raises:
         ValueError: the share leaves no place, or the documents fill more sequences than can be counted here.
@@ -40,7 +40,7 @@ def rows_of_lengths(lengths: np.ndarray, *, length: int, pack: Pack, seed: int, 
         )
     ends = np.cumsum(lengths.astype(np.int64))
     corpus = Corpus(parts=(), starts=ends - lengths, ends=ends, hashes=np.zeros(len(lengths)))
-    return PackedRows(corpus, length=capacity, pack=pack, seed=seed)
+    return PackedRows(corpus, length=length, pack=pack, seed=seed, fill=fill)
 
 
 def rows_of_corpus(quantiles: Quantiles, *, tokens: int, length: int, pack: Pack, seed: int, fill: float) -> PackedRows:

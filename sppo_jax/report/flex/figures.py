@@ -168,8 +168,8 @@ class GroupFigures:
         if self.fill > _FULL and self.stream_share > 0.5:
             return (
                 f"documents fill {self.fill:.2%} of the rows, which leaves no slots to arrange groups in, so "
-                f"{self.stream_share:.0%} of the tokens stay on all members (--fill 0.98 with --lengths or --corpus "
-                f"shows rows with some padding); {spent}"
+                f"{self.stream_share:.0%} of the tokens stay on all members (data.fill=0.98 leaves some padding); "
+                f"{spent}"
             )
         return f"{self.stream_share:.0%} of the tokens stay on all members; {spent}"
 

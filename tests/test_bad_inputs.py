@@ -218,6 +218,11 @@ COMMANDS = {
     "too many tokens of lengths": (f"{FLEX} --lengths n", "at most 10,000,000 pieces", text("n", f"{10**17}\n")),
     "no such corpus": (f"{FLEX} --corpus bible", "argument --corpus: invalid choice: 'bible'", None),
     "lengths and a corpus": (f"{FLEX} --corpus wikipedia --lengths n", "not allowed with argument", None),
+    "groups without a mesh": (
+        "plan c.yaml sequence.groups=flex mesh.seq=3 --cluster h100:1x3",
+        "mesh.seq must be a power of two of at least 2 for sequence.groups=flex, got 3",
+        None,
+    ),
     "no windows": (f"{FLEX} --windows 0", "--windows must be in 1..256, got 0", None),
     "a fill of nothing": (
         f"{FLEX} --corpus wikipedia data.fill=0",

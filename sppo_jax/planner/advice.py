@@ -55,6 +55,8 @@ def rules_of(request: "Request") -> str:
         rules.append(f"mesh.seq must divide model.num_heads={config.model.num_heads}")
     if sequence.ulysses:
         rules.append(f"mesh.seq must suit sequence.kind={sequence.kind} with sequence.ulysses={sequence.ulysses}")
+    if sequence.groups == "flex":
+        rules.append("mesh.seq must be a power of two of at least 2 for sequence.groups=flex")
     if sequence.per_step:
         rules.append(f"mesh.data must divide sequence.per_step={sequence.per_step}")
     elif "data" not in config.mesh.pinned:

@@ -219,7 +219,7 @@ COMMANDS = {
     "no such corpus": (f"{FLEX} --corpus bible", "argument --corpus: invalid choice: 'bible'", None),
     "lengths and a corpus": (f"{FLEX} --corpus wikipedia --lengths n", "not allowed with argument", None),
     "groups without a mesh": (
-        "plan c.yaml sequence.groups=flex mesh.seq=3 --cluster h100:1x3",
+        "plan c.yaml sequence.groups=flex mesh.seq=3 train.devices=cpu:3",
         "mesh.seq must be a power of two of at least 2 for sequence.groups=flex, got 3",
         None,
     ),

@@ -103,7 +103,7 @@ def test_auto_says_what_it_chose(source, monkeypatch):
 UNLIKE = """
 import jax
 import numpy as np
-from exactness import quick_options, small_model, small_plan
+from exactness import dense_step, quick_options, relative_errors, small_model, small_plan
 from flax import nnx
 from group_cases import row, with_tokens
 from jax.sharding import NamedSharding, PartitionSpec
@@ -126,7 +126,12 @@ for number in range(steps):
     short = row(rng, plan, (False, False))
     batch = with_tokens(rng, [long, short] if number % 2 else [short, long], 20)
     rows = local_rows(mesh, 2)
-    losses.append(float(step(params, place_batch({key: x[rows] for key, x in batch.items()}, plan, mesh))[0]))
+    loss, grads = step(params, place_batch({key: x[rows] for key, x in batch.items()}, plan, mesh))
+    losses.append(float(loss))
+if jax.process_count() == 1:
+    want_loss, want = dense_step(model)(nnx.state(model, nnx.Param), batch)
+    assert abs(losses[-1] - want_loss) < 1e-4 * want_loss, (losses[-1], want_loss)
+    assert max(relative_errors(grads, want).values()) < 1e-4, relative_errors(grads, want)
 print(json.dumps(losses))
 """
 

@@ -196,7 +196,7 @@ def cheap_attention(monkeypatch):
     def differentiate(q_TNH, prefix, mask, cotangent, gradients):
         return q_TNH.astype(accumulator(q_TNH.dtype)), gradients
 
-    monkeypatch.setattr(ring, "_kernel", lambda _: SimpleNamespace(forward=attend, backward=differentiate))
+    monkeypatch.setattr(ring, "kernel_of", lambda _: SimpleNamespace(forward=attend, backward=differentiate))
     for masks in ("find_spans", "find_blocks"):
         monkeypatch.setattr(ring, masks, lambda *_: Tags(jnp.zeros(1), jnp.zeros(1)))
 

@@ -135,14 +135,12 @@ class _Run:
                 "collectives in the condition of a while have no order on CPUs; move them out of it"
             )
         before = (1 << len(self.events)) - 1
-        missing = before & ~max(self.last_loop - 1, 0) & ~self._needed(eqn.invars)
         inputs = [self.value(x) for x in eqn.invars]
-        if missing:
-            # The loop starts when its condition is known: what waits is the least thing that the condition may read,
-            # which is a fori_loop's bound.
-            read = [*range(condition), *range(condition + body, len(inputs))]
-            least = min((i for i in read if not isinstance(eqn.invars[i], Literal)), key=lambda i: jnp.size(inputs[i]))
-            inputs[least] = self._waiting(eqn.invars[least], missing)
+        # The loop starts when its condition is known: what waits is the least thing that the condition may read, which
+        # is a fori_loop's bound. The other inputs may need earlier loops only in parts that the compiler folds away.
+        read = [*range(condition), *range(condition + body, len(inputs))]
+        least = min((i for i in read if not isinstance(eqn.invars[i], Literal)), key=lambda i: jnp.size(inputs[i]))
+        inputs[least] = self._waiting(eqn.invars[least], before & ~max(self.last_loop - 1, 0))
         counts = body, len(inputs) - condition - body
         self._loop(jaxpr, _with_order_inside(eqn, "body_jaxpr"), eqn, inputs, counts, before)
 

@@ -118,7 +118,9 @@ class _Run:
 
     def _scan(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         before = (1 << len(self.events)) - 1
-        missing = before & ~max(self.last_loop - 1, 0) & ~self._needed(eqn.invars)
+        missing = before & ~max(self.last_loop - 1, 0)
+        if not _holds_while(eqn):  # else inputs may need earlier loops only in parts that the compiler folds away
+            missing &= ~self._needed(eqn.invars)
         inputs = [self.value(x) for x in eqn.invars]
         if missing:
             # One input that waits is enough: the least, and no whole numbers, which may be constants worth folding.
@@ -137,7 +139,7 @@ class _Run:
         before = (1 << len(self.events)) - 1
         inputs = [self.value(x) for x in eqn.invars]
         # The loop starts when its condition is known: what waits is the least thing that the condition may read, which
-        # is a fori_loop's bound. The other inputs may need earlier loops only in parts that the compiler folds away.
+        # is a fori_loop's bound.
         read = [*range(condition), *range(condition + body, len(inputs))]
         least = min((i for i in read if not isinstance(eqn.invars[i], Literal)), key=lambda i: jnp.size(inputs[i]))
         inputs[least] = self._waiting(eqn.invars[least], before & ~max(self.last_loop - 1, 0))
@@ -177,6 +179,11 @@ def _is_collective(eqn: JaxprEqn) -> bool:
 def _communicates(eqn: JaxprEqn) -> bool:
     inner = [e for jaxpr in jaxprs_in_params(eqn.params) for e in jaxpr.eqns]
     return _is_collective(eqn) or any(_communicates(e) for e in inner)
+
+
+def _holds_while(eqn: JaxprEqn) -> bool:
+    inner = [e for jaxpr in jaxprs_in_params(eqn.params) for e in jaxpr.eqns]
+    return any((e.primitive.name == "while" and _communicates(e)) or _holds_while(e) for e in inner)
 
 
 def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:

@@ -181,7 +181,7 @@ def forward(q_TNH, like_TKH, cache: Cache, chunk: Chunk, layer, split: Split) ->
     own = near.forward(q_TNH, *_own_keys(cache, chunk, layer, like_TKH, split), groups.tags, groups.level)
 
     def stream(trip, _):
-        return sequence.forward(_in_trip(trip, q_TNH), cache, chunk, layer + trip, split)
+        return sequence.forward(_in_trip(trip, q_TNH), *_prefix_in_trip(trip, cache, chunk, layer), split)
 
     nothing = jnp.zeros_like(q_TNH), jnp.full(q_TNH.shape[:2], -jnp.inf, accumulator(q_TNH.dtype))
     out, lse = lax.fori_loop(0, groups.stream_trips, stream, nothing)
@@ -202,14 +202,14 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, like_TKH, cache: Cache, sums: Cac
         dq_TNH in the dtype of q, dk_TKH and dv_TKH in that of `like_TKH`, and `sums`.
     """
 
-    def over_all_members(rows, layer, sums):
+    def over_all_members(rows, cache, chunk, layer, sums):
         dq, sums = sequence.backward(*rows, cache, sums, chunk, layer, split)
         dk, dv, sums = sequence.take_gradient(sums, chunk, layer, like_TKH, split)
         return (dq, dk, dv), sums
 
     groups, rows = chunk.groups, (q_TNH, out_TNH, lse_TN, dout_TNH)
     if groups is None:
-        (dq, dk, dv), sums = over_all_members(rows, layer, sums)
+        (dq, dk, dv), sums = over_all_members(rows, cache, chunk, layer, sums)
         return dq, dk, dv, sums
     summary = out_TNH if split.kernel == "cudnn" else delta(out_TNH, dout_TNH)
     keys = _own_keys(cache, chunk, layer, like_TKH, split)
@@ -217,7 +217,8 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, like_TKH, cache: Cache, sums: Cac
     own = [dq.astype(q_TNH.dtype), *(x.swapaxes(0, 1).astype(like_TKH.dtype) for x in own)]
 
     def stream(trip, carry):
-        return over_all_members([_in_trip(trip, x) for x in rows], layer + trip, carry[1])
+        own = [_in_trip(trip, x) for x in rows]
+        return over_all_members(own, *_prefix_in_trip(trip, cache, chunk, layer), carry[1])
 
     nothing = jnp.zeros_like(q_TNH), *(jnp.zeros(like_TKH.shape, like_TKH.dtype) for _ in range(2))
     of_stream, sums = lax.fori_loop(0, groups.stream_trips, stream, (nothing, sums))
@@ -227,3 +228,17 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, like_TKH, cache: Cache, sums: Cac
 def _in_trip(trip, x: jax.Array) -> jax.Array:
     """Returns `x` in a loop of 0 or 1 trips. The compiler would move out what is the same in every trip."""
     return jnp.where(trip == 0, x, jnp.zeros_like(x))
+
+
+def _prefix_in_trip(trip, cache: Cache, chunk: Chunk, layer) -> tuple[Cache, Chunk, jax.Array]:
+    """Returns a place in the cache that the compiler takes to differ between the trips of a loop of 0 or 1 trips."""
+    num_slots, num_groups, num_layers = cache.k.shape[:3]
+    slot, group = chunk.slot
+    # The index of a dim of size 1 is known to be 0.
+    if num_layers > 1:
+        return cache, chunk, layer + trip
+    if num_groups > 1:
+        return cache, chunk._replace(slot=(slot, group + trip)), layer
+    if num_slots > 1:
+        return cache, chunk._replace(slot=(slot + trip, group)), layer
+    return Cache(*(_in_trip(trip, x) for x in cache)), chunk, layer

@@ -12,10 +12,10 @@ Parts:
   its slowest device costs nothing there. The critical path and the bytes are counted from the tags of the batches.
 * `bytes`, `published`, `stall`: see `flex_simulated.py`.
 
-Document lengths are Wikipedia's (`sppo_jax/flex/lengths.py`) divided by 32: a row of 4,096 tokens stands for one of
-131,072. Rows are packed to 97%. The baseline static needs many steps for the same documents. Only its first window and
-a middle one are timed. The middle one stands for all others, and a last window that is not full counts by its share of
-the rows.
+Document lengths are Wikipedia's (`sppo_jax/flex/lengths.py`) divided by 32. A row has 4,096 tokens, which is 131,072
+divided by 32. Rows are packed to 97%. The baseline static needs many steps for the same documents, so only its first
+window and a middle window are timed. Every other window counts with the time of the middle window. A last window that
+is not full counts with a part of that time: its rows divided by the rows of a window.
 """
 
 from __future__ import annotations

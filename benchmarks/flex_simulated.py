@@ -8,7 +8,7 @@ Parts of `flex.py`:
 * `published`: seconds of a step by the planner's costs for the merge of Seq1F1B and flexible groups, beside the ratios
   that InfiniPipe published (arXiv 2509.21275). Its lengths are not public: the corpora are guesses, so nothing here is
   judged. The stand-in for FlexSP pays for no ZeRO-3 gather, and A100s stand for A800s.
-* `stall`: how long a loop of 200 steps waits for the loader, where a sleep stands for the step.
+* `stall`: how long a loop of 200 steps waits for the loader. Each step of the loop is a sleep.
 """
 
 from __future__ import annotations

@@ -107,19 +107,12 @@ def test_a_combination_has_the_dense_loss_and_gradients(name, x64):
     compare(WRITTEN[name], seed=0, count=2)
 
 
-def compare_draw(seed, request):
-    case = draw(seed)
-    if case.dtype == "float64":
-        request.getfixturevalue("x64")
-    compare(case, seed, count=2)
-
-
 @pytest.mark.parametrize("seed", DRAWN_IN_CI)
 def test_a_drawn_combination_has_the_dense_loss_and_gradients(seed, request):
-    compare_draw(seed, request)
+    compare(draw(seed), seed, count=2, request=request)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_combinations_have_the_dense_loss_and_gradients(seed, request):
-    compare_draw(seed, request)
+    compare(draw(seed), seed, count=2, request=request)

@@ -7,7 +7,7 @@ import pytest
 from combinations import features, pairs, possible_pairs
 from exactness import quick_jit, small_model, small_plan
 from flax import nnx
-from group_cases import batches, case, row, with_tokens
+from group_cases import batches, case, columns, row, with_tokens
 from jax.extend.core import Literal
 from programs import HOST, NOTHING, Case, compare
 from uniform import loops_that_may_part
@@ -33,9 +33,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_groups_have_the_dense_loss_and_gradients(name, request):
-    if WRITTEN[name].dtype == "float64":
-        request.getfixturevalue("x64")
-    compare(WRITTEN[name], seed=0, count=4, batches=batches)
+    compare(WRITTEN[name], seed=0, count=4, batches=batches, request=request)
 
 
 def test_the_draws_have_every_pair_of_features():
@@ -47,22 +45,15 @@ def test_the_draws_have_every_pair_of_features():
     assert {each.plan["mesh"][1] for each in map(case, DRAWN_IN_CI)} >= {1, 2, 3}
 
 
-def compare_drawn(seed, request):
-    drawn = case(seed)
-    if drawn.dtype == "float64":
-        request.getfixturevalue("x64")
-    compare(drawn, seed, count=4, batches=batches)
-
-
 @pytest.mark.parametrize("seed", DRAWN_IN_CI)
 def test_drawn_groups_have_the_dense_loss_and_gradients(seed, request):
-    compare_drawn(seed, request)
+    compare(case(seed), seed, count=4, batches=batches, request=request)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_groups_have_the_dense_loss_and_gradients(seed, request):
-    compare_drawn(seed, request)
+    compare(case(seed), seed, count=4, batches=batches, request=request)
 
 
 def levels_of(plan, rows):
@@ -76,17 +67,13 @@ def levels_of(plan, rows):
             for c, chunk in enumerate(chunks)
         ]
         for chunk, crosses in zip(chunks, crossing, strict=True):
-            device = np.argsort(columns_of(plan))[np.arange(len(chunk)) % plan.mesh.seq]
+            device = np.argsort(columns(plan))[np.arange(len(chunk)) % plan.mesh.seq]
             level = max(
                 (int(min(device[chunk == d]) ^ max(device[chunk == d])).bit_length() for d in set(chunk[chunk >= 0])),
                 default=0,
             )
             levels.append(-1 if crosses or 2**level == plan.mesh.seq else level)
     return np.reshape(levels, (len(rows), -1))
-
-
-def columns_of(plan):
-    return [member % plan.ulysses * plan.ring + member // plan.ulysses for member in range(plan.mesh.seq)]
 
 
 def loops_that_part(plan, model, batch, monkeypatch):

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 
-import jax
 import numpy as np
 import pytest
 from distributed_cases import finish, start_processes
@@ -16,7 +15,7 @@ from sppo_jax.flex.baselines import per_batch
 from sppo_jax.planner.make import make_plan
 from sppo_jax.train.setup import prepare
 
-pytestmark = pytest.mark.xdist_group("train_groups")
+pytestmark = [pytest.mark.xdist_group("train_groups"), pytest.mark.usefixtures("compiled_once")]
 
 STEPS = 20
 GROUPS = {
@@ -36,15 +35,6 @@ def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "tokens.npy"
     np.save(path, np.concatenate(documents).astype(np.uint16))
     return str(path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Programs that several runs share are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
 
 
 def grouped(pieces, shape):

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from sppo_jax.train.checkpoint_read import checkpoint_steps, load_params, read_r
 from sppo_jax.train.loop import RunFailed, to_save
 from sppo_jax.train.setup import begin, check_room, prepare
 
-pytestmark = pytest.mark.xdist_group("train_resume")
+pytestmark = [pytest.mark.xdist_group("train_resume"), pytest.mark.usefixtures("compiled_once")]
 
 EVERY_STEP = {"train": {"steps": 10, "log_every": 1, "eval_every": 5}}
 
@@ -30,15 +29,6 @@ EVERY_STEP = {"train": {"steps": 10, "log_every": 1, "eval_every": 5}}
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     return write_documents(tmp_path_factory.mktemp("data") / "tokens.npy")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Programs that several runs share are compiled once."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
 
 
 @pytest.fixture(scope="module")

@@ -178,3 +178,41 @@ def test_sppo_data_ends_with_the_line(config, tmp_path, capsys):
     assert last.startswith("groups: gain ")
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"] == last
+
+
+def test_flexsp_shows_its_own_groups_of_whole_documents(config, capsys):
+    words = [config, "--lengths", "short.npy", "--windows", "2", "data.fill=0.95", "--flexsp", "7b"]
+    found = report(words, capsys)["flexsp"]
+    assert found["devices"] == 16 and 0 <= found["above_lower_bound"] < 0.1
+    # On one degree the fast planner may be slower by its distance from the optimum.
+    assert found["seconds"]["static"] >= found["seconds"]["batch"] >= 0.99 * found["seconds"]["flexsp"]
+    lengths = [length for each in found["microbatches"] for group in each["groups"] for length in group["tokens"]]
+    assert len(lengths) == report(words[:-2], capsys)["windows"][0]["documents"]
+    for each in found["microbatches"]:
+        assert sum(group["degree"] for group in each["groups"]) <= 16
+        assert all(sum(group["tokens"]) <= group["degree"] * found["device_tokens"] for group in each["groups"])
+    assert main(["flex", *words]) == 0
+    assert f"microbatches of the first step: {len(found['microbatches'])}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["mesh.seq=1", "mesh.pipe=2", "hardware.cluster=a100-80g:1x2", "--flexsp", "13b"], "model states must take"),
+        (
+            [
+                "mesh.seq=2",
+                "mesh.pipe=4",
+                "mesh.data=16",
+                "sequence.per_step=16",
+                "hardware.cluster=a100-80g:16x8",
+                "--flexsp",
+                "7b",
+            ],
+            "num_devices must be one of",
+        ),
+    ],
+)
+def test_flexsp_refuses_devices_without_costs(settings, message, config, capsys):
+    assert main(["flex", config, "--lengths", "whole.txt", "--windows", "1", *settings]) == 2
+    assert message in capsys.readouterr().err

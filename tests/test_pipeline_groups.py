@@ -1,18 +1,20 @@
 """Steps whose documents choose their members: exact, one program, no device waits for another, no exchange too many."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from combinations import features, pairs, possible_pairs
 from exactness import quick_jit, small_model, small_plan
 from flax import nnx
+from flex_cases import KINDS, contents_of, draw_sizes, make_shape, pack
 from group_cases import batches, case, columns, row, with_tokens
 from jax.extend.core import Literal
 from programs import HOST, NOTHING, Case, compare
 from uniform import loops_that_may_part
 
 from sppo_jax.attention import near
+from sppo_jax.flex.baselines import baselines
+from sppo_jax.flex.rows import Content, write
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import evaluate, value_and_grad
 
@@ -145,13 +147,27 @@ def test_devices_make_the_exchanges_that_the_tags_ask_for_and_no_more(monkeypatc
         assert {level: seen.count(level) for level in range(2)} == want
 
 
-def test_one_program_takes_every_placement():
-    plan = small_plan((16, 8), mesh=(2, 1, 4), kind="ring", groups="flex")
+def of_vocabulary(pieces):
+    return [Content(x.tokens % 53, x.targets % 53, x.positions) for x in contents_of(pieces)]
+
+
+def test_one_program_takes_200_batches_of_all_baselines_in_turns():
+    chunks, rng = (32, 16), np.random.default_rng(2)
+    plan = small_plan(chunks, mesh=(2, 1, 4), kind="ring", groups="flex")
+    shape = make_shape(2, chunks, data=2, ring=4, stages=1, hidden=1)
     model = small_model(num_layers=1, dtype="float32")
-    step, params, rng = quick_jit(value_and_grad(plan, model)), nnx.state(model, nnx.Param), np.random.default_rng(2)
-    for batch in batches(rng, plan, 53, 12):
-        assert jnp.isfinite(step(params, batch)[0])
-    assert step._cache_size() == 1
+    step, params, several = quick_jit(value_and_grad(plan, model)), nnx.state(model, nnx.Param), 0
+    for number in range(50):
+        pieces = pack(draw_sizes(rng, KINDS[number % len(KINDS)], shape), shape, 0.9)
+        found = {name: way.windows[0] for name, way in baselines(pieces, shape).items()}
+        several += len(set(found["flex"].degree.tolist())) > 1
+        # static takes several windows; its first one is a batch like any other.
+        losses = {
+            name: float(step(params, write(window, of_vocabulary(window.pieces)))[0]) for name, window in found.items()
+        }
+        for name in ("per_batch", "flex"):
+            assert losses[name] == pytest.approx(losses["packed"], rel=1e-5), (number, name)
+    assert several >= 10 and step._cache_size() == 1
 
 
 # Documents and positions of 4 members: one line a slot.

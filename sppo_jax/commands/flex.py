@@ -13,10 +13,12 @@ from sppo_jax.data.flex import window_pieces
 from sppo_jax.data.lengths import rows_of_corpus, rows_of_lengths
 from sppo_jax.data.open import open_data
 from sppo_jax.data.rows import Rows
+from sppo_jax.flex.flexsp.costs import MODELS
 from sppo_jax.flex.lengths import corpora, read_lengths
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
 from sppo_jax.report.flex.figures import figures_of_groups
+from sppo_jax.report.flex.flexsp import flexsp_dict, flexsp_figures, flexsp_text
 from sppo_jax.report.flex.json_report import flex_dict
 from sppo_jax.report.flex.text import flex_text
 
@@ -35,13 +37,16 @@ def run(words: Sequence[str]) -> int:
     source, rows = _rows(args, config, plan)
     windows = [window_pieces(rows, number, plan.num_sequences) for number in range(args.windows)]
     figures = figures_of_groups(config, plan, windows, source)
+    own = flexsp_figures(args.flexsp, figures.num_devices, windows) if args.flexsp else None
     if args.json is not None:
-        text = json.dumps(flex_dict(figures), indent=2)
+        text = json.dumps(flex_dict(figures) | ({"flexsp": flexsp_dict(own)} if own else {}), indent=2)
         if args.json == _STDOUT:
             print(text)
             return DONE
         args.json.write_text(text + "\n", encoding="utf-8")
     print(flex_text(figures))
+    if own:
+        print(f"\n{flexsp_text(own)}")
     return DONE
 
 
@@ -54,6 +59,9 @@ def _parser() -> Parser:
     documents = parser.add_mutually_exclusive_group()
     documents.add_argument("--lengths", type=some_path, metavar="FILE", help="document lengths, one a line, or .npy")
     documents.add_argument("--corpus", choices=sorted(corpora()), help="document lengths of a corpus")
+    parser.add_argument(
+        "--flexsp", choices=list(MODELS), metavar="MODEL", help=f"also show FlexSP's own plan: {', '.join(MODELS)}"
+    )
     parser.add_argument(
         "--json", type=_json_path, nargs="?", const=_STDOUT, metavar="FILE", help="print JSON, or also write it to FILE"
     )

@@ -122,7 +122,9 @@ def _pair_s(costs: CostModel, kind: str) -> float:
 def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:
     """Returns the seconds of what a slot of a grouped cell receives, over the layers of a unit, by level."""
     elements = 2 * plan.model.get("num_kv_heads", costs.kv_heads) * costs.head_dim * costs.layers
-    size = elements * (costs.compute_bytes + (_FLOAT32 if kind == "B" else 0))
+    # Backward passes keys and values again, once more where it computes attention again, and float32 gradients back.
+    passes, sums = (1, 0) if kind == "F" else (1 + costs.recompute_attention, _FLOAT32)
+    size = elements * (passes * costs.compute_bytes + sums)
     seconds = [0.0]
     for level in range(plan.mesh.seq.bit_length() - 2):
         # Exchange `level` passes 2^level blocks between members that lie as far apart.

@@ -9,186 +9,185 @@ time that any tick takes are left out. No jax needed; takes about 15 seconds.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from blocks import write_block
-from zero_bubble_costs import DEVICE, MODEL, SEQ, Setting, shape_of, token_bytes
-from zero_bubble_orders import (
-    OFFSETS,
-    Costs,
-    Orders,
-    compute_ticks,
-    of_ticks,
-    one_f_one_b,
-    reorder,
-    reorder_in_ticks,
-    v_schedule,
-    with_weight_ticks,
-    zb1p,
-)
-from zero_bubble_simulate import free_running, given_ticks, peak, ticks_of_any_kind, ticks_of_one_kind, waiting_weights
+from zero_bubble_costs import Setting, token_bytes
+from zero_bubble_rows import CHUNKS, CUT, MEGATRON, SEQUENCES, WAVE, Gain, Row, gains, rows
 
-from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.table import Table
 from sppo_jax.units import format_bytes
 
 DOCS = Path(__file__).parents[1] / "docs"
-SEQUENCES, STAGES, WAVE = 16, (4, 8, 16), 4
-CHUNKS = {2**12: 2, 2**14: 4, 2**17: 16, 2**20: 64}  # by tokens of a sequence
-# Tokens of a sequence, chunks and sequences of the steps that are asked whether ticks of W pay.
-ASKED = (
-    (2**14, 1, 16),
-    (2**14, 1, 4),
-    (2**14, 4, 16),
-    (2**17, 16, 4),
-    (2**17, 16, 1),
-    (2**17, 32, 1),
-    (2**20, 64, 4),
-    (2**20, 64, 1),
-)
-ASKED_STAGES = 8
-MEGATRON, CUT = "1F1B, Megatron's order", "Seq1F1B, N chunks"
+STAGES, SHOWN = (4, 8, 16), 8  # SHOWN: the stages of the pipeline that the text is about
+PEAKS = (2**14, 2**20)
+Found = dict[tuple[int, int], dict[str, Row]]  # by stages and tokens of a sequence; then by name
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One schedule in one setting.
-
-    Args:
-        name: the schedule.
-        one_kind: the bubble in lock-step ticks of one kind, as our executor has them.
-        any_kind: the bubble in lock-step ticks in which each stage runs a unit of any kind; None for our tables.
-        free: the bubble if stages run freely.
-        peak_all: activations of a stage in those of a sequence, if all are kept.
-        peak_stash: the same if layer inputs and attention outputs are kept.
-    """
-
-    name: str
-    one_kind: float
-    any_kind: float | None
-    free: float
-    peak_all: float
-    peak_stash: float
+def find() -> Found:
+    """Simulates all schedules for all numbers of stages and lengths."""
+    return {
+        (stages, length): {
+            row.name: row for row in rows(Setting(length=length, stages=stages, chunks=chunks, sequences=SEQUENCES))
+        }
+        for stages in STAGES
+        for length, chunks in CHUNKS.items()
+    }
 
 
-def rows(setting: Setting) -> Iterator[Row]:
-    """Yields the papers' schedules, then ours."""
-    stages, sequences = setting.stages, setting.sequences
-    yield _of_orders(MEGATRON, setting, [one_f_one_b(stages, sequences)])
-    plain = zb1p(stages, sequences)
-    yield _of_orders("ZB1P", setting, [plain, reorder_in_ticks(plain)])
-    for name in OFFSETS:
-        yield _of_orders(name, setting, [*_v_orders(setting, name)])
-    for groups in (1, 2, 4):
-        if shape_of(setting.length).num_layers % (stages * groups) == 0:
-            yield from _own(setting, groups)
+_SETTING = """\
+Simulated with the planner's cost model; nothing was run. The model is llama2-7b. Each stage of a pipeline is eight
+A100-80G of a host, and a step has {sequences} sequences. A layer keeps {all_:,} bytes of a token between F and B if it
+keeps everything, and {stash:,} if it keeps its input and attention's output. A B without its W leaves {weights:,} bytes
+until W runs: the inputs of the layer's seven matrices and the gradients of their outputs. The generators of the papers'
+orders are our own (`benchmarks/zero_bubble_orders.py`). Each figure is that of the best of a few orders; other
+generators may find better ones.
+"""
+_COLUMNS = """\
+Each cell has the bubble in percent, three times. The first is for lock-step ticks of one kind of unit, which our
+executor runs. The second is for lock-step ticks in which each stage runs any kind of unit (the papers' orders alone).
+The third is for free-running stages. Peaks are activations of the fullest stage, in those of a sequence: if everything
+is kept, and in brackets if layer inputs and attention outputs are kept.
+"""
+_PAPERS = """\
+**Zero Bubble** (arXiv 2401.10241). The paper promises for ZB1P the memory of 1F1B, and a wait of F + B - W for each
+other stage instead of F + B + W. The longer the sequence, the smaller W, and the less the wait shrinks. With {stages}
+stages that run freely ZB1P waits {zb_4k} against {f_4k} of 1F1B at 4K, and {zb_1m} against {f_1m} at 1M. Lock-step
+ticks of one kind keep none of this: ZB1P waits {zb_one_4k} at 4K, because its stages seldom have room for the kind of
+the tick. Our 1F1B table holds {own_peak:.0f} sequences. With ticks of W its wait would fall from {own_4k} to {own_w_4k}
+at 4K, and from {own_1m} to {own_w_1m} at 1M. What we do instead is to cut sequences: at 1M Seq1F1B waits {cut_1m}, and
+waves of {wave} sequences wait {wave_1m}. At 16K cutting saves memory, not time: Seq1F1B waits {cut_16k}.
+
+**Controllable Memory** (arXiv 2405.15362). The paper promises a half (V-Half) and a third (V-Min) of 1F1B's activations
+for many stages. With {stages} stages, and with what waits for W, V-Half holds {half_peak:.1f} sequences and V-Min
+{min_peak:.1f} at 16K; 1F1B holds {f_peak:.0f}. The paper's times are for F = B = W. At 16K free-running V-Half waits
+{half_16k} and V-Min {min_16k}, against {f_16k} of 1F1B; at 1M they wait {half_1m} and {min_1m}. In lock-step ticks of
+one kind they wait {half_one_16k} and {min_one_16k} at 16K. What we do instead is to cut sequences, too. Seq1F1B holds
+{cut_peak_16k:.1f} sequences at 16K, where the cut costs time, and {cut_peak_1m:.1f} at 1M. Waves of {wave} trade some
+of this memory for time: they hold {wave_peak_1m:.1f} sequences at 1M. Activations can also wait on the host, which no
+figure here counts.
+"""
+_GAINS = """\
+**Ticks of W for our own tables**, {stages} stages: the share of a step's time that they save. Here each tick takes
+{overhead_ms:.1f} ms more than its units. A tick of W runs as soon as every stage has a W, so up to P chunks wait. The
+bytes are what waits on a device.
+"""
 
 
-def _own(setting: Setting, groups: int) -> Iterator[Row]:
-    """Yields the tables that our executor runs, or could run if it had ticks of W."""
-    depth = f", v = {groups}" if groups > 1 else ""
-    whole, cut = own_table(setting, 1, groups), own_table(setting, setting.chunks, groups)
-    yield _of_table(f"1F1B{depth}", setting, whole)
-    yield _of_table(f"1F1B, ticks of W{depth}", setting, whole, weight_ticks=True)
-    yield _of_table(f"{CUT}{depth}", setting, cut)
-    yield _of_table(f"{CUT}, ticks of W{depth}", setting, cut, weight_ticks=True)
-    wave = own_table(setting, setting.chunks, groups, WAVE)
-    yield _of_table(f"waves of {WAVE}, N chunks{depth}", setting, wave, wave=WAVE)
+def block() -> str:
+    """Simulates everything and returns the block."""
+    return report(find(), list(gains()))
 
 
-def own_table(setting: Setting, chunks: int, groups: int, wave: int = 1) -> Table:
-    """Returns the table of (interleaved) Seq1F1B; `wave` sequences run as one of so many times the chunks."""
-    name = "interleaved-seq1f1b" if groups > 1 else "seq1f1b"
-    lengths = (setting.length // chunks,) * (chunks * wave)
-    return make_table(name, setting.stages, setting.sequences // wave, lengths, groups)
-
-
-def _v_orders(setting: Setting, name: str) -> Iterator[Orders]:
-    """Yields orders, of which the shortest counts: repeated blocks, and these reordered for several costs and for ticks."""
-    repeated, *others = _equal_orders(name, setting.stages, setting.sequences)
-    yield from (repeated, *others)
-    for last in (False, True):
-        yield reorder(repeated, setting.costs(repeated), last)
-
-
-@cache
-def _equal_orders(name: str, stages: int, sequences: int) -> tuple[Orders, ...]:
-    repeated = v_schedule(name, stages, sequences)
-    equal = [reorder(repeated, lambda unit: 1.0, last) for last in (False, True)]
-    return repeated, *equal, reorder_in_ticks(repeated)
-
-
-def _of_orders(name: str, setting: Setting, choices: list[Orders]) -> Row:
-    """Returns the row of the shortest order, for each way to run it; the peak is that of the shortest free-running."""
-    costs = setting.costs(choices[0])
-
-    def bubble(run: Callable[[Orders, Costs], float]) -> float:
-        return min(run(orders, costs) for orders in choices) / setting.work_s - 1
-
-    return _row(
-        name,
-        min(choices, key=lambda orders: free_running(orders, costs)),
-        one_kind=bubble(ticks_of_one_kind),
-        any_kind=bubble(ticks_of_any_kind),
-        free=bubble(free_running),
-    )
-
-
-def _of_table(name: str, setting: Setting, table: Table, *, weight_ticks: bool = False, wave: int = 1) -> Row:
-    ticks = with_weight_ticks(table) if weight_ticks else compute_ticks(table)
-    orders = of_ticks(table, ticks)
-    costs = setting.costs(orders, wave)
-    return _row(
-        name,
-        orders,
-        one_kind=given_ticks(ticks, costs) / setting.work_s - 1,
-        any_kind=None,
-        free=free_running(orders, costs) / setting.work_s - 1,
-    )
-
-
-def _row(name: str, orders: Orders, *, one_kind: float, any_kind: float | None, free: float) -> Row:
+def report(found: Found, gained: list[Gain]) -> str:
+    """Writes the block."""
     kept = token_bytes()
-    whole, stash = (peak(orders, kept.weights / held) for held in (kept.all, kept.stash))
-    return Row(name=name, one_kind=one_kind, any_kind=any_kind, free=free, peak_all=whole, peak_stash=stash)
+    parts = [_SETTING.format(sequences=SEQUENCES, all_=kept.all, stash=kept.stash, weights=kept.weights)]
+    parts += [_costs(), _COLUMNS]
+    parts += [_table(stages, found) for stages in STAGES]
+    parts += [_papers(found), _gains(gained)]
+    return "\n".join(parts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """What ticks of W gain for one of our tables.
-
-    Args:
-        setting: the setting, cut into its chunks.
-        groups: virtual stages of a stage.
-        saved: the time saved, as a share of the step without ticks of W; a tick's own time is charged.
-        waiting_bytes: bytes of a device that wait for W, at most.
-    """
-
-    setting: Setting
-    groups: int
-    saved: float
-    waiting_bytes: float
+def _costs() -> str:
+    lines = ["| tokens of a sequence | F : B : W | N | work in N chunks over whole |", "|---|---|---|---|"]
+    for length, chunks in CHUNKS.items():
+        seconds = Setting(length=length, stages=SHOWN, chunks=chunks, sequences=1).seconds
+        whole = seconds[1]
+        ratio = " : ".join(f"{whole[kind, 0] / whole['F', 0]:.2f}" for kind in "FBW")
+        over = sum(seconds[chunks].values()) / sum(whole.values())
+        lines.append(f"| {_kilo(length)} | {ratio} | {chunks} | {over:.2f} |")
+    return "\n".join([*lines, ""])
 
 
-def gain(setting: Setting, groups: int) -> Gain:
-    """Compares a table in ticks of F and B with the same one in ticks of F, B and W."""
-    table = own_table(setting, setting.chunks, groups)
-    seconds = []
-    for ticks in (compute_ticks(table), with_weight_ticks(table)):
-        orders = of_ticks(table, ticks)
-        seconds.append(given_ticks(ticks, setting.costs(orders)) + len(ticks) * DEVICE.overhead_s)
-    layers = shape_of(setting.length).num_layers / (setting.stages * groups)
-    tokens = setting.length / setting.chunks / SEQ
-    held = waiting_weights(orders) * tokens * layers * token_bytes().weights
-    return Gain(setting=setting, groups=groups, saved=1 - seconds[1] / seconds[0], waiting_bytes=held)
+def _table(stages: int, found: Found) -> str:
+    lines = [
+        f"| P = {stages} | {' | '.join(map(_kilo, CHUNKS))} | {' | '.join(f'peak, {_kilo(at)}' for at in PEAKS)} |",
+        "|---|" + "---|" * (len(CHUNKS) + len(PEAKS)),
+    ]
+    for name in found[stages, PEAKS[0]]:
+        of_length = {length: found[stages, length][name] for length in CHUNKS}
+        cells = [_bubbles(row) for row in of_length.values()]
+        cells += [f"{of_length[at].peak_all:.2f} ({of_length[at].peak_stash:.2f})" for at in PEAKS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
-def gains() -> Iterator[Gain]:
-    """Yields the gains of all asked settings, for 1, 2 and 4 virtual stages a stage."""
-    for length, chunks, sequences in ASKED:
-        for groups in (1, 2, 4):
-            setting = Setting(length=length, stages=ASKED_STAGES, chunks=chunks, sequences=sequences)
-            yield gain(setting, groups)
+def _bubbles(row: Row) -> str:
+    any_kind = "-" if row.any_kind is None else _percent(row.any_kind)
+    return f"{_percent(row.one_kind)} / {any_kind} / {_percent(row.free)}"
+
+
+def _percent(share: float) -> str:
+    # The last bits of a sum depend on the version of Python, and (P - 1) / m may lie between two figures.
+    return f"{round(100 * share, 6):.1f}"
+
+
+def _papers(found: Found) -> str:
+    short, middle, long = (found[SHOWN, length] for length in (2**12, 2**14, 2**20))
+    wave = f"waves of {WAVE}, N chunks"
+    shares = {
+        "zb_4k": short["ZB1P"].free,
+        "f_4k": short[MEGATRON].free,
+        "zb_1m": long["ZB1P"].free,
+        "f_1m": long[MEGATRON].free,
+        "zb_one_4k": short["ZB1P"].one_kind,
+        "own_4k": short["1F1B"].one_kind,
+        "own_1m": long["1F1B"].one_kind,
+        "cut_16k": middle[CUT].one_kind,
+        "own_w_4k": short["1F1B, ticks of W"].one_kind,
+        "own_w_1m": long["1F1B, ticks of W"].one_kind,
+        "cut_1m": long[CUT].one_kind,
+        "wave_1m": long[wave].one_kind,
+        "half_16k": middle["V-Half"].free,
+        "min_16k": middle["V-Min"].free,
+        "f_16k": middle[MEGATRON].free,
+        "half_1m": long["V-Half"].free,
+        "min_1m": long["V-Min"].free,
+        "half_one_16k": middle["V-Half"].one_kind,
+        "min_one_16k": middle["V-Min"].one_kind,
+    }
+    return _PAPERS.format(
+        **{name: f"{_percent(share)}%" for name, share in shares.items()},
+        stages=SHOWN,
+        wave=WAVE,
+        f_peak=middle[MEGATRON].peak_all,
+        own_peak=short["1F1B"].peak_all,
+        half_peak=middle["V-Half"].peak_all,
+        min_peak=middle["V-Min"].peak_all,
+        cut_peak_16k=middle[CUT].peak_all,
+        cut_peak_1m=long[CUT].peak_all,
+        wave_peak_1m=long[wave].peak_all,
+    )
+
+
+def _gains(gained: list[Gain]) -> str:
+    text = _GAINS.format(stages=SHOWN, overhead_ms=1000 * gained[0].overhead_s)
+    # Zero is added to lose the sign of -0.
+    lines = [text, "| sequences, chunks of each | v = 1 | v = 2 | v = 4 |", "|---|---|---|---|"]
+    for at in range(0, len(gained), 3):
+        setting = gained[at].setting
+        cells = [
+            f"{round(gain.saved, 3) + 0.0:+.1%}, {format_bytes(gain.waiting_bytes)}" for gain in gained[at : at + 3]
+        ]
+        lines.append(f"| {setting.sequences} x {_kilo(setting.length)}, {setting.chunks} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _kilo(tokens: int) -> str:
+    return f"{tokens // 2**20}M" if tokens >= 2**20 else f"{tokens // 2**10}K"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the block, and writes it if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write the block of docs/validation.md")
+    args = parser.parse_args(arguments)
+    text = block()
+    print(text)
+    if args.write:
+        write_block(DOCS / "validation.md", "zero_bubble", text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -42,10 +42,10 @@ class Setting:
     def work_s(self) -> float:
         return self.sequences * sum(self.seconds[1].values())
 
-    def costs(self, orders: Orders, wave: int = 1) -> Costs:
-        """Returns the costs of units; `wave` sequences that run as one have their chunks in turns."""
-        groups, count = orders.num_groups, orders.num_chunks // wave
-        known, splits = self.seconds[count], orders.splits
+    def costs(self, orders: Orders) -> Costs:
+        """Returns the costs of units of an order."""
+        groups, wave, splits = orders.num_groups, orders.wave, orders.splits
+        known = self.seconds[orders.num_chunks // wave]
 
         def seconds(unit: Unit) -> float:
             chunk = unit.chunk // wave

@@ -6,7 +6,8 @@ The blocks `papers`, `kernels`, `table4` and `bubble` are predictions beside fig
 `zero_bubble` simulates schedules that others published. Of `clock` and `fit` the predicted columns are made again; the
 measured and compiled columns come from results/clock_cpu_2dev.json and results/fit.json, which `python
 benchmarks/clock.py` and `python benchmarks/fit.py` write. The pictures docs/recall.svg and docs/resume.svg show the
-stored results of `recall.py` and `resume.py`. docs/flexsp.svg shows what `groups.py` simulates. Takes about a minute. The pictures need matplotlib (extra `dev`).
+stored results of `recall.py` and `resume.py`. docs/flexsp.svg shows what `groups.py` simulates. Takes about a minute.
+The pictures need matplotlib (extra `dev`).
 """
 
 import json

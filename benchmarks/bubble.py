@@ -267,13 +267,13 @@ on their GPUs. Filling the whole bubble of their formula, 7/32, would give {limi
 bubble by v would give {twice:.2f}x with v = 2 and {deepest:.2f}x with v = {depth}, one layer a group.
 
 Our Plans for the same mesh move no weights; all their figures are simulated. The search's Plan has {chunks} chunks,
-v = {groups}, and a bubble of {bubble:.1%}. Its step takes {ours_s:.1f} s: a gain of **{over_lockstep:.2f}x** over N = 32
-in our lock-step simulation ({lockstep_s:.1f} s, bubble {lockstep_bubble:.1%}), and of **{over_formula:.2f}x** over
-N = 32 by SPPO's formula ({formula_s:.1f} s). With `schedule.interleave={depth}` the Plan has {deep_chunks} chunks and a
-bubble of {deep_bubble:.1%}. Its step takes {deep_s:.1f} s: gains of **{deep_over_lockstep:.2f}x** and
-**{deep_over_formula:.2f}x**. More chunks shrink the bubble, but each chunk costs a tick, the attention's last blocks, and another addition to the gradients. Both
-gains over the formula are below the gain that SPPO reports for multiplexing, so nothing here shows that interleaving
-is as good as multiplexing.
+v = {groups}, and a bubble of {bubble:.1%}. Its step takes {ours_s:.1f} s: a gain of **{over_lockstep:.2f}x** over
+N = 32 in our lock-step simulation ({lockstep_s:.1f} s, bubble {lockstep_bubble:.1%}), and of **{over_formula:.2f}x**
+over N = 32 by SPPO's formula ({formula_s:.1f} s). With `schedule.interleave={depth}` the Plan has {deep_chunks} chunks
+and a bubble of {deep_bubble:.1%}. Its step takes {deep_s:.1f} s: gains of **{deep_over_lockstep:.2f}x** and
+**{deep_over_formula:.2f}x**. More chunks shrink the bubble, but each chunk costs a tick, the attention's last blocks,
+and another addition to the gradients. Both gains over the formula are below the gain that SPPO reports for
+multiplexing, so nothing here shows that interleaving is as good as multiplexing.
 """
 
 

@@ -38,15 +38,16 @@ _SETTING = """\
 Simulated with the planner's cost model; nothing was run. The model is llama2-7b. Each stage of a pipeline is eight
 A100-80G of a host, and a step has {sequences} sequences. A layer keeps {all_:,} bytes of a token between F and B if it
 keeps everything, and {stash:,} if it keeps its input and attention's output. A B without its W leaves {weights:,} bytes
-until W runs: the inputs of the layer's seven matrices and the gradients of their outputs. The generators of the papers'
-orders are our own (`benchmarks/zero_bubble_orders.py`). Each figure is that of the best of a few orders; other
-generators may find better ones.
+until W runs: the inputs of the layer's seven matrices and the gradients of their outputs. That is {of_all:.1f} and
+{of_stash:.1f} times what the layer keeps. The generators of the papers' orders are our own
+(`benchmarks/zero_bubble_orders.py`). Each figure is that of the best of a few orders; other generators may find better
+ones.
 """
 _COLUMNS = """\
 Each cell has the bubble in percent, three times. The first is for lock-step ticks of one kind of unit, which our
 executor runs. The second is for lock-step ticks in which each stage runs any kind of unit (the papers' orders alone).
 The third is for free-running stages. Peaks are activations of the fullest stage, in those of a sequence: if everything
-is kept, and in brackets if layer inputs and attention outputs are kept.
+is kept, and in brackets if layer inputs and attention outputs are kept. The times are those of keeping everything.
 """
 _PAPERS = """\
 **Zero Bubble** (arXiv 2401.10241). The paper promises for ZB1P the memory of 1F1B, and a wait of F + B - W for each
@@ -81,8 +82,15 @@ def block() -> str:
 def report(found: Found, gained: list[Gain]) -> str:
     """Writes the block."""
     kept = token_bytes()
-    parts = [_SETTING.format(sequences=SEQUENCES, all_=kept.all, stash=kept.stash, weights=kept.weights)]
-    parts += [_costs(), _COLUMNS]
+    setting = _SETTING.format(
+        sequences=SEQUENCES,
+        all_=kept.all,
+        stash=kept.stash,
+        weights=kept.weights,
+        of_all=kept.weights / kept.all,
+        of_stash=kept.weights / kept.stash,
+    )
+    parts = [setting, _costs(), _COLUMNS]
     parts += [_table(stages, found) for stages in STAGES]
     parts += [_papers(found), _gains(gained)]
     return "\n".join(parts)

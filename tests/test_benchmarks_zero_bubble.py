@@ -215,6 +215,9 @@ def test_waves_have_the_units_of_their_sequences_and_wait_less():
     found = [of_ticks(cut, compute_ticks(cut)), of_ticks(wave, compute_ticks(wave), 4)]
     busy = [sum(map(setting.costs(orders), orders.stages[0])) for orders in found]
     assert busy[0] == pytest.approx(busy[1])
+    # Chunks 20 to 23 of the wave are chunk 5 of each of its sequences.
+    in_cut, in_wave = (setting.costs(orders) for orders in found)
+    assert {in_wave(Unit("B", 0, chunk, 0)) for chunk in range(20, 24)} == {in_cut(Unit("B", 0, 5, 0))}
     assert [peak(orders, 1) for orders in found] == [(8 + 6) / 8, (4 * 8 + 6) / 8]
     steps = [
         given_ticks(compute_ticks(table), setting.costs(own)) for table, own in zip((cut, wave), found, strict=True)
@@ -237,6 +240,8 @@ def test_rows_hold_and_wait_as_their_tables(found):
     assert found["1F1B"].one_kind == pytest.approx(found["1F1B"].free) == pytest.approx(7 / 16)
     assert found["1F1B, v = 4"].one_kind == pytest.approx(7 / 64)
     assert found["1F1B"].peak_all == 15 and found[rows_.CUT].peak_all == (4 + 14) / 4
+    # Lock-step waits for every rise of the costs of chunks, free-running stages do not.
+    assert found[rows_.CUT].one_kind > found[rows_.CUT].free + 0.1
     assert found["V-Min"].peak_stash > found["V-Min"].peak_all
     for row in found.values():
         assert row.one_kind >= row.free - 1e-9 and (row.any_kind is None or row.any_kind >= row.free - 1e-9)

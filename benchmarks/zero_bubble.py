@@ -53,9 +53,9 @@ _PAPERS = """\
 **Zero Bubble** (arXiv 2401.10241). The paper promises for ZB1P the memory of 1F1B, and a wait of F + B - W for each
 other stage instead of F + B + W. The longer the sequence, the smaller W, and the less the wait shrinks. With {stages}
 stages that run freely ZB1P waits {zb_4k} against {f_4k} of 1F1B at 4K, and {zb_1m} against {f_1m} at 1M. Lock-step
-ticks of one kind keep none of this: ZB1P waits {zb_one_4k} at 4K, because its stages seldom have room for the kind of
-the tick. Our 1F1B table holds {own_peak:.0f} sequences. With ticks of W its wait would fall from {own_4k} to {own_w_4k}
-at 4K, and from {own_1m} to {own_w_1m} at 1M. What we do instead is to cut sequences: at 1M Seq1F1B waits {cut_1m}, and
+ticks of one kind keep none of this. ZB1P waits {zb_one_4k} at 4K, because it has room for {stages} sequences, and a
+stage that never pauses needs the {own_peak:.0f} that our 1F1B table holds. With ticks of W the wait of our table would
+fall from {own_4k} to {own_w_4k} at 4K, and from {own_1m} to {own_w_1m} at 1M. What we do instead is to cut sequences: at 1M Seq1F1B waits {cut_1m}, and
 waves of {wave} sequences wait {wave_1m}. At 16K cutting saves memory, not time: Seq1F1B waits {cut_16k}.
 
 **Controllable Memory** (arXiv 2405.15362). The paper promises a half (V-Half) and a third (V-Min) of 1F1B's activations

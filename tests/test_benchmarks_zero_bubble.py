@@ -262,6 +262,8 @@ def test_the_design_page_has_the_figures_of_today(found, gained):
     assert f"{half.one_kind:.0%} and {least.one_kind:.0%} to a step's work in ticks of one kind" in page
     assert f"and {half.free:.0%} and {least.free:.0%} if stages run freely" in page
     assert f"our 1F1B adds {plain.one_kind:.0%}, or {deep.one_kind:.0%} with v = 4" in page
+    held = f"hold {half.peak_all:.1f} and {least.peak_all:.1f} sequences, and our 1F1B {plain.peak_all:.1f} or "
+    assert held + f"{deep.peak_all:.1f}" in page
 
 
 def test_the_command_writes_its_block(tmp_path, monkeypatch, capsys):

@@ -55,8 +55,9 @@ other stage instead of F + B + W. The longer the sequence, the smaller W, and th
 stages that run freely ZB1P waits {zb_4k} against {f_4k} of 1F1B at 4K, and {zb_1m} against {f_1m} at 1M. Lock-step
 ticks of one kind keep none of this. ZB1P waits {zb_one_4k} at 4K, because it has room for {stages} sequences, and a
 stage that never pauses needs the {own_peak:.0f} that our 1F1B table holds. With ticks of W the wait of our table would
-fall from {own_4k} to {own_w_4k} at 4K, and from {own_1m} to {own_w_1m} at 1M. What we do instead is to cut sequences: at 1M Seq1F1B waits {cut_1m}, and
-waves of {wave} sequences wait {wave_1m}. At 16K cutting saves memory, not time: Seq1F1B waits {cut_16k}.
+fall from {own_4k} to {own_w_4k} at 4K, and from {own_1m} to {own_w_1m} at 1M. What we do instead is to cut sequences:
+at 1M Seq1F1B waits {cut_1m}, and waves of {wave} sequences wait {wave_1m}. At 16K cutting saves memory, not time:
+Seq1F1B waits {cut_16k}.
 
 **Controllable Memory** (arXiv 2405.15362). The paper promises a half (V-Half) and a third (V-Min) of 1F1B's activations
 for many stages. With {stages} stages, and with what waits for W, V-Half holds {half_peak:.1f} sequences and V-Min

@@ -2,11 +2,12 @@
 
     python benchmarks/validation.py
 
-The blocks `papers`, `kernels`, `table4` and `bubble` are predictions beside figures that others published. Of `clock`
-and `fit` the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json
-and results/fit.json, which `python benchmarks/clock.py` and `python benchmarks/fit.py` write. The pictures
-docs/recall.svg and docs/resume.svg show the stored results of `recall.py` and `resume.py`. docs/flexsp.svg shows what
-`groups.py` simulates. Takes about half a minute. The pictures need matplotlib (extra `dev`).
+The blocks `papers`, `kernels`, `table4` and `bubble` are predictions beside figures that others published. The block
+`zero_bubble` simulates schedules that others published. Of `clock` and `fit` the predicted columns are made again; the
+measured and compiled columns come from results/clock_cpu_2dev.json and results/fit.json, which `python
+benchmarks/clock.py` and `python benchmarks/fit.py` write. The pictures docs/recall.svg and docs/resume.svg show the
+stored results of `recall.py` and `resume.py`. docs/flexsp.svg shows what `groups.py` simulates. Takes about a minute.
+The pictures need matplotlib (extra `dev`).
 """
 
 import json
@@ -26,6 +27,7 @@ import papers  # noqa: E402
 import recall  # noqa: E402
 import resume  # noqa: E402
 import table4  # noqa: E402
+import zero_bubble  # noqa: E402
 from blocks import write_block  # noqa: E402
 from calibration import calibrate, predictions  # noqa: E402
 from figures import write  # noqa: E402
@@ -62,6 +64,11 @@ def bubble_block() -> tuple[str, Pictures]:
     return bubble.report(found, gained), {"docs/bubble.svg": bubble.picture(found, gained)}
 
 
+def zero_bubble_block() -> tuple[str, Pictures]:
+    """Returns the block `zero_bubble`."""
+    return zero_bubble.block(), {}
+
+
 def clock_block() -> tuple[str, Pictures]:
     """Returns the block `clock` and its picture."""
     report = clock.predicted_again(_stored("clock_cpu_2dev"))
@@ -79,6 +86,7 @@ BLOCKS: dict[str, Callable[[], tuple[str, Pictures]]] = {
     "kernels": kernels_block,
     "table4": table4_block,
     "bubble": bubble_block,
+    "zero_bubble": zero_bubble_block,
     "clock": clock_block,
     "fit": fit_block,
 }

@@ -10,6 +10,7 @@ Parts:
   static, packed, per_batch and flex of `sppo_jax/flex/baselines.py`; a plan with groups=static takes today's rows.
   Simulated devices share the cores of the host, so their times add up the work of all devices: a tick that waits for
   its slowest device costs nothing there. The critical path and the bytes are counted from the tags of the batches.
+* `compile`: CPU seconds of compiling the step with and without groups (`flex_compile.py`).
 * `bytes`, `published`, `stall`: see `flex_simulated.py`.
 
 Document lengths are Wikipedia's (`sppo_jax/flex/lengths.py`) divided by 32. A row has 4,096 tokens, which is 131,072
@@ -33,6 +34,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import flex_compile
 import flex_simulated
 import numpy as np
 from flex_counts import Sent, count, placed
@@ -130,8 +132,8 @@ Step = Callable[[dict[str, np.ndarray]], float]
 Turns = Callable[[dict[str, Callable[[], float]]], dict[str, Any]]
 
 
-def make_step(members: int, groups: str, kind: str) -> Step:
-    """Compiles a side; returns what runs a step of loss and gradients and returns the loss."""
+def jitted(members: int, groups: str, kind: str) -> tuple[Any, Any]:
+    """Returns a side's jitted step of loss and gradients, and parameters for it."""
     import jax
     from flax import nnx
 
@@ -142,13 +144,36 @@ def make_step(members: int, groups: str, kind: str) -> Step:
     plan = make_plan(config)
     model = build_model(config)
     f = api.value_and_grad(plan, model, layout.make_mesh(plan, tuple(jax.devices()[:members])))
-    step = jax.jit(f, compiler_options=f.compiler_options)
-    params = nnx.state(model, nnx.Param)
+    return jax.jit(f, compiler_options=f.compiler_options), nnx.state(model, nnx.Param)
+
+
+def make_step(members: int, groups: str, kind: str) -> Step:
+    """Compiles a side; returns what runs a step of loss and gradients and returns the loss."""
+    import jax
+
+    step, params = jitted(members, groups, kind)
 
     def run(batch: dict[str, np.ndarray]) -> float:
         return float(jax.block_until_ready(step(params, batch))[0])
 
     return run
+
+
+def compiled(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measures what the step with groups costs to compile, on 8 simulated devices."""
+    simulate_devices(8)
+    names = ("tokens", "targets", "positions", "document_ids")
+    batch = {name: np.zeros((ROWS, LENGTH), np.int32) for name in names}
+
+    def side(groups: str, kind: str) -> Callable[[], Any]:
+        return lambda: compile_anew(*jitted(8, groups, kind), batch)
+
+    return flex_compile.of_kinds(side, KINDS, say)
+
+
+def compile_anew(step: Any, params: Any, batch: dict[str, np.ndarray]) -> Any:
+    """Traces, lowers and compiles a step."""
+    return step.lower(params, batch).compile()
 
 
 def take_turns(calls: dict[str, Callable[[], float]], rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -220,7 +245,7 @@ def measured(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
     return result
 
 
-PARTS = {"measured": measured, **flex_simulated.PARTS}
+PARTS = {"measured": measured, "compile": compiled, **flex_simulated.PARTS}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -238,6 +263,11 @@ def table(result: dict[str, Any]) -> str:
             f"{row['critical_pairs'] / packed['critical_pairs']:.2f} | {row['sent_bytes'] / packed['sent_bytes']:.2f} |"
             for name, row in rows.items()
         ]
+    lines += [
+        f"compile, {kind}: {result['compile'][kind]['ratio']:.2f} of the CPU time of the step without groups"
+        for kind in KINDS
+        if "compile" in result
+    ]
     return "\n".join([*lines, *flex_simulated.lines(result)])
 
 

@@ -1,10 +1,13 @@
-"""How a layer's stash is packed for the host."""
+"""How a layer's stash is packed for the host, and fetched."""
+
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sppo_jax.pipeline.executor import Executor
 from sppo_jax.pipeline.stash import StashLayout, chunk_entries
 from sppo_jax.plan.stash import StashClass
 
@@ -39,3 +42,14 @@ def test_a_part_of_more_units_than_an_int32_counts_has_offsets():
         return packed.get(*packed.put(packed.kept_buffers(), packed.host_part(), 0, 1, values), 0, 1)
 
     assert jax.eval_shape(there_and_back, values) == values
+
+
+def test_the_compiler_does_not_know_the_slot_that_a_tick_fetches():
+    """A known slot ends XLA 0.12's GPU compiler where another tick wrote it."""
+
+    def fetched(x_TD):
+        return jnp.array([5, 2])[1] + Executor._begun(SimpleNamespace(x_TD=x_TD, dx_TD=jnp.zeros((8, 4))))
+
+    x_TD = jnp.ones((8, 4))
+    assert fetched(x_TD) == 2
+    assert "compare" in jax.jit(fetched).lower(x_TD).compile().as_text()

@@ -180,11 +180,27 @@ class Executor:
             state = state._replace(host={**state.host, spec.write: host}, part=None)
         coming = None
         if spec.fetch is not None:
-            coming = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me])
+            coming = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me] + self._begun(state))
         if spec.kind == "B":
-            return self._backward_tick(spec, row, state, coming)
-        slots = {name: row[name] + state.order for name in ("kv_slot", "stash_slot")}
-        return self._forward_tick(spec, {**row, **slots}, state, coming)
+            state = self._backward_tick(spec, row, state, coming)
+        else:
+            slots = {name: row[name] + state.order for name in ("kv_slot", "stash_slot")}
+            state = self._forward_tick(spec, {**row, **slots}, state, coming)
+        if spec.write is None:
+            return state
+        # Without the barrier XLA lets the copy to the host end ticks later, and its source holds memory till then.
+        x_TD, dx_TD, host = lax.optimization_barrier((state.x_TD, state.dx_TD, state.host[spec.write]))
+        return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, spec.write: host})
+
+    @staticmethod
+    def _begun(state: TrainingState) -> jax.Array:
+        """Returns 0, but only once the tick before is done, for the slot that this tick fetches from the host.
+
+        XLA then starts the copy in this tick and not earlier, where it would hold memory. XLA 0.12 also ends in a
+        segmentation fault where it knows that two ticks write and read one slot: it takes what was written, and its
+        pass that legalizes host copies does not find the copy that it looks for.
+        """
+        return buffers.after(state.x_TD) + buffers.after(state.dx_TD)
 
     # -- what a unit needs of its sequence ------------------------------------------------------------------------
 

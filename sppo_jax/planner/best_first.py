@@ -42,6 +42,7 @@ class Candidate:
         layout = self.partition.layout
         mechanisms = (
             layout.interleave > 1,
+            self.partition.wave > 1,
             layout.mesh.pipe > 1,
             layout.split.ulysses > 1 and layout.split.ring > 1,
             self.partition.balance == "flops",
@@ -111,15 +112,16 @@ class BestFirst:
         heapq.heapify(self.heap)
 
     def _rough_excesses(self) -> list[float]:
-        """Returns the rough excess of each candidate, which depends on its layout and places alone."""
+        """Returns the rough excess of each candidate, which depends on its layout, wave and places alone."""
         excesses, layout = [], None
-        known: dict[Places, float] = {}
+        known: dict[tuple[int, Places], float] = {}
         for candidate in self.candidates:
             if candidate.partition.layout is not layout:
                 layout, known = candidate.partition.layout, {}
-            if candidate.places not in known:
-                known[candidate.places] = self.lower_bounds.rough_excess(candidate.partition, candidate.places)
-            excesses.append(known[candidate.places])
+            key = candidate.partition.wave, candidate.places
+            if key not in known:
+                known[key] = self.lower_bounds.rough_excess(candidate.partition, candidate.places)
+            excesses.append(known[key])
         return excesses
 
     def _drop(self, number: int, excess: float) -> None:
@@ -213,6 +215,7 @@ class BestFirst:
                 places=candidate.places,
                 alpha=candidate.alpha,
                 kv_grad_dtype=self.dtype,
+                wave=candidate.partition.wave,
             )
             self.outcomes[number] = evaluate(choice)
         return self.outcomes[number]

@@ -35,27 +35,26 @@ class LowerBounds:
         self._smallest: dict[tuple[Layout, int], Memory] = {}
         self._models: dict[tuple, CostModel] = {}
         self._streams: dict[tuple, float] = {}
+        self._sums: dict[tuple, tuple[float, float]] = {}
 
     def rough_step_s(self, partition: Partition, options: Sequence[Places]) -> list[float]:
         """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
         layout, known = partition.layout, {}
-        costs = self._costs(layout, options[0])
         # What is recomputed changes the backwards alone.
-        others_s = layout.sequences * self._sampled(partition, costs, "H")[0] + self._sampled_stream_s(
-            partition, costs, "F"
+        others_s = layout.sequences * self._sampled(partition, options[0], "H")[0] + self._sampled_stream_s(
+            partition, options[0], "F"
         )
         for places in options:
             key = _recomputed(places)
             if key not in known:
-                costs = self._costs(layout, places)
-                step_s = others_s + self._sampled_stream_s(partition, costs, "B") + costs.step_overhead_s()
-                known[key] = _MARGIN * step_s
+                end_s = self._costs(layout, places).step_overhead_s()
+                known[key] = _MARGIN * (others_s + self._sampled_stream_s(partition, places, "B") + end_s)
         return [known[_recomputed(places)] for places in options]
 
     def work_s(self, partition: Partition, places: Places) -> float:
         """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
-        costs, layout = self._costs(partition.layout, places), partition.layout
-        return layout.sequences * layout.interleave * sum(self._sampled(partition, costs, kind)[0] for kind in "FB")
+        layout = partition.layout
+        return layout.sequences * layout.interleave * sum(self._sampled(partition, places, kind)[0] for kind in "FB")
 
     def step_s(self, partition: Partition, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
         """Returns the least seconds of a step with these chunks: their ticks without padding."""
@@ -71,7 +70,10 @@ class LowerBounds:
             if key not in self._streams:
                 units = _unit_seconds(costs, lengths, kind, copy_s, copied)
                 self._streams[key] = stream_seconds(
-                    units, layout.mesh.pipe, layout.interleave, num_sequences=layout.sequences // partition.drains
+                    [seconds for seconds in units for _ in range(partition.wave)],
+                    layout.mesh.pipe,
+                    layout.interleave,
+                    num_sequences=layout.sequences // partition.wave // partition.drains,
                 )
             total += partition.drains * self._streams[key]
         return total + layout.sequences * sum(_unit_seconds(costs, lengths, "H"))
@@ -79,11 +81,11 @@ class LowerBounds:
     def rough_excess(self, partition: Partition, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
         tokens = min(smallest_chunk(partition.layout), self.request.config.sequence.length)
-        return self._excess(partition.layout, tokens, places)
+        return self._excess(partition, tokens, places)
 
     def excess(self, partition: Partition, lengths: tuple[int, ...], places: Places) -> float:
         """Returns by how much the least memory with these chunks is over a limit, as a share of it."""
-        return self._excess(partition.layout, max(lengths), places)
+        return self._excess(partition, max(lengths), places)
 
     def excess_of(self, memory: Memory) -> float:
         """Returns by how much memory is over a limit, as a share of it; at most 0 if it fits."""
@@ -96,20 +98,28 @@ class LowerBounds:
             self._models[key] = layout_costs(layout, places)
         return self._models[key]
 
-    def _without_waves(self, costs: CostModel) -> CostModel:
-        """Returns the costs if attention skipped what is empty of its last wave."""
+    def _without_kernel_waves(self, costs: CostModel) -> CostModel:
+        """Returns the costs if the attention kernel skipped what is empty of its last wave of query tiles."""
         device = replace(costs.cluster.device, attention_rows=0)
         return replace(costs, cluster=replace(costs.cluster, device=device))
 
-    def _sampled_stream_s(self, partition: Partition, costs: CostModel, kind: str) -> float:
+    def _sampled_stream_s(self, partition: Partition, places: Places, kind: str) -> float:
         """Returns about the least seconds of all ticks of a kind."""
         layout = partition.layout
-        work_s, last_s = self._sampled(partition, costs, kind)
+        work_s, last_s = self._sampled(partition, places, kind)
         edge = last_s if partition.balance == "equal" else work_s / partition.num_chunks
         return layout.sequences * layout.interleave * work_s + partition.drains * (layout.mesh.pipe - 1) * edge
 
-    def _sampled(self, partition: Partition, costs: CostModel, kind: str) -> tuple[float, float]:
+    def _sampled(self, partition: Partition, places: Places, kind: str) -> tuple[float, float]:
         """Returns about the seconds of all units of a kind on one virtual stage, and of the last of them."""
+        # What is recomputed changes the backwards alone; schedule and wave change neither.
+        again = _recomputed(places) if kind == "B" else ()
+        key = partition.layout, partition.num_chunks, partition.balance, kind, again
+        if key not in self._sums:
+            self._sums[key] = self._sample(partition, self._costs(partition.layout, places), kind)
+        return self._sums[key]
+
+    def _sample(self, partition: Partition, costs: CostModel, kind: str) -> tuple[float, float]:
         length, count = self.request.config.sequence.length, partition.num_chunks
         tokens, samples = length // count, min(count, _SAMPLES)
         starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
@@ -117,7 +127,7 @@ class LowerBounds:
         # What a ring sends, and how full attention's last wave is, depend on where each chunk begins and ends. Only
         # those of equal chunks are known.
         if partition.balance != "equal":
-            costs = self._without_waves(costs)
+            costs = self._without_kernel_waves(costs)
         seconds = costs.compute_s if on_ring and partition.balance != "equal" else costs.seconds
         units = [seconds(kind, start, tokens) for start in starts]
         if samples == count:
@@ -127,16 +137,18 @@ class LowerBounds:
         above = units[-1] if on_ring else (units[0] + units[-1]) / 2
         return (sum(units) - above) / (samples - 1) * count, units[-1]
 
-    def _excess(self, layout: Layout, tokens: int, places: Places) -> float:
-        request, shape = self.request, layout.shape
+    def _excess(self, partition: Partition, tokens: int, places: Places) -> float:
+        layout, wave, request = partition.layout, partition.wave, self.request
+        shape, length = layout.shape, request.config.sequence.length
         smallest = self._memory_of_one_chunk(layout, tokens)
         stash, model = _stash(places, self.dtype), request.config.model
-        # What a whole sequence takes more than its longest chunk, on every schedule.
-        more = (request.config.sequence.length - tokens) // layout.mesh.seq
+        # What a whole wave takes more than one longest chunk, on every schedule; behind each prefix is space for a chunk.
+        more = (wave * length - tokens) // layout.mesh.seq
+        more_prefix = (wave * (length + tokens) - 2 * tokens) // layout.mesh.seq
         layers = layout.layers * layout.interleave
         kv_bytes = request.compute_bytes + (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
         heads = kv_heads_per_device(model, layout.split.ulysses)
-        kv = more * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
+        kv = more_prefix * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
         token = token_bytes(shape, stash)
         kept, away = (more * layout.interleave * size for size in (token.kept, token.away))
         spilled = max(0, away - usable_host_bytes(request.cluster))

@@ -17,7 +17,7 @@ from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Layout, Request, layouts
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
-from sppo_jax.planner.partitions import Partition, chunk_counts, schedule_reason, schedules
+from sppo_jax.planner.partitions import Partition, chunk_counts, schedule_reason, schedules, waves
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.
@@ -94,7 +94,11 @@ def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
     for count in counts:
         schedule = schedules(layout, count)[0]
         yield Partition(
-            layout=layout, schedule=schedule, num_chunks=count, balance="flops" if balance == "auto" else balance
+            layout=layout,
+            schedule=schedule,
+            num_chunks=count,
+            balance="flops" if balance == "auto" else balance,
+            wave=waves(layout, schedule, count)[0],
         )
 
 
@@ -119,6 +123,7 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
                 places=option,
                 alpha="hidden" if asked.alpha == "auto" else asked.alpha,
                 kv_grad_dtype=dtype,
+                wave=partition.wave,
             )
             tried.append(evaluate(choice))
             if tried[-1].memory.fits(request.cluster):
@@ -142,7 +147,7 @@ def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, s
         f"on {request.cluster.name}",
         "sequence_kind": choice.layout.split.reason,
         "chunks": "2K to 16K tokens, of about equal FLOPs",
-        "schedule": schedule_reason(choice.layout, choice.schedule),
+        "schedule": schedule_reason(choice.layout, choice.schedule, choice.wave),
         "stash": places,
         "kv_grad_dtype": "sums over many chunks" if choice.kv_grad_dtype == "float32" else "float32 does not fit",
     }

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
+from sppo_jax.plan.waves import UNCUT
 from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths
 from sppo_jax.planner.layouts import Layout, Request, layouts
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
+# Sequences of a wave to consider.
+_WAVES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +24,19 @@ class Partition:
         schedule: name of the schedule.
         num_chunks: chunks of a sequence.
         balance: "equal" or "flops", or "given" where the config gives the lengths.
+        wave: sequences that run as one.
     """
 
     layout: Layout
     schedule: str
     num_chunks: int
     balance: str
+    wave: int = 1
 
     @property
     def drains(self) -> int:
         """How many times the pipeline fills and drains in a step."""
-        return self.layout.sequences if self.schedule == "sppo" else 1
+        return self.layout.sequences // self.wave if self.schedule == "sppo" else 1
 
     @cached_property
     def chunk_lengths(self) -> tuple[int, ...]:
@@ -69,7 +74,8 @@ def partitions(request: Request) -> Iterator[Partition]:
         for count in counts:
             for kind in balances if count > 1 else balances[:1]:
                 for schedule in schedules(layout, count):
-                    yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind)
+                    for wave in waves(layout, schedule, count):
+                        yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind, wave=wave)
 
 
 def schedules(layout: Layout, num_chunks: int) -> list[str]:
@@ -80,11 +86,25 @@ def schedules(layout: Layout, num_chunks: int) -> list[str]:
         return ["table"]
     if asked != "auto":
         return [asked]
-    if num_chunks == 1 and (layout.interleave == 1 or layout.sequences > 1):
+    in_waves = request.config.schedule.wave not in (1, "auto")
+    if num_chunks == 1 and not in_waves and (layout.interleave == 1 or layout.sequences > 1):
         return ["1f1b" if layout.interleave == 1 else "interleaved-1f1b"]
     if layout.sequences == 1:
         return ["sppo"]
     return ["seq1f1b" if layout.interleave == 1 else "interleaved-seq1f1b", "sppo"]
+
+
+def waves(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
+    """Returns the numbers of sequences of a wave to consider, rising."""
+    request = layout.request
+    asked = request.config.schedule.wave
+    if request.table is not None:
+        return [request.table[0].wave]
+    if asked != "auto":
+        return [asked]
+    if schedule in UNCUT:
+        return [1]
+    return [wave for wave in _WAVES if layout.sequences % wave == 0 and (wave == 1 or wave * num_chunks <= _MAX_COUNT)]
 
 
 def smallest_chunk(layout: Layout) -> int:
@@ -119,8 +139,8 @@ def chunk_counts(layout: Layout) -> list[int]:
     return list(counts)[::step]
 
 
-def schedule_reason(layout: Layout, schedule: str) -> str:
-    """Returns why a layout has a schedule."""
+def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:
+    """Returns why a layout has a schedule, in waves of so many sequences."""
     request, config = layout.request, layout.request.config
     if request.table is not None:
         return f"{request.table[0].name}, from {config.schedule.table}"
@@ -131,4 +151,6 @@ def schedule_reason(layout: Layout, schedule: str) -> str:
         "seq1f1b": "several sequences a pipeline overlap, so the pipeline fills and drains once",
         "sppo": "one sequence at a time goes forward over its chunks and back",
     }[schedule.removeprefix("interleaved-")]
+    if wave > 1:
+        reason += f"; {wave} sequences run as one, so the costs of chunks rise once for {wave} sequences"
     return f"{reason}; {layout.interleave} virtual stages a stage" if layout.interleave > 1 else reason

@@ -12,6 +12,7 @@ recomputed, and dK and dV are summed in bfloat16.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Layout, Request, layouts
@@ -34,6 +35,7 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
     Raises:
         ValueError: the settings do not fit together.
     """
+    request = _without_waves(request)
     ranked = _ranked(request)
     lower_bounds = LowerBounds(request, "float32")
     tried: list[Outcome] = []
@@ -50,6 +52,14 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
         raise errors[0]
     least = min(tried, key=lambda outcome: lower_bounds.excess_of(outcome.memory))
     return least, _reasons(request, least, len(ranked)), len(ranked)
+
+
+def _without_waves(request: Request) -> Request:
+    """Returns the request with waves of one sequence, as in the paper, where the config leaves the wave open."""
+    config = request.config
+    if config.schedule.wave != "auto":
+        return request
+    return replace(request, config=replace(config, schedule=replace(config.schedule, wave=1)))
 
 
 def _ranked(request: Request) -> list[Partition]:

@@ -1,5 +1,6 @@
 """What the search looks through apart from the stash: chunk counts, their lengths, and the schedule of each layout."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -104,7 +105,11 @@ def waves(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
         return [asked]
     if schedule in UNCUT:
         return [1]
-    return [wave for wave in _WAVES if layout.sequences % wave == 0 and (wave == 1 or wave * num_chunks <= _MAX_COUNT)]
+    found = [wave for wave in _WAVES if layout.sequences % wave == 0 and (wave == 1 or wave * num_chunks <= _MAX_COUNT)]
+    if layout.interleave > 1 and request.config.sequence.chunks == "auto":
+        # The chunks of a wave travel in groups of one a stage.
+        return [wave for wave in found if wave * num_chunks % layout.mesh.pipe == 0]
+    return found
 
 
 def smallest_chunk(layout: Layout) -> int:
@@ -133,10 +138,21 @@ def chunk_counts(layout: Layout) -> list[int]:
         # Chunks travel in groups of one a stage; a shorter sequence than that is cut as little as possible.
         counts = range(pipe, max(counts[-1] // pipe * pipe, pipe) + 1, pipe)
     even = [count for count in counts if units % count == 0]
+    few = [count for count in _few_chunks(layout) if units % count == 0]
     if len(even) >= min(_ENOUGH_EVEN, len(counts)):
-        return even
+        return few + even
     step = max(1, len(counts) // 32)
-    return list(counts)[::step]
+    return few + list(counts)[::step]
+
+
+def _few_chunks(layout: Layout) -> range:
+    """Returns the numbers of chunks below the stages of an interleaved layout that fill whole groups in some wave."""
+    pipe, schedule = layout.mesh.pipe, layout.request.config.schedule
+    if layout.interleave == 1 or schedule.name in UNCUT:
+        return range(0)
+    possible = _WAVES if schedule.wave == "auto" else (schedule.wave,)
+    step = pipe // max(math.gcd(pipe, wave) for wave in possible if layout.sequences % wave == 0)
+    return range(step, pipe, step)
 
 
 def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:

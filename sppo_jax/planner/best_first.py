@@ -4,6 +4,7 @@ import heapq
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
@@ -78,9 +79,10 @@ def start_of(request: Request) -> Start:
     # Seconds do not depend on the dtype of dK and dV.
     lower_bounds = LowerBounds(request, "float32")
     candidates, bounds, errors = [], [], []
+    place_options_of = lru_cache(maxsize=None)(lambda layers: place_options(asked, layers))
     for partition in partitions(request):
         try:
-            options = place_options(asked, partition.layout.layers)
+            options = place_options_of(partition.layout.layers)
         except ValueError as error:
             errors.append(error)
             continue

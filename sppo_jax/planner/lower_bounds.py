@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import StashPlan
@@ -35,26 +37,25 @@ class LowerBounds:
         self._smallest: dict[tuple[Layout, int], Memory] = {}
         self._models: dict[tuple, CostModel] = {}
         self._streams: dict[tuple, float] = {}
-        self._sums: dict[tuple, tuple[float, float]] = {}
+        self._sampled: dict[tuple, dict[tuple, _Sampled]] = {}
 
     def rough_step_s(self, partition: Partition, options: Sequence[Places]) -> list[float]:
         """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
         layout, known = partition.layout, {}
         # What is recomputed changes the backwards alone.
-        others_s = layout.sequences * self._sampled(partition, options[0], "H")[0] + self._sampled_stream_s(
-            partition, options[0], "F"
-        )
-        for places in options:
-            key = _recomputed(places)
+        heads_s = layout.sequences * self._samples(partition, options[0], "H").work_s
+        forward_s = self._sampled_stream_s(partition, self._samples(partition, options[0], "F"))
+        keys = [_recomputed(places) for places in options]
+        for key, places in zip(keys, options, strict=True):
             if key not in known:
-                end_s = self._costs(layout, places).step_overhead_s()
-                known[key] = _MARGIN * (others_s + self._sampled_stream_s(partition, places, "B") + end_s)
-        return [known[_recomputed(places)] for places in options]
+                backward_s = self._sampled_stream_s(partition, self._samples(partition, places, "B"))
+                known[key] = _MARGIN * (heads_s + forward_s + backward_s + self._costs(layout, places).step_overhead_s())
+        return [known[key] for key in keys]
 
     def work_s(self, partition: Partition, places: Places) -> float:
         """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
         layout = partition.layout
-        return layout.sequences * layout.interleave * sum(self._sampled(partition, places, kind)[0] for kind in "FB")
+        return layout.sequences * layout.interleave * sum(self._samples(partition, places, kind).work_s for kind in "FB")
 
     def step_s(self, partition: Partition, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
         """Returns the least seconds of a step with these chunks: their ticks without padding."""
@@ -103,23 +104,32 @@ class LowerBounds:
         device = replace(costs.cluster.device, attention_rows=0)
         return replace(costs, cluster=replace(costs.cluster, device=device))
 
-    def _sampled_stream_s(self, partition: Partition, places: Places, kind: str) -> float:
-        """Returns about the least seconds of all ticks of a kind."""
-        layout = partition.layout
-        work_s, last_s = self._sampled(partition, places, kind)
-        edge = last_s if partition.balance == "equal" else work_s / partition.num_chunks
-        return layout.sequences * layout.interleave * work_s + partition.drains * (layout.mesh.pipe - 1) * edge
+    def _sampled_stream_s(self, partition: Partition, sampled: "_Sampled") -> float:
+        """Returns about the least seconds of all ticks of a kind.
 
-    def _sampled(self, partition: Partition, places: Places, kind: str) -> tuple[float, float]:
-        """Returns about the seconds of all units of a kind on one virtual stage, and of the last of them."""
-        # What is recomputed changes the backwards alone; schedule and wave change neither.
-        again = _recomputed(places) if kind == "B" else ()
-        key = partition.layout, partition.num_chunks, partition.balance, kind, again
-        if key not in self._sums:
-            self._sums[key] = self._sample(partition, self._costs(partition.layout, places), kind)
-        return self._sums[key]
+        Between two waves that are in the pipeline at once a tick is as slow as its slowest chunk too: the last chunks of
+        a wave delay the first of the next one, up to the chunk before which the next one has as many as there are stages.
+        """
+        layout, waits = partition.layout, partition.layout.mesh.pipe - 1
+        work_s = layout.sequences * layout.interleave * sampled.work_s
+        if partition.balance != "equal":
+            return work_s + partition.drains * waits * sampled.work_s / partition.num_chunks
+        between = layout.sequences // partition.wave - partition.drains
+        rise_s = sampled.units[-1] - sampled.above(-(-waits // partition.wave), partition.num_chunks)
+        return work_s + waits * (partition.drains * sampled.units[-1] + between * max(0.0, rise_s))
 
-    def _sample(self, partition: Partition, costs: CostModel, kind: str) -> tuple[float, float]:
+    def _samples(self, partition: Partition, places: Places, kind: str) -> "_Sampled":
+        """Returns samples of the units of a kind on one virtual stage; schedule and wave change none of them."""
+        key = partition.layout, partition.num_chunks, partition.balance
+        if key not in self._sampled:
+            self._sampled[key] = {}
+        # What is recomputed changes the backwards alone.
+        known, which = self._sampled[key], (kind, _recomputed(places) if kind == "B" else ())
+        if which not in known:
+            known[which] = self._sample(partition, self._costs(partition.layout, places), kind)
+        return known[which]
+
+    def _sample(self, partition: Partition, costs: CostModel, kind: str) -> "_Sampled":
         length, count = self.request.config.sequence.length, partition.num_chunks
         tokens, samples = length // count, min(count, _SAMPLES)
         starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
@@ -131,11 +141,11 @@ class LowerBounds:
         seconds = costs.compute_s if on_ring and partition.balance != "equal" else costs.seconds
         units = [seconds(kind, start, tokens) for start in starts]
         if samples == count:
-            return sum(units), units[-1]
+            return _Sampled(sum(units), units)
         # Costs rise along the sequence: evenly, so that the ends stand for half as many chunks as the others; by steps
         # on a ring, which passes the prefix in a few static lengths, so that only the lower end of a part is sure.
         above = units[-1] if on_ring else (units[0] + units[-1]) / 2
-        return (sum(units) - above) / (samples - 1) * count, units[-1]
+        return _Sampled((sum(units) - above) / (samples - 1) * count, units)
 
     def _excess(self, partition: Partition, tokens: int, places: Places) -> float:
         layout, wave, request = partition.layout, partition.wave, self.request
@@ -171,6 +181,19 @@ class LowerBounds:
             stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(table.diagonal_groups))
             self._smallest[key] = predict_memory(table, layout.shape, stash)
         return self._smallest[key]
+
+
+class _Sampled(NamedTuple):
+    """Of all units of a kind on one virtual stage: about their seconds together, and those of a few of them."""
+
+    work_s: float
+    units: list[float]
+
+    def above(self, count: int, num_chunks: int) -> float:
+        """Returns seconds that at least so many of the first chunks do not exceed, where costs rise."""
+        last = len(self.units) - 1
+        # Samples lie evenly over the chunks; it is the first one that does not lie before the last of these chunks.
+        return self.units[min(last, -(-(count - 1) * last // max(1, num_chunks - 1)) if count > 0 else 0)]
 
 
 def _unit_seconds(
@@ -217,6 +240,7 @@ def _tick_seconds(units: list[float], num_stages: int, num_groups: int) -> list[
     return tick_s
 
 
+@lru_cache(maxsize=64)
 def _recomputed(places: Places) -> tuple[bool, ...]:
     """Returns what of places the seconds of units depend on."""
     return tuple(place == "recompute" for place in places)

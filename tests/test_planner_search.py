@@ -53,6 +53,7 @@ def choices(request, dtypes=("float32",)):
                         places=places,
                         alpha=alpha,
                         kv_grad_dtype=dtype,
+                        wave=partition.wave,
                     ),
                 )
 

@@ -152,19 +152,24 @@ class LowerBounds:
         shape, length = layout.shape, request.config.sequence.length
         smallest = self._memory_of_one_chunk(layout, tokens)
         stash, model = _stash(places, self.dtype), request.config.model
-        # What a whole wave takes more than one longest chunk, on every schedule; behind each prefix is space for a chunk.
-        more = (wave * length - tokens) // layout.mesh.seq
+        # On every schedule a stage holds a whole wave at once, with space for a longest chunk behind each prefix.
+        whole, chunk = wave * length // layout.mesh.seq, tokens // layout.mesh.seq
         more_prefix = (wave * (length + tokens) - 2 * tokens) // layout.mesh.seq
         layers = layout.layers * layout.interleave
         kv_bytes = request.compute_bytes + (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
         heads = kv_heads_per_device(model, layout.split.ulysses)
         kv = more_prefix * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
         token = token_bytes(shape, stash)
-        kept, away = (more * layout.interleave * size for size in (token.kept, token.away))
-        spilled = max(0, away - usable_host_bytes(request.cluster))
-        host = self._host_bytes(layout, tokens, stash) / usable_host_bytes(request.cluster) - 1
+        # One slot is spare.
+        kept, away = (whole * layout.interleave + chunk) * token.kept, whole * layout.interleave * token.away
+        device_bytes, host_bytes = usable_bytes(request.cluster), usable_host_bytes(request.cluster)
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
-        return max(host, (smallest.hbm_bytes + work + kv + kept + spilled) / usable_bytes(request.cluster) - 1)
+        held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept
+        # What is too much for the host stays on the device, but no more than where both are over by the same share.
+        even = (away * device_bytes - held * host_bytes) / (device_bytes + host_bytes)
+        spilled = max(0, min(even, away - host_bytes))
+        host = self._host_bytes(layout, tokens, stash) / host_bytes - 1
+        return max(host, (held + spilled) / device_bytes - 1)
 
     def _host_bytes(self, layout: Layout, tokens: int, stash: StashPlan) -> float:
         """Returns the least bytes on the host: what no rule for alpha can keep back, the last chunks aside."""

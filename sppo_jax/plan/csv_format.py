@@ -12,8 +12,8 @@ def to_csv(table: Table) -> str:
     """Returns the table as text.
 
     The first line is `key=value` cells: name, stages, groups, sequences and chunk_lengths (spaces between), and wave
-    where it is not 1. Each further line is a stage. A cell is `F0.3.1` or `B0.3.1` (sequence, chunk, virtual stage), `H0.3`
-    (sequence, chunk) or empty.
+    where it is not 1. Each further line is a stage. A cell is `F0.3.1` or `B0.3.1` (sequence, chunk, virtual stage),
+    `H0.3` (sequence, chunk) or empty.
     """
     lengths = " ".join(str(length) for length in table.chunk_lengths)
     values = (table.name, table.num_stages, table.num_groups, table.num_sequences, lengths)

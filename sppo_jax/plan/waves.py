@@ -51,8 +51,8 @@ def make_in_waves(
 ) -> Table:
     """Makes a table, or an outline, of sequences in waves: each wave is one sequence of `make`'s table.
 
-    Chunk n of wave q is chunk n // k of sequence q k + n % k. So the chunks of equal number, which cost the same, follow
-    each other, and each chunk still comes after those before it. Nothing else of the table changes.
+    Chunk n of wave q is chunk n // k of sequence q k + n % k. So the chunks of equal number, which cost the same,
+    follow each other, and each chunk still comes after those before it. Nothing else of the table changes.
 
     Args:
         make: makes the table of a named schedule whose sequences are the waves.

@@ -49,13 +49,17 @@ class LowerBounds:
         for key, places in zip(keys, options, strict=True):
             if key not in known:
                 backward_s = self._sampled_stream_s(partition, self._samples(partition, places, "B"))
-                known[key] = _MARGIN * (heads_s + forward_s + backward_s + self._costs(layout, places).step_overhead_s())
+                known[key] = _MARGIN * (
+                    heads_s + forward_s + backward_s + self._costs(layout, places).step_overhead_s()
+                )
         return [known[key] for key in keys]
 
     def work_s(self, partition: Partition, places: Places) -> float:
         """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
         layout = partition.layout
-        return layout.sequences * layout.interleave * sum(self._samples(partition, places, kind).work_s for kind in "FB")
+        return (
+            layout.sequences * layout.interleave * sum(self._samples(partition, places, kind).work_s for kind in "FB")
+        )
 
     def step_s(self, partition: Partition, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
         """Returns the least seconds of a step with these chunks: their ticks without padding."""
@@ -107,8 +111,8 @@ class LowerBounds:
     def _sampled_stream_s(self, partition: Partition, sampled: "_Sampled") -> float:
         """Returns about the least seconds of all ticks of a kind.
 
-        Between two waves that are in the pipeline at once a tick is as slow as its slowest chunk too: the last chunks of
-        a wave delay the first of the next one, up to the chunk before which the next one has as many as there are stages.
+        Where a wave follows another one into the full pipeline, the last chunks of the one delay the first of the
+        other. Each of the P - 1 ticks lasts longer by what a chunk's cost rises from the other's first P - 1 chunks on.
         """
         layout, waits = partition.layout, partition.layout.mesh.pipe - 1
         work_s = layout.sequences * layout.interleave * sampled.work_s

@@ -103,7 +103,7 @@ def waves(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
         return [request.table[0].wave]
     if asked != "auto":
         return [asked]
-    if schedule in UNCUT:
+    if schedule in UNCUT or layout.mesh.pipe == 1:
         return [1]
     found = [wave for wave in _WAVES if layout.sequences % wave == 0 and (wave == 1 or wave * num_chunks <= _MAX_COUNT)]
     if layout.interleave > 1 and request.config.sequence.chunks == "auto":

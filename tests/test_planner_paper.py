@@ -47,7 +47,7 @@ def test_the_paper_has_no_waves_unless_they_are_asked_for():
     assert make_plan(config(**several, sequence={"per_pipeline": 4})).schedule.wave == 1
     assert make_plan(config(**several, sequence={"per_pipeline": 4}, schedule={"wave": 2})).schedule.wave == 2
     # With fewer chunks than stages only waves fill whole groups of an interleaved schedule.
-    short = dict(mesh={"pipe": 8, "seq": 4}, length=64, sequence={"per_pipeline": 8}, schedule={"interleave": 2})
+    short = dict(mesh={"pipe": 8, "seq": 4}, length=16, sequence={"per_pipeline": 16}, schedule={"interleave": 2})
     assert make_plan(config(**several | short)).schedule.wave == 1
 
 

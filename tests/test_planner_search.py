@@ -105,9 +105,8 @@ def test_bounds_are_below_what_they_bound(figures, per_step, schedule):
 
 def test_bounds_of_waves_of_a_large_model_are_below_what_they_bound():
     groups = {**SEVERAL, "sequence": {"per_pipeline": 8}, "schedule": AUTO}
-    for length, figures in ((2**15, {}), (2**18, {}), (2**18, {"host_bytes": 2**37})):
-        hardware = SEVERAL["hardware"] | figures
-        request = read_request(large("llama3-8b", "a100-80g:8x8", length, **groups | {"hardware": hardware}))
+    for length in (2**15, 2**18, 2**20):
+        request = read_request(large("llama3-8b", "a100-80g:8x8", length, **groups))
         bounds, wave_sizes = LowerBounds(request, "float32"), set()
         for number, one in enumerate(list(partitions(request))[::7]):
             options = place_options(request.config.stash, one.layout.layers)

@@ -379,8 +379,18 @@ def test_only_pipelines_of_several_sequences_have_waves():
             assert one.wave == 1 or (one.layout.mesh.pipe > 1 and one.schedule.endswith(("seq1f1b", "sppo")))
             together = one.layout.sequences if one.schedule.endswith("-1f1b") else one.wave
             assert one.layout.interleave == 1 or one.num_chunks * together % one.layout.mesh.pipe == 0
+            assert one.wave == 1 or one.balance == "equal"
         sizes = {one.wave for one in partitions(request)}
         assert sizes == {size for size in (1, 2, 4, 8) if per_step // data % size == 0}
+
+
+def test_waves_may_have_chunks_of_equal_flops_where_asked():
+    for groups in ({"schedule": {"wave": 2}}, {"sequence": {"balance": "flops"}}):
+        asked = config(
+            **{**groups, "sequence": {"per_step": 4, **groups.get("sequence", {})}}, mesh={"data": 1, "pipe": 2}
+        )
+        both = {(one.wave, one.balance) for one in partitions(read_request(asked, small()))}
+        assert (2, "flops") in both
 
 
 def test_a_wave_keeps_more_than_the_device_has():

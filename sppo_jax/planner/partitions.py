@@ -65,6 +65,8 @@ def partitions(request: Request) -> Iterator[Partition]:
     """
     chunks, balance = request.config.sequence.chunks, request.config.sequence.balance
     table = request.table[0] if request.table is not None else None
+    # Waves and chunks of equal FLOPs are two ways to the same end. Both together pad more and save little.
+    open_choice = balance == "auto" and request.config.schedule.wave == "auto"
     for layout in layouts(request):
         if table is not None or isinstance(chunks, tuple):
             count = table.num_chunks if table is not None else len(chunks)  # type: ignore[arg-type]
@@ -76,6 +78,8 @@ def partitions(request: Request) -> Iterator[Partition]:
             for kind in balances if count > 1 else balances[:1]:
                 for schedule in schedules(layout, count):
                     for wave in waves(layout, schedule, count):
+                        if wave > 1 and kind == "flops" and open_choice:
+                            continue
                         yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind, wave=wave)
 
 

@@ -59,11 +59,12 @@ def small_plan(
     ring_pass="auto",
     kernel="blockwise",
     groups="static",
+    wave=1,
 ) -> Plan:
     """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
     ulysses = ulysses or {"ulysses": seq, "ring": 1}[kind]
-    table = from_csv(csv) if csv else make_table(schedule, pipe, sequences, tuple(chunks), interleave)
+    table = from_csv(csv) if csv else make_table(schedule, pipe, sequences, tuple(chunks), interleave, wave)
     of_diagonal, gaps = table.diagonal_groups, table.group_gaps
     shares = alpha if isinstance(alpha, tuple) else (alpha,)
     return Plan(
@@ -75,7 +76,7 @@ def small_plan(
         sequence_length=sum(chunks),
         sequences_per_pipeline=sequences,
         chunk_lengths=tuple(chunks),
-        schedule=SchedulePlan(name="table" if csv else schedule, interleave=interleave, csv=csv),
+        schedule=SchedulePlan(name="table" if csv else schedule, interleave=interleave, csv=csv, wave=wave),
         stash=StashPlan(
             inputs=places[0],
             attention=places[1],

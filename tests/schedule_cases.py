@@ -21,6 +21,23 @@ def all_tables() -> tuple[Table, ...]:
     return tuple(tables)
 
 
+@lru_cache(maxsize=1)
+def wave_tables() -> tuple[Table, ...]:
+    """Returns every table of waves with at most 4 stages, 8 chunks, 8 sequences and 2 groups that can be made."""
+    tables = []
+    sizes = [
+        (sequences, wave) for sequences in range(2, 9) for wave in range(2, sequences + 1) if sequences % wave == 0
+    ]
+    for stages, chunks, (sequences, wave), groups in product(range(1, 5), range(1, 9), sizes, (1, 2)):
+        lengths = tuple(range(chunks + 8, 8, -1))
+        for name in ("gpipe", "sppo", "interleaved-seq1f1b" if groups > 1 else "seq1f1b"):
+            try:
+                tables.append(make_table(name, stages, sequences, lengths, groups, wave))
+            except ValueError:
+                assert groups > 1 and chunks * wave % stages
+    return tuple(tables)
+
+
 def runs(table: Table) -> bool:
     """Runs a table on a machine with one register for each stage and direction; returns whether it completes.
 

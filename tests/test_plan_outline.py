@@ -1,7 +1,7 @@
 """An outline holds what its table does: the same ticks once the rounds are written out, the same figures as it is."""
 
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 
 import pytest
 
@@ -14,11 +14,12 @@ from sppo_jax.plan.table import MIN_HOST_GAP, Tick
 
 @lru_cache(maxsize=1)
 def pairs():
-    """Returns tables of up to 4 stages, 6 chunks and 12 sequences with their outlines."""
+    """Returns tables of up to 4 stages, 6 chunks and 12 sequences with their outlines, some of them in waves."""
     found = []
-    shapes = product(GENERATORS, range(1, 5), range(1, 7), (1, 2, 4, 5, 8, 9, 11, 12), range(1, 4))
-    for name, stages, chunks, sequences, groups in shapes:
-        asked = name, stages, sequences, tuple(range(chunks + 8, 8, -1)), groups
+    alone = product(GENERATORS, range(1, 5), range(1, 7), (1, 2, 4, 5, 8, 9, 11, 12), range(1, 4), (1,))
+    waves = product(GENERATORS, (1, 2, 4), (1, 3, 4), (2, 8, 9, 12), (1, 2), (2, 3, 4))
+    for name, stages, chunks, sequences, groups, wave in chain(alone, waves):
+        asked = name, stages, sequences, tuple(range(chunks + 8, 8, -1)), groups, wave
         try:
             table = make_table(*asked)
         except ValueError as error:
@@ -28,6 +29,8 @@ def pairs():
             continue
         found.append((table, make_outline(*asked)))
     assert {outline.name for _, outline in found if outline.repeats} == set(GENERATORS)
+    in_waves = {outline.name for _, outline in found if outline.repeats and outline.wave > 1}
+    assert in_waves == {"gpipe", "sppo", "seq1f1b", "interleaved-seq1f1b"}
     return found
 
 
@@ -100,5 +103,6 @@ def test_an_outline_takes_the_time_of_its_table_to_the_last_bit():
 @pytest.mark.parametrize("name", ["sppo", "seq1f1b", "gpipe", "interleaved-seq1f1b"])
 def test_an_outline_does_not_grow_with_the_sequences(name):
     groups = 2 if name.startswith("interleaved") else 1
-    short, long = (make_outline(name, 4, sequences, (8,) * 8, groups) for sequences in (16, 4096))
-    assert len(short.ticks) == len(long.ticks) and long.num_sequences == 4096
+    for wave in (1, 4):
+        short, long = (make_outline(name, 4, sequences, (8,) * 8, groups, wave) for sequences in (32, 4096))
+        assert len(short.ticks) == len(long.ticks) and long.num_sequences == 4096

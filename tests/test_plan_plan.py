@@ -41,7 +41,28 @@ def test_json_round_trip():
 def test_a_plan_from_before_groups_is_read():
     values = make().to_dict()
     del values["groups"]
+    del values["schedule"]["wave"]
     assert Plan.from_dict({**values, "schema_version": 2}) == make()
+
+
+def test_a_plan_from_before_waves_is_read():
+    values = make().to_dict()
+    del values["schedule"]["wave"]
+    assert Plan.from_dict({**values, "schema_version": 3}) == make()
+    with pytest.raises(ValueError, match=r"schedule of plan\.json must be an object, got 3"):
+        Plan.from_dict({**values, "schedule": 3, "schema_version": 3})
+
+
+def test_a_plan_in_waves_holds_together():
+    stash = replace(STASH, alpha=(0.5,) * 8 + (0.0,))
+    wave = dict(schedule=SchedulePlan(name="sppo", wave=2), sequences_per_pipeline=4, kv_slots=2, stash=stash)
+    plan = make(**wave)
+    assert plan.table() == make_table("sppo", 2, 4, (16, 16, 16, 8), 1, 2) and plan.table().wave == 2
+    assert Plan.from_json(plan.to_json()) == plan and "waves of 2 sequences" in plan.describe()
+    own = SchedulePlan(name="own", csv=to_csv(plan.table()))
+    with pytest.raises(ValueError, match="sequences of a wave must be those of the schedule table, 2, got 1"):
+        make(**{**wave, "schedule": own})
+    assert make(**{**wave, "schedule": replace(own, wave=2)}).table().ticks == plan.table().ticks
 
 
 def test_json_has_the_public_keys_as_plain_lists():
@@ -81,8 +102,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 3, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 3, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 4, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 4, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -102,7 +123,8 @@ STASH = make().stash
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 3, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 4, got 1"),
+        (dict(schedule=SchedulePlan(name="sppo", wave=2)), "divide the 1 sequences of a pipeline (nearest: 1), got 2"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
         (dict(ring=1), "ulysses * ring of a plan must be mesh.seq = 4, got 2 * 1"),

@@ -52,6 +52,7 @@ def refusal(asked, cluster):
         (config(sequence={"kind": "ulysses"}, length=8208), 3, "sequence.kind=auto, a cluster of 2 or 4 devices, or"),
         (config(sequence={"ulysses": 3}), 8, "sequence.ulysses=0"),
         (config(schedule={"interleave": 3}), 8, "schedule.interleave=1"),
+        (config(schedule={"wave": 3}, sequence={"per_step": 4}), 4, "schedule.wave=auto, or sequence.per_step=6"),
         (config(schedule={"interleave": 8}, mesh={"pipe": 8}), 8, "mesh.pipe=auto, or schedule.interleave=1"),
         (config(mesh={"pipe": 3}), 8, "mesh.pipe=auto"),
         (config(mesh={"data": 3}), 8, "mesh.data=4, a cluster of 6 or 12 devices, or mesh.data=auto"),
@@ -79,6 +80,8 @@ def test_the_rules_are_named_with_what_was_got():
         "mesh.data must divide sequence.per_step=4",
     ):
         assert rule in text
+    waves = config(schedule={"wave": 3}, sequence={"per_step": 4})
+    assert "schedule.wave=3 must divide the sequences of a pipeline" in refusal(waves, "h100:1x4")[0]
     assert "mesh.data must be 1 where sequence.per_step is not given" in refusal(config(), "h100:1x3")[0]
 
 

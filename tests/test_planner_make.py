@@ -244,6 +244,14 @@ def test_table_given_as_a_file(tmp_path):
         plan(sequence={"per_pipeline": 2}, **groups)
 
 
+def test_table_in_waves_given_as_a_file(tmp_path):
+    table = make_table("sppo", 2, 4, (32, 16, 16), 1, 2)
+    path = tmp_path / "mine.csv"
+    path.write_text(to_csv(table))
+    made = plan(mesh={"pipe": 2}, sequence={"per_pipeline": 4}, schedule={"name": "table", "table": str(path)})
+    assert made.schedule.wave == 2 and made.kv_slots == 2 and made.table() == table
+
+
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
@@ -255,12 +263,20 @@ def test_table_given_as_a_file(tmp_path):
         (dict(mesh={"pipe": 4}), "mesh.pipe must be 2, the number of stages of schedule.table, got mesh.pipe=4"),
         (dict(sequence={"per_pipeline": 2, "chunks": 4}), "set sequence.chunks=auto"),
         (dict(interleave=2), "set schedule.interleave=auto"),
+        (dict(wave=2), "schedule.wave must be 1, the wave of schedule.table, got 2; set schedule.wave=auto"),
+        (
+            dict(text=("wave=2", "wave=3")),
+            "wave of a schedule table must divide its 2 sequences, got 3; use 2; correct",
+        ),
     ],
 )
 def test_table_must_agree_with_the_config(tmp_path, groups, words):
     path = tmp_path / "mine.csv"
-    path.write_text(to_csv(make_table("gpipe", 2, 2, (32, 16, 16))))
-    schedule = {"name": "table", "table": str(path), "interleave": groups.pop("interleave", 1)}
+    before, after = groups.pop("text", ("", ""))
+    table = make_table("gpipe", 2, 2, (32, 16, 16), 1, 2 if before else 1)
+    path.write_text(to_csv(table).replace(before, after))
+    own = {key: groups.pop(key) for key in ("interleave", "wave") if key in groups}
+    schedule = {"name": "table", "table": str(path), **own}
     groups = {"sequence": {"per_pipeline": 2}, "mesh": {"pipe": 2}, **groups}
     with pytest.raises(ValueError) as error:
         plan(schedule=schedule, **groups)

@@ -53,6 +53,7 @@ def choices(request, dtypes=("float32",)):
                         places=places,
                         alpha=alpha,
                         kv_grad_dtype=dtype,
+                        wave=partition.wave,
                     ),
                 )
 
@@ -100,6 +101,33 @@ def test_bounds_are_below_what_they_bound(figures, per_step, schedule):
         excess = lower_bounds.excess_of(outcome.memory)
         assert lower_bounds.rough_excess(partition, choice.places) <= excess + 1e-9
         assert lower_bounds.excess(partition, choice.chunk_lengths, choice.places) <= excess + 1e-9
+
+
+def test_bounds_of_waves_of_a_large_model_are_below_what_they_bound():
+    groups = {**SEVERAL, "sequence": {"per_pipeline": 8}, "schedule": AUTO}
+    for length in (2**15, 2**18, 2**20):
+        request = read_request(large("llama3-8b", "a100-80g:8x8", length, **groups))
+        bounds, wave_sizes = LowerBounds(request, "float32"), set()
+        for number, one in enumerate(list(partitions(request))[::7]):
+            options = place_options(request.config.stash, one.layout.layers)
+            places = options[number % len(options)]
+            choice = Choice(
+                layout=one.layout,
+                chunk_lengths=one.chunk_lengths,
+                schedule=one.schedule,
+                places=places,
+                alpha="hidden",
+                kv_grad_dtype="float32",
+                wave=one.wave,
+            )
+            if one.num_chunks * one.wave > 128:
+                continue
+            outcome = evaluate(choice)
+            wave_sizes.add(one.wave)
+            assert bounds.rough_step_s(one, [places])[0] <= outcome.step_s
+            assert bounds.step_s(one, one.chunk_lengths, places, "hidden") <= outcome.step_s * (1 + 1e-9)
+            assert bounds.excess(one, one.chunk_lengths, places) <= bounds.excess_of(outcome.memory) + 1e-9
+        assert wave_sizes == {1, 2, 4, 8}
 
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 2), (2, 3, 6), (4, 2, 8)])
@@ -310,6 +338,65 @@ def test_interleaving_is_searched_where_asked():
     auto = search(config(**asked, schedule=AUTO), small())
     assert plain.plan.schedule.interleave == 1 < auto.plan.schedule.interleave
     assert auto.plan.predicted.step_s < plain.plan.predicted.step_s
+
+
+SEVERAL = dict(mesh={"data": 1, "pipe": 8, "seq": 8}, hardware={"network_bytes_s": 12.5e9})
+
+
+@pytest.mark.parametrize(
+    ("preset", "length", "sequences", "share"),
+    [("llama2-7b", 2**17, 4, 0.84), ("llama2-7b", 2**15, 16, 0.92), ("llama3-8b", 2**19, 4, 0.9)],
+)
+def test_waves_are_searched_and_chosen_where_they_are_faster(preset, length, sequences, share):
+    def found(**schedule):
+        several = {"sequence": {"per_pipeline": sequences}, "schedule": AUTO | schedule}
+        return search(large(preset, "a100-80g:8x8", length, **SEVERAL, **several))
+
+    free, plain = found(), found(wave=1)
+    assert plain.plan.schedule.wave == 1 and free.fits and plain.fits
+    assert free.fastest_s < share * plain.fastest_s
+    pinned = found(wave=4)
+    assert pinned.plan.schedule.wave == 4 and {other.plan.schedule.wave for other in pinned.rejected} == {4}
+    assert free.fastest_s <= pinned.fastest_s
+
+
+def test_a_wave_has_its_reason():
+    groups = {**SEVERAL, "sequence": {"per_pipeline": 4}, "schedule": AUTO}
+    asked = large("llama2-7b", "a100-80g:8x8", 2**17, **groups)
+    plan = search(asked).plan
+    assert plan.schedule.wave == 4 and plan.kv_slots >= 4
+    assert "4 sequences run as one, so the costs of chunks rise once for 4 sequences" in plan.reasons["schedule"]
+    assert plan.reasons["wave"].startswith("the next choice, a wave of ")
+    assert simulation_of(plan, asked).step_s < plan.predicted.step_s
+    assert "wave" not in search(large(length=2**19, cluster="a100-80g:4x8")).plan.reasons
+
+
+def test_only_pipelines_of_several_sequences_have_waves():
+    for per_step, data in ((8, 1), (8, 2), (6, 1), (4, 4)):
+        request = read_request(config(sequence={"per_step": per_step}, schedule=AUTO, mesh={"data": data}), small())
+        for one in partitions(request):
+            assert one.layout.sequences % one.wave == 0 and one.drains * one.wave in (one.wave, one.layout.sequences)
+            assert one.wave == 1 or (one.layout.mesh.pipe > 1 and one.schedule.endswith(("seq1f1b", "sppo")))
+            together = one.layout.sequences if one.schedule.endswith("-1f1b") else one.wave
+            assert one.layout.interleave == 1 or one.num_chunks * together % one.layout.mesh.pipe == 0
+            assert one.wave == 1 or one.balance == "equal"
+        sizes = {one.wave for one in partitions(request)}
+        assert sizes == {size for size in (1, 2, 4, 8) if per_step // data % size == 0}
+
+
+def test_waves_may_have_chunks_of_equal_flops_where_asked():
+    for groups in ({"schedule": {"wave": 2}}, {"sequence": {"balance": "flops"}}):
+        asked = config(
+            **{**groups, "sequence": {"per_step": 4, **groups.get("sequence", {})}}, mesh={"data": 1, "pipe": 2}
+        )
+        both = {(one.wave, one.balance) for one in partitions(read_request(asked, small()))}
+        assert (2, "flops") in both
+
+
+def test_a_wave_keeps_more_than_the_device_has():
+    groups = {**SEVERAL, "sequence": {"per_pipeline": 8}, "schedule": {"wave": 8}}
+    found = search(large("gpt-13b", "a100-80g:8x8", 2**19, **groups))
+    assert not found.fits and found.stopped_by == "schedule.wave=8" and "change schedule.wave=8:" in found.problem
 
 
 def test_what_rounds_to_the_same_is_a_tie():

@@ -1,7 +1,7 @@
 """Tables as CSV and as a picture in text."""
 
 import pytest
-from schedule_cases import all_tables
+from schedule_cases import all_tables, wave_tables
 
 from sppo_jax.plan.csv_format import from_csv, to_csv
 from sppo_jax.plan.generators import make_table
@@ -24,6 +24,17 @@ def test_csv_text():
 HEADER = "name=mine,stages=1,groups=1,sequences=1,chunk_lengths=8"
 
 
+def test_csv_of_waves():
+    text = to_csv(make_table("sppo", 1, 2, (8,), 1, 2))
+    assert (
+        text
+        == "name=sppo,stages=1,groups=1,sequences=2,chunk_lengths=8,wave=2\nF0.0.0,H0.0,F1.0.0,H1.0,B1.0.0,B0.0.0\n"
+    )
+    for table in wave_tables()[::5]:
+        assert from_csv(to_csv(table)) == table
+    assert from_csv(text.replace(",wave=2", "")).wave == 1
+
+
 def test_csv_allows_spaces_and_empty_lines():
     table = from_csv(f"\n{HEADER}\n\n F0.0.0 , H0.0, B0.0.0\n")
     assert [tick.kind for tick in table.ticks] == ["F", "H", "B"]
@@ -33,6 +44,8 @@ def test_csv_allows_spaces_and_empty_lines():
     ("text", "words"),
     [
         ("", "got no text"),
+        (HEADER.replace("=8", "=8,wave=0") + "\nF0.0.0", "wave of a schedule CSV must be a positive whole number"),
+        (HEADER + ",waves=1\nF0.0.0", "chunk_lengths, and may have wave, got"),
         ("stages=1\nF0.0.0", "must have the keys name, stages, groups, sequences, chunk_lengths"),
         (
             HEADER.replace("stages=1", "stages=x") + "\nF0.0.0",
@@ -50,6 +63,11 @@ def test_csv_errors(text, words):
     with pytest.raises(ValueError) as error:
         from_csv(text)
     assert words in str(error.value)
+
+
+def test_timeline_of_waves_says_so():
+    first = text_timeline(make_table("sppo", 1, 4, (8,), 1, 2)).splitlines()[0]
+    assert first == "sppo: 1 stages, 1 virtual each, 4 sequences of 1 chunks in waves of 2, 12 ticks"
 
 
 def test_timeline_of_a_small_table():

@@ -174,14 +174,14 @@ def test_padding_is_counted():
 def test_the_process_is_named_after_the_plan_and_says_what_it_leaves_out(monkeypatch):
     assert process_name(small_figures()) == "plan: sppo, 4 stages"
     assert process_name(small_figures("h100:1x1", mesh={"pipe": 1})).endswith(", 1 stage")
-    groups = dict(schedule={"name": "seq1f1b"}, sequence={"per_pipeline": 24})
+    groups = dict(schedule={"name": "seq1f1b", "wave": 2}, sequence={"per_pipeline": 24})
     whole = small_figures(**groups)
-    assert process_name(whole) == "plan: seq1f1b, 4 stages"
+    assert process_name(whole) == "plan: seq1f1b k=2, 4 stages"
     monkeypatch.setattr(module, "_MOST_CELLS", 100)
     short = figures_of(whole.found, small_config(**groups))
     assert short.sequences_left_out > 0
     shown = f"{short.table.num_sequences} of the 24 sequences of a pipeline"
-    assert process_name(short) == f"plan: seq1f1b, 4 stages, {shown}"
+    assert process_name(short) == f"plan: seq1f1b k=2, 4 stages, {shown}"
 
 
 def test_a_plan_that_does_not_fit_has_a_trace_too():

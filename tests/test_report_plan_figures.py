@@ -68,10 +68,11 @@ def test_a_plan_that_does_not_fit_has_figures_too():
     assert not too_large().found.fits and too_large().found.problem
 
 
+@pytest.mark.parametrize("wave", [1, 3])
 @pytest.mark.parametrize("schedule", ["sppo", "seq1f1b", "gpipe", "interleaved-seq1f1b"])
-def test_figures_of_a_step_too_long_to_draw_are_those_of_the_whole_step(schedule, monkeypatch):
+def test_figures_of_a_step_too_long_to_draw_are_those_of_the_whole_step(schedule, wave, monkeypatch):
     interleave = 2 if "interleaved" in schedule else 1
-    groups = dict(schedule={"name": schedule, "interleave": interleave}, sequence={"per_pipeline": 24})
+    groups = dict(schedule={"name": schedule, "interleave": interleave, "wave": wave}, sequence={"per_pipeline": 24})
     whole = small_figures(**groups)
     monkeypatch.setattr(module, "_MOST_CELLS", 100)
     short = figures_of(whole.found, small_config(**groups))

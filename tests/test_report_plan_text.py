@@ -8,7 +8,7 @@ from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
 from sppo_jax.report.plan.text import plan_text, scaled_timeline
-from sppo_jax.report.plan.words import TOLD_ELSEWHERE, chunks_of, runs_of, seconds
+from sppo_jax.report.plan.words import TOLD_ELSEWHERE, chunks_of, runs_of, schedule_of, seconds
 
 FIGURES = {name: lambda groups=groups: small_figures(**groups) for name, groups in CASES.items()}
 FIGURES["does not fit"] = too_large
@@ -99,3 +99,11 @@ def test_the_scaled_timeline_shows_ticks_narrower_than_a_column():
     tick_s = simulate(table, lambda unit, tokens: {"F": 1.0, "B": 2.0, "H": 0.5}[unit.kind]).tick_s
     for row in (line.split()[-1] for line in scaled_timeline(table, tick_s).splitlines()):
         assert [row.count(kind) / len(row) for kind in "FBH"] == pytest.approx([2 / 7, 4 / 7, 1 / 7], abs=0.03)
+
+
+def test_waves_are_named():
+    figures = small_figures(schedule={"wave": 2}, sequence={"per_pipeline": 4})
+    words = " ".join(plan_text(figures).split())
+    assert figures.plan.schedule.wave == 2 and "seq1f1b, waves of 2 sequences, K/V of" in words
+    assert "2 sequences run as one, so the costs of chunks rise once for 2 sequences" in words
+    assert schedule_of(figures.plan) == "seq1f1b k=2"

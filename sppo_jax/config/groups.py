@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from sppo_jax.config.data import DataConfig
 from sppo_jax.config.group import ConfigError, Group
 from sppo_jax.config.model import ModelConfig
+from sppo_jax.plan.waves import check_wave
 
 Place = Literal["auto", "keep", "host", "recompute"]
 # Steps, seeds and positions are int32 on the devices.
@@ -105,6 +106,8 @@ class ScheduleConfig(Group):
         name: name of the schedule; "table" reads `schedule.table`; "auto": chosen by the planner.
         interleave: layer groups (virtual stages) that a device holds; at least 1, or "auto": chosen by the planner.
         table: path of a CSV file with the schedule, given if and only if `schedule.name` is "table"; null: none.
+        wave: sequences of a pipeline that run as one sequence of all their chunks; at least 1, a divisor of the
+            sequences of a pipeline; "auto": chosen by the planner.
     """
 
     group: ClassVar[str] = "schedule"
@@ -113,9 +116,10 @@ class ScheduleConfig(Group):
     )
     interleave: Literal["auto"] | int = 1
     table: str | None = None
+    wave: Literal["auto"] | int = "auto"
 
     def _check(self) -> None:
-        self._at_least(1, "interleave")
+        self._at_least(1, "interleave", "wave")
         if (self.name == "table") != (self.table is not None):
             raise ConfigError(
                 f"schedule.table (a CSV file) must be given with schedule.name=table and with no other name, "
@@ -396,8 +400,10 @@ class Config(Group):
             )
 
     def _check_sequences(self) -> None:
-        data, sequence = self.mesh.pinned.get("data", 1), self.sequence
+        data, sequence, schedule = self.mesh.pinned.get("data", 1), self.sequence, self.schedule
         if not sequence.per_step:
+            if schedule.wave != "auto":
+                check_wave(schedule.name, sequence.per_pipeline, schedule.wave)
             return
         if sequence.per_step % data:
             raise ConfigError(

@@ -48,11 +48,13 @@ def _part(plan: Plan, rows: int) -> tuple[int, Table]:
     each, schedule = plan.sequences_per_pipeline, plan.schedule
     if rows >= 1 and plan.num_sequences % rows == 0 and rows % each == 0:
         return rows // each, plan.table()
-    if rows >= 1 and each % rows == 0 and schedule.csv is None:
-        return 1, make_table(schedule.name, plan.mesh.pipe, rows, plan.chunk_lengths, schedule.interleave)
+    if rows >= 1 and each % rows == 0 and rows % schedule.wave == 0 and schedule.csv is None:
+        sizes = plan.mesh.pipe, rows, plan.chunk_lengths, schedule.interleave, schedule.wave
+        return 1, make_table(schedule.name, *sizes)
+    waves = "" if schedule.wave == 1 else f" into whole waves of {schedule.wave}"
     raise ValueError(
         f"a window must be the rows of a step, {plan.num_sequences}, or a part of them that holds whole pipelines of "
-        f"{each} rows or divides one whose schedule has a name, got {rows}; change the window"
+        f"{each} rows or divides one{waves} whose schedule has a name, got {rows}; change the window"
     )
 
 

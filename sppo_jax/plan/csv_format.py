@@ -5,19 +5,20 @@ import re
 from sppo_jax.plan.table import Table, Tick, Unit
 
 _CELL = re.compile(r"([FB])(\d+)\.(\d+)\.(\d+)|(H)(\d+)\.(\d+)")
-_HEADER = ("name", "stages", "groups", "sequences", "chunk_lengths")
+_HEADER, _WAVE = ("name", "stages", "groups", "sequences", "chunk_lengths"), "wave"
 
 
 def to_csv(table: Table) -> str:
     """Returns the table as text.
 
-    The first line is `key=value` cells: name, stages, groups, sequences and chunk_lengths (spaces between).
-    Each further line is a stage. A cell is `F0.3.1` or `B0.3.1` (sequence, chunk, virtual stage), `H0.3`
-    (sequence, chunk) or empty.
+    The first line is `key=value` cells: name, stages, groups, sequences and chunk_lengths (spaces between), and wave
+    where it is not 1. Each further line is a stage. A cell is `F0.3.1` or `B0.3.1` (sequence, chunk, virtual stage),
+    `H0.3` (sequence, chunk) or empty.
     """
     lengths = " ".join(str(length) for length in table.chunk_lengths)
     values = (table.name, table.num_stages, table.num_groups, table.num_sequences, lengths)
-    lines = [",".join(f"{key}={value}" for key, value in zip(_HEADER, values, strict=True))]
+    header = dict(zip(_HEADER, values, strict=True)) | ({_WAVE: table.wave} if table.wave != 1 else {})
+    lines = [",".join(f"{key}={value}" for key, value in header.items())]
     for stage in range(table.num_stages):
         lines.append(",".join(_cell(tick.units[stage]) for tick in table.ticks))
     return "\n".join(lines) + "\n"
@@ -53,6 +54,7 @@ def from_csv(text: str) -> Table:
         chunk_lengths=tuple(int(length) for length in lengths),
         ticks=tuple(ticks),
         name=header["name"],
+        wave=_read_count(header, _WAVE),
     )
 
 
@@ -66,9 +68,11 @@ def _cell(unit: Unit | None) -> str:
 def _read_header(line: str) -> dict[str, str]:
     cells = [cell.strip().partition("=") for cell in line.split(",")]
     header = {key: value for key, _, value in cells}
-    if tuple(sorted(header)) != tuple(sorted(_HEADER)):
-        raise ValueError(f"the header of a schedule CSV must have the keys {', '.join(_HEADER)}, got {line!r}")
-    return header
+    if set(header) - {_WAVE} != set(_HEADER):
+        raise ValueError(
+            f"the header of a schedule CSV must have the keys {', '.join(_HEADER)}, and may have {_WAVE}, got {line!r}"
+        )
+    return {_WAVE: "1", **header}
 
 
 def _read_count(header: dict[str, str], key: str) -> int:

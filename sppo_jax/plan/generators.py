@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from sppo_jax.plan.streams import backward_ticks, check_groups, forward_ticks, with_head
 from sppo_jax.plan.table import Table, Tick, Unit
+from sppo_jax.plan.waves import make_in_waves
 
 
 def gpipe(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1) -> Table:
@@ -175,7 +176,7 @@ GENERATORS: dict[str, Callable[[int, int, Sequence[int], int], Table]] = {
 
 
 def make_table(
-    name: str, num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1
+    name: str, num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1, wave: int = 1
 ) -> Table:
     """Makes the table of a named schedule.
 
@@ -185,10 +186,13 @@ def make_table(
         num_sequences: sequences of one pipeline in a step.
         chunk_lengths: tokens of each chunk, over all devices of a stage.
         num_groups: virtual stages of each stage.
+        wave: sequences that run as one.
 
     Raises:
         ValueError: the name is unknown, a count is not positive, or the schedule cannot have this shape.
     """
+    if wave != 1:
+        return make_in_waves(make_table, name, num_stages, num_sequences, chunk_lengths, num_groups, wave)
     check_counts(name, num_stages, num_sequences, len(chunk_lengths), num_groups)
     return GENERATORS[name](num_stages, num_sequences, chunk_lengths, num_groups)
 

@@ -1,8 +1,10 @@
 """How the layers of a model fall on virtual stages, and how many a virtual stage needs."""
 
 import math
+from typing import TYPE_CHECKING
 
-from sppo_jax.plan.plan import StashPlan
+if TYPE_CHECKING:
+    from sppo_jax.plan.plan import StashPlan
 
 # Layers of a virtual stage behind which copies can hide.
 MIN_HOST_LAYERS = 2
@@ -32,7 +34,7 @@ def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int
     return num_layers // stages
 
 
-def check_host_layers(stash: StashPlan, layers: int) -> None:
+def check_host_layers(stash: "StashPlan", layers: int) -> None:
     """Checks that a virtual stage has the layers behind which copies hide, if anything goes to the host.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Outlines of generated tables: what a table repeats from sequence to sequence is written once."""
+"""Outlines of generated tables: what a table repeats from wave to wave (one sequence or several) is written once."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from sppo_jax.plan.generators import check_counts, make_table
 from sppo_jax.plan.table import MIN_HOST_GAP, Repeat, Table
+from sppo_jax.plan.waves import make_in_waves
 
 Value = TypeVar("Value")
 
@@ -35,7 +36,7 @@ def round_of(num_stages: int, num_chunks: int, num_groups: int) -> Round:
 
 
 def make_outline(
-    name: str, num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1
+    name: str, num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1, wave: int = 1
 ) -> Table:
     """Makes the outline of a named schedule's table, as long as a few sequences whatever their number.
 
@@ -48,10 +49,13 @@ def make_outline(
         num_sequences: sequences of one pipeline in a step.
         chunk_lengths: tokens of each chunk, over all devices of a stage.
         num_groups: virtual stages of each stage.
+        wave: sequences that run as one; rounds are of whole waves.
 
     Raises:
         ValueError: as `make_table`.
     """
+    if wave != 1:
+        return make_in_waves(make_outline, name, num_stages, num_sequences, chunk_lengths, num_groups, wave)
     num_chunks = len(chunk_lengths)
     check_counts(name, num_stages, num_sequences, num_chunks, num_groups)
     one = round_of(num_stages, num_chunks, num_groups)

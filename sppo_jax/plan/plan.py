@@ -13,7 +13,7 @@ from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
 from sppo_jax.units import format_bytes
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
@@ -63,11 +63,19 @@ class MeshShape:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulePlan:
-    """The schedule by name and virtual stages a stage; `csv` holds the text of a table given by hand."""
+    """The schedule of a plan.
+
+    Args:
+        name: name of the schedule.
+        interleave: virtual stages of a stage.
+        csv: text of a table given by hand.
+        wave: sequences of a pipeline that run as one.
+    """
 
     name: str
     interleave: int = 1
     csv: str | None = None
+    wave: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +195,9 @@ class Plan:
         """
         values = {key: value for key, value in values.items() if key not in REPORT_KEYS}
         if values.get("schema_version") == 2:  # written before plans had groups
-            values = {"groups": "static", **values, "schema_version": SCHEMA_VERSION}
+            values = {"groups": "static", **values, "schema_version": 3}
+        if values.get("schema_version") == 3:  # written before schedules had waves
+            values = {**values, "schedule": _with_wave(values.get("schedule")), "schema_version": SCHEMA_VERSION}
         found = values.get("schema_version")
         if found != SCHEMA_VERSION:
             raise ValueError(f"schema_version of plan.json must be {SCHEMA_VERSION}, got {found!r}; plan again")
@@ -226,7 +236,7 @@ class Plan:
             ("sequence", f"{self.sequence_length} tokens, {self.sequences_per_pipeline} per pipeline"),
             ("sequence_kind", f"{self.sequence_kind} (ulysses {self.ulysses} x ring {self.ring})"),
             ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}"),
-            ("schedule", f"{self.schedule.name}, interleave {self.schedule.interleave}, kv slots {self.kv_slots}"),
+            ("schedule", f"{_schedule(self.schedule)}, kv slots {self.kv_slots}"),
             ("stash", f"inputs {stash.inputs}, attention {stash.attention}, rest {stash.rest}"),
             ("alpha", _abridge(stash.alpha)),
             ("kv_grad_dtype", stash.kv_grad_dtype),
@@ -265,7 +275,7 @@ def schedule_table(
     if schedule.csv is not None:
         return _csv_table(schedule.csv)
     make = make_outline if outline else make_table
-    return make(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave)
+    return make(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave, schedule.wave)
 
 
 @lru_cache(maxsize=16)
@@ -369,6 +379,7 @@ def _check_table(plan: Plan, table: Table) -> None:
         ("stages", table.num_stages, plan.mesh.pipe),
         ("virtual stages a stage", table.num_groups, plan.schedule.interleave),
         ("sequences", table.num_sequences, plan.sequences_per_pipeline),
+        ("sequences of a wave", table.wave, plan.schedule.wave),
         ("chunk lengths", table.chunk_lengths, plan.chunk_lengths),
     ):
         if got != wanted:
@@ -400,6 +411,16 @@ def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
                 f"after they are written, got {value} at diagonal {diagonal}, which is read back after "
                 f"{table.group_gaps[group]}; set 0 there"
             )
+
+
+def _schedule(schedule: SchedulePlan) -> str:
+    waves = f", waves of {schedule.wave} sequences" if schedule.wave > 1 else ""
+    return f"{schedule.name}, interleave {schedule.interleave}{waves}"
+
+
+def _with_wave(schedule: Any) -> Any:
+    """Returns a schedule from before waves as one of today; anything but an object is refused where it is read."""
+    return {"wave": 1, **schedule} if isinstance(schedule, dict) else schedule
 
 
 def _by_stage(values: tuple[int, ...]) -> str:

@@ -98,6 +98,7 @@ class Table:
         ticks: the ticks in the order in which they run.
         name: what the table is called in plans and pictures.
         repeats: which ticks run several times, in their order; none in a table that can run.
+        wave: sequences that run as one, k: those from k q on are wave q (`waves.make_in_waves`).
     """
 
     num_stages: int
@@ -107,6 +108,7 @@ class Table:
     ticks: tuple[Tick, ...]
     name: str
     repeats: tuple[Repeat, ...] = ()
+    wave: int = 1
 
     @property
     def num_chunks(self) -> int:
@@ -130,23 +132,25 @@ class Table:
     def unit_diagonals(self) -> dict[tuple[int, int, int], int]:
         """Returns the diagonal of each (sequence, chunk, virtual stage).
 
-        The diagonal is the number of forward ticks from the first one of the sequence to that of the unit; its
-        backward lies on the same diagonal. In a generated table of one group, it is chunk + stage.
+        The diagonal is the number of forward ticks from the first one of the wave to that of the unit; its backward
+        lies on the same diagonal. In a generated table of one group and waves of one sequence, it is chunk + stage.
         """
-        ordinal: dict[Unit, int] = {}
+        first: dict[int, int] = {}
+        diagonals: dict[tuple[int, int, int], int] = {}
         for number, tick in enumerate(tick for tick in self.ticks if tick.kind == "F"):
-            ordinal.update({unit: number for unit in tick.units if unit is not None})
-        return {
-            (unit.sequence, unit.chunk, unit.virtual_stage): number - ordinal[Unit("F", unit.sequence, 0, 0)]
-            for unit, number in ordinal.items()
-        }
+            for unit in tick.units:
+                if unit is not None:
+                    # Counted from each sequence's own first, the diagonals of a wave would all share ticks.
+                    start = first.setdefault(unit.sequence // self.wave, number)
+                    diagonals[unit.sequence, unit.chunk, unit.virtual_stage] = number - start
+        return diagonals
 
     @cached_property
     def diagonal_groups(self) -> tuple[int, ...]:
         """Returns the group of each diagonal; groups are numbered from 0 in the order of their first diagonal.
 
         Diagonals whose units stand in one tick, forward or backward, share that tick's shape, so they are one
-        group. With one sequence at a time every diagonal is a group; with several in a stream of N chunks,
+        group. With one wave at a time every diagonal is a group; with several in a stream of N chunks each,
         diagonals that differ by a multiple of N are.
         """
         diagonals = self.unit_diagonals

@@ -23,6 +23,7 @@ _RELEASED = (
     ("mesh", ("pipe",)),
     ("mesh", ("seq",)),
     ("schedule", ("interleave",)),
+    ("schedule", ("wave",)),
     ("sequence", ("chunks",)),
     ("sequence", ("kind",)),
     ("sequence", ("ulysses",)),
@@ -57,6 +58,8 @@ def rules_of(request: "Request") -> str:
         rules.append(f"mesh.seq must suit sequence.kind={sequence.kind} with sequence.ulysses={sequence.ulysses}")
     if sequence.groups == "flex":
         rules.append("mesh.seq must be a power of two of at least 2 for sequence.groups=flex")
+    if config.schedule.wave not in (1, "auto"):
+        rules.append(f"schedule.wave={config.schedule.wave} must divide the sequences of a pipeline")
     if sequence.per_step:
         rules.append(f"mesh.data must divide sequence.per_step={sequence.per_step}")
     elif "data" not in config.mesh.pinned:

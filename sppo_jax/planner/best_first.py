@@ -4,6 +4,7 @@ import heapq
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
@@ -42,6 +43,7 @@ class Candidate:
         layout = self.partition.layout
         mechanisms = (
             layout.interleave > 1,
+            self.partition.wave > 1,
             layout.mesh.pipe > 1,
             layout.split.ulysses > 1 and layout.split.ring > 1,
             self.partition.balance == "flops",
@@ -77,9 +79,10 @@ def start_of(request: Request) -> Start:
     # Seconds do not depend on the dtype of dK and dV.
     lower_bounds = LowerBounds(request, "float32")
     candidates, bounds, errors = [], [], []
+    place_options_of = lru_cache(maxsize=None)(lambda layers: place_options(asked, layers))
     for partition in partitions(request):
         try:
-            options = place_options(asked, partition.layout.layers)
+            options = place_options_of(partition.layout.layers)
         except ValueError as error:
             errors.append(error)
             continue
@@ -111,15 +114,16 @@ class BestFirst:
         heapq.heapify(self.heap)
 
     def _rough_excesses(self) -> list[float]:
-        """Returns the rough excess of each candidate, which depends on its layout and places alone."""
+        """Returns the rough excess of each candidate, which depends on its layout, wave and places alone."""
         excesses, layout = [], None
-        known: dict[Places, float] = {}
+        known: dict[tuple[int, Places], float] = {}
         for candidate in self.candidates:
             if candidate.partition.layout is not layout:
                 layout, known = candidate.partition.layout, {}
-            if candidate.places not in known:
-                known[candidate.places] = self.lower_bounds.rough_excess(candidate.partition, candidate.places)
-            excesses.append(known[candidate.places])
+            key = candidate.partition.wave, candidate.places
+            if key not in known:
+                known[key] = self.lower_bounds.rough_excess(candidate.partition, candidate.places)
+            excesses.append(known[key])
         return excesses
 
     def _drop(self, number: int, excess: float) -> None:
@@ -213,6 +217,7 @@ class BestFirst:
                 places=candidate.places,
                 alpha=candidate.alpha,
                 kv_grad_dtype=self.dtype,
+                wave=candidate.partition.wave,
             )
             self.outcomes[number] = evaluate(choice)
         return self.outcomes[number]

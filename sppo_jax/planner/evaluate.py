@@ -28,6 +28,7 @@ class Choice:
         places: of layer inputs, attention outputs and the rest.
         alpha: "hidden", "all", one value for all diagonals, or a value each.
         kv_grad_dtype: dtype in which dK and dV are accumulated.
+        wave: sequences that run as one.
     """
 
     layout: Layout
@@ -36,6 +37,7 @@ class Choice:
     places: Places
     alpha: str | float | tuple[float, ...]
     kv_grad_dtype: str
+    wave: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +180,7 @@ def _outline_of(choice: Choice) -> Table:
 def _schedule_of(choice: Choice) -> SchedulePlan:
     table = choice.layout.request.table
     csv = table[1] if table is not None else None
-    return SchedulePlan(name=choice.schedule, interleave=choice.layout.interleave, csv=csv)
+    return SchedulePlan(name=choice.schedule, interleave=choice.layout.interleave, csv=csv, wave=choice.wave)
 
 
 def _layout_of(plan: Plan, request: Request) -> Layout:

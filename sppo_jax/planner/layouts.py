@@ -14,6 +14,7 @@ from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.layers import MIN_HOST_LAYERS, divisors, layers_per_virtual_stage
 from sppo_jax.plan.plan import MeshShape, cudnn_takes
 from sppo_jax.plan.table import Table
+from sppo_jax.plan.waves import check_wave
 from sppo_jax.planner.advice import nearest_changes, rules_of
 from sppo_jax.planner.chunks import check_length, equal_lengths, given_lengths
 from sppo_jax.planner.memory import Shape
@@ -212,6 +213,8 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
         try:
             splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
             _check_tokens(request, mesh)
+            if config.schedule.wave != "auto":
+                check_wave(config.schedule.name, sequences, config.schedule.wave)
             for interleave in _interleaves(request, mesh.pipe):
                 layers = layers_per_virtual_stage(config.model.num_layers, mesh.pipe, interleave)
                 found += [
@@ -323,5 +326,10 @@ def _read_table(config: Config) -> tuple[Table, str]:
         raise ValueError(
             f"schedule.interleave must be {table.num_groups}, the virtual stages of a stage in schedule.table, got "
             f"{interleave}; set schedule.interleave=auto"
+        )
+    if config.schedule.wave not in ("auto", table.wave):
+        raise ValueError(
+            f"schedule.wave must be {table.wave}, the wave of schedule.table, got {config.schedule.wave}; set "
+            "schedule.wave=auto"
         )
     return table, text

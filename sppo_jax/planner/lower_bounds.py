@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import StashPlan
@@ -35,27 +37,29 @@ class LowerBounds:
         self._smallest: dict[tuple[Layout, int], Memory] = {}
         self._models: dict[tuple, CostModel] = {}
         self._streams: dict[tuple, float] = {}
+        self._sampled: dict[tuple, dict[tuple, _Sampled]] = {}
 
     def rough_step_s(self, partition: Partition, options: Sequence[Places]) -> list[float]:
         """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
         layout, known = partition.layout, {}
-        costs = self._costs(layout, options[0])
         # What is recomputed changes the backwards alone.
-        others_s = layout.sequences * self._sampled(partition, costs, "H")[0] + self._sampled_stream_s(
-            partition, costs, "F"
-        )
-        for places in options:
-            key = _recomputed(places)
+        heads_s = layout.sequences * self._samples(partition, options[0], "H").work_s
+        forward_s = self._sampled_stream_s(partition, self._samples(partition, options[0], "F"))
+        keys = [_recomputed(places) for places in options]
+        for key, places in zip(keys, options, strict=True):
             if key not in known:
-                costs = self._costs(layout, places)
-                step_s = others_s + self._sampled_stream_s(partition, costs, "B") + costs.step_overhead_s()
-                known[key] = _MARGIN * step_s
-        return [known[_recomputed(places)] for places in options]
+                backward_s = self._sampled_stream_s(partition, self._samples(partition, places, "B"))
+                known[key] = _MARGIN * (
+                    heads_s + forward_s + backward_s + self._costs(layout, places).step_overhead_s()
+                )
+        return [known[key] for key in keys]
 
     def work_s(self, partition: Partition, places: Places) -> float:
         """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
-        costs, layout = self._costs(partition.layout, places), partition.layout
-        return layout.sequences * layout.interleave * sum(self._sampled(partition, costs, kind)[0] for kind in "FB")
+        layout = partition.layout
+        return (
+            layout.sequences * layout.interleave * sum(self._samples(partition, places, kind).work_s for kind in "FB")
+        )
 
     def step_s(self, partition: Partition, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
         """Returns the least seconds of a step with these chunks: their ticks without padding."""
@@ -71,7 +75,10 @@ class LowerBounds:
             if key not in self._streams:
                 units = _unit_seconds(costs, lengths, kind, copy_s, copied)
                 self._streams[key] = stream_seconds(
-                    units, layout.mesh.pipe, layout.interleave, num_sequences=layout.sequences // partition.drains
+                    [seconds for seconds in units for _ in range(partition.wave)],
+                    layout.mesh.pipe,
+                    layout.interleave,
+                    num_sequences=layout.sequences // partition.wave // partition.drains,
                 )
             total += partition.drains * self._streams[key]
         return total + layout.sequences * sum(_unit_seconds(costs, lengths, "H"))
@@ -79,11 +86,11 @@ class LowerBounds:
     def rough_excess(self, partition: Partition, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
         tokens = min(smallest_chunk(partition.layout), self.request.config.sequence.length)
-        return self._excess(partition.layout, tokens, places)
+        return self._excess(partition, tokens, places)
 
     def excess(self, partition: Partition, lengths: tuple[int, ...], places: Places) -> float:
         """Returns by how much the least memory with these chunks is over a limit, as a share of it."""
-        return self._excess(partition.layout, max(lengths), places)
+        return self._excess(partition, max(lengths), places)
 
     def excess_of(self, memory: Memory) -> float:
         """Returns by how much memory is over a limit, as a share of it; at most 0 if it fits."""
@@ -96,20 +103,37 @@ class LowerBounds:
             self._models[key] = layout_costs(layout, places)
         return self._models[key]
 
-    def _without_waves(self, costs: CostModel) -> CostModel:
-        """Returns the costs if attention skipped what is empty of its last wave."""
+    def _without_kernel_waves(self, costs: CostModel) -> CostModel:
+        """Returns the costs if the attention kernel skipped what is empty of its last wave of query tiles."""
         device = replace(costs.cluster.device, attention_rows=0)
         return replace(costs, cluster=replace(costs.cluster, device=device))
 
-    def _sampled_stream_s(self, partition: Partition, costs: CostModel, kind: str) -> float:
-        """Returns about the least seconds of all ticks of a kind."""
-        layout = partition.layout
-        work_s, last_s = self._sampled(partition, costs, kind)
-        edge = last_s if partition.balance == "equal" else work_s / partition.num_chunks
-        return layout.sequences * layout.interleave * work_s + partition.drains * (layout.mesh.pipe - 1) * edge
+    def _sampled_stream_s(self, partition: Partition, sampled: "_Sampled") -> float:
+        """Returns about the least seconds of all ticks of a kind.
 
-    def _sampled(self, partition: Partition, costs: CostModel, kind: str) -> tuple[float, float]:
-        """Returns about the seconds of all units of a kind on one virtual stage, and of the last of them."""
+        Where a wave follows another one into the full pipeline, the last chunks of the one delay the first of the
+        other. Each of the P - 1 ticks lasts longer by what a chunk's cost rises from the other's first P - 1 chunks on.
+        """
+        layout, waits = partition.layout, partition.layout.mesh.pipe - 1
+        work_s = layout.sequences * layout.interleave * sampled.work_s
+        if partition.balance != "equal":
+            return work_s + partition.drains * waits * sampled.work_s / partition.num_chunks
+        between = layout.sequences // partition.wave - partition.drains
+        rise_s = sampled.units[-1] - sampled.above(-(-waits // partition.wave), partition.num_chunks)
+        return work_s + waits * (partition.drains * sampled.units[-1] + between * max(0.0, rise_s))
+
+    def _samples(self, partition: Partition, places: Places, kind: str) -> "_Sampled":
+        """Returns samples of the units of a kind on one virtual stage; schedule and wave change none of them."""
+        key = partition.layout, partition.num_chunks, partition.balance
+        if key not in self._sampled:
+            self._sampled[key] = {}
+        # What is recomputed changes the backwards alone.
+        known, which = self._sampled[key], (kind, _recomputed(places) if kind == "B" else ())
+        if which not in known:
+            known[which] = self._sample(partition, self._costs(partition.layout, places), kind)
+        return known[which]
+
+    def _sample(self, partition: Partition, costs: CostModel, kind: str) -> "_Sampled":
         length, count = self.request.config.sequence.length, partition.num_chunks
         tokens, samples = length // count, min(count, _SAMPLES)
         starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
@@ -117,32 +141,39 @@ class LowerBounds:
         # What a ring sends, and how full attention's last wave is, depend on where each chunk begins and ends. Only
         # those of equal chunks are known.
         if partition.balance != "equal":
-            costs = self._without_waves(costs)
+            costs = self._without_kernel_waves(costs)
         seconds = costs.compute_s if on_ring and partition.balance != "equal" else costs.seconds
         units = [seconds(kind, start, tokens) for start in starts]
         if samples == count:
-            return sum(units), units[-1]
+            return _Sampled(sum(units), units)
         # Costs rise along the sequence: evenly, so that the ends stand for half as many chunks as the others; by steps
         # on a ring, which passes the prefix in a few static lengths, so that only the lower end of a part is sure.
         above = units[-1] if on_ring else (units[0] + units[-1]) / 2
-        return (sum(units) - above) / (samples - 1) * count, units[-1]
+        return _Sampled((sum(units) - above) / (samples - 1) * count, units)
 
-    def _excess(self, layout: Layout, tokens: int, places: Places) -> float:
-        request, shape = self.request, layout.shape
+    def _excess(self, partition: Partition, tokens: int, places: Places) -> float:
+        layout, wave, request = partition.layout, partition.wave, self.request
+        shape, length = layout.shape, request.config.sequence.length
         smallest = self._memory_of_one_chunk(layout, tokens)
         stash, model = _stash(places, self.dtype), request.config.model
-        # What a whole sequence takes more than its longest chunk, on every schedule.
-        more = (request.config.sequence.length - tokens) // layout.mesh.seq
+        # On every schedule a stage holds a whole wave at once, with space for a longest chunk behind each prefix.
+        whole, chunk = wave * length // layout.mesh.seq, tokens // layout.mesh.seq
+        more_prefix = (wave * (length + tokens) - 2 * tokens) // layout.mesh.seq
         layers = layout.layers * layout.interleave
         kv_bytes = request.compute_bytes + (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
         heads = kv_heads_per_device(model, layout.split.ulysses)
-        kv = more * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
+        kv = more_prefix * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
         token = token_bytes(shape, stash)
-        kept, away = (more * layout.interleave * size for size in (token.kept, token.away))
-        spilled = max(0, away - usable_host_bytes(request.cluster))
-        host = self._host_bytes(layout, tokens, stash) / usable_host_bytes(request.cluster) - 1
+        # One slot is spare.
+        kept, away = (whole * layout.interleave + chunk) * token.kept, whole * layout.interleave * token.away
+        device_bytes, host_bytes = usable_bytes(request.cluster), usable_host_bytes(request.cluster)
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
-        return max(host, (smallest.hbm_bytes + work + kv + kept + spilled) / usable_bytes(request.cluster) - 1)
+        held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept
+        # What is too much for the host stays on the device, but no more than where both are over by the same share.
+        even = (away * device_bytes - held * host_bytes) / (device_bytes + host_bytes)
+        spilled = max(0, min(even, away - host_bytes))
+        host = self._host_bytes(layout, tokens, stash) / host_bytes - 1
+        return max(host, (held + spilled) / device_bytes - 1)
 
     def _host_bytes(self, layout: Layout, tokens: int, stash: StashPlan) -> float:
         """Returns the least bytes on the host: what no rule for alpha can keep back, the last chunks aside."""
@@ -159,6 +190,19 @@ class LowerBounds:
             stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(table.diagonal_groups))
             self._smallest[key] = predict_memory(table, layout.shape, stash)
         return self._smallest[key]
+
+
+class _Sampled(NamedTuple):
+    """Of all units of a kind on one virtual stage: about their seconds together, and those of a few of them."""
+
+    work_s: float
+    units: list[float]
+
+    def above(self, count: int, num_chunks: int) -> float:
+        """Returns seconds that at least so many of the first chunks do not exceed, where costs rise."""
+        last = len(self.units) - 1
+        # Samples lie evenly over the chunks; it is the first one that does not lie before the last of these chunks.
+        return self.units[min(last, -(-(count - 1) * last // max(1, num_chunks - 1)) if count > 0 else 0)]
 
 
 def _unit_seconds(
@@ -205,6 +249,7 @@ def _tick_seconds(units: list[float], num_stages: int, num_groups: int) -> list[
     return tick_s
 
 
+@lru_cache(maxsize=64)
 def _recomputed(places: Places) -> tuple[bool, ...]:
     """Returns what of places the seconds of units depend on."""
     return tuple(place == "recompute" for place in places)

@@ -12,12 +12,13 @@ recomputed, and dK and dV are summed in bfloat16.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Layout, Request, layouts
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
-from sppo_jax.planner.partitions import Partition, chunk_counts, schedule_reason, schedules
+from sppo_jax.planner.partitions import Partition, chunk_counts, schedule_reason, schedules, waves
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.
@@ -34,6 +35,7 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
     Raises:
         ValueError: the settings do not fit together.
     """
+    request = _without_waves(request)
     ranked = _ranked(request)
     lower_bounds = LowerBounds(request, "float32")
     tried: list[Outcome] = []
@@ -50,6 +52,14 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
         raise errors[0]
     least = min(tried, key=lambda outcome: lower_bounds.excess_of(outcome.memory))
     return least, _reasons(request, least, len(ranked)), len(ranked)
+
+
+def _without_waves(request: Request) -> Request:
+    """Returns the request with waves of one sequence, as in the paper, where the config leaves the wave open."""
+    config = request.config
+    if config.schedule.wave != "auto":
+        return request
+    return replace(request, config=replace(config, schedule=replace(config.schedule, wave=1)))
 
 
 def _ranked(request: Request) -> list[Partition]:
@@ -94,7 +104,11 @@ def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
     for count in counts:
         schedule = schedules(layout, count)[0]
         yield Partition(
-            layout=layout, schedule=schedule, num_chunks=count, balance="flops" if balance == "auto" else balance
+            layout=layout,
+            schedule=schedule,
+            num_chunks=count,
+            balance="flops" if balance == "auto" else balance,
+            wave=waves(layout, schedule, count)[0],
         )
 
 
@@ -119,6 +133,7 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
                 places=option,
                 alpha="hidden" if asked.alpha == "auto" else asked.alpha,
                 kv_grad_dtype=dtype,
+                wave=partition.wave,
             )
             tried.append(evaluate(choice))
             if tried[-1].memory.fits(request.cluster):
@@ -142,7 +157,7 @@ def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, s
         f"on {request.cluster.name}",
         "sequence_kind": choice.layout.split.reason,
         "chunks": "2K to 16K tokens, of about equal FLOPs",
-        "schedule": schedule_reason(choice.layout, choice.schedule),
+        "schedule": schedule_reason(choice.layout, choice.schedule, choice.wave),
         "stash": places,
         "kv_grad_dtype": "sums over many chunks" if choice.kv_grad_dtype == "float32" else "float32 does not fit",
     }

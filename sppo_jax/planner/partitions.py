@@ -1,15 +1,19 @@
 """What the search looks through apart from the stash: chunk counts, their lengths, and the schedule of each layout."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
+from sppo_jax.plan.waves import UNCUT
 from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths
 from sppo_jax.planner.layouts import Layout, Request, layouts
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
+# Sequences of a wave to consider.
+_WAVES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +25,19 @@ class Partition:
         schedule: name of the schedule.
         num_chunks: chunks of a sequence.
         balance: "equal" or "flops", or "given" where the config gives the lengths.
+        wave: sequences that run as one.
     """
 
     layout: Layout
     schedule: str
     num_chunks: int
     balance: str
+    wave: int = 1
 
     @property
     def drains(self) -> int:
         """How many times the pipeline fills and drains in a step."""
-        return self.layout.sequences if self.schedule == "sppo" else 1
+        return self.layout.sequences // self.wave if self.schedule == "sppo" else 1
 
     @cached_property
     def chunk_lengths(self) -> tuple[int, ...]:
@@ -59,6 +65,8 @@ def partitions(request: Request) -> Iterator[Partition]:
     """
     chunks, balance = request.config.sequence.chunks, request.config.sequence.balance
     table = request.table[0] if request.table is not None else None
+    # Waves and chunks of equal FLOPs are two ways to the same end. Both together pad more and save little.
+    open_choice = balance == "auto" and request.config.schedule.wave == "auto"
     for layout in layouts(request):
         if table is not None or isinstance(chunks, tuple):
             count = table.num_chunks if table is not None else len(chunks)  # type: ignore[arg-type]
@@ -69,7 +77,10 @@ def partitions(request: Request) -> Iterator[Partition]:
         for count in counts:
             for kind in balances if count > 1 else balances[:1]:
                 for schedule in schedules(layout, count):
-                    yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind)
+                    for wave in waves(layout, schedule, count):
+                        if wave > 1 and kind == "flops" and open_choice:
+                            continue
+                        yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind, wave=wave)
 
 
 def schedules(layout: Layout, num_chunks: int) -> list[str]:
@@ -80,11 +91,29 @@ def schedules(layout: Layout, num_chunks: int) -> list[str]:
         return ["table"]
     if asked != "auto":
         return [asked]
-    if num_chunks == 1 and (layout.interleave == 1 or layout.sequences > 1):
+    in_waves = request.config.schedule.wave not in (1, "auto")
+    if num_chunks == 1 and not in_waves and (layout.interleave == 1 or layout.sequences > 1):
         return ["1f1b" if layout.interleave == 1 else "interleaved-1f1b"]
     if layout.sequences == 1:
         return ["sppo"]
     return ["seq1f1b" if layout.interleave == 1 else "interleaved-seq1f1b", "sppo"]
+
+
+def waves(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
+    """Returns the numbers of sequences of a wave to consider, rising."""
+    request = layout.request
+    asked = request.config.schedule.wave
+    if request.table is not None:
+        return [request.table[0].wave]
+    if asked != "auto":
+        return [asked]
+    if schedule in UNCUT or layout.mesh.pipe == 1:
+        return [1]
+    found = [wave for wave in _WAVES if layout.sequences % wave == 0 and (wave == 1 or wave * num_chunks <= _MAX_COUNT)]
+    if layout.interleave > 1 and request.config.sequence.chunks == "auto":
+        # The chunks of a wave travel in groups of one a stage.
+        return [wave for wave in found if wave * num_chunks % layout.mesh.pipe == 0]
+    return found
 
 
 def smallest_chunk(layout: Layout) -> int:
@@ -113,14 +142,25 @@ def chunk_counts(layout: Layout) -> list[int]:
         # Chunks travel in groups of one a stage; a shorter sequence than that is cut as little as possible.
         counts = range(pipe, max(counts[-1] // pipe * pipe, pipe) + 1, pipe)
     even = [count for count in counts if units % count == 0]
+    few = [count for count in _few_chunks(layout) if units % count == 0]
     if len(even) >= min(_ENOUGH_EVEN, len(counts)):
-        return even
+        return few + even
     step = max(1, len(counts) // 32)
-    return list(counts)[::step]
+    return few + list(counts)[::step]
 
 
-def schedule_reason(layout: Layout, schedule: str) -> str:
-    """Returns why a layout has a schedule."""
+def _few_chunks(layout: Layout) -> range:
+    """Returns the numbers of chunks below the stages of an interleaved layout that fill whole groups in some wave."""
+    pipe, schedule = layout.mesh.pipe, layout.request.config.schedule
+    if layout.interleave == 1 or schedule.name in UNCUT:
+        return range(0)
+    possible = _WAVES if schedule.wave == "auto" else (schedule.wave,)
+    step = pipe // max(math.gcd(pipe, wave) for wave in possible if layout.sequences % wave == 0)
+    return range(step, pipe, step)
+
+
+def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:
+    """Returns why a layout has a schedule, in waves of so many sequences."""
     request, config = layout.request, layout.request.config
     if request.table is not None:
         return f"{request.table[0].name}, from {config.schedule.table}"
@@ -131,4 +171,6 @@ def schedule_reason(layout: Layout, schedule: str) -> str:
         "seq1f1b": "several sequences a pipeline overlap, so the pipeline fills and drains once",
         "sppo": "one sequence at a time goes forward over its chunks and back",
     }[schedule.removeprefix("interleaved-")]
+    if wave > 1:
+        reason += f"; {wave} sequences run as one, so the costs of chunks rise once for {wave} sequences"
     return f"{reason}; {layout.interleave} virtual stages a stage" if layout.interleave > 1 else reason

@@ -22,6 +22,7 @@ _RELEASED = (
     ("stash", ("kv_grad_dtype",)),
     ("sequence", ("chunks",)),
     ("sequence", ("kind", "ulysses")),
+    ("schedule", ("wave",)),
     ("schedule", ("name", "interleave")),
     ("mesh", ("pipe", "seq")),
 )
@@ -135,6 +136,7 @@ _CHOICES: dict[str, Callable[[Candidate], Hashable]] = {
     "sequence_kind": lambda one: one.partition.layout.split.ulysses,
     "chunks": lambda one: (one.partition.num_chunks, one.partition.balance),
     "schedule": lambda one: (one.partition.schedule, one.partition.layout.interleave),
+    "wave": lambda one: one.partition.wave,
     "stash": lambda one: one.places,
 }
 # What another plan must have in common with the chosen one to be compared with it.
@@ -143,6 +145,7 @@ _ALIKE: dict[str, Callable[[Candidate], Hashable]] = {
     "sequence_kind": lambda one: one.partition.layout.mesh,
     "chunks": lambda one: (one.partition.layout.mesh, one.partition.layout.interleave),
     "schedule": lambda one: one.partition.layout.mesh,
+    "wave": lambda one: one.partition.layout.mesh,
     "stash": lambda one: one.partition.layout.mesh,
 }
 _LABELS: dict[str, Callable[[Candidate], str]] = {
@@ -154,6 +157,7 @@ _LABELS: dict[str, Callable[[Candidate], str]] = {
         f"{one.partition.num_chunks} of equal {'FLOPs' if one.partition.balance == 'flops' else 'length'}"
     ),
     "schedule": lambda one: f"{one.partition.schedule} with interleave {one.partition.layout.interleave}",
+    "wave": lambda one: f"a wave of {one.partition.wave}",
     "stash": lambda one: "/".join(one.places),
 }
 
@@ -168,7 +172,9 @@ def reasons_of(request: Request, best_first: BestFirst, best: Outcome, num_consi
         num_considered: choices considered in all.
     """
     layout = best.choice.layout
-    reasons = {key: _against_rivals(best_first, best, key) for key in _CHOICES}
+    # A sequence alone is a wave of its own.
+    choices = [key for key in _CHOICES if key != "wave" or layout.sequences > 1]
+    reasons = {key: _against_rivals(best_first, best, key) for key in choices}
     if request.config.stash.kv_grad_dtype != "auto":
         reasons["kv_grad_dtype"] = "as requested"
     else:
@@ -176,7 +182,7 @@ def reasons_of(request: Request, best_first: BestFirst, best: Outcome, num_consi
         reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
     reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
     reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
-    reasons["schedule"] = f"{schedule_reason(layout, best.choice.schedule)}; {reasons['schedule']}"
+    reasons["schedule"] = f"{schedule_reason(layout, best.choice.schedule, best.choice.wave)}; {reasons['schedule']}"
     return reasons
 
 

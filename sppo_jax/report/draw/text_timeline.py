@@ -39,9 +39,10 @@ def text_timeline(table: Table, *, width: int = 100, max_blocks: int = 6) -> str
 
 
 def _headline(table: Table) -> str:
+    waves = f" in waves of {table.wave}" if table.wave > 1 else ""
     return (
         f"{table.name}: {table.num_stages} stages, {table.num_groups} virtual each, {table.num_sequences} sequences "
-        f"of {table.num_chunks} chunks, {len(table.ticks)} ticks"
+        f"of {table.num_chunks} chunks{waves}, {len(table.ticks)} ticks"
     )
 
 

@@ -59,9 +59,10 @@ def holder_of(name: str) -> str:
 
 
 def schedule_of(plan: Plan) -> str:
-    """Returns the schedule's name; if a stage has several groups of layers, with their number instead of the prefix."""
-    name, interleave = plan.schedule.name, plan.schedule.interleave
-    return name if interleave == 1 else f"{name.removeprefix('interleaved-')} v={interleave}"
+    """Returns the schedule's name, with the number of groups of layers of a stage and the wave where above 1."""
+    name, interleave, wave = plan.schedule.name, plan.schedule.interleave, plan.schedule.wave
+    grouped = name if interleave == 1 else f"{name.removeprefix('interleaved-')} v={interleave}"
+    return grouped if wave == 1 else f"{grouped} k={wave}"
 
 
 def chunks_of(plan: Plan) -> str:
@@ -141,6 +142,8 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     places = f"layer inputs {stash.inputs}, attention outputs {stash.attention}, the rest {stash.rest}"
     groups = plan.schedule.interleave
     schedule = f"{plan.schedule.name}, {groups} groups of layers a stage" if groups > 1 else plan.schedule.name
+    if plan.schedule.wave > 1:
+        schedule += f", waves of {plan.schedule.wave} sequences"
     schedule += f", K/V of {plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'} at once"
     return [
         ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
@@ -149,7 +152,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         (
             "schedule",
             schedule,
-            ("schedule",),
+            ("schedule", "wave"),
         ),
         ("stash", places, ("stash",)),
         *_alpha(plan),

@@ -61,7 +61,7 @@ def case(data: int, pipe: int, seq: int, chunks, schedule: str, stash=KEEP, *, i
     return {
         "mesh": {"data": data, "pipe": pipe, "seq": seq},
         "sequence": {"chunks": chunks, "per_pipeline": SEQUENCES // data, "balance": "equal", **sequence},
-        "schedule": {"name": schedule, "interleave": interleave},
+        "schedule": {"name": schedule, "interleave": interleave, "wave": 1},
         "stash": dict(zip(("inputs", "attention", "rest"), stash, strict=True)) | {"alpha": 0.0},
     }
 

@@ -122,3 +122,23 @@ def _pid_of(process_id, folder):
         except OSError:
             continue
     raise AssertionError(f"process {process_id} is not there")
+
+
+def test_hosts_with_other_documents_are_refused(folder):
+    """Both hosts have a file of the same name and size, with other tokens."""
+    tokens = np.load(folder / "tokens.npy")
+    for number in range(2):
+        (folder / f"host{number}").mkdir()
+        np.save(folder / f"host{number}/tokens.npy", tokens + np.uint16(number))
+    script = "cd host$SPPO_PROCESS_ID; exec ../sppo train ../tiny.yaml --run-dir ../wrong"
+    process = subprocess.Popen(
+        [REPO / "launch" / "local.sh", "2", "--", "bash", "-c", script],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode == 2 and "all processes must read the same documents" in out, out
+    assert not (folder / "wrong/metrics.jsonl").exists()

@@ -41,6 +41,7 @@ def _new_name(config: str) -> str:
 
 
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
+    from sppo_jax.train.alike import check_alike
     from sppo_jax.train.loop import RunFailed, train
     from sppo_jax.train.run_dir import changes_since, claimed, write_run
     from sppo_jax.train.setup import begin, check_room, prepare
@@ -62,6 +63,7 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     for change in changes:
         distributed.say(f"changed since the run began: {change}")
     start = begin(experiment, run_dir)
+    check_alike(experiment)
     distributed.together(lambda: write_run(run_dir, config, plan) if distributed.is_main() else None)
     try:
         train(experiment, run_dir, start)

@@ -46,6 +46,11 @@ class Loader(Iterator[Batch]):
         self._batches = iter(grain.MapDataset.source(batches).to_iter_dataset(self._options))
 
     @property
+    def rows(self) -> Rows:
+        """The sequences of all processes."""
+        return self._rows
+
+    @property
     def state(self) -> dict[str, int]:
         """The number of sequences handed out to all processes; sequences that were only read ahead do not count."""
         return {"sequence": self._first + self._batches.get_state()["next_index"] * self._num_sequences}

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from sppo_jax.flex.flexsp.blaster import blast, microbatch_counts
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
 from sppo_jax.flex.flexsp.bucketing import bucket
 from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs, part_of_cluster
@@ -179,9 +180,19 @@ def buckets(say: Callable[[str], None]) -> dict[str, Any]:
             "microbatch_worst": max(errors),
             "batch_mean": statistics.mean(whole),
             "batch_worst": max(whole),
+            "worst_by_more_microbatches": [_worst_error(corpus, more) for more in range(3)],
         }
     say("buckets: done")
     return result
+
+
+def _worst_error(corpus: str, more: int) -> float:
+    """Returns the largest error of a microbatch if each batch has so many microbatches more than the fewest (M_min)."""
+    costs, errors = flexsp_costs(MODELS["7b"]), []
+    for lengths in sample_batches(corpus, 192, NUM_BATCHES):
+        count = microbatch_counts(lengths, costs.cluster_tokens)[0] + more
+        errors += [bucket(lengths[own], NUM_BUCKETS).token_error for own in blast(lengths, [count])[0]]
+    return max(errors)
 
 
 def cells(say: Callable[[str], None]) -> dict[str, Any]:
@@ -238,7 +249,8 @@ def table(result: dict[str, Any]) -> str:
     for corpus, own in result.get("buckets", {}).items():
         lines += [
             f"buckets, {corpus}: {own['microbatch_mean']:.2%} more tokens in a microbatch on average, at most "
-            f"{own['microbatch_worst']:.2%}; in a batch at most {own['batch_worst']:.2%}"
+            f"{own['microbatch_worst']:.2%}; in a batch at most {own['batch_worst']:.2%}; with M_min, M_min + 1, "
+            f"M_min + 2 microbatches at most {', '.join(f'{x:.2%}' for x in own['worst_by_more_microbatches'])}"
         ]
     if "cells" in result:
         own = result["cells"]

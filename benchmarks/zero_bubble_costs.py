@@ -44,12 +44,10 @@ class Setting:
 
     def costs(self, orders: Orders) -> Costs:
         """Returns the costs of units of an order."""
-        groups, wave, splits = orders.num_groups, orders.wave, orders.splits
-        known = self.seconds[orders.num_chunks // wave]
+        groups, splits, known = orders.num_groups, orders.splits, self.seconds[orders.num_chunks]
 
         def seconds(unit: Unit) -> float:
-            chunk = unit.chunk // wave
-            whole = known[unit.kind, chunk] + (known["W", chunk] if unit.kind == "B" and not splits else 0.0)
+            whole = known[unit.kind, unit.chunk] + (known["W", unit.chunk] if unit.kind == "B" and not splits else 0.0)
             return whole / groups
 
         return seconds

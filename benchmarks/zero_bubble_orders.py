@@ -30,14 +30,12 @@ class Orders:
     Args:
         stages: the units of each stage; B is the whole backward where there are no W units.
         num_virtual: virtual stages of all stages.
-        num_chunks: chunks of a sequence, as the units count them.
-        wave: sequences that run as one, whose chunks take turns: chunk n of the one is chunk n // wave of a sequence.
+        num_chunks: chunks of a sequence.
     """
 
     stages: tuple[tuple[Unit, ...], ...]
     num_virtual: int
     num_chunks: int = 1
-    wave: int = 1
 
     @property
     def num_groups(self) -> int:
@@ -94,10 +92,10 @@ def zb1p(num_stages: int, num_sequences: int) -> Orders:
     return Orders(stages=tuple(stages), num_virtual=num_stages)
 
 
-def of_ticks(table: Table, ticks: Sequence[Tick], wave: int = 1) -> Orders:
+def of_ticks(table: Table, ticks: Sequence[Tick]) -> Orders:
     """Returns the order in which each stage runs the units of a table's ticks, given with or without ticks of W."""
     stages = [tuple(unit for tick in ticks if (unit := tick.units[stage])) for stage in range(table.num_stages)]
-    return Orders(stages=tuple(stages), num_virtual=table.num_virtual_stages, num_chunks=table.num_chunks, wave=wave)
+    return Orders(stages=tuple(stages), num_virtual=table.num_virtual_stages, num_chunks=table.num_chunks)
 
 
 def compute_ticks(table: Table) -> list[Tick]:

@@ -83,14 +83,14 @@ def _own(setting: Setting, groups: int) -> Iterator[Row]:
     yield _of_table(f"{CUT}{depth}", setting, cut)
     yield _of_table(f"{CUT}, ticks of W{depth}", setting, cut, weight_ticks=True)
     wave = own_table(setting, setting.chunks, groups, WAVE)
-    yield _of_table(f"waves of {WAVE}, N chunks{depth}", setting, wave, wave=WAVE)
+    yield _of_table(f"waves of {WAVE}, N chunks{depth}", setting, wave)
 
 
 def own_table(setting: Setting, chunks: int, groups: int, wave: int = 1) -> Table:
-    """Returns the table of (interleaved) Seq1F1B; `wave` sequences run as one of so many times the chunks."""
+    """Returns the table of (interleaved) Seq1F1B in waves of so many sequences."""
     name = "interleaved-seq1f1b" if groups > 1 else "seq1f1b"
-    lengths = (setting.length // chunks,) * (chunks * wave)
-    return make_table(name, setting.stages, setting.sequences // wave, lengths, groups)
+    lengths = (setting.length // chunks,) * chunks
+    return make_table(name, setting.stages, setting.sequences, lengths, groups, wave)
 
 
 def _v_orders(setting: Setting, name: str) -> Iterator[Orders]:
@@ -124,9 +124,9 @@ def _of_orders(name: str, setting: Setting, choices: list[Orders]) -> Row:
     )
 
 
-def _of_table(name: str, setting: Setting, table: Table, *, weight_ticks: bool = False, wave: int = 1) -> Row:
+def _of_table(name: str, setting: Setting, table: Table, *, weight_ticks: bool = False) -> Row:
     ticks = with_weight_ticks(table) if weight_ticks else compute_ticks(table)
-    orders = of_ticks(table, ticks, wave)
+    orders = of_ticks(table, ticks)
     costs = setting.costs(orders)
     return _row(
         name,

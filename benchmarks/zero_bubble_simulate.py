@@ -87,7 +87,7 @@ def peak(orders: Orders, deferred: float) -> float:
         orders: the order of each stage.
         deferred: what W needs, as a share of the activations from F to B.
     """
-    share = orders.wave / (orders.num_groups * orders.num_chunks)
+    share = 1 / (orders.num_groups * orders.num_chunks)
     most = 0.0
     for order in orders.stages:
         growth = {"F": share, "B": share * (deferred - 1) if orders.splits else -share, "W": -share * deferred}

@@ -24,6 +24,7 @@ PLANS = {
         chunks=(16,) * 4, mesh=(1, 4, 1), schedule="interleaved-seq1f1b", interleave=2, sequences=3, **HOST
     ),
     "keep": dict(chunks=(16,) * 4, mesh=(1, 2, 1)),
+    "short": dict(chunks=(16,) * 2, mesh=(1, 4, 1)),
     "ring": dict(chunks=(16,) * 8, mesh=(1, 2, 4), kind="ring"),
 }
 

@@ -19,6 +19,10 @@ WRITTEN = {
         dict(chunks=(24, 12), mesh=(1, 2, 4), kind="hybrid", ulysses=2, interleave=2, places=HOST, alpha=(0.6, 1.0)),
         dict(num_layers=8, tied_embeddings=True),
     ),
+    "three-groups": Case(
+        dict(chunks=(16,) * 4, mesh=(1, 2, 2), schedule="interleaved-seq1f1b", interleave=3, sequences=2),
+        dict(num_layers=6),
+    ),
     "hybrid-data-sequences": Case(
         dict(chunks=(16, 16), mesh=(2, 1, 4), kind="hybrid", ulysses=2, schedule="seq1f1b", sequences=3),
         dict(num_layers=2, qk_norm=True),

@@ -15,7 +15,7 @@ from jaxprs import is_host, walk
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import Step, value_and_grad
-from sppo_jax.plan.fold import num_segments, unfold
+from sppo_jax.plan.fold import Loop, num_segments, unfold
 
 HOST = ("host", "host", "recompute")
 NOTHING = ("recompute", "recompute", "recompute")
@@ -104,6 +104,35 @@ def test_hops_are_one_a_tick_along_the_pipeline_and_as_many_a_layer_round_the_ri
         heads += layers * ({"F": 5, "B": 6}.get(spec.kind, 0) + 3 * (again and spec.kind == "B"))
     assert count["ppermute", ("ring",)] == hops
     assert count["all_to_all", ("ulysses",)] == (heads if plan.ulysses > 1 else 0)
+
+
+def bodies(items):
+    """Yields the ticks that are written in a program, each once."""
+    for item in items:
+        yield from bodies(item.body) if isinstance(item, Loop) else [item]
+
+
+@pytest.mark.parametrize(
+    "schedule,sequences,groups", [("sppo", 1, 1), ("sppo", 1, 2), ("interleaved-seq1f1b", 2, 2), ("sppo", 1, 4)]
+)
+def test_the_vocabulary_is_met_in_ticks_with_ends_and_in_no_other(schedule, sequences, groups):
+    _, program, found = trace(
+        2 * groups, chunks=(16,) * 8, mesh=(1, 2, 2), schedule=schedule, sequences=sequences, interleave=groups
+    )
+    written, times = [[]], Counter()
+    for item in found:
+        kind = str(item.eqn.source_info.name_stack)
+        if item.is_collective and item.axes == ("pipe",) and ("forward_tick" in kind or "backward_tick" in kind):
+            written[-1].append(item.name)
+            written += [[]] if item.name == "ppermute" else []  # the hop is a tick's last
+            times[kind.split("_tick")[0], item.name] += item.times
+    wanted = {"F": ["psum"], "B": ["all_gather", "psum"]}
+    specs = [spec for spec in bodies(program.items) if spec.kind != "H"]
+    assert written[:-1] == [wanted[spec.kind] * spec.has_ends + ["ppermute"] for spec in specs] and not written[-1]
+    ticks = Counter((spec.kind, spec.has_ends) for spec in unfold(program.items))
+    assert times["forward", "psum"] == ticks["F", True]
+    assert times["backward", "all_gather"] == times["backward", "psum"] == ticks["B", True]
+    assert bool(ticks["F", False]) == bool(ticks["B", False]) == (groups > 1)
 
 
 def carried_host(found):

@@ -1,5 +1,7 @@
 """Folding ticks into loops: nothing lost, and few bodies where ticks repeat."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from exactness import small_plan
@@ -54,6 +56,26 @@ def test_segments_do_not_grow_with_chunks_or_sequences(schedule):
 
     assert len({count(n, 4) for n in (8, 16, 32)}) == 1
     assert len({count(8, m) for m in (3, 4, 8, 16)}) == 1
+
+
+@pytest.mark.parametrize("groups", [2, 4, 5])
+@pytest.mark.parametrize("sequences,wave", [(1, 1), (4, 1), (4, 4)])
+@pytest.mark.parametrize("lengths", [(8,), (12, 8, 6)])
+def test_ticks_without_ends_cost_at_most_as_many_segments_again(groups, sequences, wave, lengths):
+    chunks = tuple(length for length in lengths for _ in range(24 // len(lengths)))
+    plan = small_plan(
+        chunks=chunks,
+        mesh=(1, 4, 1),
+        schedule="interleaved-seq1f1b",
+        interleave=groups,
+        sequences=sequences,
+        wave=wave,
+        places=("host", "host", "recompute"),
+        alpha=0.5,
+    )
+    items = lower(plan, SHAPE).items
+    plain = num_segments(fold([replace(spec, has_ends=True) for spec in unfold(items)]))
+    assert plain < num_segments(items) <= 2 * plain
 
 
 def test_each_length_and_each_share_on_the_host_costs_segments():

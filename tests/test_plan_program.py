@@ -1,5 +1,6 @@
 """The table of numbers that the executor follows: slots, places and copies, over many plans."""
 
+from collections import Counter
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +24,7 @@ PLANS = {
         chunks=(16,) * 4, mesh=(1, 4, 1), schedule="interleaved-seq1f1b", interleave=2, sequences=3, **HOST
     ),
     "keep": dict(chunks=(16,) * 4, mesh=(1, 2, 1)),
+    "short": dict(chunks=(16,) * 2, mesh=(1, 4, 1)),
     "ring": dict(chunks=(16,) * 8, mesh=(1, 2, 4), kind="ring"),
 }
 
@@ -52,6 +54,19 @@ def test_rows_say_what_the_table_says(name):
             assert row["group"] == unit.virtual_stage // plan.mesh.pipe
             assert row["first"] == (unit.virtual_stage == 0)
             assert row["last"] == (unit.virtual_stage == table.num_virtual_stages - 1)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_interleaved_ticks_have_ends_where_a_chunk_is_on_the_first_or_last_virtual_stage(name):
+    plan, program, specs = made(name)
+    at_end = (program.rows["first"] | program.rows["last"]).any(1)
+    if plan.schedule.interleave == 1:
+        at_end[:] = True
+    assert [spec.has_ends for spec in specs] == at_end.tolist()
+    outline, count = plan.outline(), Counter()
+    for tick, shape, rounds in zip(outline.ticks, outline.tick_shapes, outline.tick_rounds, strict=True):
+        count[tick.kind, shape.has_ends] += rounds
+    assert count == Counter((spec.kind, spec.has_ends) for spec in specs)
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -122,6 +122,13 @@ def test_stages_send_a_hop_and_the_vocabularys_sums():
     assert sent.transfer_s("F", 16, 8) == pytest.approx(8 * (hidden + 1.5 * hidden))
     assert sent.transfer_s("B", 16, 8) == pytest.approx(8 * (hidden + 2.25 * hidden))
     assert sent.transfer_s("H", 16, 8) == pytest.approx(8 * 0.75 * (2 * hidden + 32))
+    # Without ends there is the hop alone, and the head has ends in every tick.
+    without = TickShape(16, 24, False)
+    assert sent.transfer_s("F", 16, 8, without) == sent.transfer_s("B", 16, 8, without) == pytest.approx(16 * hidden)
+    assert sent.transfer_s("H", 16, 8, without) == sent.transfer_s("H", 16, 16)
+    for kind in "FBH":
+        more_s = sent.transfer_s(kind, 16, 16) - sent.transfer_s(kind, 16, 8, without)
+        assert sent.ends_s(kind, 16) == pytest.approx(more_s)
     assert costs(link_bytes_s=1.0).seconds("F", 16, 8) == costs().seconds("F", 16, 8)
 
 

@@ -11,6 +11,8 @@ from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.generators import GENERATORS, make_table
 from sppo_jax.plan.outline import all_rounds, make_outline
 from sppo_jax.plan.plan import MeshShape, StashPlan
+from sppo_jax.plan.simulate import simulate
+from sppo_jax.plan.table import TickShape
 from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
@@ -170,3 +172,29 @@ def test_a_batch_is_the_devices_own_tokens_and_the_tags_of_sequences_in_flight()
         assert taken[1] - taken[0] == 56 * 4 * 4 * (32 + 48) // seq
         assert taken[0] == 8 * 4 * 4 * (32 + 48) // seq + 2 * 4 * few.kv_peak * 48
     assert few.kv_peak == many.kv_peak < 4
+
+
+def test_hidden_copies_make_no_tick_longer_not_even_one_without_ends():
+    table = make_table("sppo", 4, 1, (16,) * 16, 2)
+    # Links so slow that a tick with ends takes more than twice as long as one without.
+    device = replace(DEVICES["cpu"], host_link_bytes_s=1.5e6, link_bytes_s=1e6, overhead_s=0.0)
+    costs = cost_model(
+        MODEL,
+        cluster=make_cluster(device, 4),
+        mesh=MeshShape(data=1, pipe=4, seq=1),
+        ulysses=1,
+        ring=1,
+        layers=1,
+        compute_bytes=4,
+        recompute_linear=1,
+        recompute_attention=False,
+        kernel="blockwise",
+        length=256,
+    )
+    assert costs.ends_s("F", 16) > costs.seconds("F", 0, 16, TickShape(16, 16, False))
+    shape = replace(SHAPE, layers=1)
+    chosen, _ = choose_alpha(stash(table, inputs="host", attention="host"), "hidden", table, shape, costs)
+    assert 0 < max(chosen.alpha) < 1
+    seconds = costs.of_chunks(table.chunk_lengths)
+    copied_s = copy_seconds(table, shape, chosen, costs)
+    assert simulate(table, seconds, copied_s).tick_s == simulate(table, seconds).tick_s

@@ -136,6 +136,16 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
     table = make_table("sppo", pipe, 1, (8,) * chunks, groups)
     ticks = simulate(table, lambda unit, _: seconds[unit.chunk] if unit.kind == "F" else 0.0)
     assert stream_seconds(seconds, pipe, groups) == ticks.step_s
+    less = [value - 0.7 for value in seconds]
+    ticks = simulate(
+        table, lambda unit, tick: (seconds if tick.has_ends else less)[unit.chunk] if unit.kind == "F" else 0.0
+    )
+    between = less if groups > 1 else None
+    assert stream_seconds(seconds, pipe, groups, between=between) == ticks.step_s
+    back = simulate(
+        table, lambda unit, tick: (seconds if tick.has_ends else less)[unit.chunk] if unit.kind == "B" else 0.0
+    )
+    assert back.step_s == pytest.approx(ticks.step_s, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -421,5 +431,6 @@ def test_reasons_compare_with_the_next_best():
 @pytest.mark.parametrize("sequences", [1, 2, 6, 16, 64])
 def test_the_seconds_of_a_long_stream_are_those_of_its_sequences_one_by_one(pipe, groups, chunks, sequences):
     seconds = [1.1 + 3.3 * (number % 4) for number in range(chunks)]
-    found = stream_seconds(seconds, pipe, groups, num_sequences=sequences)
-    assert found == stream_seconds(seconds * sequences, pipe, groups)
+    between = [value - 0.7 for value in seconds]
+    found = stream_seconds(seconds, pipe, groups, num_sequences=sequences, between=between)
+    assert found == stream_seconds(seconds * sequences, pipe, groups, between=between * sequences)

@@ -1,6 +1,6 @@
 """The SPMD program of one device: ticks in nested scans over a table of numbers.
 
-All collectives run on every device in every tick of their kind; a stage without a unit computes on padding, writes to
+All collectives of a tick's spec run on every device; a stage without a unit computes on padding, writes to
 trash slots and behind the sequences in its buffers, and contributes zeros.
 
 Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a tick on one device, D hidden size,
@@ -258,11 +258,17 @@ class Executor:
 
     # -- ticks ----------------------------------------------------------------------------------------------------
 
-    def _forward_tick(self, spec: TickSpec, row, state: State, coming) -> State:
+    def _input(self, spec: TickSpec, row, state: State) -> jax.Array:
+        """Returns x_TD of this stage's chunk: its embedding where the chunk enters, else from the stage before."""
         me, size = vocabulary.stage_index(self.num_stages), spec.tokens
-        tokens_T = self._own(self.sequences.tokens, row, 0, size)  # of the chunk that enters the pipeline
+        if not spec.has_ends:
+            return state.x_TD[:size]
+        tokens_T = self._own(self.sequences.tokens, row, 0, size)
         entering = vocabulary.embed(self.weights.embedding_VD, tokens_T, self.num_stages)
-        x_TD = jnp.where(row["first"][me] == 1, entering, state.x_TD[:size])
+        return jnp.where(row["first"][me] == 1, entering, state.x_TD[:size])
+
+    def _forward_tick(self, spec: TickSpec, row, state: State, coming) -> State:
+        x_TD = self._input(spec, row, state)
         filling = None
         if spec.stash is not None:
             layout = self.layout(spec.stash)
@@ -321,10 +327,13 @@ class Executor:
     def _output_cotangent(self, spec: TickSpec, row, state: TrainingState, me) -> jax.Array:
         """Returns dy_TD of this stage's chunk: from the head on the last stage, else from the stage behind."""
         last, size = self.num_stages - 1, spec.tokens
-        share = buffers.read_slot(state.head_dx, row["head_slot"][last])
-        share = share[: vocabulary.share_tokens(size, self.num_stages)]
-        leaving = vocabulary.whole_share(share, size, self.num_stages)
-        dy_TD = jnp.where(row["last"][me] == 1, leaving, state.dx_TD[:size])
+        if spec.has_ends:
+            share = buffers.read_slot(state.head_dx, row["head_slot"][last])
+            share = share[: vocabulary.share_tokens(size, self.num_stages)]
+            leaving = vocabulary.whole_share(share, size, self.num_stages)
+            dy_TD = jnp.where(row["last"][me] == 1, leaving, state.dx_TD[:size])
+        else:
+            dy_TD = state.dx_TD[:size]
         return jnp.where((self._real(row, me, size) & (row["active"][me] == 1))[:, None], dy_TD, 0)
 
     def _backward_tick(self, spec: TickSpec, row, state: TrainingState, coming) -> TrainingState:
@@ -349,9 +358,11 @@ class Executor:
         # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.
         read = (state.cache, state.tags, state.kept[spec.stash])
         dx_TD, (cache, tags, kept) = lax.optimization_barrier((dx_TD, read))
-        tokens_T = self._own(self.sequences.tokens, row, 0, spec.tokens)
-        arrived = vocabulary.from_stage(jnp.where(row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
-        embedding = vocabulary.embed_gradient(state.grads.embedding_VD, tokens_T, arrived, self.num_stages)
+        embedding = state.grads.embedding_VD
+        if spec.has_ends:
+            tokens_T = self._own(self.sequences.tokens, row, 0, spec.tokens)
+            arrived = vocabulary.from_stage(jnp.where(row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
+            embedding = vocabulary.embed_gradient(embedding, tokens_T, arrived, self.num_stages)
         return state._replace(
             dx_TD=buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1)),
             order=buffers.after(dx_TD),

@@ -44,6 +44,7 @@ class TickSpec:
         write: class of the stash that is copied to the host meanwhile; None for none.
         fetch: class of the stash that is copied back meanwhile; None for none.
         passes: what travels on the ring.
+        has_ends: whether it looks up embeddings (F), or gathers the head's dX and adds to the embedding's gradient (B).
     """
 
     kind: str
@@ -52,6 +53,7 @@ class TickSpec:
     write: StashClass | None = None
     fetch: StashClass | None = None
     passes: RingPasses = RingPasses()
+    has_ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def _specs(
                 write=None if written is None else of_tick[written],
                 fetch=None if fetched is None else of_tick[fetched],
                 passes=_performed(ring.passes(tokens, shape.reach), tick.kind, plan.stash),
+                has_ends=shape.has_ends,
             )
         )
     return specs

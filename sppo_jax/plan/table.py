@@ -74,10 +74,12 @@ class TickShape(NamedTuple):
     Args:
         tokens: the tokens of the tick, padding included, over all devices of a stage.
         reach: tokens of the sequence up to the end of the tick's furthest chunk.
+        has_ends: whether a chunk may be on the first or the last virtual stage, where it meets the vocabulary.
     """
 
     tokens: int
     reach: int
+    has_ends: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,9 +238,14 @@ class Table:
         """Returns the shape of each tick."""
         ends = self.chunk_starts[1:]
         return tuple(
-            TickShape(tokens, max(ends[unit.chunk] for unit in tick.units if unit is not None))
+            TickShape(tokens, max(ends[unit.chunk] for unit in tick.units if unit is not None), self._has_ends(tick))
             for tick, tokens in zip(self.ticks, self.tick_tokens, strict=True)
         )
+
+    def _has_ends(self, tick: Tick) -> bool:
+        # With one group the few ticks without ends fill or drain the pipeline, and share bodies with the others.
+        ends = 0, self.num_virtual_stages - 1
+        return self.num_groups == 1 or any(unit is not None and unit.virtual_stage in ends for unit in tick.units)
 
     @cached_property
     def tick_rounds(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ Departures from the papers, each because the program that runs is another one:
 * The fused kernel's forward takes whole waves of queries and both passes have a tail (`CostModel._fused_pairs`). SPPO
   lets one efficiency fall with the length of a chunk.
 * A tick is lock-step: the linear parts of a chunk shorter than its tick are charged for the padding, and collectives
-  over the stages (embedding, head, their gradients) for every tick. Attention skips padding.
+  over the stages (embedding, head, their gradients) for every tick that has them. Attention skips padding.
 * Heads and tokens travel by all-to-all and ring, not by Megatron's all-gather and reduce-scatter, and weights are whole
   on every device of a stage: so each B adds a gradient as large as the stage's weights to an accumulator in device
   memory, whatever the length of the chunk. The papers have no such term; it is what makes chunks too short.
@@ -135,14 +135,19 @@ class CostModel:
         """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.
 
         That is the all-to-all of ulysses and the hops of the ring in every layer, the hop to the next stage, and the
-        sums over the stages that embedding, head and their gradients take. Copies to the host are not in it: they hide.
+        sums over the stages: the head's, and where a tick has ends those of the embedding and of both gradients.
+        Copies to the host are not in it: they hide.
         """
         local = max(tokens, tick.tokens) / self.mesh.seq
-        seconds = self._token_transfer_s[kind] * local
+        seconds = self._token_transfer_s[kind, tick.has_ends] * local
         if self.ring.members > 1 and kind != "H":
             sent_bytes = self.ring_bytes(kind, math.ceil(local), max(start + tokens, tick.reach))
             seconds += self.layers * sent_bytes / self._seq_link
         return seconds
+
+    def ends_s(self, kind: str, tokens: int) -> float:
+        """Returns by how many seconds a tick of so many tokens is longer if it has ends."""
+        return (self._token_transfer_s[kind, True] - self._token_transfer_s[kind, False]) * tokens / self.mesh.seq
 
     def ring_bytes(self, kind: str, tokens: int, reach: int) -> int:
         """Returns the bytes that a device sends on the ring in one layer of a tick.
@@ -228,8 +233,11 @@ class CostModel:
         return min(device.link_bytes_s, device.network_bytes_s * min(seq, self.cluster.devices_per_host))
 
     @cached_property
-    def _token_transfer_s(self) -> dict[str, float]:
-        """Seconds in which a unit sends for one token of a device, by kind; what depends on the prefix aside."""
+    def _token_transfer_s(self) -> dict[tuple[str, bool], float]:
+        """Seconds in which a unit sends for one token of a device, by kind and whether its tick has ends.
+
+        What depends on the prefix is not in it.
+        """
         forward, backward = self.exchange_bytes()
         exchange_link = self.cluster.link_bytes_s(self.ulysses)
         pipe, hidden = self.mesh.pipe, self.layer.input_elements * self.compute_bytes
@@ -238,11 +246,13 @@ class CostModel:
         hop = hidden if pipe > 1 else 0
         # Embedding: a sum. Backward: the head's dX is gathered, the embedding's gradient summed. Head: x summed, dX in
         # float32 summed and scattered. A sum passes everything twice.
-        return {
-            "F": self.layers * forward / exchange_link + (hop + 2 * share * hidden) / pipe_link,
-            "B": self.layers * backward / exchange_link + (hop + 3 * share * hidden) / pipe_link,
-            "H": share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link,
-        }
+        seconds = {}
+        for has_ends in (False, True):
+            ends = share * hidden if has_ends else 0
+            seconds["F", has_ends] = self.layers * forward / exchange_link + (hop + 2 * ends) / pipe_link
+            seconds["B", has_ends] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link
+            seconds["H", has_ends] = share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link
+        return seconds
 
     def exchange_bytes(self) -> tuple[float, float]:
         """Returns the bytes that ulysses sends for a token of a device and a layer, forward and backward.

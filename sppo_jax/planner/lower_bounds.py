@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import StashPlan
-from sppo_jax.plan.table import Repeat, Table, Tick, Unit
+from sppo_jax.plan.table import Repeat, Table, Tick, TickShape, Unit
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request
@@ -56,10 +56,7 @@ class LowerBounds:
 
     def work_s(self, partition: Partition, places: Places) -> float:
         """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
-        layout = partition.layout
-        return (
-            layout.sequences * layout.interleave * sum(self._samples(partition, places, kind).work_s for kind in "FB")
-        )
+        return sum(self._stage_work_s(partition, self._samples(partition, places, kind)) for kind in "FB")
 
     def step_s(self, partition: Partition, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
         """Returns the least seconds of a step with these chunks: their ticks without padding."""
@@ -74,11 +71,15 @@ class LowerBounds:
             key = partition, lengths, kind, _recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
             if key not in self._streams:
                 units = _unit_seconds(costs, lengths, kind, copy_s, copied)
+                between = units
+                if layout.interleave > 1:
+                    between = _unit_seconds(costs, lengths, kind, copy_s, copied, has_ends=False)
                 self._streams[key] = stream_seconds(
-                    [seconds for seconds in units for _ in range(partition.wave)],
+                    _in_wave(units, partition.wave),
                     layout.mesh.pipe,
                     layout.interleave,
                     num_sequences=layout.sequences // partition.wave // partition.drains,
+                    between=_in_wave(between, partition.wave),
                 )
             total += partition.drains * self._streams[key]
         return total + layout.sequences * sum(_unit_seconds(costs, lengths, "H"))
@@ -115,12 +116,17 @@ class LowerBounds:
         other. Each of the P - 1 ticks lasts longer by what a chunk's cost rises from the other's first P - 1 chunks on.
         """
         layout, waits = partition.layout, partition.layout.mesh.pipe - 1
-        work_s = layout.sequences * layout.interleave * sampled.work_s
+        work_s = self._stage_work_s(partition, sampled)
         if partition.balance != "equal":
             return work_s + partition.drains * waits * sampled.work_s / partition.num_chunks
         between = layout.sequences // partition.wave - partition.drains
         rise_s = sampled.units[-1] - sampled.above(-(-waits // partition.wave), partition.num_chunks)
         return work_s + waits * (partition.drains * sampled.units[-1] + between * max(0.0, rise_s))
+
+    def _stage_work_s(self, partition: Partition, sampled: "_Sampled") -> float:
+        """Returns about the seconds of all units of a kind on a stage, and of what the ticks with ends take more."""
+        layout = partition.layout
+        return layout.sequences * (layout.interleave * sampled.work_s + sampled.ends_s)
 
     def _samples(self, partition: Partition, places: Places, kind: str) -> "_Sampled":
         """Returns samples of the units of a kind on one virtual stage; schedule and wave change none of them."""
@@ -143,13 +149,16 @@ class LowerBounds:
         if partition.balance != "equal":
             costs = self._without_kernel_waves(costs)
         seconds = costs.compute_s if on_ring and partition.balance != "equal" else costs.seconds
-        units = [seconds(kind, start, tokens) for start in starts]
+        # Of interleaved ticks only those with ends take more: each chunk has a tick of its own in which it enters.
+        interleaved = partition.layout.interleave > 1
+        ends_s = costs.ends_s(kind, length) if interleaved else 0.0
+        units = [seconds(kind, start, tokens, TickShape(0, 0, not interleaved)) for start in starts]
         if samples == count:
-            return _Sampled(sum(units), units)
+            return _Sampled(sum(units), units, ends_s)
         # Costs rise along the sequence: evenly, so that the ends stand for half as many chunks as the others; by steps
         # on a ring, which passes the prefix in a few static lengths, so that only the lower end of a part is sure.
         above = units[-1] if on_ring else (units[0] + units[-1]) / 2
-        return _Sampled((sum(units) - above) / (samples - 1) * count, units)
+        return _Sampled((sum(units) - above) / (samples - 1) * count, units, ends_s)
 
     def _excess(self, partition: Partition, tokens: int, places: Places) -> float:
         layout, wave, request = partition.layout, partition.wave, self.request
@@ -193,10 +202,14 @@ class LowerBounds:
 
 
 class _Sampled(NamedTuple):
-    """Of all units of a kind on one virtual stage: about their seconds together, and those of a few of them."""
+    """Of all units of a kind on one virtual stage: about their seconds together, and those of a few of them.
+
+    With interleaving these are seconds in a tick without ends, and `ends_s` is what a sequence's ends add.
+    """
 
     work_s: float
     units: list[float]
+    ends_s: float
 
     def above(self, count: int, num_chunks: int) -> float:
         """Returns seconds that at least so many of the first chunks do not exceed, where costs rise."""
@@ -206,17 +219,33 @@ class _Sampled(NamedTuple):
 
 
 def _unit_seconds(
-    costs: CostModel, lengths: tuple[int, ...], kind: str, copy_s: float = 0.0, copied: int = 0
+    costs: CostModel,
+    lengths: tuple[int, ...],
+    kind: str,
+    copy_s: float = 0.0,
+    copied: int = 0,
+    has_ends: bool = True,
 ) -> list[float]:
     """Returns the seconds of each chunk's unit without padding: those of the first `copied` last as long as a copy."""
-    starts = accumulate(lengths, initial=0)
+    starts, tick = accumulate(lengths, initial=0), TickShape(0, 0, has_ends)
     return [
-        max(costs.seconds(kind, start, tokens), copy_s * tokens if chunk < copied else 0.0)
+        max(costs.seconds(kind, start, tokens, tick), copy_s * tokens if chunk < copied else 0.0)
         for chunk, (start, tokens) in enumerate(zip(starts, lengths, strict=False))
     ]
 
 
-def stream_seconds(units: list[float], num_stages: int, num_groups: int, *, num_sequences: int = 1) -> float:
+def _in_wave(units: list[float], wave: int) -> list[float]:
+    return [seconds for seconds in units for _ in range(wave)]
+
+
+def stream_seconds(
+    units: list[float],
+    num_stages: int,
+    num_groups: int,
+    *,
+    num_sequences: int = 1,
+    between: list[float] | None = None,
+) -> float:
     """Returns the seconds of all ticks of one kind in a generated table.
 
     Chunks enter in groups of one a stage and stay for a tick on each virtual stage. A tick lasts as long as the slowest
@@ -227,25 +256,28 @@ def stream_seconds(units: list[float], num_stages: int, num_groups: int, *, num_
         num_stages: stages.
         num_groups: virtual stages of a stage.
         num_sequences: sequences that enter one after another.
+        between: seconds of each chunk in a tick without ends (`TickShape`); None: as in a tick with ends.
     """
     one, fill = round_of(num_stages, len(units), num_groups), num_stages * num_groups
     # With a round more than fills the pipeline, the ticks behind the filling are those of any other round.
     written = (1 + -(-fill // one.ticks)) * one.sequences
     left_out = max(0, (num_sequences - written) // one.sequences)
-    tick_s = _tick_seconds(units * (num_sequences - left_out * one.sequences), num_stages, num_groups)
+    sequences = num_sequences - left_out * one.sequences
+    tick_s = _tick_seconds(units * sequences, (between or units) * sequences, num_stages, num_groups)
     return sum(all_rounds(tick_s, [Repeat(fill, fill + one.ticks, left_out + 1, one.sequences)]))
 
 
-def _tick_seconds(units: list[float], num_stages: int, num_groups: int) -> list[float]:
+def _tick_seconds(units: list[float], between: list[float], num_stages: int, num_groups: int) -> list[float]:
     period = num_stages * num_groups
     enters = [number // num_stages * period + number % num_stages for number in range(len(units))]
+    has_ends = {*enters, *(tick + period - 1 for tick in enters)}
     tick_s, first, last = [], 0, 0
     for tick in range(enters[-1] + period):
         while last < len(units) and enters[last] <= tick:
             last += 1
         while enters[first] + period <= tick:
             first += 1
-        tick_s.append(max(units[first:last]))
+        tick_s.append(max((units if tick in has_ends else between)[first:last]))
     return tick_s
 
 

@@ -149,13 +149,15 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:
     """Returns, for each diagonal group, the share of tokens whose copy hides behind its shortest forward."""
     groups, longest, starts = table.diagonal_groups, table.longest_chunks, table.chunk_starts
-    known: dict[tuple[int, int], float] = {}
+    # The tick behind which a copy hides may have no ends.
+    known, has_ends = {}, table.num_groups == 1
     forward_s = [float("inf")] * len(longest)
     for (_, chunk, _), diagonal in table.unit_diagonals.items():
         group = groups[diagonal]
         key = chunk, longest[group]
         if key not in known:
-            known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], TickShape(longest[group], 0))
+            tick = TickShape(longest[group], 0, has_ends)
+            known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], tick)
         forward_s[group] = min(forward_s[group], known[key])
     token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
     shares = []

@@ -193,9 +193,10 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
     parts = dict.fromkeys(PARTS, 0.0)
     for (kind, chunk, tick), count in _unit_counts(table).items():
         unit, share = (kind, starts[chunk], table.chunk_lengths[chunk]), count / table.num_stages
+        alone = TickShape(0, 0, tick.has_ends)
         compute_s, without_scores_s, rest_s = (which.compute_s(*unit) for which in (costs, no_scores, no_matmuls))
-        parts["padding"] += share * (costs.seconds(*unit, tick) - costs.seconds(*unit))
-        parts["communication"] += share * costs.transfer_s(*unit)
+        parts["padding"] += share * (costs.seconds(*unit, tick) - costs.seconds(*unit, alone))
+        parts["communication"] += share * costs.transfer_s(*unit, alone)
         parts["overhead"] += share * tick_s
         if kind == "H":
             parts["head"] += share * compute_s
@@ -203,9 +204,9 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
         parts["attention"] += share * (compute_s - without_scores_s)
         parts["linear"] += share * (without_scores_s - rest_s)
         parts["sums"] += share * rest_s
-    alone = simulate(table, costs.of_chunks(table.chunk_lengths))
-    parts["copies"] = simulation.step_s - alone.step_s
-    parts["bubble"] = alone.step_s - sum(alone.busy_s) / table.num_stages
+    uncopied = simulate(table, costs.of_chunks(table.chunk_lengths))
+    parts["copies"] = simulation.step_s - uncopied.step_s
+    parts["bubble"] = uncopied.step_s - sum(uncopied.busy_s) / table.num_stages
     parts["update"] = step_s - simulation.step_s
     return dict(sorted(parts.items(), key=lambda item: -item[1]))
 

@@ -208,7 +208,7 @@ class LowerBounds:
 
 
 class _Sampled(NamedTuple):
-    """Of all units of a kind on one virtual stage: their seconds together, those of a few, and an even rise in these."""
+    """Of all units of a kind on one virtual stage: their seconds together, those of a few, and what rises evenly."""
 
     work_s: float
     units: list[float]

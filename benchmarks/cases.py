@@ -53,7 +53,7 @@ def make_config(model: dict, length: int, num_chunks: int, layout: Layout, place
             "model": model,
             "mesh": {"data": layout.data, "pipe": layout.pipe, "seq": layout.seq},
             "sequence": {"length": length, "chunks": num_chunks, "per_pipeline": layout.sequences},
-            "schedule": {"name": layout.schedule},
+            "schedule": {"name": layout.schedule, "interleave": 1},
             "stash": {**stash, "alpha": 1.0},
             "train": {"steps": 1},
         }

@@ -47,6 +47,7 @@ class Case:
         settings: dict[str, Any] = {
             "model": {"preset": self.model},
             "sequence": {"length": self.length, "chunks": self.chunks},
+            "schedule": {"interleave": 1},  # as the stored plans were compiled
             "train": {"steps": 10},
         }
         if self.mesh:

@@ -43,7 +43,6 @@ class Record:
             {
                 "model": self.model,
                 "sequence": sequence,
-                "schedule": {"interleave": "auto"},
                 "train": {"steps": 1},
                 **self.more,
             }

@@ -60,7 +60,7 @@ def settings() -> Iterator[Setting]:
                 for settings in (
                     {**shared, "sequence": cut, "mesh": mesh, "planner": "paper"},
                     {**free, "planner": "paper"},
-                    {**free, "schedule": {"interleave": "auto"}},
+                    free,
                 )
             )
             yield Setting(model=model, length=length, published=published, paper=paper, searched=searched)

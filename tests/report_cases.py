@@ -11,10 +11,11 @@ HOST = {"inputs": "host", "attention": "host"}
 
 
 def small_config(cluster: str = "h100:1x4", **groups: dict) -> Config:
-    """Returns a config of a small model on four stages."""
+    """Returns a config of a small model on four stages, not interleaved."""
     settings = {
         "model": MODEL,
         "mesh": {"pipe": 4},
+        "schedule": {"interleave": 1},
         "sequence": {"length": 65536, "chunks": 8, "balance": "equal"},
         "stash": HOST,
         "train": {"steps": 1},

@@ -41,18 +41,18 @@ def test_gain_and_picture(found, tmp_path, monkeypatch, capsys):
     assert gained.published == pytest.approx(1.44 / 1.23) and gained.limit == 39 / 32
     assert gained.over_lockstep >= 1
     assert gained.lockstep.chunk_lengths != gained.ours.chunk_lengths and len(gained.lockstep.chunk_lengths) == 32
-    assert gained.deep.schedule.interleave == 5 and gained.deep_s == pytest.approx(
-        gained.deep.predicted.step_s, rel=5e-3
-    )
-    assert gained.deep_over_lockstep > gained.deep_over_formula
+    # One layer a group is the deepest interleaving.
+    assert gained.plain.schedule.interleave == 1 and gained.ours.schedule.interleave == bubble.SPPO_DEPTH
+    assert gained.fastest_s == pytest.approx(gained.ours.predicted.step_s, rel=5e-3)
+    assert gained.fastest_s < gained.plain_s < gained.lockstep.predicted.step_s
     # The text says so.
-    assert max(gained.over_formula, gained.deep_over_formula) < gained.published
+    assert gained.plain_over_formula < gained.over_formula < gained.published
     assert gained.by_formula(1) == 1 and gained.by_formula(5) == pytest.approx((39 / 32) / (167 / 160))
     *waiting, gains = bubble.picture(found, gained)
     assert [sum(series.line for series in panel.series) for panel in waiting] == [5] * 3
     assert {len(series.x) for panel in waiting for series in panel.series} == {2}
-    values = [gained.published, gained.limit, gained.over_formula, gained.over_lockstep]
-    values += [gained.deep_over_formula, gained.deep_over_lockstep]
+    values = [gained.published, gained.limit, gained.plain_over_formula, gained.plain_over_lockstep]
+    values += [gained.over_formula, gained.over_lockstep]
     assert [series.y[0] for series in gains.series] == values
     assert [series.name.splitlines()[-1] for series in gains.series] == [f"{value:.2f}x" for value in values]
     monkeypatch.setattr(figures, "draw", figures.digest)

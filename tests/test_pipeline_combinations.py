@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 from combinations import draw, features, pairs, possible_pairs
 from exactness import TINY
-from programs import HOST, Case, compare
+from programs import HOST, NOTHING, Case, compare
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
@@ -42,6 +42,41 @@ WRITTEN = {
         ),
         dict(head_dim=8),
         optimised=True,
+    ),
+    "interleaved-groups-of-one-layer-recompute": Case(
+        dict(chunks=(12, 8), mesh=(1, 2, 1), interleave=3, places=NOTHING), dict(num_layers=6)
+    ),
+    "interleaved-fewer-chunks-than-stages-keep": Case(
+        dict(
+            chunks=(12, 8),
+            mesh=(1, 4, 1),
+            schedule="interleaved-seq1f1b",
+            interleave=2,
+            sequences=2,
+            places=("keep", "keep", "keep"),
+        ),
+        dict(num_layers=8),
+    ),
+}
+WRITTEN_SLOWLY = {
+    "interleaved-groups-of-one-layer-keep": Case(
+        dict(chunks=(12, 8), mesh=(1, 2, 2), kind="ring", interleave=3, places=("keep", "keep", "keep")),
+        dict(num_layers=6, tied_embeddings=True),
+    ),
+    "five-groups-of-one-layer": Case(
+        dict(chunks=(12, 8, 8, 8), mesh=(1, 2, 1), interleave=5, places=("keep", "keep", "recompute")),
+        dict(num_layers=10),
+    ),
+    "interleaved-two-chunks-four-sequences-recompute": Case(
+        dict(
+            chunks=(12, 8),
+            mesh=(1, 4, 2),
+            schedule="interleaved-seq1f1b",
+            interleave=2,
+            sequences=4,
+            places=NOTHING,
+        ),
+        dict(num_layers=8, qk_norm=True),
     ),
 }
 
@@ -114,6 +149,12 @@ def test_a_combination_has_the_dense_loss_and_gradients(name, x64):
 @pytest.mark.parametrize("seed", DRAWN_IN_CI)
 def test_a_drawn_combination_has_the_dense_loss_and_gradients(seed, request):
     compare(draw(seed), seed, count=2, request=request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITTEN_SLOWLY)
+def test_more_combinations_have_the_dense_loss_and_gradients(name, x64):
+    compare(WRITTEN_SLOWLY[name], seed=0, count=2)
 
 
 @pytest.mark.slow

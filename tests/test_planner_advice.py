@@ -51,9 +51,9 @@ def refusal(asked, cluster):
         (config(sequence={"chunks": 1000}), 8, "sequence.chunks=auto, or sequence.length=16000 (+95.3%)"),
         (config(sequence={"kind": "ulysses"}, length=8208), 3, "sequence.kind=auto, a cluster of 2 or 4 devices, or"),
         (config(sequence={"ulysses": 3}), 8, "sequence.ulysses=0"),
-        (config(schedule={"interleave": 3}), 8, "schedule.interleave=1"),
+        (config(schedule={"interleave": 3}), 8, "schedule.interleave=auto"),
         (config(schedule={"wave": 3}, sequence={"per_step": 4}), 4, "schedule.wave=auto, or sequence.per_step=6"),
-        (config(schedule={"interleave": 8}, mesh={"pipe": 8}), 8, "mesh.pipe=auto, or schedule.interleave=1"),
+        (config(schedule={"interleave": 8}, mesh={"pipe": 8}), 8, "mesh.pipe=auto, or schedule.interleave=auto"),
         (config(mesh={"pipe": 3}), 8, "mesh.pipe=auto"),
         (config(mesh={"data": 3}), 8, "mesh.data=4, a cluster of 6 or 12 devices, or mesh.data=auto"),
         (

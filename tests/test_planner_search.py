@@ -11,8 +11,9 @@ from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.planner import best_first
+from sppo_jax.planner.best_first import start_of
 from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of
-from sppo_jax.planner.layouts import read_request
+from sppo_jax.planner.layouts import layouts, read_request
 from sppo_jax.planner.lower_bounds import LowerBounds, stream_seconds
 from sppo_jax.planner.offload import place_options
 from sppo_jax.planner.partitions import partitions
@@ -20,7 +21,7 @@ from sppo_jax.planner.reasons import times_slower
 from sppo_jax.planner.search import search
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=8, num_heads=4, num_kv_heads=2, mlp_size=64)
-AUTO = {"interleave": "auto"}
+PLAIN = {"interleave": 1}
 
 
 def config(model=TINY, length=4096, **groups):
@@ -78,7 +79,7 @@ TIGHT = (
 @pytest.mark.parametrize("figures", TIGHT)
 @pytest.mark.parametrize("per_step", [0, 4])
 def test_nothing_is_faster_than_what_is_found(figures, per_step):
-    request = read_request(config(sequence={"per_step": per_step}, schedule=AUTO), small(**figures))
+    request = read_request(config(sequence={"per_step": per_step}), small(**figures))
     every = [outcome for _, outcome in outcomes(request)]
     fitting = [outcome.step_s for outcome in every if outcome.memory.fits(request.cluster)]
     found = search(request.config, small(**figures))
@@ -89,7 +90,7 @@ def test_nothing_is_faster_than_what_is_found(figures, per_step):
 
 
 @pytest.mark.parametrize("figures", TIGHT)
-@pytest.mark.parametrize(("per_step", "schedule"), [(0, AUTO), (4, AUTO), (4, {"name": "gpipe"})])
+@pytest.mark.parametrize(("per_step", "schedule"), [(0, {}), (4, {}), (4, {"name": "gpipe"})])
 def test_bounds_are_below_what_they_bound(figures, per_step, schedule):
     request = read_request(config(sequence={"per_step": per_step}, schedule=schedule), small(**figures))
     lower_bounds = LowerBounds(request, "float32")
@@ -103,31 +104,42 @@ def test_bounds_are_below_what_they_bound(figures, per_step, schedule):
         assert lower_bounds.excess(partition, choice.chunk_lengths, choice.places) <= excess + 1e-9
 
 
-def test_bounds_of_waves_of_a_large_model_are_below_what_they_bound():
-    groups = {**SEVERAL, "sequence": {"per_pipeline": 8}, "schedule": AUTO}
-    for length in (2**15, 2**18, 2**20):
-        request = read_request(large("llama3-8b", "a100-80g:8x8", length, **groups))
-        bounds, wave_sizes = LowerBounds(request, "float32"), set()
-        for number, one in enumerate(list(partitions(request))[::7]):
-            options = place_options(request.config.stash, one.layout.layers)
-            places = options[number % len(options)]
-            choice = Choice(
-                layout=one.layout,
-                chunk_lengths=one.chunk_lengths,
-                schedule=one.schedule,
-                places=places,
-                alpha="hidden",
-                kv_grad_dtype="float32",
-                wave=one.wave,
-            )
-            if one.num_chunks * one.wave > 128:
-                continue
-            outcome = evaluate(choice)
-            wave_sizes.add(one.wave)
-            assert bounds.rough_step_s(one, [places])[0] <= outcome.step_s
-            assert bounds.step_s(one, one.chunk_lengths, places, "hidden") <= outcome.step_s * (1 + 1e-9)
-            assert bounds.excess(one, one.chunk_lengths, places) <= bounds.excess_of(outcome.memory) + 1e-9
-        assert wave_sizes == {1, 2, 4, 8}
+def bounded(request, every):
+    """Evaluates some choices of a large request, in turn with all places, each not below its bounds."""
+    bounds = LowerBounds(request, "float32")
+    for number, one in enumerate(list(partitions(request))[::every]):
+        options = place_options(request.config.stash, one.layout.layers)
+        places = options[number % len(options)]
+        choice = Choice(
+            layout=one.layout,
+            chunk_lengths=one.chunk_lengths,
+            schedule=one.schedule,
+            places=places,
+            alpha="hidden",
+            kv_grad_dtype="float32",
+            wave=one.wave,
+        )
+        if one.num_chunks * one.wave > 128:
+            continue
+        outcome = evaluate(choice)
+        assert bounds.rough_step_s(one, [places])[0] <= outcome.step_s
+        assert bounds.step_s(one, one.chunk_lengths, places, "hidden") <= outcome.step_s * (1 + 1e-9)
+        assert bounds.excess(one, one.chunk_lengths, places) <= bounds.excess_of(outcome.memory) + 1e-9
+        yield one
+
+
+@pytest.mark.parametrize("length", [2**15, 2**18, 2**20])
+def test_bounds_of_waves_of_a_large_model_are_below_what_they_bound(length):
+    groups = {**SEVERAL, "sequence": {"per_pipeline": 8}}
+    request = read_request(large("llama3-8b", "a100-80g:8x8", length, **groups))
+    assert {one.wave for one in bounded(request, 7)} == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize(("length", "sequences"), [(2**19, 1), (2**20, 1), (2**17, 4)])
+def test_bounds_of_groups_of_one_layer_are_below_what_they_bound(length, sequences):
+    groups = {**SEVERAL, "sequence": {"per_pipeline": sequences}}
+    request = read_request(large("gpt-13b", "a100-80g:8x8", length, **groups))
+    assert {one.layout.interleave for one in bounded(request, 3 * sequences)} == {1, 5}
 
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 2), (2, 3, 6), (4, 2, 8)])
@@ -152,9 +164,9 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
     ("asked", "most"),
     [
         (large(), 25),
-        (large(schedule=AUTO), 25),
-        (large("llama2-70b", "a100-80g:128x8", schedule=AUTO), 25),
-        (large("qwen3-32b", "a100-80g:128x8", schedule=AUTO), 40),
+        (large(schedule=PLAIN), 25),
+        (large("llama2-70b", "a100-80g:128x8"), 25),
+        (large("qwen3-32b", "a100-80g:128x8"), 40),
     ],
 )
 def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
@@ -172,11 +184,11 @@ def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
 
 
 def test_of_plans_within_half_a_percent_the_simplest_is_chosen(monkeypatch):
-    found = search(large())
+    found = search(large(schedule=PLAIN))
     assert found.fastest_s < found.plan.predicted.step_s <= 1.005 * found.fastest_s
     assert "are a tie, and this plan has fewer chunks" in found.plan.reasons["tie"]
     monkeypatch.setattr(best_first, "TIE", 0.0)
-    fastest = search(large())
+    fastest = search(large(schedule=PLAIN))
     assert fastest.plan.predicted.step_s == fastest.fastest_s == found.fastest_s
     assert "tie" not in fastest.plan.reasons
     assert len(found.plan.chunk_lengths) < len(fastest.plan.chunk_lengths)
@@ -186,7 +198,7 @@ def test_of_plans_within_half_a_percent_the_simplest_is_chosen(monkeypatch):
 
 
 def test_others_are_distinct_ordered_and_say_why():
-    found = search(large(schedule=AUTO))
+    found = search(large())
     assert len(found.rejected) == 5
     steps = [other.step_s for other in found.rejected]
     assert steps == sorted(steps)
@@ -272,6 +284,10 @@ def test_host_memory_can_be_what_stops_it():
         (dict(mesh={"pipe": 32}, schedule={"interleave": 2}), "each virtual stage must have at least one layer"),
         (dict(mesh={"pipe": 32}, stash={"inputs": "host"}), "at least 2 layers a virtual stage"),
         (
+            dict(mesh={"pipe": 16}, stash={"rest": "host"}, schedule={"interleave": 2}),
+            "at least 2 layers a virtual stage to hide its copies, got 1; lower mesh.pipe or schedule.interleave",
+        ),
+        (
             dict(sequence={"kind": "ulysses"}, mesh={"seq": 64, "pipe": 2}),
             "mesh.seq must divide model.num_heads=32 for ulysses, got mesh.seq=64",
         ),
@@ -342,12 +358,78 @@ def test_bfloat16_sums_only_where_nothing_else_fits():
     assert tight.plan.reasons["kv_grad_dtype"] == "nothing fits with float32 sums"
 
 
-def test_interleaving_is_searched_where_asked():
+def test_interleaving_is_chosen_where_it_is_faster():
     asked = dict(model={**TINY, "num_layers": 16}, mesh={"pipe": 4, "seq": 1}, sequence={"chunks": 8})
-    plain = search(config(**asked), small())
-    auto = search(config(**asked, schedule=AUTO), small())
-    assert plain.plan.schedule.interleave == 1 < auto.plan.schedule.interleave
-    assert auto.plan.predicted.step_s < plain.plan.predicted.step_s
+    plain = search(config(**asked, schedule=PLAIN), small())
+    free = search(config(**asked), small())
+    assert plain.plan.schedule.interleave == 1 < free.plan.schedule.interleave
+    assert free.plan.predicted.step_s < plain.plan.predicted.step_s
+
+
+@pytest.mark.parametrize(
+    ("schedule", "depths"),
+    [
+        ({}, {1, 2, 3, 6}),
+        ({"interleave": 3}, {3}),
+        ({"name": "sppo"}, {1, 2, 3, 6}),
+        ({"name": "seq1f1b"}, {1}),
+        ({"name": "1f1b"}, {1}),
+        ({"name": "interleaved-seq1f1b"}, {2, 3, 6}),
+    ],
+)
+def test_every_divisor_of_the_layers_of_a_stage_is_an_interleave(schedule, depths):
+    asked = config({**TINY, "num_layers": 12}, mesh={"pipe": 2}, schedule=schedule)
+    assert {layout.interleave for layout in layouts(read_request(asked, small()))} == depths
+
+
+def test_groups_of_one_layer_keep_or_recompute():
+    free = start_of(read_request(config(mesh={"pipe": 4}), small())).candidates
+    at_host = {one.partition.layout.layers: "host" in one.places for one in free if "host" in one.places}
+    assert {one.partition.layout.layers for one in free} == {1, 2} and at_host == {2: True}
+    assert {one.places for one in free if one.partition.layout.layers == 1} >= {("keep",) * 3, ("recompute",) * 3}
+    pinned = start_of(read_request(config(mesh={"pipe": 4}, stash={"inputs": "host"}), small()))
+    assert {one.partition.layout.interleave for one in pinned.candidates} == {1}
+    with pytest.raises(
+        ValueError, match="at least 2 layers a virtual stage to hide its copies, got 1; lower mesh.pipe"
+    ):
+        search(config(mesh={"pipe": 4}, stash={"inputs": "host"}, schedule={"interleave": 2}), small())
+
+
+def test_a_count_that_fills_no_groups_is_planned_without_interleaving():
+    asked = dict(mesh={"pipe": 4}, sequence={"chunks": 6})
+    assert search(config(**asked), small()).plan.schedule.interleave == 1
+    with pytest.raises(ValueError, match="use 4 or 8 chunks, or schedule.interleave=1"):
+        search(config(**asked, schedule={"interleave": 2}), small())
+
+
+def test_sequences_together_fill_the_groups_of_fewer_chunks_than_stages():
+    asked = dict(mesh={"pipe": 4}, sequence={"per_pipeline": 6}, schedule={"wave": 1})
+    found = {(one.schedule, one.num_chunks) for one in interleaved(config(**asked))}
+    # Of the counts below 4 stages, 6 sequences of 2 chunks fill groups of 4; of 1 or 3 chunks they do not.
+    assert {count for _, count in found if count < 4} == {2}
+    assert ("interleaved-seq1f1b", 2) in found and ("sppo", 2) not in found
+    with pytest.raises(ValueError, match="got 2 chunks with 3 sequences at once; use 4 chunks, a multiple of 2 seq"):
+        pins = {"sequence": {"chunks": 2, "per_pipeline": 3}, "schedule": {"interleave": 2}}
+        search(config(**asked | pins), small())
+
+
+def interleaved(asked):
+    """Returns the partitions of several groups, of which each has a table."""
+    found = [one for one in partitions(read_request(asked, small())) if one.layout.interleave > 1]
+    for schedule, sequences, chunks, depth, pipe, wave in {
+        (
+            one.schedule,
+            one.layout.sequences,
+            one.num_chunks,
+            one.layout.interleave,
+            one.layout.mesh.pipe,
+            one.wave,
+        )
+        for one in found
+        if one.num_chunks < 16
+    }:
+        make_table(schedule, pipe, sequences, (8,) * chunks, depth, wave)
+    return found
 
 
 SEVERAL = dict(mesh={"data": 1, "pipe": 8, "seq": 8}, hardware={"network_bytes_s": 12.5e9})
@@ -355,11 +437,11 @@ SEVERAL = dict(mesh={"data": 1, "pipe": 8, "seq": 8}, hardware={"network_bytes_s
 
 @pytest.mark.parametrize(
     ("preset", "length", "sequences", "share"),
-    [("llama2-7b", 2**17, 4, 0.84), ("llama2-7b", 2**15, 16, 0.92), ("llama3-8b", 2**19, 4, 0.9)],
+    [("llama2-7b", 2**17, 4, 0.84), ("llama2-7b", 2**16, 16, 0.92), ("llama3-8b", 2**19, 4, 0.9)],
 )
 def test_waves_are_searched_and_chosen_where_they_are_faster(preset, length, sequences, share):
     def found(**schedule):
-        several = {"sequence": {"per_pipeline": sequences}, "schedule": AUTO | schedule}
+        several = {"sequence": {"per_pipeline": sequences}, "schedule": schedule}
         return search(large(preset, "a100-80g:8x8", length, **SEVERAL, **several))
 
     free, plain = found(), found(wave=1)
@@ -371,7 +453,7 @@ def test_waves_are_searched_and_chosen_where_they_are_faster(preset, length, seq
 
 
 def test_a_wave_has_its_reason():
-    groups = {**SEVERAL, "sequence": {"per_pipeline": 4}, "schedule": AUTO}
+    groups = {**SEVERAL, "sequence": {"per_pipeline": 4}}
     asked = large("llama2-7b", "a100-80g:8x8", 2**17, **groups)
     plan = search(asked).plan
     assert plan.schedule.wave == 4 and plan.kv_slots >= 4
@@ -383,11 +465,11 @@ def test_a_wave_has_its_reason():
 
 def test_only_pipelines_of_several_sequences_have_waves():
     for per_step, data in ((8, 1), (8, 2), (6, 1), (4, 4)):
-        request = read_request(config(sequence={"per_step": per_step}, schedule=AUTO, mesh={"data": data}), small())
+        request = read_request(config(sequence={"per_step": per_step}, mesh={"data": data}), small())
         for one in partitions(request):
             assert one.layout.sequences % one.wave == 0 and one.drains * one.wave in (one.wave, one.layout.sequences)
             assert one.wave == 1 or (one.layout.mesh.pipe > 1 and one.schedule.endswith(("seq1f1b", "sppo")))
-            together = one.layout.sequences if one.schedule.endswith("-1f1b") else one.wave
+            together = one.wave if one.schedule == "sppo" else one.layout.sequences
             assert one.layout.interleave == 1 or one.num_chunks * together % one.layout.mesh.pipe == 0
             assert one.wave == 1 or one.balance == "equal"
         sizes = {one.wave for one in partitions(request)}
@@ -417,7 +499,7 @@ def test_what_rounds_to_the_same_is_a_tie():
 
 
 def test_reasons_compare_with_the_next_best():
-    reasons = search(large(schedule=AUTO)).plan.reasons
+    reasons = search(large()).plan.reasons
     for key in ("mesh", "sequence_kind", "chunks", "schedule", "stash"):
         assert "the next choice, " in reasons[key] and "x as long" in reasons[key]
     assert all("1.000x" not in reason for reason in reasons.values())

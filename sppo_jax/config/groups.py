@@ -114,7 +114,7 @@ class ScheduleConfig(Group):
     name: Literal["auto", "gpipe", "1f1b", "sppo", "seq1f1b", "interleaved-1f1b", "interleaved-seq1f1b", "table"] = (
         "auto"
     )
-    interleave: Literal["auto"] | int = 1
+    interleave: Literal["auto"] | int = "auto"
     table: str | None = None
     wave: Literal["auto"] | int = "auto"
 

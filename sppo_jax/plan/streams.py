@@ -56,23 +56,33 @@ def with_head(tick: Tick, num_groups: int) -> list[Tick]:
     return [tick, Tick("H", (head,) * num_stages)]
 
 
+def fills_groups(num_stages: int, num_sequences: int, num_chunks: int) -> bool:
+    """Returns whether chunks form whole groups of one chunk a stage; see `check_groups`."""
+    if num_chunks % num_stages == 0:
+        return True
+    return num_stages % num_chunks == 0 and num_sequences * num_chunks % num_stages == 0
+
+
 def check_groups(num_stages: int, num_groups: int, num_sequences: int, num_chunks: int) -> None:
     """Checks that chunks form whole groups of one chunk a stage, as travelling round the ring several times needs.
 
     Args:
+        num_stages: pipeline stages.
+        num_groups: virtual stages of each stage.
         num_sequences: sequences whose chunks may share a group.
+        num_chunks: chunks of a sequence.
 
     Raises:
         ValueError: the chunks do not fill the groups, or a group straddles sequences unevenly.
     """
-    if num_groups == 1 or num_chunks % num_stages == 0:
-        return
-    if num_stages % num_chunks == 0 and num_sequences * num_chunks % num_stages == 0:
+    if num_groups == 1 or fills_groups(num_stages, num_sequences, num_chunks):
         return
     below = num_chunks // num_stages * num_stages
-    choices = f"{below} or {below + num_stages}" if below else f"{num_stages}"
+    choices = f"{below} or {below + num_stages} chunks" if below else f"{num_stages} chunks"
+    if num_stages % num_chunks == 0:
+        choices += f", a multiple of {num_stages // num_chunks} sequences at once"
     raise ValueError(
-        f"the chunks of an interleaved schedule must be a multiple of the {num_stages} stages, "
-        f"got {num_chunks} chunks with {num_sequences} sequences at once; use {choices} chunks, or "
-        "schedule.interleave=1"
+        f"the chunks of an interleaved schedule must be a multiple of the {num_stages} stages, or divide them where "
+        f"sequences at once x chunks are such a multiple, got {num_chunks} chunks with {num_sequences} sequences at "
+        f"once; use {choices}, or schedule.interleave=1"
     )

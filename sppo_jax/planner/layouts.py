@@ -11,7 +11,7 @@ from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_cluster, parse_cluster
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
-from sppo_jax.plan.layers import MIN_HOST_LAYERS, divisors, layers_per_virtual_stage
+from sppo_jax.plan.layers import divisors, layers_per_virtual_stage
 from sppo_jax.plan.plan import MeshShape, cudnn_takes
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.waves import check_wave
@@ -22,7 +22,6 @@ from sppo_jax.planner.splits import SequenceSplit, sequence_splits
 
 PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
-_INTERLEAVES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,15 +270,17 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
 
 
 def _interleaves(request: Request, pipe: int) -> list[int]:
-    """Returns the numbers of virtual stages of a stage to consider."""
+    """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
     asked, layers = request.config.schedule.interleave, request.config.model.num_layers
+    name = request.config.schedule.name
     if request.table is not None:
         return [request.table[0].num_groups]
     if asked != "auto":
         return [int(asked)]
-    if pipe == 1:
+    if pipe == 1 or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
-    return [depth for depth in _INTERLEAVES if depth == 1 or layers % (pipe * depth * MIN_HOST_LAYERS) == 0]
+    depths = divisors(layers // pipe)
+    return depths[1:] or depths if name.startswith("interleaved-") else depths
 
 
 def _check_tokens(request: Request, mesh: MeshShape) -> None:
@@ -322,7 +323,7 @@ def _read_table(config: Config) -> tuple[Table, str]:
             f"sequence.chunks must be auto or the chunks of schedule.table, {list(table.chunk_lengths)}, got {chunks}; "
             "set sequence.chunks=auto"
         )
-    if interleave not in ("auto", 1, table.num_groups):
+    if interleave not in ("auto", table.num_groups):
         raise ValueError(
             f"schedule.interleave must be {table.num_groups}, the virtual stages of a stage in schedule.table, got "
             f"{interleave}; set schedule.interleave=auto"

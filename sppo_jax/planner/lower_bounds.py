@@ -121,12 +121,24 @@ class LowerBounds:
             return work_s + partition.drains * waits * sampled.work_s / partition.num_chunks
         between = layout.sequences // partition.wave - partition.drains
         rise_s = sampled.units[-1] - sampled.above(-(-waits // partition.wave), partition.num_chunks)
+        work_s += self._group_waits_s(partition, sampled)
         return work_s + waits * (partition.drains * sampled.units[-1] + between * max(0.0, rise_s))
 
     def _stage_work_s(self, partition: Partition, sampled: "_Sampled") -> float:
         """Returns about the seconds of all units of a kind on a stage, and of what the ticks with ends take more."""
         layout = partition.layout
         return layout.sequences * (layout.interleave * sampled.work_s + sampled.ends_s)
+
+    def _group_waits_s(self, partition: Partition, sampled: "_Sampled") -> float:
+        """Returns about the least seconds for which the chunks of a group wait for the costliest of them.
+
+        A group of P equal chunks goes round v times, the last v - 1 of them at the pace of its costliest chunk. Over a
+        wave of k sequences, costs that rise evenly then cost (v - 1) (P - k) / 2 times the whole rise, with the chunks
+        of the wave in place of P where they are fewer.
+        """
+        layout, wave = partition.layout, partition.wave
+        waiting = max(0, min(layout.mesh.pipe, wave * partition.num_chunks) - wave) / 2
+        return layout.sequences // wave * (layout.interleave - 1) * waiting * sampled.even_rise_s
 
     def _samples(self, partition: Partition, places: Places, kind: str) -> "_Sampled":
         """Returns samples of the units of a kind on one virtual stage; schedule and wave change none of them."""
@@ -152,13 +164,17 @@ class LowerBounds:
         # Of interleaved ticks only those with ends take more: each chunk has a tick of its own in which it enters.
         interleaved = partition.layout.interleave > 1
         ends_s = costs.ends_s(kind, length) if interleaved else 0.0
-        units = [seconds(kind, start, tokens, TickShape(0, 0, not interleaved)) for start in starts]
+        shape = TickShape(0, 0, not interleaved)
+        units = [seconds(kind, start, tokens, shape) for start in starts]
+        # What rises by steps, on a ring or with whole blocks of attention, may rise between groups of chunks alone.
+        first_s, last_s = (costs.compute_s(kind, starts[at], tokens) if on_ring else units[at] for at in (0, -1))
+        rise_s = 0.0 if costs.cluster.device.attention_block else max(0.0, last_s - first_s)
         if samples == count:
-            return _Sampled(sum(units), units, ends_s)
+            return _Sampled(sum(units), units, ends_s, rise_s)
         # Costs rise along the sequence: evenly, so that the ends stand for half as many chunks as the others; by steps
         # on a ring, which passes the prefix in a few static lengths, so that only the lower end of a part is sure.
         above = units[-1] if on_ring else (units[0] + units[-1]) / 2
-        return _Sampled((sum(units) - above) / (samples - 1) * count, units, ends_s)
+        return _Sampled((sum(units) - above) / (samples - 1) * count, units, ends_s, rise_s)
 
     def _excess(self, partition: Partition, tokens: int, places: Places) -> float:
         layout, wave, request = partition.layout, partition.wave, self.request
@@ -202,7 +218,7 @@ class LowerBounds:
 
 
 class _Sampled(NamedTuple):
-    """Of all units of a kind on one virtual stage: about their seconds together, and those of a few of them.
+    """Of all units of a kind on one virtual stage: their seconds together, those of a few, and what rises evenly.
 
     With interleaving these are seconds in a tick without ends, and `ends_s` is what a sequence's ends add.
     """
@@ -210,6 +226,7 @@ class _Sampled(NamedTuple):
     work_s: float
     units: list[float]
     ends_s: float
+    even_rise_s: float
 
     def above(self, count: int, num_chunks: int) -> float:
         """Returns seconds that at least so many of the first chunks do not exceed, where costs rise."""

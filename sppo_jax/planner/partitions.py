@@ -1,11 +1,11 @@
 """What the search looks through apart from the stash: chunk counts, their lengths, and the schedule of each layout."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
+from sppo_jax.plan.streams import fills_groups
 from sppo_jax.plan.waves import UNCUT
 from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths
 from sppo_jax.planner.layouts import Layout, Request, layouts
@@ -102,18 +102,37 @@ def schedules(layout: Layout, num_chunks: int) -> list[str]:
 def waves(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
     """Returns the numbers of sequences of a wave to consider, rising."""
     request = layout.request
-    asked = request.config.schedule.wave
     if request.table is not None:
         return [request.table[0].wave]
+    found = _wave_sizes(layout, schedule, num_chunks)
+    if layout.interleave > 1 and _interleaved_by_choice(request):
+        return [wave for wave in found if _fills_groups(layout, schedule, num_chunks, wave)]
+    return found
+
+
+def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
+    asked = layout.request.config.schedule.wave
     if asked != "auto":
         return [asked]
     if schedule in UNCUT or layout.mesh.pipe == 1:
         return [1]
-    found = [wave for wave in _WAVES if layout.sequences % wave == 0 and (wave == 1 or wave * num_chunks <= _MAX_COUNT)]
-    if layout.interleave > 1 and request.config.sequence.chunks == "auto":
-        # The chunks of a wave travel in groups of one a stage.
-        return [wave for wave in found if wave * num_chunks % layout.mesh.pipe == 0]
-    return found
+    return [wave for wave in _WAVES if layout.sequences % wave == 0 and (wave == 1 or wave * num_chunks <= _MAX_COUNT)]
+
+
+def _interleaved_by_choice(request: Request) -> bool:
+    """Returns whether other counts, or a schedule without interleaving, are considered too.
+
+    Otherwise a count that does not fill whole groups is an error.
+    """
+    schedule = request.config.schedule
+    plain = schedule.interleave == "auto" and not schedule.name.startswith("interleaved-")
+    return plain or request.config.sequence.chunks == "auto"
+
+
+def _fills_groups(layout: Layout, schedule: str, num_chunks: int, wave: int) -> bool:
+    """Returns whether chunks form whole groups of one a stage. A wave is one sequence of all of its chunks."""
+    at_once = 1 if schedule == "sppo" else layout.sequences // wave
+    return fills_groups(layout.mesh.pipe, at_once, wave * num_chunks)
 
 
 def smallest_chunk(layout: Layout) -> int:
@@ -149,14 +168,15 @@ def chunk_counts(layout: Layout) -> list[int]:
     return few + list(counts)[::step]
 
 
-def _few_chunks(layout: Layout) -> range:
+def _few_chunks(layout: Layout) -> list[int]:
     """Returns the numbers of chunks below the stages of an interleaved layout that fill whole groups in some wave."""
-    pipe, schedule = layout.mesh.pipe, layout.request.config.schedule
-    if layout.interleave == 1 or schedule.name in UNCUT:
-        return range(0)
-    possible = _WAVES if schedule.wave == "auto" else (schedule.wave,)
-    step = pipe // max(math.gcd(pipe, wave) for wave in possible if layout.sequences % wave == 0)
-    return range(step, pipe, step)
+    if layout.interleave == 1 or layout.sequences == 1 or layout.request.config.schedule.name in UNCUT:
+        return []
+    return [
+        count
+        for count in range(1, layout.mesh.pipe)
+        if any(waves(layout, schedule, count) for schedule in schedules(layout, count))
+    ]
 
 
 def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:

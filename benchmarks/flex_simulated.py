@@ -73,7 +73,7 @@ def shape_of(
                 "kind": kind,
                 "groups": "flex",
             },
-            "schedule": {"name": "seq1f1b", "interleave": 1},
+            "schedule": {"name": "seq1f1b", "interleave": 1, "wave": 1},
             "hardware": {"cluster": cluster},
             "train": {"steps": 1},
         }

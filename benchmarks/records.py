@@ -28,7 +28,7 @@ def throughput_row(record: Record) -> str:
     """Plans a record's setting and writes its row."""
     found = _quiet(lambda: search(record.config(), parse_cluster(record.cluster)))
     plan = found.plan
-    devices = plan.mesh.data * plan.mesh.pipe * plan.mesh.seq
+    devices = plan.mesh.num_devices
     ours = record.per_step * record.length / (devices * plan.predicted.step_s)
     mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}, {len(plan.chunk_lengths)} chunks"
     if not found.fits:

@@ -75,7 +75,9 @@ def _in_ticks(orders: Orders, costs: Costs, choose: Callable[[list[Unit]], list[
 def _check_through(orders: Orders, place: list[int]) -> None:
     for stage, order in enumerate(orders.stages):
         if place[stage] < len(order):
-            raise ValueError(f"orders must let every unit start, got {order[place[stage]]} that waits for ever")
+            raise ValueError(
+                f"every unit must be able to start, but {order[place[stage]]} needs a unit that never runs"
+            )
 
 
 def peak(orders: Orders, deferred: float) -> float:

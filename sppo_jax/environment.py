@@ -162,7 +162,7 @@ def host_limit_gb(plan: Plan) -> int:
     host_bytes = max(plan.predicted.host_bytes)
     if not host_bytes:
         return _DEFAULT_HOST_GB
-    num_devices = math.ceil(plan.mesh.data * plan.mesh.pipe * plan.mesh.seq / joined()[1])
+    num_devices = math.ceil(plan.mesh.num_devices / joined()[1])
     needed_bytes = num_devices * (2 * host_bytes + max(plan.predicted.hbm_bytes))
     return max(_DEFAULT_HOST_GB, min(math.ceil(needed_bytes / _GiB), machine_gb()))
 

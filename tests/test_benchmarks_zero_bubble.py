@@ -184,7 +184,7 @@ def test_a_weights_unit_that_waits_holds_what_it_needs():
 def test_orders_in_which_units_wait_for_ever_are_refused():
     order = Unit("B", 0, 0, 0), Unit("F", 0, 0, 0)
     for run in (free_running, ticks_of_any_kind, ticks_of_one_kind):
-        with pytest.raises(ValueError, match=r"must let every unit start, got B\(0,0,0\)"):
+        with pytest.raises(ValueError, match=r"every unit must be able to start, but B\(0,0,0\) needs"):
             run(Orders(stages=(order,), num_virtual=1), lambda unit: 1.0)
     with pytest.raises(ValueError, match=r"a slot on every stage, got \(1, 2, 1, 1\)"):
         orders_.building_block(8, (1, 2, 1, 1))

@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
     source, rows = _rows(args, config, plan)
     windows = [window_pieces(rows, number, plan.num_sequences) for number in range(args.windows)]
     figures = figures_of_groups(config, plan, windows, source)
-    own = flexsp_figures(args.flexsp, figures.num_devices, windows) if args.flexsp else None
+    own = flexsp_figures(args.flexsp, plan.mesh.num_devices, windows) if args.flexsp else None
     if args.json is not None:
         text = json.dumps(flex_dict(figures) | ({"flexsp": flexsp_dict(own)} if own else {}), indent=2)
         if args.json == _STDOUT:

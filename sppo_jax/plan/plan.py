@@ -60,6 +60,11 @@ class MeshShape:
     pipe: int
     seq: int
 
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole mesh."""
+        return self.data * self.pipe * self.seq
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulePlan:

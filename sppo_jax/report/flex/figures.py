@@ -54,11 +54,6 @@ class GroupFigures:
     placed: tuple[dict[str, Baseline], ...]
 
     @property
-    def num_devices(self) -> int:
-        """Devices of the mesh."""
-        return self.plan.mesh.data * self.plan.mesh.pipe * self.plan.mesh.seq
-
-    @property
     def first(self) -> Placement:
         """The chosen placement of the first window."""
         return self.placed[0]["flex"].windows[0]

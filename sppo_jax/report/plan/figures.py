@@ -109,7 +109,7 @@ class Figures:
 
     @property
     def num_devices(self) -> int:
-        return self.plan.mesh.data * self.plan.mesh.pipe * self.plan.mesh.seq
+        return self.plan.mesh.num_devices
 
     def copy_s(self, copy: Copy) -> float:
         """Returns the seconds a copy keeps the link to the host busy."""
@@ -257,5 +257,5 @@ def _mfu(model: ModelConfig, plan: Plan, tokens_s: float, cluster: Cluster) -> f
     if cluster.device.platform == "cpu":
         return None
     peak = DEVICES[cluster.device.name].matmul_flops_s
-    num_devices = plan.mesh.data * plan.mesh.pipe * plan.mesh.seq
+    num_devices = plan.mesh.num_devices
     return tokens_s * flops_per_token(model, plan.sequence_length) / (num_devices * peak)

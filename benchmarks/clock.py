@@ -232,7 +232,7 @@ def _train_step(plan: Plan):
     config = config_of({})
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 100))
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, 100), params)
     shapes = state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh)
     step = make_train_step(api.value_and_grad(plan, model, mesh), optimizer, shardings_of(shapes))
     rows = NamedSharding(mesh, PartitionSpec("data"))

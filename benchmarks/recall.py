@@ -83,7 +83,8 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
 
     plan, model, data = make_plan(config), build_model(config), open_data(config)
     loss_and_grads, scores = api.value_and_grad(plan, model), api.evaluate(plan, model)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps))
+    params = nnx.state(model, nnx.Param)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps), params)
 
     def step(state, batch):
         params, moments = state
@@ -100,7 +101,6 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
         few = (next(chosen) for _ in range(-(-config.train.eval_sequences // config.num_sequences)))
         return evaluate(scores, params, few, lambda batch: jax.tree.map(jnp.asarray, dict(batch)))
 
-    params = nnx.state(model, nnx.Param)
     state, training, found = (params, optimizer.init(params)), batches(data.training), []
     step = jax.jit(step, donate_argnums=0)
     # Sharded results are traced again, so the cut lasts for the whole run; validation has no gradients to cut.

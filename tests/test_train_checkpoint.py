@@ -45,7 +45,7 @@ def make_state(num_devices=2, seed=0):
 
 
 def save(directory, *steps, losses=None, **settings):
-    checkpoints = Checkpoints(directory, CheckpointConfig(**settings))
+    checkpoints = Checkpoints(directory, CheckpointConfig(**settings), shapes_on(2))
     for step in steps:
         loss = losses and losses.get(step)
         assert checkpoints.save(make_state(seed=step), RUN | {"step": step}, step=step, loss=loss) is None
@@ -162,7 +162,7 @@ def test_a_run_does_not_begin_anew_over_its_broken_checkpoints(copied):
 
 
 def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(), shapes_on(2))
     assert checkpoints.save(make_state(seed=1), RUN, step=1) is None
     assert checkpoints.finish() is None
 

@@ -46,7 +46,7 @@ def test_only_matrices_decay():
         "layers": {"up": True, "norm": {"scale": False}, "query_bias": False},
     }
     config = OptimizerConfig(lr=0.5, weight_decay=0.1)
-    optimizer = make_optimizer(config, make_schedule(config, 10))
+    optimizer = make_optimizer(config, make_schedule(config, 10), params())
     zero = jax.tree.map(jnp.zeros_like, params())
     with jax.numpy_dtype_promotion("standard"):
         updates, _ = optimizer.update(zero, optimizer.init(params()), params())

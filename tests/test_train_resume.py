@@ -4,15 +4,13 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import replace
 
 import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exactness import quick_options
 from flax import nnx
-from tiny_runs import at_batch, lines_of, losses_of, make_config, run, write_documents
+from tiny_runs import at_batch, lines_of, losses_of, make_config, quickly, run, write_documents
 
 from sppo_jax.models import build_model
 from sppo_jax.planner.make import make_plan
@@ -36,16 +34,6 @@ def undisturbed(source, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("run") / "undisturbed"
     run(make_config(source, **EVERY_STEP), run_dir)
     return losses_of(run_dir)
-
-
-def quickly(experiment):
-    """Compiles soon and runs slowly, for runs that need not agree bit for bit."""
-
-    def value_and_grad(params, batch):
-        return experiment.value_and_grad(params, batch)
-
-    value_and_grad.compiler_options = quick_options()
-    return replace(experiment, value_and_grad=value_and_grad)
 
 
 def terminate():
@@ -185,7 +173,7 @@ def saved(source, tmp_path):
     experiment = prepare(config, make_plan(config))
     state = begin(experiment, tmp_path).state
     state = state._replace(num_skipped=jnp.int32(5), num_skipped_in_row=jnp.int32(3))
-    checkpoints = Checkpoints(tmp_path / "checkpoints", config.checkpoint)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", config.checkpoint, experiment.saved_shapes)
     checkpoints.save(state, to_save(experiment, 5, None), step=5)
     checkpoints.close()
     return experiment, path

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+from exactness import quick_options
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.planner.make import make_plan
@@ -57,6 +58,16 @@ def run(config, run_dir, change=lambda experiment: experiment):
         start = begin(experiment, run_dir)
         write_run(run_dir, config, plan)
         return experiment, train(experiment, run_dir, start)
+
+
+def quickly(experiment):
+    """Compiles soon and runs slowly, for runs that need not agree bit for bit."""
+
+    def value_and_grad(params, batch):
+        return experiment.value_and_grad(params, batch)
+
+    value_and_grad.compiler_options = quick_options()
+    return replace(experiment, value_and_grad=value_and_grad)
 
 
 def lines_of(run_dir, name="metrics"):

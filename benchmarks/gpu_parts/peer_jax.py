@@ -50,7 +50,7 @@ def run(settings: dict, device: str, model: ModelConfig, emit: Emit) -> None:
 
 
 def _measure(settings: dict, target: Target, model: ModelConfig, length: int, compiled) -> tuple[list, list]:
-    optimizer, sharding = _optimizer(), target.shape(1).sharding
+    optimizer, sharding = _optimizer(model), target.shape(1).sharding
 
     def create() -> TrainState:
         params = nnx.state(Decoder(model, rngs=nnx.Rngs(0)), nnx.Param)
@@ -68,14 +68,14 @@ def _measure(settings: dict, target: Target, model: ModelConfig, length: int, co
     return timed(once, runs=settings["timed_steps"]), losses
 
 
-def _optimizer():
-    config = OptimizerConfig()
-    return make_optimizer(config, make_schedule(config, 100))
+def _optimizer(model: ModelConfig):
+    config, decoder = OptimizerConfig(), nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0)))
+    return make_optimizer(config, make_schedule(config, 100), nnx.state(decoder, nnx.Param))
 
 
 def _program(target: Target, model: ModelConfig, length: int) -> Program:
     """Build the train step: gradients by autodiff, then the same optimizer as ours."""
-    optimizer, sharding = _optimizer(), target.shape(1).sharding
+    optimizer, sharding = _optimizer(model), target.shape(1).sharding
     decoder = nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0)))
     params = nnx.state(decoder, nnx.Param)
     state = jax.eval_shape(lambda: first_state(_zeros(params), optimizer.init(_zeros(params))))

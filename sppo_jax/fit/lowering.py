@@ -62,8 +62,8 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
     model = build_model(replace(config, model=replace(config.model, compute_dtype=dtype)), abstract=True)
     mesh = layout.make_mesh(plan, devices)
     step = Step(plan, model, mesh, train=True)
-    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps))
     params = nnx.state(model, nnx.Param)
+    optimizer = make_optimizer(config.optimizer, make_schedule(config.optimizer, config.train.steps), params)
     state = state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh)
     return TrainProgram(
         step=make_train_step(step, optimizer, shardings_of(state)),

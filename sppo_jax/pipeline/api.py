@@ -166,7 +166,7 @@ class Step:
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
         dtype = jnp.dtype(self.model.dtype)
         whole = storage.gather(params, self.params, plan, self.mesh, dtype)
-        physical = _cast(layout.to_physical(whole, self.block, plan), dtype)
+        physical = _cast(layout.to_physical(whole, self.params, self.block, plan), dtype)
         specs = layout.physical_specs(physical)
         striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in KEYS]
         out_specs = layout.STRIPED

@@ -71,12 +71,19 @@ def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:
     return Mesh(devices, ("data", "pipe", *SEQ), axis_types=(AxisType.Auto,) * 4)
 
 
-def to_physical(params: nnx.State, block: Block, plan: Plan) -> Physical:
-    """Arranges logical parameters as the stages hold them (shapes change, values do not)."""
+def to_physical(params: nnx.State, shapes: nnx.State, block: Block, plan: Plan) -> Physical:
+    """Arranges parameters as the stages hold them (shapes change, values do not).
+
+    Args:
+        params: layers [L, ...], or [v, P, layers, ...] already.
+        shapes: of layers [L, ...].
+        block: has further arrays of the layers.
+        plan: gives v and P.
+    """
     stages, groups = plan.mesh.pipe, plan.schedule.interleave
 
-    def spread(x):
-        return x.reshape(groups, stages, -1, *x.shape[1:])
+    def spread(x, like):
+        return x.reshape(groups, stages, -1, *like.shape[1:])
 
     def pad(x_VD):
         return jnp.pad(x_VD, ((0, -x_VD.shape[0] % stages), (0, 0)))
@@ -84,7 +91,7 @@ def to_physical(params: nnx.State, block: Block, plan: Plan) -> Physical:
     head = params["head"][...].T if "head" in params else None
     return Physical(
         embedding_VD=pad(params["embedding"][...]),
-        layers=jax.tree.map(spread, Weights(params["layers"], block.others)),
+        layers=jax.tree.map(spread, Weights(params["layers"], block.others), Weights(shapes["layers"], block.others)),
         final_norm=params["final_norm"],
         head_VD=None if head is None else pad(head),
     )
@@ -100,13 +107,10 @@ def to_logical(grads: Physical, params: nnx.State) -> nnx.State:
     }
     leaves = {name: iter(jax.tree.leaves(part)) for name, part in parts.items()}
 
-    def arrange(path, like):
-        grad = next(leaves[path[0].key])
-        if path[0].key == "layers":
-            grad = grad.reshape(like.shape[0], *grad.shape[3:])
-        return fit(grad, like.shape).astype(like.dtype)
+    def place(path, like):
+        return arrange(next(leaves[path[0].key]), like.shape).astype(like.dtype)
 
-    return jax.tree_util.tree_map_with_path(arrange, params)
+    return jax.tree_util.tree_map_with_path(place, params)
 
 
 def physical_specs(physical: Physical) -> Physical:
@@ -117,6 +121,15 @@ def physical_specs(physical: Physical) -> Physical:
         final_norm=jax.tree.map(lambda _: P(), physical.final_norm),
         head_VD=None if physical.head_VD is None else P("pipe"),
     )
+
+
+def arrange(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns layers in order, [L, ...], or where they run, [v, P, layers, ...]; pads or cuts as `fit`."""
+    if x.ndim < len(shape):
+        x = x.reshape(*shape[:3], *x.shape[1:])
+    elif x.ndim > len(shape):
+        x = x.reshape(-1, *x.shape[3:])
+    return fit(x, shape)
 
 
 def fit(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

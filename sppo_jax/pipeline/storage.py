@@ -4,10 +4,14 @@
 step changes these zeros, because their gradients are zeros. A step gathers the parameters in the compute dtype and cuts
 the zeros off.
 
+Layers are stored where they run. With v groups a stage and P stages, layers [L, ...] are stored as [v, P, layers, ...],
+so no layer crosses stages in a step. Checkpoints and callers have the layers in order, [L, ...]. With v = 1 both are
+[L, ...].
+
 Two cuts may fall within a mesh axis. Then the parameter lies on a mesh of the same devices in the same order whose axis
 is divided.
 
-Letters: v groups a stage, P stages, V vocabulary, D hidden size.
+Letters: L layers, v groups a stage, P stages, V vocabulary, D hidden size.
 """
 
 from dataclasses import dataclass
@@ -20,7 +24,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
-from sppo_jax.pipeline.layout import SEQ, Physical, fit
+from sppo_jax.pipeline.layout import SEQ, Physical, arrange, fit
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.spread import Cut, padded, spread
 
@@ -46,50 +50,61 @@ class Home:
 
     Args:
         shape: the shape with the zeros.
+        own: the shape without the zeros, in the same dims.
         share: how the devices of a stage share it.
         stage_dim: the dim that the stages divide; None where each has all of it.
     """
 
     shape: tuple[int, ...]
+    own: tuple[int, ...]
     share: Share
     stage_dim: int | None
 
 
-def home_of(name: str, shape: tuple[int, ...], plan: Plan) -> Home:
+def home_of(name: str, shape: tuple[int, ...], plan: Plan, *, in_order: bool = False) -> Home:
     """Returns how a parameter is stored.
 
     Args:
         name: of its part of the tree: layers, embedding, head or final_norm.
         shape: its logical shape.
-        plan: gives the mesh.
+        plan: gives the mesh and the groups of a stage.
+        in_order: whether layers lie in order, as in checkpoints; else where they run.
     """
-    mesh = plan.mesh
+    mesh, shape = plan.mesh, tuple(shape)
     if name == "layers":
-        cuts = spread(tuple(shape[1:]), mesh.data, mesh.seq)
-        moved = tuple(Cut(cut.dim + 1, cut.parts) for cut in cuts)
-        return Home((shape[0], *padded(shape[1:], cuts)), Share(moved), 0)
+        groups = 1 if in_order else plan.schedule.interleave
+        stacked = shape[:1] if groups == 1 else (groups, mesh.pipe, shape[0] // (groups * mesh.pipe))
+        cuts = spread(shape[1:], mesh.data, mesh.seq)
+        moved = tuple(Cut(cut.dim + len(stacked), cut.parts) for cut in cuts)
+        return Home((*stacked, *padded(shape[1:], cuts)), (*stacked, *shape[1:]), Share(moved), int(groups > 1))
     if name not in _VOCAB_DIM:
-        return Home(tuple(shape), Share(), None)
+        return Home(shape, shape, Share(), None)
     vocab_dim = _VOCAB_DIM[name]
     dims = -(-shape[vocab_dim] // mesh.pipe), shape[1 - vocab_dim]
     cuts = spread(dims, mesh.data, mesh.seq)
     rows, hidden = padded(dims, cuts)
     stored = (rows * mesh.pipe, hidden)
     moved = tuple(Cut(vocab_dim if cut.dim == 0 else 1 - vocab_dim, cut.parts) for cut in cuts)
-    return Home(stored if vocab_dim == 0 else stored[::-1], Share(moved), vocab_dim)
+    return Home(stored if vocab_dim == 0 else stored[::-1], shape, Share(moved), vocab_dim)
 
 
-def stored_shapes(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
+def _home_of_given(name: str, x: jax.Array, like: jax.ShapeDtypeStruct, plan: Plan) -> Home:
+    """Returns the home of a parameter in the form in which a caller gives it: its dims say which form that is."""
+    return home_of(name, like.shape, plan, in_order=x.ndim == len(like.shape))
+
+
+def stored_shapes(plan: Plan, params: nnx.State, mesh: Mesh, *, in_order: bool = False) -> nnx.State:
     """Returns shapes, dtypes and shardings with which no two devices of a stage keep the same part of a parameter.
 
     Args:
         plan: says how layers are spread.
         params: the tree of `nnx.state(model, nnx.Param)`, arrays or shapes.
         mesh: the plan's mesh, with `seq` whole or divided.
+        in_order: whether layers lie in order, as in checkpoints; else where they run.
     """
 
     def place(path, leaf):
-        home = home_of(path[0].key, leaf.shape, plan)
+        home = home_of(path[0].key, leaf.shape, plan, in_order=in_order)
         return jax.ShapeDtypeStruct(home.shape, leaf.dtype, sharding=_sharding(home, mesh))
 
     return jax.tree_util.tree_map_with_path(place, params)
@@ -107,20 +122,20 @@ def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
     def place(path, leaf, stored):
         if stored.shape == tuple(leaf.shape):
             return stored.sharding
-        return _sharding(_whole(home_of(path[0].key, leaf.shape, plan), leaf.shape, plan), mesh)
+        return _sharding(_whole(home_of(path[0].key, leaf.shape, plan, in_order=True), leaf.shape, plan), mesh)
 
-    return jax.tree_util.tree_map_with_path(place, params, stored_shapes(plan, params, mesh))
+    return jax.tree_util.tree_map_with_path(place, params, stored_shapes(plan, params, mesh, in_order=True))
 
 
 def _whole(home: Home, shape: tuple[int, ...], plan: Plan) -> Home:
     """Returns a home of this shape without cuts; the stages divide it only if it has as many rows for each."""
     dim = home.stage_dim
-    return Home(tuple(shape), Share(), None if dim is None or shape[dim] % plan.mesh.pipe else dim)
+    return Home(tuple(shape), tuple(shape), Share(), None if dim is None or shape[dim] % plan.mesh.pipe else dim)
 
 
 def store(params: nnx.State, shapes: nnx.State) -> nnx.State:
-    """Pads parameters, or a part of their tree, to the shapes in which they are stored; traceable."""
-    return jax.tree.map(lambda x, like: fit(x, like.shape), params, shapes)
+    """Brings parameters, or a part of their tree, to the shapes in which they are stored, or back; traceable."""
+    return jax.tree.map(lambda x, like: arrange(x, like.shape), params, shapes)
 
 
 def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) -> nnx.State:
@@ -137,16 +152,16 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
     """
 
     def whole(path, x, like):
-        name, shape, given = path[0].key, tuple(like.shape), tuple(x.shape)
-        home, vocab_dim = home_of(name, shape, plan), _VOCAB_DIM.get(name)
+        name, given = path[0].key, tuple(x.shape)
+        home, vocab_dim = _home_of_given(name, x, like, plan), _VOCAB_DIM.get(name)
         uneven = vocab_dim is not None and given[vocab_dim] % plan.mesh.pipe != 0
-        if given == shape and len(home.share.cuts) < 2 and not uneven:
+        if given == home.own and len(home.share.cuts) < 2 and not uneven:
             return x
-        if x.ndim > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
+        if len(like.shape) > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(dtype)
         x = lax.with_sharding_constraint(x, _sharding(_whole(home, given, plan), mesh))
         kept = tuple(
-            have if dim == vocab_dim else size for dim, (size, have) in enumerate(zip(shape, given, strict=True))
+            have if dim == vocab_dim else size for dim, (size, have) in enumerate(zip(home.own, given, strict=True))
         )
         return fit(x, kept)
 
@@ -166,11 +181,12 @@ def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter
     """
 
     def share_of(name, x, like):
-        home = home_of(name, tuple(like.shape), plan)
+        home = _home_of_given(name, x, like, plan)
         if not scatter or tuple(x.shape) != home.shape:
             return Share()
         if name == "layers":
-            return Share(tuple(Cut(cut.dim + 1, cut.parts) for cut in home.share.cuts))
+            moved = len(like.shape) + 1 - x.ndim  # from the stacked dims of x to [v, layers]
+            return Share(tuple(Cut(cut.dim + moved, cut.parts) for cut in home.share.cuts))
         return Share(tuple(Cut(int(cut.dim != home.stage_dim), cut.parts) for cut in home.share.cuts))
 
     def part(name):

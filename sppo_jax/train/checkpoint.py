@@ -16,6 +16,7 @@ from orbax.checkpoint import checkpoint_managers
 from sppo_jax.config import CheckpointConfig, Config, to_dict
 from sppo_jax.train.checkpoint_read import RUN, STATE
 from sppo_jax.train.fingerprint import stamp
+from sppo_jax.train.layer_order import in_order
 from sppo_jax.train.state import TrainState, to_tree
 
 _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
@@ -24,14 +25,15 @@ _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
 class Checkpoints:
     """Writes checkpoints of one run, one at a time, and keeps those that the config asks for."""
 
-    def __init__(self, directory: Path, config: CheckpointConfig):
+    def __init__(self, directory: Path, config: CheckpointConfig, shapes: TrainState):
         """Opens the directory and removes what a killed save left.
 
         Args:
             directory: holds all checkpoints of the run; created if needed.
             config: says which checkpoints to keep.
+            shapes: of the state in a checkpoint, with shardings.
         """
-        self.directory, self._config = directory, config
+        self.directory, self._config, self._shapes = directory, config, shapes
         self._manager = self._open()
         self._saving: int | None = None
 
@@ -62,10 +64,10 @@ class Checkpoints:
             Why the save before, or this one, failed; None where neither did.
         """
         problem = self.finish()
-        tree = to_tree(state)
+        tree = to_tree(in_order(state, self._shapes))
         metrics = None if loss is None else {_VALIDATION_LOSS: loss}
         items = ocp.args.Composite(
-            **{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave({**run, **stamp(tree)})}
+            **{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave({**run, **stamp(to_tree(state), tree)})}
         )
         try:
             if self._manager.save(step, args=items, metrics=metrics, force=True):
@@ -145,7 +147,7 @@ def save_params(directory: Path, params: nnx.State, config: Config) -> Path:
     """
     logging.getLogger("absl").setLevel(logging.ERROR)
     tree = {"params": nnx.to_pure_dict(params)}
-    run = {"config": to_dict(config), "step": 0, **stamp(tree)}
+    run = {"config": to_dict(config), "step": 0, **stamp(tree, tree)}
     items = ocp.args.Composite(**{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave(run)})
     with ocp.CheckpointManager(directory.resolve()) as manager:
         manager.save(0, args=items)

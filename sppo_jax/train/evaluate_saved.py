@@ -16,6 +16,7 @@ from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import MODEL_FIELDS, Plan
 from sppo_jax.planner.make import check_plan, make_plan
+from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import load_params
 from sppo_jax.train.evaluate import Validation, validate
 
@@ -89,7 +90,8 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
         )
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
     shapes = nnx.state(model, nnx.Param)
-    params = load_params(checkpoint, shapes, storage.stored_shapes(plan, shapes, mesh))
+    params = load_params(checkpoint, shapes, storage.stored_shapes(plan, shapes, mesh, in_order=True))
+    params = layer_order.where_they_run(params, storage.stored_shapes(plan, shapes, mesh))
     num_wanted = max(1, config.train.eval_sequences)
     scores = api.evaluate(plan, model, mesh)
     found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted)

@@ -20,16 +20,22 @@ _BASE = 2246822519
 _VERSION = 2
 
 
-def stamp(tree: Any) -> dict[str, Any]:
+def stamp(tree: Any, saved: Any) -> dict[str, Any]:
     """Returns the fingerprints of a checkpoint's arrays and the version of the fingerprints.
 
     Args:
-        tree: of arrays, placed anywhere.
+        tree: of arrays, placed anywhere; layers in order, [L, ...], or where they run, [v, P, layers, ...].
+        saved: the same tree as the checkpoint has it, with the layers in order.
     """
-    return {"fingerprint_version": _VERSION, "fingerprints": fingerprints(tree)}
+    bases = {}
+    for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(saved), strict=True):
+        # The first three indices make up the index of a layer.
+        stacked = leaf.shape[:3] if leaf.ndim > like.ndim else ()
+        bases[leaf_name(path)] = (*stacked, *[_BASE] * (leaf.ndim + 1 - len(stacked)))
+    return {"fingerprint_version": _VERSION, "fingerprints": fingerprints(tree, bases)}
 
 
-def fingerprints(tree: Any, sizes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, int]:
+def fingerprints(tree: Any, bases: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, int]:
     """Returns 32 bits for each array: the sum of its words, each multiplied by a hash of its place.
 
     Sums of integers do not depend on the order, so they are the same for every mesh. An element that moved, changed or
@@ -37,15 +43,15 @@ def fingerprints(tree: Any, sizes: Mapping[str, tuple[int, ...]] | None = None) 
 
     Args:
         tree: of arrays, placed anywhere.
-        sizes: by the leaves' paths, the sizes of dims by which the first version of fingerprints numbered places; None:
-            this version, which knows no sizes.
+        bases: by the leaves' paths, what the index of each dim is a digit in, such as the sizes of dims by which the
+            first version of fingerprints numbered places; None: one base, as `stamp` has for layers in order.
 
     Returns:
         Fingerprints by the leaves' paths, the same in every process.
     """
     leaves = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    bases = tuple(None if sizes is None else sizes[name] for name in leaves)
-    sums = jax.device_get(_sums(list(leaves.values()), bases))
+    digits = tuple(None if bases is None else bases[name] for name in leaves)
+    sums = jax.device_get(_sums(list(leaves.values()), digits))
     return {name: int(total) for name, total in zip(leaves, sums, strict=True)}
 
 
@@ -56,15 +62,16 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 @partial(jax.jit, static_argnums=1)
 def _sums(leaves: list[jax.Array], bases: tuple[tuple[int, ...] | None, ...]) -> list[jax.Array]:
-    return [_sum(leaf, base) for leaf, base in zip(leaves, bases, strict=True)]
+    return [_sum(leaf, digits) for leaf, digits in zip(leaves, bases, strict=True)]
 
 
-def _sum(x: jax.Array, sizes: tuple[int, ...] | None) -> jax.Array:
+def _sum(x: jax.Array, bases: tuple[int, ...] | None) -> jax.Array:
     if x.dtype.itemsize < 4:
         words = lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
     else:
         words = lax.bitcast_convert_type(x, jnp.uint32)  # two words, in a last dim, where an element has 8 bytes
     place = jnp.zeros((), jnp.uint32)
-    for dim, base in enumerate([_BASE] * words.ndim if sizes is None else (*sizes, *words.shape[x.ndim :])):
+    digits = (_BASE,) * words.ndim if bases is None else (*bases, *words.shape[len(bases) :])
+    for dim, base in enumerate(digits[: words.ndim]):
         place = place * jnp.uint32(base) + lax.broadcasted_iota(jnp.uint32, words.shape, dim)
     return jnp.sum(words * (place * jnp.uint32(_SPREAD) | jnp.uint32(1)), dtype=jnp.uint32)

@@ -68,7 +68,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
             record.event("stop", start.step, f"all {config.train.steps} steps were done; raise train.steps to go on")
             return Result(step=start.step, validation=None, stopped_by=None)
         step = _compile(experiment, start.state, signals, record)
-        checkpoints = Checkpoints(start.directory, config.checkpoint)
+        checkpoints = Checkpoints(start.directory, config.checkpoint, experiment.saved_shapes)
         meter, state, validation = Meter(experiment, record, first=start.step), start.state, None
         done, saved_s, asked = start.step, time.monotonic(), GO
         one_step_in_flight = one_at_a_time(mesh.devices.flat[0].platform)

@@ -26,6 +26,7 @@ from sppo_jax.models.hf_read import load_hf_params
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import costs_of
+from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.placement import local_rows
@@ -49,6 +50,7 @@ class Experiment:
         schedule: learning rate by step.
         optimizer: turns gradients into updates.
         shapes: shapes, dtypes and shardings of the state.
+        saved_shapes: the same of the state in a checkpoint, where layers lie in order.
     """
 
     config: Config
@@ -62,6 +64,7 @@ class Experiment:
     schedule: optax.Schedule
     optimizer: optax.GradientTransformation
     shapes: TrainState
+    saved_shapes: TrainState
 
 
 # Windows whose documents decide whether groups are worth it.
@@ -86,7 +89,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)
     schedule = make_schedule(config.optimizer, config.train.steps)
-    optimizer = make_optimizer(config.optimizer, schedule)
+    optimizer = make_optimizer(config.optimizer, schedule, params)
     return Experiment(
         config=config,
         plan=plan,
@@ -99,6 +102,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
         schedule=schedule,
         optimizer=optimizer,
         shapes=state_shapes(optimizer, storage.stored_shapes(plan, params, mesh), mesh),
+        saved_shapes=state_shapes(optimizer, storage.stored_shapes(plan, params, mesh, in_order=True), mesh),
     )
 
 
@@ -144,12 +148,13 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     """
     config, directory = experiment.config, checkpoints_of(experiment, run_dir)
     notes: list[str] = []
-    restored = restore_newest(directory, experiment.shapes, notes.append)
+    restored = restore_newest(directory, experiment.saved_shapes, notes.append)
     if restored:
         return _go_on(experiment, restored, directory, notes)
     if (origin := config.model.hf) is not None:
         shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
-        params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.shapes.params))
+        params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.saved_shapes.params))
+        params = layer_order.where_they_run(params, experiment.shapes.params)
         state = state_from(params, experiment.optimizer, experiment.shapes)
         text = f"starts in {run_dir} from the weights in {origin}"
     else:
@@ -170,7 +175,8 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
         check_start(restored.run["data"]["sequence"], experiment.plan.num_sequences)
     experiment.loader.state = {"sequence": restored.run["data"]["sequence"]}
     # A run that stopped after too many skipped steps in a row may skip as many in a row again.
-    state = restored.state._replace(num_skipped_in_row=restored.state.num_skipped_in_row * np.int32(0))
+    state = layer_order.where_they_run(restored.state, experiment.shapes)
+    state = state._replace(num_skipped_in_row=state.num_skipped_in_row * np.int32(0))
     before, after = restored.run["plan"], experiment.plan.to_dict()
     changed = [name for name in ("mesh", "chunk_lengths", "sequence_kind", "schedule") if before[name] != after[name]]
     plan = f"; the plan's {', '.join(changed)} changed" if changed else ""

@@ -27,15 +27,18 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     return optax.join_schedules([warm_up, decay], [config.warmup_steps])
 
 
-def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, schedule: optax.Schedule, params: nnx.State
+) -> optax.GradientTransformation:
     """Chains clipping by global norm and AdamW.
 
     Args:
         config: the coefficients.
         schedule: from `make_schedule`.
+        params: in their own shapes, arrays or shapes; say which parameters decay.
     """
     adamw = optax.adamw(
-        schedule, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=is_matrix
+        schedule, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=is_matrix(params)
     )
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
 

@@ -1,0 +1,59 @@
+"""A state's layers, from where they run to the order of checkpoints and back; one array is held twice at a time.
+
+With v = 1 the two forms are one, and nothing moves. With v > 1 an array crosses the stages once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TypeVar
+
+import jax
+from jax.sharding import Sharding
+
+from sppo_jax.pipeline.layout import arrange
+
+Tree = TypeVar("Tree")
+
+
+def where_they_run(tree: Tree, shapes: Tree) -> Tree:
+    """Brings a state that was read to the form in which a step takes it; the arrays that move are given up.
+
+    Args:
+        tree: a state, or its parameters alone, with the layers in order.
+        shapes: shapes and shardings of the same tree with the layers where they run.
+    """
+
+    def move(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        if x.ndim == len(like.shape):
+            return x
+        moved = jax.block_until_ready(_mover(like.shape, like.sharding)(x))
+        x.delete()
+        return moved
+
+    return jax.tree.map(move, tree, shapes)
+
+
+def in_order(tree: Tree, shapes: Tree) -> Tree:
+    """Returns a copy of a state to save; the arrays that move lie in host memory.
+
+    Args:
+        tree: a state with the layers where they run.
+        shapes: shapes and shardings of the same tree with the layers in order.
+    """
+
+    def copy(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        if x.ndim == len(like.shape):
+            return x
+        moved = _mover(like.shape, like.sharding)(x)
+        copied = jax.block_until_ready(jax.device_put(moved, like.sharding.with_memory_kind("pinned_host")))
+        moved.delete()
+        return copied
+
+    return jax.tree.map(copy, tree, shapes)
+
+
+@lru_cache(maxsize=256)
+def _mover(shape: tuple[int, ...], sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(partial(arrange, shape=shape), out_shardings=sharding)

@@ -1,0 +1,141 @@
+"""Layers lie where they run between steps, and in order in checkpoints."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from exactness import quick_options, relative_errors
+from flax import nnx
+from tiny_runs import losses_of, make_config, quickly, run, write_documents
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.fit.lowering import train_program
+from sppo_jax.models import build_model
+from sppo_jax.pipeline import storage
+from sppo_jax.pipeline.layout import make_mesh
+from sppo_jax.planner.make import make_plan
+from sppo_jax.train.checkpoint_read import load_params
+from sppo_jax.train.evaluate_saved import evaluate_saved
+from sppo_jax.train.fingerprint import stamp
+from sppo_jax.train.layer_order import in_order, where_they_run
+
+pytestmark = pytest.mark.xdist_group("train_layer_order")
+
+SETTINGS = {
+    "model": {
+        "vocab_size": 40,
+        "hidden_size": 24,
+        "num_layers": 8,
+        "num_heads": 2,
+        "num_kv_heads": 2,
+        "head_dim": 12,
+        "mlp_size": 56,
+        "compute_dtype": "float32",
+    },
+    "mesh": {"data": 2, "pipe": 2, "seq": 1},
+    "schedule": {"interleave": 2},
+    "sequence": {"length": 32, "chunks": 4, "per_step": 2},
+    "stash": {"inputs": "keep", "attention": "keep"},
+    "train": {"steps": 1, "devices": "cpu:4"},
+}
+
+
+def forms(dtype=np.float32):
+    """Returns parameters with their layers in order, and their shapes in order and where they run."""
+    config = config_from_dict(SETTINGS)
+    plan, model = make_plan(config), build_model(config)
+    mesh, params = make_mesh(plan), nnx.state(model, nnx.Param)
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    saved, stored = (storage.stored_shapes(plan, params, mesh, in_order=ordered) for ordered in (True, False))
+    return jax.device_put(storage.store(params, saved), jax.tree.map(lambda x: x.sharding, saved)), saved, stored
+
+
+def test_layers_come_back_in_order_and_lie_where_they_run_between(x64):
+    params, saved, stored = forms(np.float64)
+    want = jax.tree.map(np.asarray, params)
+    running = where_they_run(params, stored)
+    up, before = running["layers"]["up"].get_value(), want["layers"]["up"].get_value()
+    assert up.shape == (2, 2, 2, 24, 56)
+    for shard in up.addressable_shards:  # stage s has layers 2 s, 2 s + 1, 4 + 2 s and 5 + 2 s
+        stage = shard.index[1].start
+        rows = [2 * stage, 2 * stage + 1, 4 + 2 * stage, 5 + 2 * stage]
+        np.testing.assert_array_equal(shard.data.reshape(4, *shard.data.shape[3:]), before[(rows, *shard.index[3:])])
+    back = in_order(running, saved)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, back), want)
+    assert back["layers"]["up"].get_value().sharding.memory_kind == "pinned_host"
+    assert stamp(running, back) == stamp(want, want)
+    swapped = jax.tree.map(lambda x: x[::-1] if x.ndim > 2 else x, want)
+    assert stamp(swapped, swapped) != stamp(want, want)
+
+
+def collective_shapes(text):
+    """Returns the shapes of the results of all collectives in compiled HLO."""
+    names = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+    results = re.findall(rf"= (.*?) (?:{names})(?:-start)?\(", text)
+    return [tuple(map(int, dims.split(","))) for result in results for dims in re.findall(r"\[([\d,]+)\]", result)]
+
+
+def compiled_text(config, plan, ordered, monkeypatch):
+    with monkeypatch.context() as patched:
+        if ordered:
+            shapes = storage.stored_shapes
+            patched.setattr(storage, "stored_shapes", lambda *args, **_: shapes(*args, in_order=True))
+        program = train_program(config, plan, jax.devices()[:2], "cpu")
+        return program.lower().compile(compiler_options=quick_options()).as_text()
+
+
+def test_no_parameter_crosses_stages_in_a_step(monkeypatch):
+    """With one device a stage every collective is one between stages."""
+    config = config_from_dict(
+        SETTINGS | {"mesh": {"data": 1, "pipe": 2, "seq": 1}, "train": {"steps": 1, "devices": "cpu:2"}}
+    )
+    plan = make_plan(config)
+    assert plan.schedule.interleave == 2
+
+    def weights(shapes):
+        return [dims for dims in shapes if {24, 56} <= set(dims) or {2, 12, 24} <= set(dims)]
+
+    running = collective_shapes(compiled_text(config, plan, False, monkeypatch))
+    assert running and not weights(running)
+    assert weights(collective_shapes(compiled_text(config, plan, True, monkeypatch)))
+
+
+PLACES = [
+    {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "schedule": {"interleave": 4}},
+    {"mesh": {"data": 2, "pipe": 2, "seq": 1}, "schedule": {"interleave": 2}, "train": {"eval_sequences": 2}},
+]
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_run_goes_on_with_other_groups_of_layers(x64, tmp_path):
+    source = write_documents(tmp_path / "tokens.npy")
+
+    def config_of(steps, mesh, schedule=None, train=None):
+        devices = f"cpu:{math.prod(mesh.values())}"
+        return make_config(
+            source,
+            model={"compute_dtype": "float64", "num_layers": 8},
+            mesh=mesh,
+            schedule=schedule or {},
+            sequence={"chunks": 4, "per_step": 2},
+            stash={"inputs": "keep", "attention": "keep"},
+            optimizer={"warmup_steps": 0, "min_lr_ratio": 1.0},  # the same however many steps there are
+            train={"steps": steps, "log_every": 1, "eval_every": 0, "eval_sequences": 0, "devices": devices}
+            | (train or {}),
+        )
+
+    alone = config_of(4, {"data": 1, "pipe": 1, "seq": 1})
+    run(alone, tmp_path / "alone", quickly)
+    for number, groups in enumerate(PLACES):
+        there, result = run(config_of(2 * number + 2, **groups), tmp_path / "there", quickly)
+    want, got = losses_of(tmp_path / "alone"), losses_of(tmp_path / "there")
+    assert list(got) == list(want) == [1, 2, 3, 4]
+    np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
+    shapes = nnx.state(build_model(alone, abstract=True), nnx.Param)
+    first, second = (load_params(tmp_path / name / "checkpoints" / "4", shapes) for name in ("alone", "there"))
+    assert max(relative_errors(second, first).values()) < 1e-6
+    # The same checkpoint, read and validated where its layers run in groups.
+    held_out = evaluate_saved(tmp_path / "there" / "checkpoints" / "4", there.config, there.plan)
+    np.testing.assert_allclose(held_out.loss, result.validation.loss, rtol=1e-12)

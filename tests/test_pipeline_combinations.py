@@ -43,8 +43,8 @@ WRITTEN = {
         dict(head_dim=8),
         optimised=True,
     ),
-    "interleaved-groups-of-one-layer-recompute": Case(
-        dict(chunks=(12, 8), mesh=(1, 2, 1), interleave=3, places=NOTHING), dict(num_layers=6)
+    "interleaved-groups-of-one-layer-host": Case(
+        dict(chunks=(12, 8, 8, 8), mesh=(1, 2, 1), interleave=3, places=HOST, alpha=0.6), dict(num_layers=6)
     ),
     "interleaved-fewer-chunks-than-stages-keep": Case(
         dict(
@@ -59,6 +59,13 @@ WRITTEN = {
     ),
 }
 WRITTEN_SLOWLY = {
+    "interleaved-groups-of-one-layer-recompute": Case(
+        dict(chunks=(12, 8), mesh=(1, 2, 1), interleave=3, places=NOTHING), dict(num_layers=6)
+    ),
+    "four-stages-of-one-layer-all-on-host": Case(
+        dict(chunks=(12, 8) * 3, mesh=(1, 4, 2), kind="ring", places=("host",) * 3, alpha=1.0),
+        dict(num_layers=4, qk_norm=True),
+    ),
     "interleaved-groups-of-one-layer-keep": Case(
         dict(chunks=(12, 8), mesh=(1, 2, 2), kind="ring", interleave=3, places=("keep", "keep", "keep")),
         dict(num_layers=6, tied_embeddings=True),

@@ -232,12 +232,6 @@ def test_a_batch_that_breaks_the_contract_is_refused(batch, rule, change):
             "each virtual stage must have at least one layer",
             "at most 2 virtual stages",
         ),
-        (
-            dict(mesh=(1, 4, 1), chunks=(12,) * 6, places=HOST, alpha=1.0),
-            {},
-            "a stash on the host must have at least 2 layers",
-            "lower mesh.pipe",
-        ),
     ],
 )
 def test_a_plan_and_a_model_that_do_not_fit_are_refused(plan, model, rule, change):

@@ -42,7 +42,7 @@ from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.structure import Structure, check_params
-from sppo_jax.plan.layers import check_host_layers, layers_per_virtual_stage
+from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, lower
 from sppo_jax.plan.ring import AttentionShape
@@ -77,7 +77,6 @@ class Step:
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
         leaf = jax.tree.leaves(self.params["layers"])[0]
         self.num_layers = layers_per_virtual_stage(leaf.shape[0], plan.mesh.pipe, plan.schedule.interleave)
-        check_host_layers(plan.stash, self.num_layers)
         self.head_shape = self._head_shape()
         self.program = lower(plan, self.head_shape, train=train)
         norm_graph, _ = nnx.split(model.final_norm)

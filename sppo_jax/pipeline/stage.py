@@ -81,11 +81,16 @@ def run_layers(num_layers: int, body, carry, held=None):
     """Applies `body(carry, step)` for step 0..num_layers-1; `held` is held back until the last step.
 
     A copy started before the scan has the whole scan to hide behind: the barrier keeps the compiler from starting it
-    later, and the last layer by itself keeps the barrier from being the last thing.
+    later, and the last layer by itself keeps the barrier from being the last thing. One layer alone has no scan, and
+    `held` is held back until its end.
 
     Returns:
         the carry and `held`.
     """
+    if held is not None and num_layers == 1:
+        first, *rest = body(carry, jnp.int32(0))
+        first, held = lax.optimization_barrier((first, held))
+        return (first, *rest), held
     ahead = num_layers if held is None else num_layers - 1
     if ahead:
         carry, _ = lax.scan(lambda c, step: (body(c, step), None), carry, jnp.arange(ahead, dtype=jnp.int32))

@@ -1,13 +1,6 @@
-"""How the layers of a model fall on virtual stages, and how many a virtual stage needs."""
+"""How the layers of a model fall on virtual stages, and the numbers that divide them."""
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sppo_jax.plan.plan import StashPlan
-
-# Layers of a virtual stage behind which copies can hide.
-MIN_HOST_LAYERS = 2
 
 
 def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int:
@@ -32,25 +25,6 @@ def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int
             f"use {below} or {above} virtual stages, or {layers} or {layers + stages} layers"
         )
     return num_layers // stages
-
-
-def check_host_layers(stash: "StashPlan", layers: int) -> None:
-    """Checks that a virtual stage has the layers behind which copies hide, if anything goes to the host.
-
-    Raises:
-        ValueError: it has fewer.
-    """
-    shared = max(stash.alpha) > 0 and "host" in (stash.inputs, stash.attention)
-    if (shared or stash.rest == "host") and layers < MIN_HOST_LAYERS:
-        raise ValueError(too_few_layers(layers))
-
-
-def too_few_layers(layers: int) -> str:
-    """Returns the error of a virtual stage with too few layers to hide copies behind."""
-    return (
-        f"a stash on the host must have at least {MIN_HOST_LAYERS} layers a virtual stage to hide its copies, "
-        f"got {layers}; lower mesh.pipe or schedule.interleave, or use stash keep"
-    )
 
 
 def divisors(value: int) -> list[int]:

@@ -4,7 +4,6 @@ import heapq
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
@@ -60,12 +59,10 @@ class Start:
     Args:
         candidates: the candidates; those of a partition follow each other, and so do the partitions of a layout.
         bounds: of each candidate, about the least seconds of its step.
-        errors: why some partitions have none.
     """
 
     candidates: tuple[Candidate, ...]
     bounds: tuple[float, ...]
-    errors: tuple[ValueError, ...]
 
 
 def start_of(request: Request) -> Start:
@@ -78,17 +75,13 @@ def start_of(request: Request) -> Start:
     alpha = "hidden" if asked.alpha == "auto" else asked.alpha
     # Seconds do not depend on the dtype of dK and dV.
     lower_bounds = LowerBounds(request, "float32")
-    candidates, bounds, errors = [], [], []
-    place_options_of = lru_cache(maxsize=None)(lambda layers: place_options(asked, layers))
+    candidates: list[Candidate] = []
+    bounds: list[float] = []
+    options = place_options(asked)
     for partition in partitions(request):
-        try:
-            options = place_options_of(partition.layout.layers)
-        except ValueError as error:
-            errors.append(error)
-            continue
         candidates += [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
         bounds += lower_bounds.rough_step_s(partition, options)
-    return Start(candidates=tuple(candidates), bounds=tuple(bounds), errors=tuple(errors))
+    return Start(candidates=tuple(candidates), bounds=tuple(bounds))
 
 
 class BestFirst:
@@ -103,7 +96,7 @@ class BestFirst:
         self.excesses = self._rough_excesses()  # of each candidate, roughly by how much its least memory is too large
         self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
-        self.errors = list(start.errors)
+        self.errors: list[ValueError] = []
         # bound, candidate, and how far it is refined: 0 a few chunks, 1 every chunk, 2 simulated
         self.heap: list[tuple[float, int, int]] = []
         for number, (bound, excess) in enumerate(zip(self.bounds, self.excesses, strict=True)):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import product
 
 from sppo_jax.config import StashConfig
-from sppo_jax.plan.layers import MIN_HOST_LAYERS, too_few_layers
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.table import MIN_HOST_GAP, Table, TickShape
@@ -30,15 +29,14 @@ _PLACES: tuple[Places, ...] = (
 )
 
 
-def place_options(config: StashConfig, layers: int) -> list[Places]:
+def place_options(config: StashConfig) -> list[Places]:
     """Returns the places to consider.
 
     Args:
         config: the request.
-        layers: layers of a virtual stage.
 
     Raises:
-        ValueError: a place is asked for that the layers or the other places do not allow.
+        ValueError: a place is asked for that the other places do not allow.
     """
     asked = (config.inputs, config.attention, config.rest)
 
@@ -60,10 +58,7 @@ def place_options(config: StashConfig, layers: int) -> list[Places]:
     if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
         # A share for the host is asked for.
         found = [places for places in found if "host" in places[:2]]
-    possible = [places for places in found if layers >= MIN_HOST_LAYERS or "host" not in places]
-    if not possible:
-        raise ValueError(too_few_layers(layers))
-    return possible
+    return found
 
 
 def choose_alpha(

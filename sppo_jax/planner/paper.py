@@ -120,7 +120,7 @@ def _formula_s(lower_bounds: LowerBounds, partition: Partition) -> float:
 
 def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome]) -> Outcome | None:
     asked = request.config.stash
-    options = place_options(asked, partition.layout.layers)
+    options = place_options(asked)
     places = [option for option in _PLACES if option in options] or options
     dtypes = ("float32", "bfloat16") if asked.kv_grad_dtype == "auto" else (asked.kv_grad_dtype,)
     for dtype in dtypes:

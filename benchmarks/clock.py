@@ -56,12 +56,14 @@ LENGTH, SEQUENCES = 2048, 4
 KEEP, AGAIN, ALL = ("keep", "keep", "recompute"), ("recompute",) * 3, ("keep",) * 3
 
 
-def case(data: int, pipe: int, seq: int, chunks, schedule: str, stash=KEEP, *, interleave=1, **sequence) -> dict:
+def case(
+    data: int, pipe: int, seq: int, chunks, schedule: str, stash=KEEP, *, interleave=1, wave=1, **sequence
+) -> dict:
     """Describe one Plan; every choice is pinned."""
     return {
         "mesh": {"data": data, "pipe": pipe, "seq": seq},
         "sequence": {"chunks": chunks, "per_pipeline": SEQUENCES // data, "balance": "equal", **sequence},
-        "schedule": {"name": schedule, "interleave": interleave, "wave": 1},
+        "schedule": {"name": schedule, "interleave": interleave, "wave": wave},
         "stash": dict(zip(("inputs", "attention", "rest"), stash, strict=True)) | {"alpha": 0.0},
     }
 
@@ -83,7 +85,12 @@ CASES = {
     "pipe 2, 1 chunk, sppo": case(1, 2, 1, 1, "sppo"),
     "pipe 2, 2 chunks, sppo": case(1, 2, 1, 2, "sppo"),
     "pipe 2, 4 chunks, sppo": case(1, 2, 1, 4, "sppo"),
+    "pipe 2, 2 chunks, sppo, waves of 4": case(1, 2, 1, 2, "sppo", wave=4),
+    "pipe 2, 4 chunks, sppo, waves of 2": case(1, 2, 1, 4, "sppo", wave=2),
+    "pipe 2, 4 chunks, sppo, waves of 4": case(1, 2, 1, 4, "sppo", wave=4),
     "pipe 2, 4 chunks, keep all": case(1, 2, 1, 4, "seq1f1b", ALL),
+    "pipe 2 x 2, 4 chunks, sppo": case(1, 2, 1, 4, "sppo", interleave=2),
+    "pipe 2 x 2, 4 chunks, sppo, waves of 4": case(1, 2, 1, 4, "sppo", interleave=2, wave=4),
     "pipe 2 x 2, 4 chunks": case(1, 2, 1, 4, "interleaved-seq1f1b", interleave=2),
     "pipe 2 x 2, 8 chunks": case(1, 2, 1, 8, "interleaved-seq1f1b", interleave=2),
     "ulysses 2, 1 chunk": case(1, 1, 2, 1, "1f1b", kind="ulysses"),
@@ -93,6 +100,16 @@ CASES = {
     "ring 2, 4 chunks, keys travel": case(1, 1, 2, 4, "seq1f1b", kind="ring", ring_pass="kv"),
     "ring 2, 4 chunks, queries travel": case(1, 1, 2, 4, "seq1f1b", kind="ring", ring_pass="q"),
 }
+# Plans that differ in their waves, or in the groups of a stage.
+PAIRS = (
+    ("pipe 2, 2 chunks, sppo, waves of 4", "pipe 2, 2 chunks, sppo"),
+    ("pipe 2, 4 chunks, sppo, waves of 2", "pipe 2, 4 chunks, sppo"),
+    ("pipe 2, 4 chunks, sppo, waves of 4", "pipe 2, 4 chunks, sppo"),
+    ("pipe 2 x 2, 4 chunks, sppo", "pipe 2, 4 chunks, sppo"),
+    ("pipe 2 x 2, 4 chunks, sppo, waves of 4", "pipe 2, 4 chunks, sppo, waves of 4"),
+    ("pipe 2 x 2, 4 chunks", "pipe 2, 4 chunks"),
+    ("pipe 2 x 2, 8 chunks", "pipe 2, 8 chunks"),
+)
 # What the planner chooses by itself.
 FREE = "planner's own choice"
 CHOICES = {FREE: {"schedule": {"interleave": "auto"}}}
@@ -350,7 +367,18 @@ def text_of(report: dict) -> str:
             f"{row['measured_s']:.3f} | {row['least_s']:.3f} .. {row['most_s']:.3f} | "
             f"{row['measured_s'] / row['predicted_s']:.2f} | {row['cores']:.2f} |"
         )
-    return "\n".join(lines)
+    return "\n".join(lines + pair_lines({row["plan"]: row for row in report["rows"]}))
+
+
+def pair_lines(rows: dict[str, dict]) -> list[str]:
+    """Return a table of the pairs whose Plans were timed: the step of one over that of the other."""
+    lines = []
+    for one, other in PAIRS:
+        if one in rows and other in rows:
+            measured, predicted = (rows[one][key] / rows[other][key] for key in ("measured_s", "predicted_s"))
+            lines.append(f"| {one} | {other} | {measured:.3f} | {predicted:.3f} |")
+    head = ["", "Waves and groups of layers (2 x 2 is two groups a stage), the ratio of two steps of the table above:"]
+    return [*head, "", "| Plan | over | measured | simulated |", "|" + "---|" * 4, *lines] if lines else []
 
 
 def block(report: dict) -> str:

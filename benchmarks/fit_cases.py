@@ -66,6 +66,8 @@ _HALF = {"stash": {"kv_grad_dtype": "bfloat16"}}
 _EQUAL = {"sequence": {"balance": "equal"}}
 _UNEQUAL = {"sequence": {"balance": "flops"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
+_WAVE = {"sequence": {"per_pipeline": 4}, "schedule": {"name": "sppo", "wave": 4}}
+_FOUR, _FIVE = {"schedule": {"interleave": 4}}, {"schedule": {"interleave": 5}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
 
 CASES = (
@@ -171,6 +173,10 @@ CASES = (
     Case(cluster="h100:8x8", model="qwen3-32b", mesh=(8, 8), length=512 * K, chunks=32, stash="hhr", more=_HALF),
     Case(cluster="b200:2x8", model="mistral-7b-v0.3", mesh=(2, 8), length=512 * K, chunks=32, stash="hrr"),
     Case(cluster="v5p:4x4x4", model="gpt-13b", mesh=(8, 8), length=256 * K, chunks=16, stash="hhr"),
+    # Waves, and groups of one layer; held out as well.
+    Case(cluster="a100-80g:8x8", model="llama2-7b", mesh=(8, 8), length=128 * K, chunks=16, stash="hhr", more=_WAVE),
+    Case(cluster="a100-80g:8x8", model="gpt-13b", mesh=(8, 8), length=512 * K, chunks=80, stash="hhr", more=_FIVE),
+    Case(cluster="h100:8x8", model="llama3-8b", mesh=(8, 8), length=1024 * K, chunks=64, stash="hhr", more=_FOUR),
     # Chunks of several lengths on TPUs; held out as well.
     Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
     Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),

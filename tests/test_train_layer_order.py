@@ -103,13 +103,13 @@ def test_no_parameter_crosses_stages_in_a_step(monkeypatch):
 
 
 PLACES = [
-    {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "schedule": {"interleave": 4}},
+    {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "schedule": {"name": "sppo", "interleave": 4, "wave": 2}},
     {"mesh": {"data": 2, "pipe": 2, "seq": 1}, "schedule": {"interleave": 2}, "train": {"eval_sequences": 2}},
 ]
 
 
 @pytest.mark.usefixtures("compiled_once")
-def test_a_run_goes_on_with_other_groups_of_layers(x64, tmp_path):
+def test_a_run_goes_on_with_other_groups_of_layers_and_waves(x64, tmp_path):
     source = write_documents(tmp_path / "tokens.npy")
 
     def config_of(steps, mesh, schedule=None, train=None):

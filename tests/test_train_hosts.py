@@ -109,6 +109,24 @@ def test_a_killed_process_ends_the_run_and_the_same_command_goes_on(folder, vict
     np.testing.assert_allclose(list(losses(folder / "two").values()), list(losses(folder / "one").values()), rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_layers_that_processes_run_in_groups_are_saved_in_order(folder):
+    """Each process is a stage of two groups of layers; one process without groups goes on."""
+    words = [
+        "mesh.data=1",
+        "mesh.seq=2",
+        "checkpoint.final=true",
+        "optimizer.min_lr_ratio=1",
+        "optimizer.warmup_steps=0",
+    ]
+    groups = ["schedule.interleave=2", "stash.inputs=keep", "stash.attention=keep"]
+    done(train(folder, 1, "one", *words, "schedule.interleave=1"))
+    done(train(folder, 2, "two", *words, *groups, "train.steps=2"))
+    out = done(train(folder, 1, "two", *words, "schedule.interleave=1"))
+    assert "goes on from" in out and list(losses(folder / "two")) == [1, 2, 3, 4]
+    np.testing.assert_allclose(list(losses(folder / "two").values()), list(losses(folder / "one").values()), rtol=1e-6)
+
+
 def _pid_of(process_id, folder):
     """Returns the process of a number among those that train in the folder."""
     for entry in filter(str.isdecimal, os.listdir("/proc")):

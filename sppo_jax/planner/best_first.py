@@ -165,10 +165,8 @@ class BestFirst:
         """
         choice, config = fastest.choice, self.request.config
         given = self.request.table is not None or isinstance(config.sequence.chunks, tuple)
-        if given or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1:
-            return fastest
         # Waves are another way to the same end.
-        if choice.wave > 1 and config.schedule.wave == "auto":
+        if given or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
             return fastest
         self._add(start_of(self.request, equal_cost_partitions(choice.layout, len(choice.chunk_lengths))))
         heapq.heappush(self.heap, (fastest.step_s, self._number_of(fastest), 2))

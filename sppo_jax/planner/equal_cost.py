@@ -108,13 +108,17 @@ def chunk_seconds(costs: CostModel, length: int, num_chunks: int) -> ChunkSecond
     prefix = max(0.0, rise / far - pair * tokens)
     token = (second - first) / tokens - prefix - 1.5 * pair * tokens
     fixed = max(0.0, first - (token + prefix) * tokens - pair * tokens * tokens / 2)
-    near_s, far_s = ring_s(0), ring_s(far)
+    near_s = ring_s(0)
+    sent = max(0.0, ring_s(far) - near_s) / far
     wave = costs.wave_tokens
+    if wave:
+        # Without a prefix a wave that is not full takes no longer: what is left is the kernel's tail, of every token.
+        token += sum(costs.compute_s(kind, 0, tokens) - smooth.compute_s(kind, 0, tokens) for kind in "FB") / tokens
     return ChunkSeconds(
         pair=pair,
         token=token,
-        prefix=prefix + max(0.0, far_s - near_s) / far,
-        fixed=fixed + near_s,
+        prefix=prefix + sent,
+        fixed=fixed + near_s - sent * 2 * tokens,
         forward=costs.pair_s("F") if wave else 0.0,
         wave=wave,
     )

@@ -114,10 +114,10 @@ def equal_cost_partitions(layout: Layout, around: int = 0) -> Iterator[Partition
 
     Args:
         layout: the layout.
-        around: a number of chunks, of which no less than a quarter and no more than twice as many are considered; 0:
-            any number.
+        around: a number of chunks, of which no less than a quarter and no more than twice as many are considered, and
+            no waves; 0: any number.
     """
-    request, chunks = layout.request, layout.request.config.sequence.chunks
+    chunks = layout.request.config.sequence.chunks
     counts = _uneven_counts(layout) if chunks == "auto" else [int(chunks)]  # type: ignore[arg-type]
     for count in counts:
         if around and not (1 < count and around <= 4 * count <= 8 * around):
@@ -125,7 +125,7 @@ def equal_cost_partitions(layout: Layout, around: int = 0) -> Iterator[Partition
         for longest in longest_chunks(layout.request) if count > 1 else (1.0,):
             for schedule in schedules(layout, count):
                 for wave in waves(layout, schedule, count):
-                    if wave > 1 and around and request.config.schedule.wave == "auto":
+                    if wave > 1 and around:
                         continue
                     yield Partition(
                         layout=layout, schedule=schedule, num_chunks=count, balance="cost", wave=wave, longest=longest

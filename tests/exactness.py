@@ -60,6 +60,7 @@ def small_plan(
     kernel="blockwise",
     groups="static",
     wave=1,
+    shapes=(),
 ) -> Plan:
     """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
@@ -76,7 +77,9 @@ def small_plan(
         sequence_length=sum(chunks),
         sequences_per_pipeline=sequences,
         chunk_lengths=tuple(chunks),
-        schedule=SchedulePlan(name="table" if csv else schedule, interleave=interleave, csv=csv, wave=wave),
+        schedule=SchedulePlan(
+            name="table" if csv else schedule, interleave=interleave, csv=csv, wave=wave, shapes=shapes
+        ),
         stash=StashPlan(
             inputs=places[0],
             attention=places[1],

@@ -64,7 +64,7 @@ def test_the_rounds_of_an_outline_are_the_ticks_of_the_table():
 def test_an_outline_has_the_diagonals_and_the_shapes_of_its_table():
     for table, outline in pairs():
         assert outline.diagonal_groups == table.diagonal_groups
-        assert outline.longest_chunks == table.longest_chunks
+        assert outline.group_tokens == table.group_tokens
         assert tuple(all_rounds(outline.tick_tokens, outline.repeats)) == table.tick_tokens
         gaps, of_table = outline.group_gaps, table.group_gaps
         assert [gap >= MIN_HOST_GAP for gap in gaps] == [gap >= MIN_HOST_GAP for gap in of_table]

@@ -53,6 +53,26 @@ def test_a_plan_from_before_waves_is_read():
         Plan.from_dict({**values, "schedule": 3, "schema_version": 3})
 
 
+def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
+    values = make().to_dict()
+    del values["schedule"]["shapes"]
+    assert Plan.from_dict({**values, "schema_version": 4}) == make() and make().schedule.shapes == ()
+    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 5, got 6; plan again"):
+        Plan.from_dict({**make().to_dict(), "schema_version": 6})
+    with pytest.raises(ValueError, match=r"schedule of plan\.json must have every key, got none named shapes"):
+        Plan.from_dict(values)
+
+
+def test_a_plan_with_shapes_holds_together():
+    plan = make(schedule=SchedulePlan(name="sppo", shapes=(12, 20)))
+    assert Plan.from_json(plan.to_json()) == plan and hash(plan) == hash(Plan.from_json(plan.to_json()))
+    assert plan.table().shapes == plan.outline().shapes == (12, 20)
+    assert plan.table().tick_tokens == plan.outline().tick_tokens and set(plan.table().tick_tokens) == {12, 20}
+    assert "ticks of 12, 20" in plan.describe()
+    given = make(schedule=SchedulePlan(name="table", csv=to_csv(make().table()), shapes=(12, 20)))
+    assert given.table().tick_tokens == plan.table().tick_tokens
+
+
 def test_a_plan_in_waves_holds_together():
     stash = replace(STASH, alpha=(0.5,) * 8 + (0.0,))
     wave = dict(schedule=SchedulePlan(name="sppo", wave=2), sequences_per_pipeline=4, kv_slots=2, stash=stash)
@@ -102,8 +122,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 4, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 4, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 5, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 5, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -123,7 +143,7 @@ STASH = make().stash
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 4, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 5, got 1"),
         (dict(schedule=SchedulePlan(name="sppo", wave=2)), "divide the 1 sequences of a pipeline (nearest: 1), got 2"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
@@ -131,6 +151,10 @@ STASH = make().stash
         (dict(sequence_kind="ulysses"), "the other factor must be 1, got ulysses 2 * ring 2"),
         (dict(sequence_length=64), "which add up to 56"),
         (dict(chunk_lengths=(16, 16, 14, 10)), "multiples of mesh.seq = 4, got [14, 10]"),
+        (dict(schedule=SchedulePlan(name="sppo", shapes=(10, 16))), "must be multiples of 4 tokens, got [10]"),
+        (dict(schedule=SchedulePlan(name="sppo", shapes=(8, 12))), "hold the longest chunk, 16 tokens, got 12"),
+        (dict(schedule=SchedulePlan(name="sppo", shapes=(16, 8))), "must be positive and rise, got [16, 8]"),
+        (dict(schedule=SchedulePlan(name="sppo", shapes=tuple(range(4, 32, 4)))), "must be at most 6, got 7"),
         (dict(kv_slots=2), "kv_slots of a plan must be 1 for the schedule, got 2"),
         (dict(stash=replace(STASH, inputs="moon")), "stash.inputs must be one of keep, host, recompute, got 'moon'"),
         (dict(stash=replace(STASH, kv_grad_dtype="int8")), "kv_grad_dtype must be one of"),

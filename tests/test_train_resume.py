@@ -90,8 +90,11 @@ def test_steps_behind_the_last_checkpoint_are_done_again(source, undisturbed, tm
 
 
 OTHERS = [
-    {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "sequence": {"chunks": 8, "per_pipeline": 2}},
-    {"mesh": {"data": 2, "pipe": 1, "seq": 2}, "sequence": {"chunks": [32, 16, 16], "kind": "ring"}},
+    {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "sequence": {"chunks": 8, "balance": "cost", "per_pipeline": 2}},
+    {
+        "mesh": {"data": 2, "pipe": 1, "seq": 2},
+        "sequence": {"chunks": [32, 16, 16], "shapes": [18, 36], "kind": "ring"},
+    },
 ]
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from sppo_jax.config.data import DataConfig
 from sppo_jax.config.group import ConfigError, Group
 from sppo_jax.config.model import ModelConfig
+from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.waves import check_wave
 
 Place = Literal["auto", "keep", "host", "recompute"]
@@ -51,8 +52,13 @@ class SequenceConfig(Group):
         length: tokens of a sequence; 1 to 2147483647.
         chunks: number of chunks of a sequence, at least 1; or a list of chunk lengths in tokens, each at least 1, which
             add up to `sequence.length`; "auto": chosen by the planner.
-        balance: whether the chunks have "equal" lengths or equal "flops", where `sequence.chunks` is a number or auto;
-            "auto": the faster of the two.
+        balance: whether the chunks have "equal" lengths, equal "flops" in four lengths, or equal "cost" (seconds) in as
+            many lengths as chunks, where `sequence.chunks` is a number or auto; "auto": the fastest of the three.
+        longest: the longest chunk of equal cost, in mean chunks, at least 1; not with another `sequence.balance`, lists
+            of chunks or tables; "auto": chosen by the planner from 1.25, 1.5, 2 and 3.
+        shapes: at most 6 token counts, rising multiples of `mesh.seq` times the tile of a device, to which ticks are
+            rounded up; the last one holds the longest chunk; "auto": those that pad chunks of equal cost least, and
+            for other chunks the longest of each tick.
         kind: how attention is spread over the `seq` axis: "ulysses" exchanges heads, "ring" passes arrays from device
             to device, "hybrid" does both; "auto": chosen by the planner.
         ulysses: devices of one Ulysses group, within which attention heads are exchanged; at least 1, a divisor of
@@ -71,7 +77,9 @@ class SequenceConfig(Group):
     group: ClassVar[str] = "sequence"
     length: int
     chunks: Literal["auto"] | int | tuple[int, ...] = "auto"
-    balance: Literal["auto", "equal", "flops"] = "auto"
+    balance: Literal["auto", "equal", "flops", "cost"] = "auto"
+    longest: Literal["auto"] | float = "auto"
+    shapes: Literal["auto"] | tuple[int, ...] = "auto"
     kind: Literal["auto", "ulysses", "ring", "hybrid"] = "auto"
     ulysses: int = 0
     ring_pass: Literal["auto", "kv", "q"] = "auto"
@@ -83,6 +91,7 @@ class SequenceConfig(Group):
         self._at_least(1, "length", "per_pipeline")
         self._at_most(_INT32, "length", "per_pipeline", "per_step")
         self._at_least(0, "ulysses", "per_step")
+        self._check_lengths()
         if self.per_step % self.per_pipeline:
             raise ConfigError(
                 f"sequence.per_step must be a multiple of sequence.per_pipeline = {self.per_pipeline}, "
@@ -96,6 +105,25 @@ class SequenceConfig(Group):
             raise ConfigError(
                 f"sequence.chunks must add up to sequence.length = {self.length}, got {sum(lengths)}; change a chunk"
             )
+
+    def _check_lengths(self) -> None:
+        if self.longest != "auto" and self.longest < 1:
+            raise ConfigError(
+                f"sequence.longest must be at least 1 (the mean chunk), got {self.longest:g}; raise it or set auto"
+            )
+        if self.longest != "auto" and (self.balance in ("equal", "flops") or isinstance(self.chunks, tuple)):
+            got = "a list of sequence.chunks" if isinstance(self.chunks, tuple) else f"sequence.balance={self.balance}"
+            raise ConfigError(
+                f"sequence.longest must be auto unless chunks have equal cost, got {self.longest:g} with {got}; set "
+                "sequence.longest=auto, or sequence.balance=cost"
+            )
+        if self.shapes != "auto":
+            try:
+                check_shapes(self.shapes)
+            except ValueError as error:
+                raise ConfigError(f"sequence.shapes: {error}") from None
+        if self.shapes == ():
+            raise ConfigError("sequence.shapes must be auto or at least one token count, got []; set auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,6 +399,11 @@ class Config(Group):
     def _check(self) -> None:
         self._check_simulated()
         self._check_sequences()
+        if self.schedule.table is not None and self.sequence.longest != "auto":
+            raise ConfigError(
+                "sequence.longest must be auto with schedule.table, whose chunks have lengths of their own, got "
+                f"{self.sequence.longest:g}; set sequence.longest=auto"
+            )
         if 0 < self.model.sliding_window < self.sequence.length:
             raise ConfigError(
                 f"model.sliding_window must be at least sequence.length = {self.sequence.length}, or 0 for attention "

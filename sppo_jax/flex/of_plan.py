@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from sppo_jax.flex.shape import Shape, UnitWeights, Weights
 from sppo_jax.models.counts import LINEAR_BACKWARD
-from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.plan.table import Table, chunk_starts
 from sppo_jax.planner.costs import CostModel
 
@@ -49,8 +48,7 @@ def _part(plan: Plan, rows: int) -> tuple[int, Table]:
     if rows >= 1 and plan.num_sequences % rows == 0 and rows % each == 0:
         return rows // each, plan.table()
     if rows >= 1 and each % rows == 0 and rows % schedule.wave == 0 and schedule.csv is None:
-        sizes = plan.mesh.pipe, rows, plan.chunk_lengths, schedule.interleave, schedule.wave
-        return 1, make_table(schedule.name, *sizes)
+        return 1, schedule_table(schedule, plan.mesh.pipe, rows, plan.chunk_lengths)
     waves = "" if schedule.wave == 1 else f" into whole waves of {schedule.wave}"
     raise ValueError(
         f"a window must be the rows of a step, {plan.num_sequences}, or a part of them that holds whole pipelines of "

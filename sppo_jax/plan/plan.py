@@ -10,10 +10,11 @@ from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.outline import make_outline
+from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
 from sppo_jax.units import format_bytes
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
@@ -75,12 +76,14 @@ class SchedulePlan:
         interleave: virtual stages of a stage.
         csv: text of a table given by hand.
         wave: sequences of a pipeline that run as one.
+        shapes: the tokens that a tick may have over all devices of a stage, rising; none: those of its longest chunk.
     """
 
     name: str
     interleave: int = 1
     csv: str | None = None
     wave: int = 1
+    shapes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +205,9 @@ class Plan:
         if values.get("schema_version") == 2:  # written before plans had groups
             values = {"groups": "static", **values, "schema_version": 3}
         if values.get("schema_version") == 3:  # written before schedules had waves
-            values = {**values, "schedule": _with_wave(values.get("schedule")), "schema_version": SCHEMA_VERSION}
+            values = {**values, "schedule": _with(values.get("schedule"), wave=1), "schema_version": 4}
+        if values.get("schema_version") == 4:  # written before ticks had shapes
+            values = {**values, "schedule": _with(values.get("schedule"), shapes=()), "schema_version": SCHEMA_VERSION}
         found = values.get("schema_version")
         if found != SCHEMA_VERSION:
             raise ValueError(f"schema_version of plan.json must be {SCHEMA_VERSION}, got {found!r}; plan again")
@@ -240,7 +245,7 @@ class Plan:
             ("mesh", f"data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq}"),
             ("sequence", f"{self.sequence_length} tokens, {self.sequences_per_pipeline} per pipeline"),
             ("sequence_kind", f"{self.sequence_kind} (ulysses {self.ulysses} x ring {self.ring})"),
-            ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}"),
+            ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}{_shapes(self.schedule.shapes)}"),
             ("schedule", f"{_schedule(self.schedule)}, kv slots {self.kv_slots}"),
             ("stash", f"inputs {stash.inputs}, attention {stash.attention}, rest {stash.rest}"),
             ("alpha", _abridge(stash.alpha)),
@@ -278,9 +283,11 @@ def schedule_table(
         outline: whether to write once what repeats; a table given by hand is the same either way.
     """
     if schedule.csv is not None:
-        return _csv_table(schedule.csv)
-    make = make_outline if outline else make_table
-    return make(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave, schedule.wave)
+        table = _csv_table(schedule.csv)
+    else:
+        make = make_outline if outline else make_table
+        table = make(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave, schedule.wave)
+    return dataclasses.replace(table, shapes=schedule.shapes) if schedule.shapes else table
 
 
 @lru_cache(maxsize=16)
@@ -360,6 +367,7 @@ def _check_sequence(plan: Plan) -> None:
             f"chunk_lengths of a plan must be positive multiples of mesh.seq = {plan.mesh.seq}, got {uneven}; plan "
             "again"
         )
+    check_shapes(plan.schedule.shapes, plan.chunk_lengths, plan.mesh.seq)
 
 
 def _check_places(stash: StashPlan) -> None:
@@ -423,9 +431,13 @@ def _schedule(schedule: SchedulePlan) -> str:
     return f"{schedule.name}, interleave {schedule.interleave}{waves}"
 
 
-def _with_wave(schedule: Any) -> Any:
-    """Returns a schedule from before waves as one of today; anything but an object is refused where it is read."""
-    return {"wave": 1, **schedule} if isinstance(schedule, dict) else schedule
+def _with(schedule: Any, **defaults: Any) -> Any:
+    """Returns an older schedule with the keys it lacks; anything but an object is refused where it is read."""
+    return {**defaults, **schedule} if isinstance(schedule, dict) else schedule
+
+
+def _shapes(shapes: tuple[int, ...]) -> str:
+    return f"; ticks of {', '.join(map(str, shapes))}" if shapes else ""
 
 
 def _by_stage(values: tuple[int, ...]) -> str:

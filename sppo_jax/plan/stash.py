@@ -8,7 +8,7 @@ from sppo_jax.plan.table import Table
 
 @dataclass(frozen=True, order=True)
 class StashClass:
-    """Stashes of one shape: tokens of a chunk on one device, and how many of them go to the host."""
+    """Stashes of one shape: tokens of a tick on one device, and how many of them go to the host."""
 
     tokens: int
     host_inputs: int = 0
@@ -50,8 +50,8 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
     """
     alpha = dict(zip(table.diagonal_groups, stash.alpha, strict=True))
 
-    def make(group: int, longest: int, hides: bool) -> StashClass:
-        tokens = -(-longest // seq)
+    def make(group: int, of_tick: int, hides: bool) -> StashClass:
+        tokens = -(-of_tick // seq)
         count = round(alpha[group] * tokens) if hides else 0
         return StashClass(
             tokens=tokens,
@@ -60,8 +60,8 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
             host_rest=hides and stash.rest == "host",
         )
 
-    groups = zip(table.longest_chunks, table.hides_copies, strict=True)
-    return tuple(make(group, longest, hides) for group, (longest, hides) in enumerate(groups))
+    groups = zip(table.group_tokens, table.hides_copies, strict=True)
+    return tuple(make(group, of_tick, hides) for group, (of_tick, hides) in enumerate(groups))
 
 
 def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:

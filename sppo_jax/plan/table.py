@@ -10,6 +10,8 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple, TypeVar
 
+from sppo_jax.plan.shapes import rounded_up
+
 # Kinds of units: forward, backward, and head. All stages compute the units of SHARED_KINDS together.
 KINDS = ("F", "B", "H")
 SHARED_KINDS = ("H",)
@@ -101,6 +103,8 @@ class Table:
         name: what the table is called in plans and pictures.
         repeats: which ticks run several times, in their order; none in a table that can run.
         wave: sequences that run as one, k: those from k q on are wave q (`waves.make_in_waves`).
+        shapes: the tokens that a tick may have over all devices of a stage, rising; a tick has the least of them that
+            holds its chunks. None: it has those of its longest chunk.
     """
 
     num_stages: int
@@ -111,6 +115,7 @@ class Table:
     name: str
     repeats: tuple[Repeat, ...] = ()
     wave: int = 1
+    shapes: tuple[int, ...] = ()
 
     @property
     def num_chunks(self) -> int:
@@ -197,7 +202,17 @@ class Table:
         return tuple(gap >= MIN_HOST_GAP for gap in self.group_gaps)
 
     @cached_property
-    def longest_chunks(self) -> tuple[int, ...]:
+    def group_tokens(self) -> tuple[int, ...]:
+        """Returns the tokens of each diagonal group's ticks: of its longest chunk, rounded up to a shape."""
+        return tuple(rounded_up(longest, self.shapes) for longest in self._longest_chunks)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that any tick has, over all devices of a stage."""
+        return max(self.group_tokens)
+
+    @cached_property
+    def _longest_chunks(self) -> tuple[int, ...]:
         """Returns the longest chunk of each diagonal group, in tokens over all devices of a stage."""
         groups, lengths = self.diagonal_groups, self.chunk_lengths
         longest = [0] * (max(groups) + 1)
@@ -219,16 +234,16 @@ class Table:
 
     @cached_property
     def tick_tokens(self) -> tuple[int, ...]:
-        """Returns the static token count of each tick: the longest chunk among all units of its diagonal groups.
+        """Returns the static token count of each tick: that of its diagonal group.
 
         It depends on the group alone, so the forward and the backward tick of a unit have one shape. A head tick
         has that of the forward tick before it.
         """
-        longest = self.longest_chunks
+        of_group = self.group_tokens
         tokens: list[int] = []
         forward = 0
         for tick, group in zip(self.ticks, self.tick_groups, strict=True):
-            tokens.append(forward if group is None else longest[group])
+            tokens.append(forward if group is None else of_group[group])
             if tick.kind == "F":
                 forward = tokens[-1]
         return tuple(tokens)

@@ -2,14 +2,14 @@
 
 import heapq
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
-from sppo_jax.planner.partitions import Partition, partitions
+from sppo_jax.planner.partitions import Partition, equal_cost_partitions, partitions
 
 # Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
 TIE = 0.005
@@ -45,7 +45,7 @@ class Candidate:
             self.partition.wave > 1,
             layout.mesh.pipe > 1,
             layout.split.ulysses > 1 and layout.split.ring > 1,
-            self.partition.balance == "flops",
+            self.partition.balance in ("flops", "cost"),
             "host" in self.places,
             "recompute" in self.places,
         )
@@ -65,8 +65,12 @@ class Start:
     bounds: tuple[float, ...]
 
 
-def start_of(request: Request) -> Start:
+def start_of(request: Request, among: Iterable[Partition] | None = None) -> Start:
     """Returns all candidates of a request.
+
+    Args:
+        request: what is asked for.
+        among: their partitions; None: all that the request has.
 
     Raises:
         ValueError: the config, the model and the devices allow none.
@@ -78,7 +82,7 @@ def start_of(request: Request) -> Start:
     candidates: list[Candidate] = []
     bounds: list[float] = []
     options = place_options(asked)
-    for partition in partitions(request):
+    for partition in partitions(request) if among is None else among:
         candidates += [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
         bounds += lower_bounds.rough_step_s(partition, options)
     return Start(candidates=tuple(candidates), bounds=tuple(bounds))
@@ -90,27 +94,35 @@ class BestFirst:
     def __init__(self, request: Request, kv_grad_dtype: str, start: Start) -> None:
         self.request, self.dtype = request, kv_grad_dtype
         self.lower_bounds = LowerBounds(request, kv_grad_dtype)
-        self.candidates = list(start.candidates)
+        self.candidates: list[Candidate] = []
         self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, candidate
-        self.bounds = list(start.bounds)  # of each candidate, the least seconds of its step as far as it is refined
-        self.excesses = self._rough_excesses()  # of each candidate, roughly by how much its least memory is too large
+        self.bounds: list[float] = []  # of each candidate, the least seconds of its step as far as it is refined
+        self.excesses: list[float] = []  # of each candidate, roughly by how much its least memory is too large
         self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
         self.errors: list[ValueError] = []
         # bound, candidate, and how far it is refined: 0 a few chunks, 1 every chunk, 2 simulated
         self.heap: list[tuple[float, int, int]] = []
-        for number, (bound, excess) in enumerate(zip(self.bounds, self.excesses, strict=True)):
-            if excess > 0:
-                self._drop(number, excess)
+        self._add(start)
+
+    def _add(self, start: Start) -> None:
+        first = len(self.candidates)
+        self.candidates += start.candidates
+        self.bounds += start.bounds
+        self.excesses += self._rough_excesses(start.candidates)
+        self.errors += start.errors
+        for number in range(first, len(self.candidates)):
+            if self.excesses[number] > 0:
+                self._drop(number, self.excesses[number])
             else:
-                self.heap.append((bound, number, 0))
+                self.heap.append((self.bounds[number], number, 0))
         heapq.heapify(self.heap)
 
-    def _rough_excesses(self) -> list[float]:
+    def _rough_excesses(self, candidates: Iterable[Candidate]) -> list[float]:
         """Returns the rough excess of each candidate, which depends on its layout, wave and places alone."""
         excesses, layout = [], None
         known: dict[tuple[int, Places], float] = {}
-        for candidate in self.candidates:
+        for candidate in candidates:
             if candidate.partition.layout is not layout:
                 layout, known = candidate.partition.layout, {}
             key = candidate.partition.wave, candidate.places
@@ -134,6 +146,24 @@ class BestFirst:
             self.unfit.add(number)
             self._send_more(number)
         return None
+
+    def with_equal_cost(self, fastest: Outcome) -> Outcome:
+        """Returns the fastest outcome if chunks of equal cost are tried too, on the fastest outcome's layout.
+
+        Their bounds tell little: such chunks hardly wait for each other, but they pad and fill kernels' waves less
+        well. On every layout they would take the search several times as long.
+
+        Args:
+            fastest: the fastest outcome with other chunks, from `best`.
+        """
+        choice, config = fastest.choice, self.request.config
+        given = self.request.table is not None or isinstance(config.sequence.chunks, tuple)
+        # Waves are another way to the same end.
+        if given or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
+            return fastest
+        self._add(start_of(self.request, equal_cost_partitions(choice.layout, len(choice.chunk_lengths))))
+        heapq.heappush(self.heap, (fastest.step_s, self._number_of(fastest), 2))
+        return self.best() or fastest
 
     def simplest_tie(self, fastest: Outcome) -> Outcome:
         """Returns the simplest outcome found that fits and ties with the fastest; the fastest if none is simpler."""
@@ -166,9 +196,8 @@ class BestFirst:
     def _bound(self, number: int) -> tuple[float, float]:
         """Returns a candidate's bounds from every chunk: the excess of its least memory, and its least seconds."""
         candidate, bounds = self.candidates[number], self.lower_bounds
-        lengths = candidate.partition.chunk_lengths
-        excess = bounds.excess(candidate.partition, lengths, candidate.places)
-        return excess, bounds.step_s(candidate.partition, lengths, candidate.places, candidate.alpha)
+        excess = bounds.excess(candidate.partition, candidate.places)
+        return excess, bounds.step_s(candidate.partition, candidate.places, candidate.alpha)
 
     def _send_more(self, number: int) -> None:
         """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
@@ -211,6 +240,7 @@ class BestFirst:
                 alpha=candidate.alpha,
                 kv_grad_dtype=self.dtype,
                 wave=candidate.partition.wave,
+                shapes=candidate.partition.shapes,
             )
             self.outcomes[number] = evaluate(choice)
         return self.outcomes[number]

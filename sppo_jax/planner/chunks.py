@@ -1,4 +1,4 @@
-"""Lengths of the chunks of a sequence: equal, of equal work, or as given."""
+"""Lengths of the chunks of a sequence: equal, of equal work, or as given (of equal seconds: `equal_cost`)."""
 
 import math
 import warnings
@@ -38,7 +38,7 @@ def equal_lengths(length: int, num_chunks: int, multiple: int) -> tuple[int, ...
     Raises:
         ValueError: the length is no multiple, or there are more chunks than multiples.
     """
-    _check_count(length, num_chunks, multiple)
+    check_count(length, num_chunks, multiple)
     short, longer = divmod(length // multiple, num_chunks)
     return ((short + 1) * multiple,) * longer + (short * multiple,) * (num_chunks - longer)
 
@@ -60,7 +60,7 @@ def flops_balanced_lengths(
     Raises:
         ValueError: the length is no multiple, or there are more chunks than multiples.
     """
-    _check_count(length, num_chunks, multiple)
+    check_count(length, num_chunks, multiple)
     cost = _ChunkCost(pair_flops, token_flops)
     parts = next((p for p in (8, 4, 2) if num_chunks % p == 0 and num_chunks // p >= _MANY), 1)
     if parts > 1 and length % (multiple * parts) == 0:
@@ -194,7 +194,7 @@ def _longest_runs(
     for _ in range(max_runs - 1):
         grown = dict(ends)
         for done, found in ends.items():
-            for count in _run_counts(num_chunks - done - 1):
+            for count in growing_counts(num_chunks - done - 1):
                 longer = _append_run(found, count, multiple, cost, bound)
                 if longer[0] > grown.get(done + count, (0, []))[0]:
                     grown[done + count] = longer
@@ -214,8 +214,8 @@ def _append_run(
     return (start + count * tokens, [*runs, (count, tokens)]) if tokens else (0, [])
 
 
-def _run_counts(limit: int) -> list[int]:
-    """Returns the lengths of a run to try: all small ones, then about every fourth part more."""
+def growing_counts(limit: int) -> list[int]:
+    """Returns the numbers up to a limit to try: all small ones, then about every fourth part more."""
     counts = []
     count = 1
     while count <= limit:
@@ -244,7 +244,12 @@ def _trim(runs: list[tuple[int, int]], length: int, multiple: int) -> tuple[int,
     return (*head, *[(short + 1) * multiple] * longer, *[short * multiple] * (count - longer))
 
 
-def _check_count(length: int, num_chunks: int, multiple: int) -> None:
+def check_count(length: int, num_chunks: int, multiple: int) -> None:
+    """Checks that a sequence can be cut into so many chunks of whole multiples.
+
+    Raises:
+        ValueError: it cannot; names the nearest lengths, or the most chunks.
+    """
     check_length(length, multiple)
     if not 1 <= num_chunks <= length // multiple:
         raise ValueError(

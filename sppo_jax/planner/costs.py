@@ -123,13 +123,24 @@ class CostModel:
             pairs = block_pairs(start, tokens, device.attention_block * self.ring.members)
             return pairs, pairs
         pairs = chunk_pairs(start, tokens)
-        if not device.attention_rows or self.ring.kernel != "cudnn":
+        if not self.wave_tokens:
             return pairs, pairs
-        num_heads = self.layer.attention_elements / self.head_dim
-        wave = device.attention_rows * self.mesh.seq / num_heads
+        wave = self.wave_tokens
         unfilled = math.ceil(tokens / wave) * wave - tokens
         tail = _TAIL_WAVES * wave * tokens
         return pairs + unfilled * start + tail, pairs + _BACKWARD_TOKENS * tokens + tail
+
+    @property
+    def wave_tokens(self) -> float:
+        """Tokens of a chunk whose queries occupy all compute units of the fused kernel once; 0: not counted."""
+        device = self.cluster.device
+        if device.attention_block or self.ring.kernel != "cudnn":
+            return 0.0
+        return device.attention_rows * self.mesh.seq * self.head_dim / self.layer.attention_elements
+
+    def pair_s(self, kind: str) -> float:
+        """Returns the seconds of a (query, key) pair that a forward of attention computes."""
+        return self._compute_rates[kind][1] / self.mesh.seq
 
     def transfer_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.

@@ -29,6 +29,7 @@ class Choice:
         alpha: "hidden", "all", one value for all diagonals, or a value each.
         kv_grad_dtype: dtype in which dK and dV are accumulated.
         wave: sequences that run as one.
+        shapes: the tokens that a tick may have, rising; none: those of its longest chunk.
     """
 
     layout: Layout
@@ -38,6 +39,7 @@ class Choice:
     alpha: str | float | tuple[float, ...]
     kv_grad_dtype: str
     wave: int = 1
+    shapes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +182,9 @@ def _outline_of(choice: Choice) -> Table:
 def _schedule_of(choice: Choice) -> SchedulePlan:
     table = choice.layout.request.table
     csv = table[1] if table is not None else None
-    return SchedulePlan(name=choice.schedule, interleave=choice.layout.interleave, csv=csv, wave=choice.wave)
+    return SchedulePlan(
+        name=choice.schedule, interleave=choice.layout.interleave, csv=csv, wave=choice.wave, shapes=choice.shapes
+    )
 
 
 def _layout_of(plan: Plan, request: Request) -> Layout:

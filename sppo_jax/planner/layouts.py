@@ -13,6 +13,7 @@ from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.layers import divisors, layers_per_virtual_stage
 from sppo_jax.plan.plan import MeshShape, cudnn_takes
+from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.waves import check_wave
 from sppo_jax.planner.advice import nearest_changes, rules_of
@@ -284,6 +285,9 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
 
 
 def _check_tokens(request: Request, mesh: MeshShape) -> None:
+    shapes = request.config.sequence.shapes
+    if shapes != "auto":
+        check_shapes(shapes, multiple=_multiple_tokens(request, mesh))
     chunks = request.table[0].chunk_lengths if request.table is not None else request.config.sequence.chunks
     if isinstance(chunks, tuple):
         given_lengths(request.config.sequence.length, chunks, mesh.seq, warn=False)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.shapes import rounded_up
 from sppo_jax.plan.table import Repeat, Table, Tick, TickShape, Unit
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs
@@ -58,9 +59,10 @@ class LowerBounds:
         """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
         return sum(self._stage_work_s(partition, self._samples(partition, places, kind)) for kind in "FB")
 
-    def step_s(self, partition: Partition, lengths: tuple[int, ...], places: Places, alpha: object) -> float:
-        """Returns the least seconds of a step with these chunks: their ticks without padding."""
+    def step_s(self, partition: Partition, places: Places, alpha: object) -> float:
+        """Returns the least seconds of a step with a partition's chunks: their ticks, each padded to a shape alone."""
         costs, layout = self._costs(partition.layout, places), partition.layout
+        lengths, shapes = partition.chunk_lengths, partition.shapes
         # Diagonals that are read back at once have no copies: at most those of the last chunks.
         copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
         bytes_a_token = token_bytes(layout.shape, _stash(places, self.dtype)).away
@@ -68,12 +70,12 @@ class LowerBounds:
         total = costs.step_overhead_s()
         for kind in "FB":
             # What is recomputed changes the backwards alone.
-            key = partition, lengths, kind, _recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
+            key = partition, kind, _recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
             if key not in self._streams:
-                units = _unit_seconds(costs, lengths, kind, copy_s, copied)
+                units = _unit_seconds(costs, lengths, shapes, kind, copy_s, copied)
                 between = units
                 if layout.interleave > 1:
-                    between = _unit_seconds(costs, lengths, kind, copy_s, copied, has_ends=False)
+                    between = _unit_seconds(costs, lengths, shapes, kind, copy_s, copied, has_ends=False)
                 self._streams[key] = stream_seconds(
                     _in_wave(units, partition.wave),
                     layout.mesh.pipe,
@@ -82,16 +84,19 @@ class LowerBounds:
                     between=_in_wave(between, partition.wave),
                 )
             total += partition.drains * self._streams[key]
-        return total + layout.sequences * sum(_unit_seconds(costs, lengths, "H"))
+        key = partition, "H", (), 0.0
+        if key not in self._streams:
+            self._streams[key] = sum(_unit_seconds(costs, lengths, shapes, "H"))
+        return total + layout.sequences * self._streams[key]
 
     def rough_excess(self, partition: Partition, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
         tokens = min(smallest_chunk(partition.layout), self.request.config.sequence.length)
         return self._excess(partition, tokens, places)
 
-    def excess(self, partition: Partition, lengths: tuple[int, ...], places: Places) -> float:
-        """Returns by how much the least memory with these chunks is over a limit, as a share of it."""
-        return self._excess(partition, max(lengths), places)
+    def excess(self, partition: Partition, places: Places) -> float:
+        """Returns by how much the least memory with a partition's chunks is over a limit, as a share of it."""
+        return self._excess(partition, rounded_up(max(partition.chunk_lengths), partition.shapes), places)
 
     def excess_of(self, memory: Memory) -> float:
         """Returns by how much memory is over a limit, as a share of it; at most 0 if it fits."""
@@ -238,17 +243,19 @@ class _Sampled(NamedTuple):
 def _unit_seconds(
     costs: CostModel,
     lengths: tuple[int, ...],
+    shapes: tuple[int, ...],
     kind: str,
     copy_s: float = 0.0,
     copied: int = 0,
     has_ends: bool = True,
 ) -> list[float]:
-    """Returns the seconds of each chunk's unit without padding: those of the first `copied` last as long as a copy."""
-    starts, tick = accumulate(lengths, initial=0), TickShape(0, 0, has_ends)
-    return [
-        max(costs.seconds(kind, start, tokens, tick), copy_s * tokens if chunk < copied else 0.0)
-        for chunk, (start, tokens) in enumerate(zip(starts, lengths, strict=False))
-    ]
+    """Returns the seconds of each chunk's unit in a tick of its own: the first `copied` last as long as a copy."""
+    seconds = []
+    for chunk, (start, tokens) in enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False)):
+        padded = rounded_up(tokens, shapes)
+        least_s = copy_s * padded if chunk < copied else 0.0
+        seconds.append(max(costs.seconds(kind, start, tokens, TickShape(padded, 0, has_ends)), least_s))
+    return seconds
 
 
 def _in_wave(units: list[float], wave: int) -> list[float]:

@@ -165,18 +165,18 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     """Predicts the bytes of one device, part by part.
 
     Unlike the papers, which count model states, K and V, and activations of a token, this counts the buffers of the
-    program that runs: with the space of one longest chunk behind each prefix, the spare slots of idle stages, weights
+    program that runs: with the space of one longest tick behind each prefix, the spare slots of idle stages, weights
     gathered in the compute dtype, and float32 sums of gradients. `work` is what the fuller of two moments takes: a
     layer's backward, or a tile of logits; where every head is through before the first backward, the latter takes
     place before dK and dV exist.
     """
     model, size = shape.model, shape.compute_bytes
-    tokens, longest = sum(table.chunk_lengths), max(table.chunk_lengths)
-    local = -(-longest // shape.seq)
+    tokens, most = sum(table.chunk_lengths), table.most_tokens
+    local = -(-most // shape.seq)
     stage = stage_params(model, shape.layers * table.num_groups, table.num_stages, shape.data, shape.seq)
     # Under ulysses a device has its heads of all tokens of its ring neighbours, elsewhere all heads of its tokens.
     heads = kv_heads_per_device(model, shape.ulysses)
-    prefix = (tokens + longest) * shape.ulysses // shape.seq
+    prefix = (tokens + most) * shape.ulysses // shape.seq
     head_dim = model.head_dim if shape.platform != "tpu" else -(-model.head_dim // _TPU_LANES) * _TPU_LANES
     kv = table.kv_peak * shape.layers * table.num_groups * prefix * 2 * heads * head_dim
     kv_grad = kv * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
@@ -207,12 +207,12 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
 def batch_bytes(table: Table, seq: int) -> int:
     """Returns the bytes of a pipeline's sequences on one device.
 
-    Four int32 of each of the device's own tokens come in. They are held a second time, with space for a chunk behind
-    each sequence. Of the sequences in flight the device holds the positions and documents of all tokens.
+    Four int32 of each of the device's own tokens come in. They are held a second time, with space for a longest tick
+    behind each sequence. Of the sequences in flight the device holds the positions and documents of all tokens.
     """
-    tokens, longest = sum(table.chunk_lengths), max(table.chunk_lengths)
-    own = table.num_sequences * (2 * tokens + longest) // seq
-    return 4 * (4 * own + 2 * table.kv_peak * (tokens + longest))
+    tokens, most = sum(table.chunk_lengths), table.most_tokens
+    own = table.num_sequences * (2 * tokens + most) // seq
+    return 4 * (4 * own + 2 * table.kv_peak * (tokens + most))
 
 
 def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:

@@ -109,7 +109,7 @@ def choose_alpha(
         shares = [float(hidden) for hidden in hides]
         why = f"the whole stash, to save device memory; {zeros}"
     # Every unit in a slot of its own is the most that a host can need.
-    most = max(table.longest_chunks) * table.num_sequences * table.num_chunks * table.num_groups
+    most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
     ample = most / shape.seq * token_bytes(shape, stash).away <= host_bytes
     for cap in reversed(ALPHA_LEVELS):
         levels = [_round_down(min(cap, share)) for share in shares]
@@ -143,21 +143,21 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:
     """Returns, for each diagonal group, the share of tokens whose copy hides behind its shortest forward."""
-    groups, longest, starts = table.diagonal_groups, table.longest_chunks, table.chunk_starts
+    groups, tokens_of, starts = table.diagonal_groups, table.group_tokens, table.chunk_starts
     # The tick behind which a copy hides may have no ends.
     known, has_ends = {}, table.num_groups == 1
-    forward_s = [float("inf")] * len(longest)
+    forward_s = [float("inf")] * len(tokens_of)
     for (_, chunk, _), diagonal in table.unit_diagonals.items():
         group = groups[diagonal]
-        key = chunk, longest[group]
+        key = chunk, tokens_of[group]
         if key not in known:
-            tick = TickShape(longest[group], 0, has_ends)
+            tick = TickShape(tokens_of[group], 0, has_ends)
             known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], tick)
         forward_s[group] = min(forward_s[group], known[key])
     token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
     shares = []
     for group, hides in enumerate(table.hides_copies):
-        tokens = longest[group] / shape.seq
+        tokens = tokens_of[group] / shape.seq
         spare_bytes = link_bytes_s * forward_s[group] - token.rest * tokens
         shares.append(min(1.0, max(0.0, spare_bytes / (token.shared * tokens))) if hides else 0.0)
     return shares

@@ -18,7 +18,14 @@ from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Layout, Request, layouts
 from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
-from sppo_jax.planner.partitions import Partition, chunk_counts, schedule_reason, schedules, waves
+from sppo_jax.planner.partitions import (
+    Partition,
+    chunk_counts,
+    longest_chunks,
+    schedule_reason,
+    schedules,
+    waves,
+)
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.
@@ -109,6 +116,7 @@ def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
             num_chunks=count,
             balance="flops" if balance == "auto" else balance,
             wave=waves(layout, schedule, count)[0],
+            longest=longest_chunks(request)[0] if balance == "cost" else 0.0,
         )
 
 
@@ -134,6 +142,7 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
                 alpha="hidden" if asked.alpha == "auto" else asked.alpha,
                 kv_grad_dtype=dtype,
                 wave=partition.wave,
+                shapes=partition.shapes,
             )
             tried.append(evaluate(choice))
             if tried[-1].memory.fits(request.cluster):

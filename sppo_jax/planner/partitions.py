@@ -5,15 +5,21 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
+from sppo_jax.plan.shapes import check_shapes, tick_shapes
 from sppo_jax.plan.streams import fills_groups
 from sppo_jax.plan.waves import UNCUT
-from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths
+from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths, growing_counts
+from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
+from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request, layouts
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
 # Sequences of a wave to consider.
 _WAVES = (1, 2, 4, 8)
+# The longest chunks of equal cost to consider, in mean chunks.
+LONGEST = (1.25, 1.5, 2.0)
+_KEPT = ("keep", "keep", "keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +30,9 @@ class Partition:
         layout: how devices share the work.
         schedule: name of the schedule.
         num_chunks: chunks of a sequence.
-        balance: "equal" or "flops", or "given" where the config gives the lengths.
+        balance: "equal", "flops" or "cost", or "given" where the config gives the lengths.
         wave: sequences that run as one.
+        longest: the longest chunk of equal cost, in mean chunks; 0 for other balances.
     """
 
     layout: Layout
@@ -33,6 +40,7 @@ class Partition:
     num_chunks: int
     balance: str
     wave: int = 1
+    longest: float = 0.0
 
     @property
     def drains(self) -> int:
@@ -54,7 +62,22 @@ class Partition:
             return sequence.chunks
         if self.balance == "equal":
             return equal_lengths(sequence.length, self.num_chunks, multiple)
+        if self.balance == "cost":
+            return _equal_cost(self.layout, self.num_chunks, self.longest)
         return _balanced(sequence.length, self.num_chunks, multiple, *balance_weights(request.config.model))
+
+    @cached_property
+    def shapes(self) -> tuple[int, ...]:
+        """The tokens that a tick may have, rising; none: those of its longest chunk.
+
+        Raises:
+            ValueError: shapes are given that do not suit the chunks.
+        """
+        asked, multiple = self.layout.request.config.sequence.shapes, self.layout.multiple_tokens
+        if asked != "auto":
+            check_shapes(asked, self.chunk_lengths, multiple)
+            return asked
+        return tick_shapes(self.chunk_lengths, multiple) if self.balance == "cost" else ()
 
 
 def partitions(request: Request) -> Iterator[Partition]:
@@ -68,9 +91,12 @@ def partitions(request: Request) -> Iterator[Partition]:
     # Waves and chunks of equal FLOPs are two ways to the same end. Both together pad more and save little.
     open_choice = balance == "auto" and request.config.schedule.wave == "auto"
     for layout in layouts(request):
+        if table is None and balance == "cost" and not isinstance(chunks, tuple):
+            yield from equal_cost_partitions(layout)
+            continue
         if table is not None or isinstance(chunks, tuple):
             count = table.num_chunks if table is not None else len(chunks)  # type: ignore[arg-type]
-            counts, balances = [count], ["given"]
+            counts, balances = [count], [("given", 0.0)]
         else:
             counts = chunk_counts(layout) if chunks == "auto" else [int(chunks)]
             balances = ["equal", "flops"] if balance == "auto" else [balance]
@@ -81,6 +107,35 @@ def partitions(request: Request) -> Iterator[Partition]:
                         if wave > 1 and kind == "flops" and open_choice:
                             continue
                         yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind, wave=wave)
+
+
+def equal_cost_partitions(layout: Layout, around: int = 0) -> Iterator[Partition]:
+    """Yields the partitions of a layout into chunks of equal cost.
+
+    Args:
+        layout: the layout.
+        around: a number of chunks, of which no less than a quarter and no more than twice as many are considered, and
+            no waves; 0: any number.
+    """
+    chunks = layout.request.config.sequence.chunks
+    counts = _uneven_counts(layout) if chunks == "auto" else [int(chunks)]  # type: ignore[arg-type]
+    for count in counts:
+        if around and not (1 < count and around <= 4 * count <= 8 * around):
+            continue
+        for longest in longest_chunks(layout.request) if count > 1 else (1.0,):
+            for schedule in schedules(layout, count):
+                for wave in waves(layout, schedule, count):
+                    if wave > 1 and around:
+                        continue
+                    yield Partition(
+                        layout=layout, schedule=schedule, num_chunks=count, balance="cost", wave=wave, longest=longest
+                    )
+
+
+def longest_chunks(request: Request) -> tuple[float, ...]:
+    """Returns the longest chunks of equal cost to consider, in mean chunks."""
+    asked = request.config.sequence.longest
+    return LONGEST if asked == "auto" else (float(asked),)
 
 
 def schedules(layout: Layout, num_chunks: int) -> list[str]:
@@ -145,6 +200,19 @@ def _balanced(length: int, count: int, multiple: int, pair_flops: float, token_f
     return flops_balanced_lengths(length, count, multiple, pair_flops=pair_flops, token_flops=token_flops)
 
 
+@lru_cache(maxsize=256)
+def _chunk_seconds(layout: Layout, num_chunks: int) -> ChunkSeconds:
+    # What is recomputed would make about as much of every chunk: lengths do not depend on the stash.
+    return chunk_seconds(layout_costs(layout, _KEPT), layout.request.config.sequence.length, num_chunks)
+
+
+def _equal_cost(layout: Layout, num_chunks: int, longest: float) -> tuple[int, ...]:
+    run = layout.mesh.pipe if layout.interleave > 1 else 1
+    length, multiple = layout.request.config.sequence.length, layout.multiple_tokens
+    seconds = _chunk_seconds(layout, num_chunks)
+    return equal_cost_lengths(length, num_chunks, multiple, seconds, longest=longest, run=run)
+
+
 def chunk_counts(layout: Layout) -> list[int]:
     """Returns the numbers of chunks to consider, rising.
 
@@ -166,6 +234,13 @@ def chunk_counts(layout: Layout) -> list[int]:
         return few + even
     step = max(1, len(counts) // 32)
     return few + list(counts)[::step]
+
+
+def _uneven_counts(layout: Layout) -> list[int]:
+    """Returns the numbers of chunks to consider where lengths differ anyway: all small ones, then a fourth more."""
+    unit = layout.mesh.pipe if layout.interleave > 1 else 1
+    most = chunk_counts(layout)[-1]
+    return [unit * count for count in growing_counts(most // unit)] or [most]
 
 
 def _few_chunks(layout: Layout) -> list[int]:

@@ -130,6 +130,7 @@ def _released(config: Config) -> Iterator[tuple[str, Config]]:
         yield ", ".join(f"{name}={value}" for name, value in given.items()), free
 
 
+_BALANCES = {"equal": "of equal length", "flops": "of equal FLOPs", "cost": "of equal cost", "given": "as given"}
 # What each choice is, to tell it from others and to name it.
 _CHOICES: dict[str, Callable[[Candidate], Hashable]] = {
     "mesh": lambda one: one.partition.layout.mesh,
@@ -153,9 +154,7 @@ _LABELS: dict[str, Callable[[Candidate], str]] = {
     "sequence_kind": lambda one: (
         f"ulysses {one.partition.layout.split.ulysses} x ring {one.partition.layout.split.ring}"
     ),
-    "chunks": lambda one: (
-        f"{one.partition.num_chunks} of equal {'FLOPs' if one.partition.balance == 'flops' else 'length'}"
-    ),
+    "chunks": lambda one: f"{one.partition.num_chunks} {_BALANCES[one.partition.balance]}",
     "schedule": lambda one: f"{one.partition.schedule} with interleave {one.partition.layout.interleave}",
     "wave": lambda one: f"a wave of {one.partition.wave}",
     "stash": lambda one: "/".join(one.places),

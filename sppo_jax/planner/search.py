@@ -80,6 +80,8 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     for dtype in ("float32", "bfloat16") if asked == "auto" else (asked,):
         best_first = BestFirst(request, dtype, start)
         best = best_first.best()
+        if best is not None:
+            best = best_first.with_equal_cost(best)
         considered += len(best_first.candidates)
         if best is not None:
             break

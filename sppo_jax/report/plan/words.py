@@ -66,8 +66,11 @@ def schedule_of(plan: Plan) -> str:
 
 
 def chunks_of(plan: Plan) -> str:
-    """Returns the chunk lengths as runs: count x length."""
-    lengths = plan.chunk_lengths
+    """Returns the chunk lengths as runs, count x length; with tick shapes, the least and the most and the shapes."""
+    lengths, shapes = plan.chunk_lengths, plan.schedule.shapes
+    if shapes:
+        ticks = ", ".join(f"{tokens:,}" for tokens in shapes)
+        return f"{len(lengths)} of {min(lengths):,} to {max(lengths):,} tokens, in ticks of {ticks}"
     if len(set(lengths)) == 1:
         return f"{len(lengths)} of {lengths[0]:,} tokens"
     runs = ", ".join(f"{last - first + 1} x {value:,}" for first, last, value in runs_of(lengths))

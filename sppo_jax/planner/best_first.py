@@ -110,7 +110,6 @@ class BestFirst:
         self.candidates += start.candidates
         self.bounds += start.bounds
         self.excesses += self._rough_excesses(start.candidates)
-        self.errors += start.errors
         for number in range(first, len(self.candidates)):
             if self.excesses[number] > 0:
                 self._drop(number, self.excesses[number])

@@ -27,6 +27,8 @@ from sppo_jax.planner.partitions import Partition, smallest_chunk
 
 # Chunks at which the cost along a sequence is sampled, and the margin for what lies between them.
 _SAMPLES, _MARGIN = 9, 0.99
+# Bounds are sums in another order than the simulator's.
+_ROUNDED = 1 - 1e-12
 _RECOMPUTE: Places = ("recompute", "recompute", "recompute")
 
 
@@ -39,6 +41,7 @@ class LowerBounds:
         self._models: dict[tuple, CostModel] = {}
         self._streams: dict[tuple, float] = {}
         self._sampled: dict[tuple, dict[tuple, _Sampled]] = {}
+        self._of_layers: dict[tuple, list[list[float]]] = {}
 
     def rough_step_s(self, partition: Partition, options: Sequence[Places]) -> list[float]:
         """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
@@ -62,9 +65,8 @@ class LowerBounds:
     def step_s(self, partition: Partition, places: Places, alpha: object) -> float:
         """Returns the least seconds of a step with a partition's chunks: their ticks, each padded to a shape alone."""
         costs, layout = self._costs(partition.layout, places), partition.layout
-        lengths, shapes = partition.chunk_lengths, partition.shapes
         # Diagonals that are read back at once have no copies: at most those of the last chunks.
-        copied = len(lengths) - 3 if layout.sequences == 1 and alpha == "all" else 0
+        copied = max(0, partition.num_chunks - 3) if layout.sequences == 1 and alpha == "all" else 0
         bytes_a_token = token_bytes(layout.shape, _stash(places, self.dtype)).away
         copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.host_link_bytes_s
         total = costs.step_overhead_s()
@@ -72,22 +74,19 @@ class LowerBounds:
             # What is recomputed changes the backwards alone.
             key = partition, kind, _recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
             if key not in self._streams:
-                units = _unit_seconds(costs, lengths, shapes, kind, copy_s, copied)
-                between = units
-                if layout.interleave > 1:
-                    between = _unit_seconds(costs, lengths, shapes, kind, copy_s, copied, has_ends=False)
+                with_ends, between = self._units(layout, costs, kind, _padded(partition))
+                # Those of the first `copied` chunks last as long as their copies.
+                copies = [copy_s * tokens for _, _, tokens in _padded(partition)[:copied]]
                 self._streams[key] = stream_seconds(
-                    _in_wave(units, partition.wave),
+                    _in_wave(_at_least(with_ends, copies), partition.wave),
                     layout.mesh.pipe,
                     layout.interleave,
                     num_sequences=layout.sequences // partition.wave // partition.drains,
-                    between=_in_wave(between, partition.wave),
+                    between=_in_wave(_at_least(between, copies), partition.wave),
                 )
             total += partition.drains * self._streams[key]
-        key = partition, "H", (), 0.0
-        if key not in self._streams:
-            self._streams[key] = sum(_unit_seconds(costs, lengths, shapes, "H"))
-        return total + layout.sequences * self._streams[key]
+        heads_s = sum(self._units(layout, costs, "H", _padded(partition))[0])
+        return (total + layout.sequences * heads_s) * _ROUNDED
 
     def rough_excess(self, partition: Partition, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
@@ -108,6 +107,36 @@ class LowerBounds:
         if key not in self._models:
             self._models[key] = layout_costs(layout, places)
         return self._models[key]
+
+    def _units(
+        self, layout: Layout, costs: CostModel, kind: str, chunks: tuple[tuple[int, int, int], ...], sent: bool = True
+    ) -> tuple[list[float], list[float]]:
+        """Returns the seconds of each chunk's unit on a virtual stage, in a tick with ends and in one without.
+
+        They are linear in the layers, so all interleaves share what is worked out once.
+
+        Args:
+            layout: the layout.
+            costs: seconds of units.
+            kind: "F", "B" or "H".
+            chunks: start, tokens, and tokens of the tick.
+            sent: whether they send, or only compute.
+        """
+        rows = costs.cluster.device.attention_rows
+        recompute = costs.recompute_linear, costs.recompute_attention
+        key = layout.mesh.pipe, layout.mesh.seq, layout.split, recompute, rows, kind, chunks, sent
+        if key not in self._of_layers:
+            models = [replace(costs, layers=layers) for layers in (0, 1)]
+            self._of_layers[key] = [
+                [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
+                for seconds in [model.seconds if sent else model.compute_s for model in models]
+            ]
+        none, one = self._of_layers[key]
+        with_ends = [fixed + costs.layers * (unit - fixed) for fixed, unit in zip(none, one, strict=True)]
+        if layout.interleave == 1 or not sent:
+            return with_ends, with_ends
+        ends = [costs.ends_s(kind, max(tokens, padded)) for _, tokens, padded in chunks]
+        return with_ends, [unit - end for unit, end in zip(with_ends, ends, strict=True)]
 
     def _without_kernel_waves(self, costs: CostModel) -> CostModel:
         """Returns the costs if the attention kernel skipped what is empty of its last wave of query tiles."""
@@ -165,12 +194,10 @@ class LowerBounds:
         # those of equal chunks are known.
         if partition.balance != "equal":
             costs = self._without_kernel_waves(costs)
-        seconds = costs.compute_s if on_ring and partition.balance != "equal" else costs.seconds
+        chunks, sent = tuple((start, tokens, 0) for start in starts), not on_ring or partition.balance == "equal"
         # Of interleaved ticks only those with ends take more: each chunk has a tick of its own in which it enters.
-        interleaved = partition.layout.interleave > 1
-        ends_s = costs.ends_s(kind, length) if interleaved else 0.0
-        shape = TickShape(0, 0, not interleaved)
-        units = [seconds(kind, start, tokens, shape) for start in starts]
+        ends_s = costs.ends_s(kind, length) if partition.layout.interleave > 1 else 0.0
+        units = self._units(partition.layout, costs, kind, chunks, sent)[1]
         # What rises by steps, on a ring or with whole blocks of attention, may rise between groups of chunks alone.
         first_s, last_s = (costs.compute_s(kind, starts[at], tokens) if on_ring else units[at] for at in (0, -1))
         rise_s = 0.0 if costs.cluster.device.attention_block else max(0.0, last_s - first_s)
@@ -240,22 +267,15 @@ class _Sampled(NamedTuple):
         return self.units[min(last, -(-(count - 1) * last // max(1, num_chunks - 1)) if count > 0 else 0)]
 
 
-def _unit_seconds(
-    costs: CostModel,
-    lengths: tuple[int, ...],
-    shapes: tuple[int, ...],
-    kind: str,
-    copy_s: float = 0.0,
-    copied: int = 0,
-    has_ends: bool = True,
-) -> list[float]:
-    """Returns the seconds of each chunk's unit in a tick of its own: the first `copied` last as long as a copy."""
-    seconds = []
-    for chunk, (start, tokens) in enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False)):
-        padded = rounded_up(tokens, shapes)
-        least_s = copy_s * padded if chunk < copied else 0.0
-        seconds.append(max(costs.seconds(kind, start, tokens, TickShape(padded, 0, has_ends)), least_s))
-    return seconds
+def _padded(partition: Partition) -> tuple[tuple[int, int, int], ...]:
+    """Returns of each chunk its start, its tokens, and the tokens of a tick of its own."""
+    lengths, shapes = partition.chunk_lengths, partition.shapes
+    starts = accumulate(lengths, initial=0)
+    return tuple((start, tokens, rounded_up(tokens, shapes)) for start, tokens in zip(starts, lengths, strict=False))
+
+
+def _at_least(units: list[float], copies: list[float]) -> list[float]:
+    return [max(pair) for pair in zip(units, copies, strict=False)] + units[len(copies) :] if copies else units
 
 
 def _in_wave(units: list[float], wave: int) -> list[float]:

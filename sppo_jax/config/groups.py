@@ -55,7 +55,7 @@ class SequenceConfig(Group):
         balance: whether the chunks have "equal" lengths, equal "flops" in four lengths, or equal "cost" (seconds) in as
             many lengths as chunks, where `sequence.chunks` is a number or auto; "auto": the fastest of the three.
         longest: the longest chunk of equal cost, in mean chunks, at least 1; not with another `sequence.balance`, lists
-            of chunks or tables; "auto": chosen by the planner from 1.25, 1.5, 2 and 3.
+            of chunks or tables; "auto": chosen by the planner from 1.25, 1.5 and 2.
         shapes: at most 6 token counts, rising multiples of `mesh.seq` times the tile of a device, to which ticks are
             rounded up; the last one holds the longest chunk; "auto": those that pad chunks of equal cost least, and
             for other chunks the longest of each tick.

@@ -109,23 +109,23 @@ def partitions(request: Request) -> Iterator[Partition]:
                         yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind, wave=wave)
 
 
-def equal_cost_partitions(layout: Layout, around: int = 0) -> Iterator[Partition]:
+def equal_cost_partitions(layout: Layout, most: int = 0) -> Iterator[Partition]:
     """Yields the partitions of a layout into chunks of equal cost.
 
     Args:
         layout: the layout.
-        around: a number of chunks, of which no less than a quarter and no more than twice as many are considered, and
-            no waves; 0: any number.
+        most: a number of chunks, of which no less than a quarter and no more are considered, and no waves; 0: any
+            number.
     """
     chunks = layout.request.config.sequence.chunks
     counts = _uneven_counts(layout) if chunks == "auto" else [int(chunks)]  # type: ignore[arg-type]
     for count in counts:
-        if around and not (1 < count and around <= 4 * count <= 8 * around):
+        if most and not max(2, most / 4) <= count <= most:
             continue
         for longest in longest_chunks(layout.request) if count > 1 else (1.0,):
             for schedule in schedules(layout, count):
                 for wave in waves(layout, schedule, count):
-                    if wave > 1 and around:
+                    if wave > 1 and most:
                         continue
                     yield Partition(
                         layout=layout, schedule=schedule, num_chunks=count, balance="cost", wave=wave, longest=longest

@@ -95,12 +95,13 @@ def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
 
 
 def of_equal_cost(request, fitting):
-    """Seconds of what fits with chunks of equal cost, on the layout that is fastest without and about as many."""
+    """Seconds of what fits with about as many chunks of equal cost, with layout and places of the fastest without."""
     fastest = min(fitting, key=lambda outcome: outcome.step_s).choice
     if fastest.layout.mesh.pipe == 1 or fastest.wave > 1:
         return [math.inf]
     among = list(equal_cost_partitions(fastest.layout, len(fastest.chunk_lengths)))
-    found = [outcome for _, outcome in outcomes(request, among) if outcome.memory.fits(request.cluster)]
+    fitting = [outcome for _, outcome in outcomes(request, among) if outcome.memory.fits(request.cluster)]
+    found = [outcome for outcome in fitting if outcome.choice.places == fastest.places]
     return [outcome.step_s for outcome in found] or [math.inf]
 
 

@@ -17,7 +17,7 @@ TIE = 0.005
 _TIES_BOUNDED, _TIES_TRIED = 64, 6
 # Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
 # choices are worked out to find either.
-_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
+_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 10
 # Where nothing fits, how many of the least bounds of memory are worked out.
 _LEAST_TRIED = 8
 
@@ -65,12 +65,13 @@ class Start:
     bounds: tuple[float, ...]
 
 
-def start_of(request: Request, among: Iterable[Partition] | None = None) -> Start:
+def start_of(request: Request, among: Iterable[Partition] | None = None, options: list[Places] | None = None) -> Start:
     """Returns all candidates of a request.
 
     Args:
         request: what is asked for.
         among: their partitions; None: all that the request has.
+        options: their places; None: all that the request has.
 
     Raises:
         ValueError: the config, the model and the devices allow none.
@@ -81,7 +82,7 @@ def start_of(request: Request, among: Iterable[Partition] | None = None) -> Star
     lower_bounds = LowerBounds(request, "float32")
     candidates: list[Candidate] = []
     bounds: list[float] = []
-    options = place_options(asked)
+    options = place_options(asked) if options is None else options
     for partition in partitions(request) if among is None else among:
         candidates += [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
         bounds += lower_bounds.rough_step_s(partition, options)
@@ -147,7 +148,7 @@ class BestFirst:
         return None
 
     def with_equal_cost(self, fastest: Outcome) -> Outcome:
-        """Returns the fastest outcome if chunks of equal cost are tried too, on the fastest outcome's layout.
+        """Returns the fastest outcome if chunks of equal cost are tried too, with its layout and places.
 
         Their bounds tell little: such chunks hardly wait for each other, but they pad and fill kernels' waves less
         well. On every layout they would take the search several times as long.
@@ -160,7 +161,8 @@ class BestFirst:
         # Waves are another way to the same end.
         if given or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
             return fastest
-        self._add(start_of(self.request, equal_cost_partitions(choice.layout, len(choice.chunk_lengths))))
+        partitions_of_equal_cost = equal_cost_partitions(choice.layout, len(choice.chunk_lengths))
+        self._add(start_of(self.request, partitions_of_equal_cost, [choice.places]))
         heapq.heappush(self.heap, (fastest.step_s, self._number_of(fastest), 2))
         return self.best() or fastest
 

@@ -126,13 +126,12 @@ class LowerBounds:
         recompute = costs.recompute_linear, costs.recompute_attention
         key = layout.mesh.pipe, layout.mesh.seq, layout.split, recompute, rows, kind, chunks, sent
         if key not in self._of_layers:
-            models = [replace(costs, layers=layers) for layers in (0, 1)]
-            self._of_layers[key] = [
-                [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
-                for seconds in [model.seconds if sent else model.compute_s for model in models]
-            ]
-        none, one = self._of_layers[key]
-        with_ends = [fixed + costs.layers * (unit - fixed) for fixed, unit in zip(none, one, strict=True)]
+            one = replace(costs, layers=1)
+            seconds = one.seconds if sent else one.compute_s
+            units = [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
+            self._of_layers[key] = [units if kind == "H" else _without_layers(costs, kind, chunks, sent), units]
+        of_none, of_one = self._of_layers[key]
+        with_ends = [fixed + costs.layers * (unit - fixed) for fixed, unit in zip(of_none, of_one, strict=True)]
         if layout.interleave == 1 or not sent:
             return with_ends, with_ends
         ends = [costs.ends_s(kind, max(tokens, padded)) for _, tokens, padded in chunks]
@@ -272,6 +271,15 @@ def _padded(partition: Partition) -> tuple[tuple[int, int, int], ...]:
     lengths, shapes = partition.chunk_lengths, partition.shapes
     starts = accumulate(lengths, initial=0)
     return tuple((start, tokens, rounded_up(tokens, shapes)) for start, tokens in zip(starts, lengths, strict=False))
+
+
+def _without_layers(costs: CostModel, kind: str, chunks: tuple[tuple[int, int, int], ...], sent: bool) -> list[float]:
+    """Returns what each chunk's unit takes besides its layers, forward or backward; arguments as `LowerBounds._units`."""
+    if not sent:
+        return [0.0] * len(chunks)
+    none = replace(costs, layers=0, ring=replace(costs.ring, members=1))
+    overhead_s = costs.cluster.device.overhead_s
+    return [none.transfer_s(kind, 0, max(tokens, padded)) + overhead_s for _, tokens, padded in chunks]
 
 
 def _at_least(units: list[float], copies: list[float]) -> list[float]:

@@ -114,13 +114,13 @@ def equal_cost_partitions(layout: Layout, most: int = 0) -> Iterator[Partition]:
 
     Args:
         layout: the layout.
-        most: a number of chunks, of which no less than a quarter and no more are considered, and no waves; 0: any
+        most: a number of chunks, of which no less than half and no more are considered, and no waves; 0: any
             number.
     """
     chunks = layout.request.config.sequence.chunks
     counts = _uneven_counts(layout) if chunks == "auto" else [int(chunks)]  # type: ignore[arg-type]
     for count in counts:
-        if most and not max(2, most / 4) <= count <= most:
+        if most and not max(2, most / 2) <= count <= most:
             continue
         for longest in longest_chunks(layout.request) if count > 1 else (1.0,):
             for schedule in schedules(layout, count):

@@ -96,7 +96,7 @@ def partitions(request: Request) -> Iterator[Partition]:
             continue
         if table is not None or isinstance(chunks, tuple):
             count = table.num_chunks if table is not None else len(chunks)  # type: ignore[arg-type]
-            counts, balances = [count], [("given", 0.0)]
+            counts, balances = [count], ["given"]
         else:
             counts = chunk_counts(layout) if chunks == "auto" else [int(chunks)]
             balances = ["equal", "flops"] if balance == "auto" else [balance]

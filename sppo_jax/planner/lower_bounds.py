@@ -274,7 +274,7 @@ def _padded(partition: Partition) -> tuple[tuple[int, int, int], ...]:
 
 
 def _without_layers(costs: CostModel, kind: str, chunks: tuple[tuple[int, int, int], ...], sent: bool) -> list[float]:
-    """Returns what each chunk's unit takes besides its layers, forward or backward; arguments as `LowerBounds._units`."""
+    """Returns what each chunk's F or B takes besides its layers; arguments as `LowerBounds._units`."""
     if not sent:
         return [0.0] * len(chunks)
     none = replace(costs, layers=0, ring=replace(costs.ring, members=1))

@@ -55,7 +55,7 @@ def test_the_line_ends_where_a_search_fails(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("\r\033[K")
 
 
-@pytest.mark.parametrize(("overrides", "code"), [((), 0), (("hardware.hbm_bytes=65536",), 3)])
+@pytest.mark.parametrize(("overrides", "code"), [((), 0), (("hardware.hbm_bytes=65536", "schedule.interleave=1"), 3)])
 def test_a_trace_is_written_beside_the_text(config, tmp_path, capsys, overrides, code):
     assert main(["plan", config, *overrides, "--trace", "trace.json"]) == code
     assert "F0.0" in capsys.readouterr().out

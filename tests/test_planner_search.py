@@ -214,7 +214,7 @@ def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
 
 @pytest.mark.parametrize(
     ("asked", "simpler"),
-    [(large(schedule=PLAIN), "has fewer chunks"), (large(cluster="a100-80g:8x8"), "has 1 fewer mechanisms")],
+    [(large(schedule=PLAIN), "has fewer chunks"), (large(length=3 * 2**20), "has 1 fewer mechanisms")],
 )
 def test_of_plans_within_half_a_percent_the_simplest_is_chosen(monkeypatch, asked, simpler):
     found = search(asked)
@@ -369,7 +369,8 @@ def test_copies_that_do_not_hide_take_time():
 
 def test_alpha_beyond_what_hides_is_taken_where_memory_needs_it():
     slow, stash = dict(host_link_bytes_s=1.6e7), {"inputs": "host", "attention": "host", "rest": "recompute"}
-    asked = config(mesh={"pipe": 2}, sequence={"chunks": 8, "balance": "equal"}, stash=stash)
+    one_group, equal = {"interleave": 1}, {"chunks": 8, "balance": "equal"}
+    asked = config(mesh={"pipe": 2}, sequence=equal, schedule=one_group, stash=stash)
     free = search(asked, small(2, **slow))
     assert free.fits and 0 < max(free.plan.stash.alpha) < 1
     tight = search(asked, small(2, **slow, hbm_bytes=int(free.memory.hbm_bytes * 0.9 / 0.94)))
@@ -483,7 +484,8 @@ def test_waves_are_searched_and_chosen_where_they_are_faster(preset, length, seq
     assert found(interleave=1).fastest_s < by_waves * simple.fastest_s
     pinned = found(wave=4)
     assert pinned.plan.schedule.wave == 4 and {other.plan.schedule.wave for other in pinned.rejected} == {4}
-    assert free.fastest_s <= pinned.fastest_s
+    # A wave that is pinned may have chunks of equal FLOPs too, which gain less than a tie.
+    assert free.fastest_s <= pinned.fastest_s * 1.005
 
 
 def test_a_wave_has_its_reason():

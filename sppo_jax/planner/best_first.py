@@ -17,7 +17,7 @@ TIE = 0.005
 _TIES_BOUNDED, _TIES_TRIED = 64, 6
 # Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
 # choices are worked out to find either.
-_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 10
+_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
 # Where nothing fits, how many of the least bounds of memory are worked out.
 _LEAST_TRIED = 8
 

@@ -55,7 +55,8 @@ def test_the_report_says_what_the_choice_costs(found):
     busy = {"one": 1.0, "all": 2.0}
     report = {"date": "2026-11-21", "hardware": "a CPU", "jax": "0", "rounds": 3, "busy_cores": busy}
     text = clock.text_of({**report, "rows": rows, "verdict": verdict})
-    assert text.count("\n| ") == len(found) + 1 and "**1.0**" in text
+    assert text.count("\n| ") == len(found) + 1 + len(clock.PAIRS) + 1 and "**1.0**" in text
+    assert f"\n| {clock.PAIRS[0][0]} | {clock.PAIRS[0][1]} | " in text
     (panel,) = clock.picture(rows)
     by_mesh = {series.name: list(zip(series.x, series.y, strict=True)) for series in panel.series if not series.line}
     assert set(by_mesh) == {"data 2", "pipe 2", "seq 2"}

@@ -81,10 +81,11 @@ TIGHT = (
 @pytest.mark.parametrize("figures", TIGHT)
 @pytest.mark.parametrize(("per_step", "balance"), [(0, "auto"), (4, "auto"), (0, "cost")])
 def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
-    request = read_request(config(sequence={"per_step": per_step, "balance": balance}), small(**figures))
+    cluster = small(name="slow", **figures)  # no CPU: chunks of equal cost are tried
+    request = read_request(config(sequence={"per_step": per_step, "balance": balance}), cluster)
     every = [outcome for _, outcome in outcomes(request)]
     fitting = [outcome for outcome in every if outcome.memory.fits(request.cluster)]
-    found = search(request.config, small(**figures))
+    found = search(request.config, cluster)
     assert len(every) > 200 and found.fits == bool(fitting)
     if fitting:
         least_s = min(outcome.step_s for outcome in fitting)
@@ -92,6 +93,14 @@ def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
             least_s = min(least_s, *of_equal_cost(request, fitting))
         assert found.fastest_s == pytest.approx(least_s, rel=1e-9)
         assert least_s <= found.plan.predicted.step_s <= least_s * 1.005
+
+
+def test_chunks_of_equal_cost_are_not_tried_on_cpus_unless_asked():
+    for name, balance, tried in (("cpu", "auto", False), ("slow", "auto", True), ("cpu", "cost", True)):
+        asked = config(mesh={"pipe": 4, "data": 1, "seq": 1}, sequence={"balance": balance, "chunks": 8})
+        found = search(asked, small(name=name))
+        kinds = {bool(one.plan.schedule.shapes) for one in found.rejected} | {bool(found.plan.schedule.shapes)}
+        assert (True in kinds or "equal cost" in found.plan.reasons["chunks"]) == tried, name
 
 
 def of_equal_cost(request, fitting):

@@ -158,6 +158,9 @@ class BestFirst:
         """
         choice, config = fastest.choice, self.request.config
         given = self.request.table is not None or isinstance(config.sequence.chunks, tuple)
+        # Each tick shape takes seconds to compile, which simulated devices do not earn back.
+        if self.request.cluster.device.platform == "cpu":
+            return fastest
         # Waves are another way to the same end.
         if given or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
             return fastest

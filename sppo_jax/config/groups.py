@@ -53,7 +53,8 @@ class SequenceConfig(Group):
         chunks: number of chunks of a sequence, at least 1; or a list of chunk lengths in tokens, each at least 1, which
             add up to `sequence.length`; "auto": chosen by the planner.
         balance: whether the chunks have "equal" lengths, equal "flops" in four lengths, or equal "cost" (seconds) in as
-            many lengths as chunks, where `sequence.chunks` is a number or auto; "auto": the fastest of the three.
+            many lengths as chunks, where `sequence.chunks` is a number or auto; "auto": the faster of the first two, or
+            "cost" where it is faster in the same layout and the devices are no CPUs.
         longest: the longest chunk of equal cost, in mean chunks, at least 1; not with another `sequence.balance`, lists
             of chunks or tables; "auto": chosen by the planner from 1.25, 1.5 and 2.
         shapes: at most 6 token counts, rising multiples of `mesh.seq` times the tile of a device, to which ticks are

@@ -36,7 +36,7 @@ def write_checkpoint(run_dir: Path, step: int = 5) -> Path:
         "config": to_dict(config),
         "plan": plan.to_dict(),
         "data": {"sequence": 0},
-        **stamp(tree),
+        **stamp(tree, tree),
     }
     items = ocp.args.Composite(state=ocp.args.StandardSave(tree), run=ocp.args.JsonSave(run))
     with ocp.CheckpointManager(directory.resolve()) as manager:

@@ -159,10 +159,15 @@ class BestFirst:
         choice, config = fastest.choice, self.request.config
         given = self.request.table is not None or isinstance(config.sequence.chunks, tuple)
         # Each tick shape takes seconds to compile, which simulated devices do not earn back.
-        if self.request.cluster.device.platform == "cpu":
-            return fastest
+        compiles_dearly = self.request.cluster.device.platform == "cpu"
         # Waves are another way to the same end.
-        if given or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
+        if (
+            given
+            or compiles_dearly
+            or config.sequence.balance != "auto"
+            or choice.layout.mesh.pipe == 1
+            or choice.wave > 1
+        ):
             return fastest
         partitions_of_equal_cost = equal_cost_partitions(choice.layout, len(choice.chunk_lengths))
         self._add(start_of(self.request, partitions_of_equal_cost, [choice.places]))

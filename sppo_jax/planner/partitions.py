@@ -146,12 +146,15 @@ def schedules(layout: Layout, num_chunks: int) -> list[str]:
         return ["table"]
     if asked != "auto":
         return [asked]
-    in_waves = request.config.schedule.wave not in (1, "auto")
-    if num_chunks == 1 and not in_waves and (layout.interleave == 1 or layout.sequences > 1):
-        return ["1f1b" if layout.interleave == 1 else "interleaved-1f1b"]
-    if layout.sequences == 1:
-        return ["sppo"]
-    return ["seq1f1b" if layout.interleave == 1 else "interleaved-seq1f1b", "sppo"]
+    interleaved = layout.interleave > 1
+    chunked = ["interleaved-seq1f1b" if interleaved else "seq1f1b", "sppo"] if layout.sequences > 1 else ["sppo"]
+    if num_chunks > 1 or (interleaved and layout.sequences == 1):
+        return chunked
+    uncut, wave = "interleaved-1f1b" if interleaved else "1f1b", request.config.schedule.wave
+    # Waves of whole sequences have the schedules of chunks.
+    if layout.mesh.pipe == 1 or wave == 1:
+        return [uncut]
+    return [uncut, *chunked] if wave == "auto" else chunked
 
 
 def waves(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
@@ -171,7 +174,10 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
         return [asked]
     if schedule in UNCUT or layout.mesh.pipe == 1:
         return [1]
-    return [wave for wave in _WAVES if layout.sequences % wave == 0 and (wave == 1 or wave * num_chunks <= _MAX_COUNT)]
+    # Whole sequences, one by one, have schedules of their own.
+    least = 2 if schedules(layout, num_chunks)[0] in UNCUT else 1
+    most = max(1, _MAX_COUNT // num_chunks)
+    return [wave for wave in _WAVES if least <= wave <= most and layout.sequences % wave == 0]
 
 
 def _interleaved_by_choice(request: Request) -> bool:

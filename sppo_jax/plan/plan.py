@@ -284,10 +284,18 @@ def schedule_table(
     """
     if schedule.csv is not None:
         table = _csv_table(schedule.csv)
-    else:
-        make = make_outline if outline else make_table
-        table = make(schedule.name, num_stages, num_sequences, chunk_lengths, schedule.interleave, schedule.wave)
-    return dataclasses.replace(table, shapes=schedule.shapes) if schedule.shapes else table
+        return table.with_chunks(table.chunk_lengths, schedule.shapes) if schedule.shapes else table
+    counts = num_stages, num_sequences, len(chunk_lengths), schedule.interleave, schedule.wave
+    return _counted_table(schedule.name, *counts, outline=outline).with_chunks(chunk_lengths, schedule.shapes)
+
+
+@lru_cache(maxsize=16)
+def _counted_table(
+    name: str, num_stages: int, num_sequences: int, num_chunks: int, interleave: int, wave: int, *, outline: bool
+) -> Table:
+    """Returns the table of a schedule with chunks of one token."""
+    make = make_outline if outline else make_table
+    return make(name, num_stages, num_sequences, (1,) * num_chunks, interleave, wave)
 
 
 @lru_cache(maxsize=16)

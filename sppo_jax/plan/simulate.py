@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from sppo_jax.plan.outline import all_rounds
 from sppo_jax.plan.table import Table, TickShape, Unit
@@ -52,14 +53,11 @@ def simulate(
     unit_s: list[list[float]] = []
     for tick, shape, least in zip(table.ticks, table.tick_shapes, least_s or [0.0] * len(table.ticks), strict=True):
         unit_s.append([0.0 if unit is None else costs(unit, shape) for unit in tick.units])
-        tick_s.append(max(least, *unit_s[-1]))
+        tick_s.append(max(least, max(unit_s[-1])))
     # One by one, so that an outline takes to the last bit what its table does.
     step_s = sum(all_rounds(tick_s, table.repeats))
     rounds = table.tick_rounds
-    busy_s = [
-        sum(seconds * count for seconds, count in zip(of_stage, rounds, strict=True))
-        for of_stage in zip(*unit_s, strict=True)
-    ]
+    busy_s = [sum(map(mul, of_stage, rounds)) for of_stage in zip(*unit_s, strict=True)]
     return Simulation(
         step_s=step_s,
         bubble_fraction=1 - sum(busy_s) / (table.num_stages * step_s) if step_s else 0.0,

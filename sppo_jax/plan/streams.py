@@ -35,15 +35,16 @@ def backward_ticks(num_stages: int, num_groups: int, sequences: Sequence[int], n
 
 def _stream(kind: str, num_stages: int, num_groups: int, order: list[tuple[int, int]]) -> list[Tick]:
     period = num_stages * num_groups
-    rows: dict[int, list[Unit | None]] = {}
-    for number, (sequence, chunk) in enumerate(order):
-        start = number // num_stages * period + number % num_stages
-        for step in range(period):
-            virtual_stage = step if kind == "F" else period - 1 - step
-            # Each step of a chunk takes one tick: k P + s is the step itself.
-            row = rows.setdefault(start + step, [None] * num_stages)
-            row[virtual_stage % num_stages] = Unit(kind, sequence, chunk, virtual_stage)
-    return [Tick(kind, tuple(rows[index])) for index in sorted(rows)]
+    # Each step of a chunk takes one tick: k P + s is the step itself.
+    virtual_stages = range(period) if kind == "F" else range(period - 1, -1, -1)
+    places = [(step, virtual_stage % num_stages) for step, virtual_stage in enumerate(virtual_stages)]
+    starts = [number // num_stages * period + number % num_stages for number in range(len(order))]
+    rows: list[list[Unit | None]] = [[None] * num_stages for _ in range(starts[-1] + period)]
+    for start, (sequence, chunk) in zip(starts, order, strict=True):
+        units = [Unit(kind, sequence, chunk, virtual_stage) for virtual_stage in virtual_stages]
+        for unit, (step, stage) in zip(units, places, strict=True):
+            rows[start + step][stage] = unit
+    return [Tick(kind, tuple(row)) for row in rows]
 
 
 def with_head(tick: Tick, num_groups: int) -> list[Tick]:

@@ -4,11 +4,11 @@ What follows: the anti-diagonals, whose units share a tick's static shape and it
 many stashes, prefixes and head gradients a stage holds at once (`slots` says where each lies).
 """
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, chain
-from typing import NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sppo_jax.plan.shapes import rounded_up
 
@@ -18,6 +18,7 @@ SHARED_KINDS = ("H",)
 # Compute ticks that must lie between writing a stash and reading it back for the copies to hide.
 MIN_HOST_GAP = 3
 Class = TypeVar("Class", bound=Hashable)
+Value = TypeVar("Value")
 Change = tuple[int, int]  # a tick, and by how much what is held grows in it or shrinks behind it
 
 
@@ -84,6 +85,22 @@ class TickShape(NamedTuple):
     has_ends: bool = True
 
 
+class property_of_ticks(Generic[Value]):  # noqa: N801
+    """A property that follows from ticks and waves alone; tables of the same ticks with other chunks share it."""
+
+    def __init__(self, work_out: Callable[[Any], Value]) -> None:
+        self._work_out = work_out
+        self.__doc__ = work_out.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, table: "Table", owner: type) -> Value:
+        if self._name not in table.known_of_ticks:
+            table.known_of_ticks[self._name] = self._work_out(table)
+        return table.known_of_ticks[self._name]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A whole training step as a table of ticks by stages; `check` says whether it can run.
@@ -116,6 +133,13 @@ class Table:
     repeats: tuple[Repeat, ...] = ()
     wave: int = 1
     shapes: tuple[int, ...] = ()
+    known_of_ticks: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def with_chunks(self, chunk_lengths: tuple[int, ...], shapes: tuple[int, ...] = ()) -> "Table":
+        """Returns the table with as many chunks of other lengths; what follows from the ticks is worked out once."""
+        table = replace(self, chunk_lengths=chunk_lengths, shapes=shapes)
+        object.__setattr__(table, "known_of_ticks", self.known_of_ticks)
+        return table
 
     @property
     def num_chunks(self) -> int:
@@ -130,12 +154,12 @@ class Table:
         """First token of each chunk, and behind them the length of a sequence."""
         return chunk_starts(self.chunk_lengths)
 
-    @cached_property
+    @property_of_ticks
     def unit_ticks(self) -> dict[Unit, int]:
         """Returns the tick in which each unit of the table runs (an index into `self.ticks`)."""
         return {unit: index for index, tick in enumerate(self.ticks) for unit in tick.units if unit is not None}
 
-    @cached_property
+    @property_of_ticks
     def unit_diagonals(self) -> dict[tuple[int, int, int], int]:
         """Returns the diagonal of each (sequence, chunk, virtual stage).
 
@@ -149,10 +173,10 @@ class Table:
                 if unit is not None:
                     # Counted from each sequence's own first, the diagonals of a wave would all share ticks.
                     start = first.setdefault(unit.sequence // self.wave, number)
-                    diagonals[unit.sequence, unit.chunk, unit.virtual_stage] = number - start
+                    diagonals[unit[1:]] = number - start
         return diagonals
 
-    @cached_property
+    @property_of_ticks
     def diagonal_groups(self) -> tuple[int, ...]:
         """Returns the group of each diagonal; groups are numbered from 0 in the order of their first diagonal.
 
@@ -171,7 +195,7 @@ class Table:
         for tick in self.ticks:
             if not tick.is_compute:
                 continue
-            first, *others = [root(diagonals[_key(unit)]) for unit in tick.units if unit is not None]
+            first, *others = {diagonals[unit[1:]] for unit in tick.units if unit is not None}
             for other in others:
                 # The smaller root wins, so that numbering by roots follows the first diagonals.
                 low, high = sorted((root(first), root(other)))
@@ -180,23 +204,24 @@ class Table:
         numbers = {value: number for number, value in enumerate(sorted(set(roots)))}
         return tuple(numbers[value] for value in roots)
 
-    @cached_property
+    @property_of_ticks
     def group_gaps(self) -> tuple[int, ...]:
         """Returns, for each group, the fewest compute ticks (F and B, counted together) from a unit's F to its B."""
         groups, diagonals = self.diagonal_groups, self.unit_diagonals
-        number, compute = 0, {}
-        for index, tick in enumerate(self.ticks):
-            if tick.is_compute:
-                compute[index] = number
-                number += 1
-        ticks = self.unit_ticks
-        gaps = [number] * (max(groups) + 1)
-        for key, diagonal in diagonals.items():
-            gap = compute[ticks[Unit("B", *key)]] - compute[ticks[Unit("F", *key)]]
-            gaps[groups[diagonal]] = min(gaps[groups[diagonal]], gap)
+        compute = [tick for tick in self.ticks if tick.is_compute]
+        forward: dict[tuple[int, int, int], int] = {}
+        gaps = [len(compute)] * (max(groups) + 1)
+        for number, tick in enumerate(compute):
+            keys = [unit[1:] for unit in tick.units if unit is not None]
+            if tick.kind == "F":
+                forward.update(dict.fromkeys(keys, number))
+                continue
+            # All units of a tick are in one group.
+            group = groups[diagonals[keys[0]]]
+            gaps[group] = min(gaps[group], number - max(map(forward.__getitem__, keys)))
         return tuple(gaps)
 
-    @cached_property
+    @property_of_ticks
     def hides_copies(self) -> tuple[bool, ...]:
         """Returns, for each group, whether its stashes wait long enough for copies to the host and back to hide."""
         return tuple(gap >= MIN_HOST_GAP for gap in self.group_gaps)
@@ -222,13 +247,13 @@ class Table:
                 longest[group] = lengths[chunk]
         return tuple(longest)
 
-    @cached_property
+    @property_of_ticks
     def tick_groups(self) -> tuple[int | None, ...]:
         """Returns the diagonal group of each tick; None for a head tick."""
         groups, diagonals = self.diagonal_groups, self.unit_diagonals
         # All units of a tick are in one group, by construction of the groups.
         return tuple(
-            groups[diagonals[_key(next(unit for unit in tick.units if unit is not None))]] if tick.is_compute else None
+            groups[diagonals[next(unit for unit in tick.units if unit is not None)[1:]]] if tick.is_compute else None
             for tick in self.ticks
         )
 
@@ -262,7 +287,7 @@ class Table:
         ends = 0, self.num_virtual_stages - 1
         return self.num_groups == 1 or any(unit is not None and unit.virtual_stage in ends for unit in tick.units)
 
-    @cached_property
+    @property_of_ticks
     def tick_rounds(self) -> tuple[int, ...]:
         """Returns how often each tick that is written runs."""
         rounds = [1] * len(self.ticks)
@@ -270,7 +295,7 @@ class Table:
             rounds[start:stop] = [count] * (stop - start)
         return tuple(rounds)
 
-    @cached_property
+    @property_of_ticks
     def kv_peak(self) -> int:
         """Returns the number of sequences whose keys and values a stage holds at once, the most of any stage.
 
@@ -283,7 +308,7 @@ class Table:
                     changes[stage].append((index, 1 if unit.kind == "F" else -1))
         return max(_peak(of_stage, self.repeats) for of_stage in changes)
 
-    @cached_property
+    @property_of_ticks
     def head_peak(self) -> int:
         """Returns the number of head gradients that wait at once, each from its H to the chunk's first B."""
         last = self.num_virtual_stages - 1
@@ -294,7 +319,7 @@ class Table:
                 changes.append((index, 1 if unit.kind == "H" else -1))
         return _peak(changes, self.repeats)
 
-    @cached_property
+    @property_of_ticks
     def in_flight(self) -> tuple[int, ...]:
         """Returns the greatest number of chunk stashes that each stage holds at once."""
         return tuple(_peak(chain(*groups), self.repeats) for groups in zip(*self._stash_changes, strict=True))
@@ -315,7 +340,7 @@ class Table:
             for name, of_class in stages.items()
         }
 
-    @cached_property
+    @property_of_ticks
     def _stash_changes(self) -> list[list[list[Change]]]:
         """Returns for each diagonal group and stage how many stashes come and go, from F to B."""
         groups = self.tick_groups
@@ -330,7 +355,7 @@ class Table:
                     of_stage.append(change)
         return changes
 
-    @cached_property
+    @property_of_ticks
     def heads_among_backwards(self) -> bool:
         """Returns whether a head comes after a backward, be it in the next round."""
         kinds = [tick.kind for tick in self.ticks]
@@ -342,10 +367,6 @@ class Table:
 def chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the first token of each chunk, and behind them the length of a sequence."""
     return tuple(accumulate(chunk_lengths, initial=0))
-
-
-def _key(unit: Unit) -> tuple[int, int, int]:
-    return unit.sequence, unit.chunk, unit.virtual_stage
 
 
 def _peak(changes: Iterable[Change], repeats: Sequence[Repeat]) -> int:

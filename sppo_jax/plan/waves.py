@@ -78,7 +78,7 @@ def make_in_waves(
         table,
         num_sequences=num_sequences,
         chunk_lengths=tuple(chunk_lengths),
-        ticks=tuple(_relabelled(tick, wave) for tick in table.ticks),
+        ticks=_relabelled(table.ticks, wave, len(joined)),
         repeats=tuple(
             Repeat(start, stop, rounds, sequences * wave) for start, stop, rounds, sequences in table.repeats
         ),
@@ -86,10 +86,11 @@ def make_in_waves(
     )
 
 
-def _relabelled(tick: Tick, wave: int) -> Tick:
-    return Tick(tick.kind, tuple(None if unit is None else _unit(unit, wave) for unit in tick.units))
+def _relabelled(ticks: tuple[Tick, ...], wave: int, num_chunks: int) -> tuple[Tick, ...]:
+    places = [divmod(chunk, wave) for chunk in range(num_chunks)]
 
+    def unit(kind: str, sequence: int, joined: int, virtual_stage: int) -> Unit:
+        chunk, place = places[joined]
+        return Unit(kind, sequence * wave + place, chunk, virtual_stage)
 
-def _unit(unit: Unit, wave: int) -> Unit:
-    chunk, place = divmod(unit.chunk, wave)
-    return Unit(unit.kind, unit.sequence * wave + place, chunk, unit.virtual_stage)
+    return tuple(Tick(tick.kind, tuple([one and unit(*one) for one in tick.units])) for tick in ticks)

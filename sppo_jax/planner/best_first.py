@@ -3,7 +3,8 @@
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
@@ -17,13 +18,12 @@ TIE = 0.005
 _TIES_BOUNDED, _TIES_TRIED = 64, 6
 # Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
 # choices are worked out to find either.
-_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 16
+_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 12
 # Where nothing fits, how many of the least bounds of memory are worked out.
 _LEAST_TRIED = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A choice on its way: a partition of layout, schedule and chunk count, with places and a rule for alpha."""
 
     partition: Partition
@@ -212,7 +212,7 @@ class BestFirst:
         """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
         candidate, outcome = self.candidates[number], self.outcomes[number]
         if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not outcome.all_away:
-            self.candidates.append(replace(candidate, alpha="all"))
+            self.candidates.append(candidate._replace(alpha="all"))
             self.bounds.append(outcome.step_s)
             self.excesses.append(self.excesses[number])
             heapq.heappush(self.heap, (outcome.step_s, len(self.candidates) - 1, 1))
@@ -282,37 +282,59 @@ class BestFirst:
             if len(found) < (_MOST_TOO_LARGE if fits else count):
                 other = self._other(number, seen)
                 found += [outcome for outcome in other if not fits or outcome.step_s < best.step_s]
+        found += self._slower(count - len(found), seen)
+        return sorted(found, key=lambda outcome: outcome.step_s)
+
+    def _slower(self, count: int, seen: set[tuple]) -> list[Outcome]:
+        """Returns the next fastest outcomes of other kinds than those seen, as far as few trials tell."""
+        found: list[Outcome] = []
         # What is slower and too large too tells less: it fills up at most.
         spare: list[Outcome] = []
+        tried: set[tuple] = set()
         most = len(self.outcomes) + _SLOWER_TRIED
         while self.heap and len(found) < count and len(self.outcomes) < most:
-            if self.candidates[self.heap[0][1]].key in seen:
+            _, number, level = self.heap[0]
+            key = self.candidates[number].key
+            # One that fits stands for all of its kind: the others are hardly faster.
+            if key in seen or (level == 1 and key in tried):
                 heapq.heappop(self.heap)
                 continue
             refined = self._refine()
+            if level == 1 and self._is_fitting(number):
+                tried.add(key)
             if refined is not None:
-                fitting = self.outcomes[refined].memory.fits(self.request.cluster)
-                (found if fitting else spare).extend(self._other(refined, seen))
-        found += spare[: count - len(found)]
-        return sorted(found, key=lambda outcome: outcome.step_s)
+                (found if self._is_fitting(refined) else spare).extend(self._other(refined, seen))
+        # Of those that were worked out and may not be the next fastest, the fastest.
+        fitting = [number for number in self.outcomes if self._is_fitting(number)]
+        for number in sorted(fitting, key=lambda number: self.outcomes[number].step_s):
+            found += self._other(number, seen) if len(found) < count else []
+        return found + spare[: count - len(found)]
+
+    def _is_fitting(self, number: int) -> bool:
+        return number in self.outcomes and self.outcomes[number].memory.fits(self.request.cluster)
 
     def rivals(
-        self, best: Outcome, of: Callable[[Candidate], Hashable], alike: Callable[[Candidate], Hashable]
+        self, best: Outcome, of: Callable[[Candidate], Hashable], alike: Callable[[Partition], Hashable]
     ) -> tuple[tuple[Candidate, float] | None, tuple[Candidate, float] | None]:
         """Returns the choices of the lowest bounds that differ from the best one in something, with their bounds.
 
         Args:
             best: the chosen outcome.
             of: what they must differ in.
-            alike: what they must have in common.
+            alike: what their partitions must have in common.
 
         Returns:
             One of those that may fit; and one of those that would be faster and do not fit, nor does any other like
             them.
         """
         chosen = self.candidate_of(best)
-        common, mine = alike(chosen), of(chosen)
-        related = [number for number, candidate in enumerate(self.candidates) if alike(candidate) == common]
+        common, mine = alike(chosen.partition), of(chosen)
+        related, partition, is_alike = [], None, False
+        for number, candidate in enumerate(self.candidates):
+            if candidate.partition is not partition:
+                partition, is_alike = candidate.partition, alike(candidate.partition) == common
+            if is_alike:
+                related.append(number)
         fitting = [number for number in related if number not in self.unfit]
         possible = {of(self.candidates[number]) for number in fitting}
         slower = [number for number in fitting if of(self.candidates[number]) != mine]

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 MENU_SIZE = 4  # distinct lengths that a plan chooses by itself; each one costs segments to compile
@@ -195,33 +196,37 @@ def _longest_runs(
         grown = dict(ends)
         for done, found in ends.items():
             for count in growing_counts(num_chunks - done - 1):
-                longer = _append_run(found, count, multiple, cost, bound)
-                if longer[0] > grown.get(done + count, (0, []))[0]:
-                    grown[done + count] = longer
+                tokens = _run_tokens(found, count, multiple, cost, bound)
+                end = found[0] + count * tokens
+                if tokens and (done + count not in grown or end > grown[done + count][0]):
+                    grown[done + count] = end, [*found[1], (count, tokens)]
         ends = grown
-    whole = (_append_run(found, num_chunks - done, multiple, cost, bound) for done, found in ends.items())
-    end, runs = max(whole, key=lambda found: found[0])
-    return runs if end else []
+    farthest, runs = 0, []
+    for done, found in ends.items():
+        tokens = _run_tokens(found, num_chunks - done, multiple, cost, bound)
+        if tokens and found[0] + (num_chunks - done) * tokens > farthest:
+            farthest, runs = found[0] + (num_chunks - done) * tokens, [*found[1], (num_chunks - done, tokens)]
+    return runs
 
 
-def _append_run(
+def _run_tokens(
     found: tuple[int, list[tuple[int, int]]], count: int, multiple: int, cost: _ChunkCost, bound: float
-) -> tuple[int, list[tuple[int, int]]]:
+) -> int:
+    """Returns the tokens of each of `count` more chunks, none slower than `bound` nor longer than the last before."""
     start, runs = found
     tokens = int(cost.run_tokens(start, count, bound)) // multiple * multiple
-    if runs:
-        tokens = min(tokens, runs[-1][1])
-    return (start + count * tokens, [*runs, (count, tokens)]) if tokens else (0, [])
+    return min(tokens, runs[-1][1]) if runs else tokens
 
 
-def growing_counts(limit: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def growing_counts(limit: int) -> tuple[int, ...]:
     """Returns the numbers up to a limit to try: all small ones, then about every fourth part more."""
     counts = []
     count = 1
     while count <= limit:
         counts.append(count)
         count += max(1, count // 4)
-    return counts
+    return tuple(counts)
 
 
 def _trim(runs: list[tuple[int, int]], length: int, multiple: int) -> tuple[int, ...] | None:

@@ -130,7 +130,7 @@ class CostModel:
         tail = _TAIL_WAVES * wave * tokens
         return pairs + unfilled * start + tail, pairs + _BACKWARD_TOKENS * tokens + tail
 
-    @property
+    @cached_property
     def wave_tokens(self) -> float:
         """Tokens of a chunk whose queries occupy all compute units of the fused kernel once; 0: not counted."""
         device = self.cluster.device
@@ -194,10 +194,11 @@ class CostModel:
         known: dict[tuple[str, int, TickShape], float] = {}
 
         def seconds(unit: Unit, tick: TickShape) -> float:
-            key = unit.kind, unit.chunk, tick
-            if key not in known:
-                known[key] = self.seconds(unit.kind, starts[unit.chunk], lengths[unit.chunk], tick)
-            return known[key]
+            kind, _, chunk, _ = unit
+            found = known.get((kind, chunk, tick))
+            if found is None:
+                found = known[kind, chunk, tick] = self.seconds(kind, starts[chunk], lengths[chunk], tick)
+            return found
 
         return seconds
 

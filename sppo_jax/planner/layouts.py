@@ -47,7 +47,8 @@ class Request:
         return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes)
 
 
-@dataclass(frozen=True, kw_only=True)
+# Equal if the same: two requests may have layouts of the same numbers.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
     """How devices share layers, tokens and sequences.
 
@@ -60,7 +61,7 @@ class Layout:
         layers: layers of a virtual stage.
     """
 
-    request: Request = field(compare=False, repr=False)
+    request: Request = field(repr=False)
     mesh: MeshShape
     sequences: int
     split: SequenceSplit

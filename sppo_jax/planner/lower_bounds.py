@@ -7,9 +7,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from sppo_jax.plan.outline import all_rounds, round_of
-from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.plan import MeshShape, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.shapes import rounded_up
-from sppo_jax.plan.table import Repeat, Table, Tick, TickShape, Unit
+from sppo_jax.plan.table import Repeat, TickShape
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request
@@ -37,8 +37,10 @@ class LowerBounds:
 
     def __init__(self, request: Request, kv_grad_dtype: str) -> None:
         self.request, self.dtype = request, kv_grad_dtype
-        self._smallest: dict[tuple[Layout, int], Memory] = {}
+        self._smallest: dict[tuple[MeshShape, int, int], Memory] = {}
         self._models: dict[tuple, CostModel] = {}
+        self._of_one_and_none: dict[tuple, tuple[CostModel, CostModel]] = {}
+        self._overheads: dict[Layout, float] = {}
         self._streams: dict[tuple, float] = {}
         self._sampled: dict[tuple, dict[tuple, _Sampled]] = {}
         self._of_layers: dict[tuple, list[list[float]]] = {}
@@ -49,13 +51,12 @@ class LowerBounds:
         # What is recomputed changes the backwards alone.
         heads_s = layout.sequences * self._samples(partition, options[0], "H").work_s
         forward_s = self._sampled_stream_s(partition, self._samples(partition, options[0], "F"))
+        other_s = heads_s + forward_s + self._overhead_s(layout)
         keys = [_recomputed(places) for places in options]
         for key, places in zip(keys, options, strict=True):
             if key not in known:
                 backward_s = self._sampled_stream_s(partition, self._samples(partition, places, "B"))
-                known[key] = _MARGIN * (
-                    heads_s + forward_s + backward_s + self._costs(layout, places).step_overhead_s()
-                )
+                known[key] = _MARGIN * (other_s + backward_s)
         return [known[key] for key in keys]
 
     def work_s(self, partition: Partition, places: Places) -> float:
@@ -69,14 +70,14 @@ class LowerBounds:
         copied = max(0, partition.num_chunks - 3) if layout.sequences == 1 and alpha == "all" else 0
         bytes_a_token = token_bytes(layout.shape, _stash(places, self.dtype)).away
         copy_s = bytes_a_token / layout.mesh.seq / self.request.cluster.host_link_bytes_s
-        total = costs.step_overhead_s()
+        total = self._overhead_s(layout)
         for kind in "FB":
             # What is recomputed changes the backwards alone.
             key = partition, kind, _recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
             if key not in self._streams:
-                with_ends, between = self._units(layout, costs, kind, _padded(partition))
+                with_ends, between = self._units(layout, costs, kind, partition.padded_chunks)
                 # Those of the first `copied` chunks last as long as their copies.
-                copies = [copy_s * tokens for _, _, tokens in _padded(partition)[:copied]]
+                copies = [copy_s * tokens for _, _, tokens in partition.padded_chunks[:copied]]
                 self._streams[key] = stream_seconds(
                     _in_wave(_at_least(with_ends, copies), partition.wave),
                     layout.mesh.pipe,
@@ -85,7 +86,7 @@ class LowerBounds:
                     between=_in_wave(_at_least(between, copies), partition.wave),
                 )
             total += partition.drains * self._streams[key]
-        heads_s = sum(self._units(layout, costs, "H", _padded(partition))[0])
+        heads_s = sum(self._units(layout, costs, "H", partition.padded_chunks)[0])
         return (total + layout.sequences * heads_s) * _ROUNDED
 
     def rough_excess(self, partition: Partition, places: Places) -> float:
@@ -102,11 +103,18 @@ class LowerBounds:
         cluster = self.request.cluster
         return max(memory.hbm_bytes / usable_bytes(cluster) - 1, memory.host / usable_host_bytes(cluster) - 1)
 
-    def _costs(self, layout: Layout, places: Places) -> CostModel:
-        key = layout, _recomputed(places)
+    def _costs(self, layout: Layout, places: Places, whole_waves: bool = True) -> CostModel:
+        """Returns the seconds of units; without whole waves, as if attention skipped what its last one lacks."""
+        key = layout, _recomputed(places), whole_waves
         if key not in self._models:
-            self._models[key] = layout_costs(layout, places)
+            costs = layout_costs(layout, places)
+            self._models[key] = costs if whole_waves else _without_kernel_waves(costs)
         return self._models[key]
+
+    def _overhead_s(self, layout: Layout) -> float:
+        if layout not in self._overheads:
+            self._overheads[layout] = self._costs(layout, _RECOMPUTE).step_overhead_s()
+        return self._overheads[layout]
 
     def _units(
         self, layout: Layout, costs: CostModel, kind: str, chunks: tuple[tuple[int, int, int], ...], sent: bool = True
@@ -122,25 +130,25 @@ class LowerBounds:
             chunks: start, tokens, and tokens of the tick.
             sent: whether they send, or only compute.
         """
-        rows = costs.cluster.device.attention_rows
+        rows, split = costs.cluster.device.attention_rows, (layout.split.ulysses, layout.split.ring)
         recompute = costs.recompute_linear, costs.recompute_attention
-        key = layout.mesh.pipe, layout.mesh.seq, layout.split, recompute, rows, kind, chunks, sent
+        of_costs = layout.mesh.pipe, layout.mesh.seq, split, recompute, rows
+        key = of_costs, kind, chunks, sent
         if key not in self._of_layers:
-            one = replace(costs, layers=1)
+            if of_costs not in self._of_one_and_none:
+                without_ring = replace(costs.ring, members=1)
+                both = replace(costs, layers=1), replace(costs, layers=0, ring=without_ring)
+                self._of_one_and_none[of_costs] = both
+            one, none = self._of_one_and_none[of_costs]
             seconds = one.seconds if sent else one.compute_s
             units = [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
-            self._of_layers[key] = [units if kind == "H" else _without_layers(costs, kind, chunks, sent), units]
-        of_none, of_one = self._of_layers[key]
-        with_ends = [fixed + costs.layers * (unit - fixed) for fixed, unit in zip(of_none, of_one, strict=True)]
-        if layout.interleave == 1 or not sent:
+            self._of_layers[key] = [units if kind == "H" else _without_layers(none, kind, chunks, sent), units]
+        layers, (fixed_s, one_s) = costs.layers, self._of_layers[key]
+        with_ends = [fixed + layers * (unit - fixed) for fixed, unit in zip(fixed_s, one_s, strict=True)]
+        if layout.interleave == 1 or not sent or kind == "H":
             return with_ends, with_ends
-        ends = [costs.ends_s(kind, max(tokens, padded)) for _, tokens, padded in chunks]
-        return with_ends, [unit - end for unit, end in zip(with_ends, ends, strict=True)]
-
-    def _without_kernel_waves(self, costs: CostModel) -> CostModel:
-        """Returns the costs if the attention kernel skipped what is empty of its last wave of query tiles."""
-        device = replace(costs.cluster.device, attention_rows=0)
-        return replace(costs, cluster=replace(costs.cluster, device=device))
+        ends_s = costs.ends_s(kind, 1)
+        return with_ends, [unit - ends_s * max(chunk[1:]) for unit, chunk in zip(with_ends, chunks, strict=True)]
 
     def _sampled_stream_s(self, partition: Partition, sampled: "_Sampled") -> float:
         """Returns about the least seconds of all ticks of a kind.
@@ -181,18 +189,17 @@ class LowerBounds:
         # What is recomputed changes the backwards alone.
         known, which = self._sampled[key], (kind, _recomputed(places) if kind == "B" else ())
         if which not in known:
-            known[which] = self._sample(partition, self._costs(partition.layout, places), kind)
+            known[which] = self._sample(partition, places, kind)
         return known[which]
 
-    def _sample(self, partition: Partition, costs: CostModel, kind: str) -> "_Sampled":
+    def _sample(self, partition: Partition, places: Places, kind: str) -> "_Sampled":
         length, count = self.request.config.sequence.length, partition.num_chunks
         tokens, samples = length // count, min(count, _SAMPLES)
         starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
         on_ring = partition.layout.split.ring > 1
         # What a ring sends, and how full attention's last wave is, depend on where each chunk begins and ends. Only
         # those of equal chunks are known.
-        if partition.balance != "equal":
-            costs = self._without_kernel_waves(costs)
+        costs = self._costs(partition.layout, places, whole_waves=partition.balance == "equal")
         chunks, sent = tuple((start, tokens, 0) for start in starts), not on_ring or partition.balance == "equal"
         # Of interleaved ticks only those with ends take more: each chunk has a tick of its own in which it enters.
         ends_s = costs.ends_s(kind, length) if partition.layout.interleave > 1 else 0.0
@@ -240,11 +247,14 @@ class LowerBounds:
         return max(0, surely) / layout.mesh.seq * layout.interleave * away if layout.sequences == 1 else 0.0
 
     def _memory_of_one_chunk(self, layout: Layout, tokens: int) -> Memory:
-        key = layout, tokens
+        """Returns the memory of one chunk with nothing stashed; all layers of a stage in one group or in several."""
+        key = layout.mesh, layout.split.ulysses, tokens
         if key not in self._smallest:
-            table = _one_chunk(layout.mesh.pipe, layout.interleave, tokens)
+            one_group = SchedulePlan(name="sppo", interleave=1)
+            table = schedule_table(one_group, layout.mesh.pipe, 1, (tokens,), outline=True)
             stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(table.diagonal_groups))
-            self._smallest[key] = predict_memory(table, layout.shape, stash)
+            shape = replace(layout.shape, layers=layout.layers * layout.interleave)
+            self._smallest[key] = predict_memory(table, shape, stash)
         return self._smallest[key]
 
 
@@ -266,19 +276,17 @@ class _Sampled(NamedTuple):
         return self.units[min(last, -(-(count - 1) * last // max(1, num_chunks - 1)) if count > 0 else 0)]
 
 
-def _padded(partition: Partition) -> tuple[tuple[int, int, int], ...]:
-    """Returns of each chunk its start, its tokens, and the tokens of a tick of its own."""
-    lengths, shapes = partition.chunk_lengths, partition.shapes
-    starts = accumulate(lengths, initial=0)
-    return tuple((start, tokens, rounded_up(tokens, shapes)) for start, tokens in zip(starts, lengths, strict=False))
+def _without_kernel_waves(costs: CostModel) -> CostModel:
+    """Returns the costs if the attention kernel skipped what is empty of its last wave of query tiles."""
+    device = replace(costs.cluster.device, attention_rows=0)
+    return replace(costs, cluster=replace(costs.cluster, device=device))
 
 
-def _without_layers(costs: CostModel, kind: str, chunks: tuple[tuple[int, int, int], ...], sent: bool) -> list[float]:
-    """Returns what each chunk's F or B takes besides its layers; arguments as `LowerBounds._units`."""
+def _without_layers(none: CostModel, kind: str, chunks: tuple[tuple[int, int, int], ...], sent: bool) -> list[float]:
+    """Returns what each chunk's F or B takes besides its layers, by the costs of none."""
     if not sent:
         return [0.0] * len(chunks)
-    none = replace(costs, layers=0, ring=replace(costs.ring, members=1))
-    overhead_s = costs.cluster.device.overhead_s
+    overhead_s = none.cluster.device.overhead_s
     return [none.transfer_s(kind, 0, max(tokens, padded)) + overhead_s for _, tokens, padded in chunks]
 
 
@@ -320,17 +328,22 @@ def stream_seconds(
 
 
 def _tick_seconds(units: list[float], between: list[float], num_stages: int, num_groups: int) -> list[float]:
-    period = num_stages * num_groups
-    enters = [number // num_stages * period + number % num_stages for number in range(len(units))]
-    has_ends = {*enters, *(tick + period - 1 for tick in enters)}
-    tick_s, first, last = [], 0, 0
-    for tick in range(enters[-1] + period):
-        while last < len(units) and enters[last] <= tick:
-            last += 1
-        while enters[first] + period <= tick:
-            first += 1
-        tick_s.append(max((units if tick in has_ends else between)[first:last]))
-    return tick_s
+    """Returns the seconds of each tick; a group of one chunk a stage enters every `num_stages * num_groups` ticks."""
+    tick_s: list[float] = []
+    # The slowest of the group before from each of its chunks on.
+    staying: list[float] = []
+    for first in range(0, len(units), num_stages):
+        group = units[first : first + num_stages]
+        entered = list(accumulate(group, max))
+        slowest = entered[-1]
+        entered += [slowest] * (num_stages - len(group))
+        # While a group enters, the group before it leaves.
+        tick_s += [*map(max, entered, staying[1:]), *entered[max(0, len(staying) - 1) :]]
+        if num_groups > 1:
+            alone = (num_groups - 1) * num_stages - 1
+            tick_s += [max(between[first : first + num_stages])] * alone + [slowest]
+        staying = list(accumulate(reversed(group), max))[::-1]
+    return tick_s + staying[1:]
 
 
 @lru_cache(maxsize=64)
@@ -342,25 +355,3 @@ def _recomputed(places: Places) -> tuple[bool, ...]:
 def _stash(places: Places, kv_grad_dtype: str) -> StashPlan:
     inputs, attention, rest = places
     return StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=kv_grad_dtype)
-
-
-def _one_chunk(num_stages: int, num_groups: int, tokens: int) -> Table:
-    """Returns the table of one chunk that goes through all virtual stages and back."""
-    last = num_stages * num_groups - 1
-    forward = [Unit("F", 0, 0, number) for number in range(last + 1)]
-    backward = [Unit("B", 0, 0, number) for number in reversed(range(last + 1))]
-    ticks = [
-        Tick(
-            unit.kind, tuple(unit if unit.virtual_stage % num_stages == stage else None for stage in range(num_stages))
-        )
-        for unit in (*forward, *backward)
-    ]
-    ticks.insert(last + 1, Tick("H", (Unit("H", 0, 0, last),) * num_stages))
-    return Table(
-        num_stages=num_stages,
-        num_groups=num_groups,
-        num_sequences=1,
-        chunk_lengths=(tokens,),
-        ticks=tuple(ticks),
-        name="one chunk",
-    )

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
-from sppo_jax.plan.shapes import check_shapes, tick_shapes
+from sppo_jax.plan.shapes import check_shapes, rounded_up, tick_shapes
 from sppo_jax.plan.streams import fills_groups
+from sppo_jax.plan.table import chunk_starts
 from sppo_jax.plan.waves import UNCUT
 from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths, growing_counts
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
@@ -22,7 +23,7 @@ LONGEST = (1.25, 1.5, 2.0)
 _KEPT = ("keep", "keep", "keep")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Partition:
     """A layout with a schedule and a number of chunks.
 
@@ -78,6 +79,13 @@ class Partition:
             check_shapes(asked, self.chunk_lengths, multiple)
             return asked
         return tick_shapes(self.chunk_lengths, multiple) if self.balance == "cost" else ()
+
+    @cached_property
+    def padded_chunks(self) -> tuple[tuple[int, int, int], ...]:
+        """Of each chunk its start, its tokens, and the tokens of a tick of its own."""
+        lengths, shapes = self.chunk_lengths, self.shapes
+        padded = [rounded_up(tokens, shapes) for tokens in lengths] if shapes else lengths
+        return tuple(zip(chunk_starts(lengths), lengths, padded, strict=False))
 
 
 def partitions(request: Request) -> Iterator[Partition]:
@@ -175,8 +183,10 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
     if schedule in UNCUT or layout.mesh.pipe == 1:
         return [1]
     # Whole sequences, one by one, have schedules of their own.
-    least = 2 if schedules(layout, num_chunks)[0] in UNCUT else 1
-    most = max(1, _MAX_COUNT // num_chunks)
+    names = schedules(layout, num_chunks)
+    least, most = 2 if names[0] in UNCUT else 1, max(1, _MAX_COUNT // num_chunks)
+    # A wave of all sequences runs alone.
+    most = min(most, layout.sequences - 1) if schedule != "sppo" and "sppo" in names else most
     return [wave for wave in _WAVES if least <= wave <= most and layout.sequences % wave == 0]
 
 

@@ -11,7 +11,7 @@ from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory, usable_bytes, usable_host_bytes
-from sppo_jax.planner.partitions import schedule_reason
+from sppo_jax.planner.partitions import Partition, schedule_reason
 from sppo_jax.units import format_bytes
 
 # Settings that are released together, nearest first.
@@ -140,14 +140,14 @@ _CHOICES: dict[str, Callable[[Candidate], Hashable]] = {
     "wave": lambda one: one.partition.wave,
     "stash": lambda one: one.places,
 }
-# What another plan must have in common with the chosen one to be compared with it.
-_ALIKE: dict[str, Callable[[Candidate], Hashable]] = {
+# What another plan's partition must have in common with the chosen one's to be compared with it.
+_ALIKE: dict[str, Callable[[Partition], Hashable]] = {
     "mesh": lambda one: None,
-    "sequence_kind": lambda one: one.partition.layout.mesh,
-    "chunks": lambda one: (one.partition.layout.mesh, one.partition.layout.interleave),
-    "schedule": lambda one: one.partition.layout.mesh,
-    "wave": lambda one: one.partition.layout.mesh,
-    "stash": lambda one: one.partition.layout.mesh,
+    "sequence_kind": lambda one: one.layout.mesh,
+    "chunks": lambda one: (one.layout.mesh, one.layout.interleave),
+    "schedule": lambda one: one.layout.mesh,
+    "wave": lambda one: one.layout.mesh,
+    "stash": lambda one: one.layout.mesh,
 }
 _LABELS: dict[str, Callable[[Candidate], str]] = {
     "mesh": lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.partition.layout.mesh)),

@@ -1,21 +1,34 @@
 """Programs whose ticks are rounded up to shapes have the dense model's loss and gradients, packed documents too."""
 
+from itertools import pairwise
+
 import pytest
 from programs import HOST, NOTHING, Case, compare
 
+from sppo_jax.plan.shapes import rounded_up, tick_shapes
+from sppo_jax.planner.equal_cost import ChunkSeconds, equal_cost_lengths
+
+SECONDS = ChunkSeconds(pair=1.0, token=6.0, prefix=0.5, fixed=3.0)
+
+
+def equal_cost(length, count, multiple, longest=1.5, run=1):
+    """Returns chunks as the planner cuts them, in ticks of two shapes, so that some are padded."""
+    chunks = equal_cost_lengths(length, count, multiple, SECONDS, longest=longest, run=run)
+    return dict(chunks=chunks, shapes=tick_shapes(chunks, multiple, most=2))
+
+
 CASES = {
     "ulysses-host": Case(
-        dict(chunks=(20, 12, 10, 6), shapes=(12, 24), mesh=(1, 2, 2), places=HOST, alpha=(0.6, 1.0)),
+        dict(**equal_cost(48, 4, 2), mesh=(1, 2, 2), places=HOST, alpha=(0.6, 1.0)),
         dict(num_layers=4),
     ),
     "interleaved-ring": Case(
-        dict(chunks=(14, 10, 8, 6), shapes=(8, 16), mesh=(1, 2, 2), kind="ring", interleave=2),
+        dict(**equal_cost(40, 4, 2, longest=2, run=2), mesh=(1, 2, 2), kind="ring", interleave=2),
         dict(num_layers=4, tied_embeddings=True),
     ),
     "hybrid-stream": Case(
         dict(
-            chunks=(24, 12, 8),
-            shapes=(16, 28),
+            **equal_cost(44, 3, 4),
             mesh=(1, 1, 4),
             kind="hybrid",
             ulysses=2,
@@ -59,6 +72,13 @@ SLOW = {
         dict(num_layers=8, qkv_bias=True),
     ),
 }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_of_equal_cost_differ_and_are_rounded_up(name):
+    chunks, shapes = (CASES[name].plan[key] for key in ("chunks", "shapes"))
+    assert all(left >= right for left, right in pairwise(chunks)) and len(set(chunks)) > 2
+    assert any(rounded_up(tokens, shapes) > tokens for tokens in chunks)
 
 
 @pytest.mark.parametrize("name", CASES)

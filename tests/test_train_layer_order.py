@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import defaultdict
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ from sppo_jax.train.evaluate_saved import evaluate_saved
 from sppo_jax.train.fingerprint import stamp
 from sppo_jax.train.layer_order import in_order, where_they_run
 
+COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 pytestmark = pytest.mark.xdist_group("train_layer_order")
 
 SETTINGS = {
@@ -72,8 +74,7 @@ def test_layers_come_back_in_order_and_lie_where_they_run_between(x64):
 
 def collective_shapes(text):
     """Returns the shapes of the results of all collectives in compiled HLO."""
-    names = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
-    results = re.findall(rf"= (.*?) (?:{names})(?:-start)?\(", text)
+    results = re.findall(rf"= (.*?) (?:{COLLECTIVES})(?:-start)?\(", text)
     return [tuple(map(int, dims.split(","))) for result in results for dims in re.findall(r"\[([\d,]+)\]", result)]
 
 
@@ -86,20 +87,40 @@ def compiled_text(config, plan, ordered, monkeypatch):
         return program.lower().compile(compiler_options=quick_options()).as_text()
 
 
-def test_no_parameter_crosses_stages_in_a_step(monkeypatch):
-    """With one device a stage every collective is one between stages."""
+@pytest.fixture(scope="module")
+def two_groups():
+    """A config and a plan with two groups of layers a stage, and the HLO of its step as it runs."""
     config = config_from_dict(
         SETTINGS | {"mesh": {"data": 1, "pipe": 2, "seq": 1}, "train": {"steps": 1, "devices": "cpu:2"}}
     )
     plan = make_plan(config)
     assert plan.schedule.interleave == 2
+    with pytest.MonkeyPatch.context() as unchanged:
+        return config, plan, compiled_text(config, plan, False, unchanged)
+
+
+def test_no_parameter_crosses_stages_in_a_step(two_groups, monkeypatch):
+    """With one device a stage every collective is one between stages."""
+    config, plan, running = two_groups
 
     def weights(shapes):
         return [dims for dims in shapes if {24, 56} <= set(dims) or {2, 12, 24} <= set(dims)]
 
-    running = collective_shapes(compiled_text(config, plan, False, monkeypatch))
-    assert running and not weights(running)
+    assert collective_shapes(running) and not weights(collective_shapes(running))
     assert weights(collective_shapes(compiled_text(config, plan, True, monkeypatch)))
+
+
+def test_compiled_ticks_without_ends_meet_the_vocabulary_nowhere(two_groups):
+    found = defaultdict(set)
+    for line in two_groups[2].splitlines():
+        collective = re.search(rf" ({COLLECTIVES})(?:-start)?\(", line)
+        if collective:
+            # XLA may make one sum of several; it then names them all.
+            for tick in re.findall(r"\b(forward_tick|backward_tick)(_without_ends)?/", line):
+                found["".join(tick)].add(collective[1])
+    assert found["forward_tick_without_ends"] == found["backward_tick_without_ends"] == {"collective-permute"}
+    assert found["forward_tick"] == {"collective-permute", "all-reduce"}
+    assert found["backward_tick"] == {"collective-permute", "all-reduce", "all-gather"}
 
 
 PLACES = [

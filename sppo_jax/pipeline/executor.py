@@ -30,8 +30,9 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, TickSpec
 from sppo_jax.plan.stash import StashClass
 
-# Names under which a profile shows the operations of a tick.
+# Names under which a profile shows the operations of a tick; one without ends says so behind its name.
 TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
+WITHOUT_ENDS = "_without_ends"
 
 
 class Sequences(NamedTuple):
@@ -166,7 +167,7 @@ class Executor:
 
     def tick(self, spec: TickSpec, row: dict, state: State) -> State:
         """Runs one tick: starts its host copies, then its units. Profiles show operations under the tick's name."""
-        with jax.named_scope(TICK_NAMES[spec.kind]):
+        with jax.named_scope(TICK_NAMES[spec.kind] + ("" if spec.has_ends else WITHOUT_ENDS)):
             return self._tick(spec, row, state)
 
     def _tick(self, spec: TickSpec, row: dict, state: State) -> State:

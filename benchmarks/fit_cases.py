@@ -67,6 +67,7 @@ _EQUAL = {"sequence": {"balance": "equal"}}
 _UNEQUAL = {"sequence": {"balance": "flops"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _WAVE = {"sequence": {"per_pipeline": 4}, "schedule": {"name": "sppo", "wave": 4}}
+_COST = {"sequence": {"balance": "cost"}, "schedule": {"interleave": 5}}
 _FOUR, _FIVE = {"schedule": {"interleave": 4}}, {"schedule": {"interleave": 5}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
 
@@ -177,6 +178,7 @@ CASES = (
     Case(cluster="a100-80g:8x8", model="llama2-7b", mesh=(8, 8), length=128 * K, chunks=16, stash="hhr", more=_WAVE),
     Case(cluster="a100-80g:8x8", model="gpt-13b", mesh=(8, 8), length=512 * K, chunks=80, stash="hhr", more=_FIVE),
     Case(cluster="h100:8x8", model="llama3-8b", mesh=(8, 8), length=1024 * K, chunks=64, stash="hhr", more=_FOUR),
+    Case(cluster="a100-80g:8x8", model="gpt-13b", mesh=(8, 8), length=512 * K, chunks=40, stash="hhr", more=_COST),
     # Chunks of several lengths on TPUs; held out as well.
     Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
     Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),

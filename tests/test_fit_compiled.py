@@ -23,6 +23,7 @@ def fit(hbm=70, host=10, exposed=0) -> Fit:
         capacity=Sizes(hbm_bytes=79 * GIB, host_bytes=200 * GIB),
         copies=HostCopies(overlapped_bytes=(100 - exposed) * GIB, exposed_bytes=exposed * GIB, loops_unknown=0),
         flash_calls=4,
+        num_bodies=39,
         compile_s=12.34,
         jax_version="0.12.0",
     )
@@ -34,10 +35,11 @@ def test_the_compiler_decides_what_fits():
     values = fit(hbm=80).to_dict()
     assert values["fits"] is False and values["compiler"]["hbm_bytes"] == 80 * GIB
     assert values["host_copies"] == {"overlapped_bytes": 100 * GIB, "exposed_bytes": 0}
-    assert {"predicted", "capacity", "compile_s"} <= set(values)
+    assert {"predicted", "capacity", "compile_s"} <= set(values) and values["num_bodies"] == 39
     text = fit(exposed=2).describe()
     assert text.endswith("12 s by jax 0.12.0") and values["jax"] == "0.12.0"
-    assert "70 GiB" in text and "100 GiB a step, 2.0% of it with no compute beside it" in text and "88.6%" in text
+    assert "39 bodies of ticks" in text and "70 GiB" in text and "88.6%" in text
+    assert "100 GiB a step, 2.0% of it with no compute beside it" in text
 
 
 def config(**changes):

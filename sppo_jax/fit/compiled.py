@@ -40,6 +40,7 @@ class Fit:
         capacity: the memory of the machine.
         copies: bytes moved between device and host in a step.
         flash_calls: calls of a fused attention kernel in the program's text.
+        num_bodies: bodies of ticks in the program.
         compile_s: seconds the compiler took.
         jax_version: the version of jax, whose compiler decides the bytes.
     """
@@ -49,6 +50,7 @@ class Fit:
     capacity: Sizes
     copies: HostCopies
     flash_calls: int
+    num_bodies: int
     compile_s: float
     jax_version: str
 
@@ -77,6 +79,7 @@ class Fit:
                 "exposed_bytes": self.copies.exposed_bytes,
             },
             "flash_calls": self.flash_calls,
+            "num_bodies": self.num_bodies,
             "compile_s": round(self.compile_s, 1),
             "jax": self.jax_version,
         }
@@ -93,6 +96,7 @@ class Fit:
         lines.append(f"{'host copies':22}  {copies if moved else 'none'}")
         kernels = f"{self.flash_calls} calls of a fused kernel in the program" if self.flash_calls else "blockwise"
         lines.append(f"{'attention':22}  {kernels}")
+        lines.append(f"{'program':22}  {self.num_bodies} bodies of ticks")
         return "\n".join([*lines, f"{'compiled in':22}  {self.compile_s:.0f} s by jax {self.jax_version}"])
 
 
@@ -127,7 +131,8 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
     from sppo_jax.fit.targets import compile_only_devices
 
     check_offload(cluster.device.platform, max(plan.predicted.host_bytes) > 0)
-    lowered = train_program(config, plan, compile_only_devices(cluster), cluster.device.platform).lower()
+    program = train_program(config, plan, compile_only_devices(cluster), cluster.device.platform)
+    lowered = program.lower()
     start = time.perf_counter()
     compiled = compile_lowered(lowered)
     compile_s = time.perf_counter() - start
@@ -138,6 +143,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
         capacity=Sizes(hbm_bytes=cluster.device.hbm_bytes, host_bytes=cluster.device_host_bytes),
         copies=figures.copies,
         flash_calls=figures.flash_calls,
+        num_bodies=program.num_bodies,
         compile_s=compile_s,
         jax_version=jax.__version__,
     )

@@ -14,6 +14,7 @@ from sppo_jax.config import Config
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.api import Step
+from sppo_jax.plan.fold import num_segments
 from sppo_jax.plan.plan import Plan
 from sppo_jax.train.placement import batch_shapes
 from sppo_jax.train.signals import signal_sharding
@@ -31,6 +32,7 @@ class TrainProgram:
         state: shapes, dtypes and shardings of the state.
         batch: shapes, dtypes and shardings of the batch.
         signals: shape, dtype and sharding of the requests of the processes.
+        num_bodies: bodies of ticks in the program; the compiler's time grows with them.
     """
 
     step: TrainStep
@@ -38,6 +40,7 @@ class TrainProgram:
     state: TrainState
     batch: dict[str, jax.ShapeDtypeStruct]
     signals: jax.ShapeDtypeStruct
+    num_bodies: int
 
     def lower(self) -> jax.stages.Lowered:
         """Returns the step lowered for its devices."""
@@ -71,4 +74,5 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
         state=state,
         batch=batch_shapes(plan, mesh),
         signals=jax.ShapeDtypeStruct((mesh.size,), np.dtype("int32"), sharding=signal_sharding(mesh)),
+        num_bodies=num_segments(step.program.items),
     )

@@ -110,6 +110,17 @@ def test_no_parameter_crosses_stages_in_a_step(two_groups, monkeypatch):
     assert weights(collective_shapes(compiled_text(config, plan, True, monkeypatch)))
 
 
+def test_matrices_stay_where_they_lie_until_they_are_cast():
+    """Otherwise XLA:GPU gathers [v, P, layers, ...] in float32 and casts then. XLA:CPU always gathers in float32."""
+    config = config_from_dict(SETTINGS | {"model": SETTINGS["model"] | {"compute_dtype": "bfloat16"}})
+    text = train_program(config, make_plan(config), jax.devices()[:4], "cpu").lower().as_text()
+    held = re.findall(r"sdy.sharding_constraint %\d+ <@\w+, (.*?)> : tensor<([\dx]+)xbf16>", text)
+    cut = {(dims, where.count('"pipe"'), where.count('"data"')) for where, dims in held}
+    layers = ["24x56", "56x24", "24x2x12", "2x12x24"]
+    assert cut == {(f"2x2x2x{dims}", 1, 1) for dims in layers} | {("40x24", 1, 1), ("24x40", 1, 1)}
+    assert len(held) == 9
+
+
 def test_compiled_ticks_without_ends_meet_the_vocabulary_nowhere(two_groups):
     found = defaultdict(set)
     for line in two_groups[2].splitlines():

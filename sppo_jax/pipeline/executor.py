@@ -182,6 +182,9 @@ class Executor:
         coming = None
         if spec.fetch is not None:
             coming = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me] + self._begun(state))
+        if self.plan.schedule.interleave > 1:
+            # Or XLA would slice the weights of several ticks at once, and hold all of the slices till the last tick.
+            row = {**row, "group": row["group"] + self._begun(state)}
         if spec.kind == "B":
             state = self._backward_tick(spec, row, state, coming)
         else:

@@ -155,10 +155,13 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
         name, given = path[0].key, tuple(x.shape)
         home, vocab_dim = _home_of_given(name, x, like, plan), _VOCAB_DIM.get(name)
         uneven = vocab_dim is not None and given[vocab_dim] % plan.mesh.pipe != 0
-        if given == home.own and len(home.share.cuts) < 2 and not uneven:
-            return x
         if len(like.shape) > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(dtype)
+            if given == home.shape and home.share.cuts:
+                # Or the compiler would gather first and cast then.
+                x = lax.with_sharding_constraint(x, _sharding(home, mesh))
+        if given == home.own and len(home.share.cuts) < 2 and not uneven:
+            return x
         x = lax.with_sharding_constraint(x, _sharding(_whole(home, given, plan), mesh))
         kept = tuple(
             have if dim == vocab_dim else size for dim, (size, have) in enumerate(zip(home.own, given, strict=True))

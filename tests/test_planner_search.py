@@ -17,7 +17,7 @@ from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, sim
 from sppo_jax.planner.layouts import layouts, read_request
 from sppo_jax.planner.lower_bounds import LowerBounds, stream_seconds
 from sppo_jax.planner.offload import place_options
-from sppo_jax.planner.partitions import LONGEST, equal_cost_partitions, partitions
+from sppo_jax.planner.partitions import LONGEST, Partition, equal_cost_partitions, partitions
 from sppo_jax.planner.reasons import times_slower
 from sppo_jax.planner.search import search
 
@@ -101,6 +101,16 @@ def test_chunks_of_equal_cost_are_not_tried_on_cpus_unless_asked():
         found = search(asked, small(name=name))
         kinds = {bool(one.plan.schedule.shapes) for one in found.rejected} | {bool(found.plan.schedule.shapes)}
         assert (True in kinds or "equal cost" in found.plan.reasons["chunks"]) == tried, name
+
+
+def test_lengths_of_equal_cost_are_those_of_their_own_request():
+    """Layouts of two requests may have the same numbers."""
+    found = set()
+    for cluster in ("a100-80g:8x8", "h100:8x8"):
+        asked = large("llama2-7b", cluster, 2**17, mesh={"data": 1, "pipe": 8, "seq": 8}, schedule=PLAIN)
+        layout = next(iter(layouts(read_request(asked))))
+        found.add(Partition(layout=layout, schedule="sppo", num_chunks=16, balance="cost", longest=2.0).chunk_lengths)
+    assert len(found) == 2
 
 
 def of_equal_cost(request, fitting):

@@ -207,6 +207,7 @@ class Step:
             scale=scale,
             train=self.train,
             modes=self._modes(sequences),
+            keeps_order=keeps_order(self.platform),
         )
         cache_shape = self._cache_shape(program)
         if not self.train:

@@ -111,6 +111,7 @@ class Executor:
         scale: 1 / number of targets in the global batch.
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
         modes: how each chunk of each sequence attends; None for a plan without groups.
+        keeps_order: whether the platform runs collectives in the order of the program.
     """
 
     plan: Plan
@@ -123,6 +124,7 @@ class Executor:
     scale: jax.Array
     train: bool
     modes: groups.Modes | None
+    keeps_order: bool
 
     @property
     def num_stages(self) -> int:
@@ -182,7 +184,7 @@ class Executor:
         coming = None
         if spec.fetch is not None:
             coming = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me] + self._begun(state))
-        if self.plan.schedule.interleave > 1:
+        if self.plan.schedule.interleave > 1 and self.keeps_order:
             # Or XLA would slice the weights of several ticks at once, and hold all of the slices till the last tick.
             row = {**row, "group": row["group"] + self._begun(state)}
         if spec.kind == "B":

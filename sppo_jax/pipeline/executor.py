@@ -30,7 +30,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, TickSpec
 from sppo_jax.plan.stash import StashClass
 
-# Names under which a profile shows the operations of a tick; one without ends says so behind its name.
+# Names under which a profile shows the operations of a tick. The names of ticks without ends have a suffix.
 TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
 WITHOUT_ENDS = "_without_ends"
 
@@ -185,7 +185,7 @@ class Executor:
         if spec.fetch is not None:
             coming = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me] + self._begun(state))
         if self.plan.schedule.interleave > 1 and self.keeps_order:
-            # Or XLA would slice the weights of several ticks at once, and hold all of the slices till the last tick.
+            # Otherwise XLA slices the weights of several ticks at once and holds the slices until the last tick.
             row = {**row, "group": row["group"] + self._begun(state)}
         if spec.kind == "B":
             state = self._backward_tick(spec, row, state, coming)

@@ -139,16 +139,16 @@ def store(params: nnx.State, shapes: nnx.State) -> nnx.State:
 
 
 def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) -> nnx.State:
-    """Gathers a stage's parameters on each of its devices in the cases where the compiler would not do so by itself.
+    """Casts matrices, and gathers a stage's parameters on each of its devices where the compiler would not do so.
 
-    These are parameters with zeros, with two cuts, and a vocabulary that the stages do not divide.
+    The compiler gathers all but parameters with zeros, with two cuts, and a vocabulary that the stages do not divide.
 
     Args:
         params: stored, or in their own shapes.
         shapes: their own shapes. A stored vocabulary keeps its zeros, for each stage has its own.
         plan: says how layers are spread.
         mesh: of the step.
-        dtype: matrices are gathered in it.
+        dtype: matrices are cast to this dtype, and then gathered.
     """
 
     def whole(path, x, like):
@@ -158,7 +158,7 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
         if len(like.shape) > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(dtype)
             if given == home.shape and home.share.cuts:
-                # Or the compiler would gather first and cast then.
+                # Without the constraint the compiler may gather the matrix in float32, and cast then.
                 x = lax.with_sharding_constraint(x, _sharding(home, mesh))
         if given == home.own and len(home.share.cuts) < 2 and not uneven:
             return x

@@ -158,16 +158,10 @@ class BestFirst:
         """
         choice, config = fastest.choice, self.request.config
         given = self.request.table is not None or isinstance(config.sequence.chunks, tuple)
-        # Each tick shape takes seconds to compile, which simulated devices do not earn back.
-        compiles_dearly = self.request.cluster.device.platform == "cpu"
+        # Each tick shape takes seconds to compile, and steps on CPUs are too few to earn these seconds back.
+        on_cpus = self.request.cluster.device.platform == "cpu"
         # Waves are another way to the same end.
-        if (
-            given
-            or compiles_dearly
-            or config.sequence.balance != "auto"
-            or choice.layout.mesh.pipe == 1
-            or choice.wave > 1
-        ):
+        if given or on_cpus or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
             return fastest
         partitions_of_equal_cost = equal_cost_partitions(choice.layout, len(choice.chunk_lengths))
         self._add(start_of(self.request, partitions_of_equal_cost, [choice.places]))
@@ -295,7 +289,7 @@ class BestFirst:
         while self.heap and len(found) < count and len(self.outcomes) < most:
             _, number, level = self.heap[0]
             key = self.candidates[number].key
-            # One that fits stands for all of its kind: the others are hardly faster.
+            # Of plans with the same key, only one that fits is worked out.
             if key in seen or (level == 1 and key in tried):
                 heapq.heappop(self.heap)
                 continue
@@ -304,7 +298,7 @@ class BestFirst:
                 tried.add(key)
             if refined is not None:
                 (found if self._is_fitting(refined) else spare).extend(self._other(refined, seen))
-        # Of those that were worked out and may not be the next fastest, the fastest.
+        # Trials may end before a plan is proven the next fastest. The fastest plans tried then fill the rest.
         fitting = [number for number in self.outcomes if self._is_fitting(number)]
         for number in sorted(fitting, key=lambda number: self.outcomes[number].step_s):
             found += self._other(number, seen) if len(found) < count else []

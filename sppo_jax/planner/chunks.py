@@ -203,9 +203,11 @@ def _longest_runs(
         ends = grown
     farthest, runs = 0, []
     for done, found in ends.items():
-        tokens = _run_tokens(found, num_chunks - done, multiple, cost, bound)
-        if tokens and found[0] + (num_chunks - done) * tokens > farthest:
-            farthest, runs = found[0] + (num_chunks - done) * tokens, [*found[1], (num_chunks - done, tokens)]
+        count = num_chunks - done
+        tokens = _run_tokens(found, count, multiple, cost, bound)
+        end = found[0] + count * tokens
+        if tokens and end > farthest:
+            farthest, runs = end, [*found[1], (count, tokens)]
     return runs
 
 

@@ -159,7 +159,7 @@ def schedules(layout: Layout, num_chunks: int) -> list[str]:
     if num_chunks > 1 or (interleaved and layout.sequences == 1):
         return chunked
     uncut, wave = "interleaved-1f1b" if interleaved else "1f1b", request.config.schedule.wave
-    # Waves of whole sequences have the schedules of chunks.
+    # In waves of several, uncut sequences are scheduled like chunks.
     if layout.mesh.pipe == 1 or wave == 1:
         return [uncut]
     return [uncut, *chunked] if wave == "auto" else chunked
@@ -182,10 +182,10 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
         return [asked]
     if schedule in UNCUT or layout.mesh.pipe == 1:
         return [1]
-    # Whole sequences, one by one, have schedules of their own.
+    # Uncut sequences in waves of one have the schedules of UNCUT.
     names = schedules(layout, num_chunks)
     least, most = 2 if names[0] in UNCUT else 1, max(1, _MAX_COUNT // num_chunks)
-    # A wave of all sequences runs alone.
+    # With all sequences in one wave, sppo has the same table.
     most = min(most, layout.sequences - 1) if schedule != "sppo" and "sppo" in names else most
     return [wave for wave in _WAVES if least <= wave <= most and layout.sequences % wave == 0]
 

@@ -15,7 +15,6 @@ from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import MeshShape, Plan, Predicted, SchedulePlan, StashPlan
-from sppo_jax.plan.slots import kv_slots
 from sppo_jax.plan.table import MIN_HOST_GAP
 
 TINY = dict(vocab_size=53, hidden_size=24, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=6, mlp_size=40)
@@ -56,6 +55,7 @@ def small_plan(
     places=("keep", "keep", "recompute"),
     alpha=0.0,
     kv_grad_dtype="float32",
+    kv="keep",
     ring_pass="auto",
     kernel="blockwise",
     groups="static",
@@ -86,8 +86,9 @@ def small_plan(
             rest=places[2],
             alpha=tuple(shares[g % len(shares)] if gaps[g] >= MIN_HOST_GAP else 0.0 for g in of_diagonal),
             kv_grad_dtype=kv_grad_dtype,
+            kv=kv,
         ),
-        kv_slots=kv_slots(table)[0],
+        kv_slots=table.kv_peak,
         predicted=Predicted(step_s=0.0, bubble_fraction=0.0, hbm_bytes=(0,) * pipe, host_bytes=(0,) * pipe),
         ring_pass=ring_pass,
         kernel=kernel,

@@ -17,7 +17,8 @@ def all_tables() -> tuple[Table, ...]:
             try:
                 tables.append(make_table(name, stages, sequences, lengths, groups))
             except ValueError:
-                assert groups > 1 or name.startswith("interleaved") or (name == "1f1b" and chunks > 1)
+                needs_groups = name.startswith("interleaved") or name == "breadth-first"
+                assert groups > 1 or needs_groups or (name == "1f1b" and chunks > 1)
     return tuple(tables)
 
 
@@ -30,7 +31,8 @@ def wave_tables() -> tuple[Table, ...]:
     ]
     for stages, chunks, (sequences, wave), groups in product(range(1, 5), range(1, 9), sizes, (1, 2)):
         lengths = tuple(range(chunks + 8, 8, -1))
-        for name in ("gpipe", "sppo", "interleaved-seq1f1b" if groups > 1 else "seq1f1b"):
+        with_groups = ("breadth-first", "interleaved-seq1f1b")
+        for name in ("gpipe", "sppo", *(with_groups if groups > 1 else ("seq1f1b",))):
             try:
                 tables.append(make_table(name, stages, sequences, lengths, groups, wave))
             except ValueError:
@@ -39,7 +41,9 @@ def wave_tables() -> tuple[Table, ...]:
 
 
 def runs(table: Table) -> bool:
-    """Runs a table on a machine with one register for each stage and direction; returns whether it completes.
+    """Runs a table on a machine with a register for each stage and direction; returns whether it completes.
+
+    What comes round to the first stage again, or backward to the last, may wait there.
 
     Independent of the checker: it computes nothing but what each unit finds in its registers.
     """
@@ -47,7 +51,7 @@ def runs(table: Table) -> bool:
     forward, backward = {}, {}
     done = set()
     for tick in table.ticks:
-        sent = {}
+        sent, before = {}, set(done)
         for stage, unit in enumerate(tick.units):
             if unit is None:
                 continue
@@ -58,7 +62,9 @@ def runs(table: Table) -> bool:
                 found = forward.get(0) == (*key, last) and unit.virtual_stage == last
                 found = found and (stage > 0 or unit not in done)
             else:
-                found = unit.virtual_stage % table.num_stages == stage and _ready(unit, table, done, forward, backward)
+                found = unit.virtual_stage % table.num_stages == stage and _ready(
+                    unit, table, before, forward, backward
+                )
                 step = 1 if unit.kind == "F" else -1
                 sent[(stage + step) % table.num_stages] = (*key, unit.virtual_stage)
             if not found:
@@ -78,12 +84,15 @@ def _ready(unit, table, done, forward, backward) -> bool:
     stage = unit.virtual_stage % table.num_stages
     names = {(other.kind, other.sequence, other.chunk, other.virtual_stage) for other in done}
     if unit.kind == "F":
-        arrived = unit.virtual_stage == 0 or forward.get(stage) == (unit.sequence, unit.chunk, unit.virtual_stage - 1)
+        waited = stage == 0 and ("F", unit.sequence, unit.chunk, unit.virtual_stage - 1) in names
+        came = forward.get(stage) == (unit.sequence, unit.chunk, unit.virtual_stage - 1)
+        arrived = unit.virtual_stage == 0 or waited or came
         prefix = unit.chunk == 0 or ("F", unit.sequence, unit.chunk - 1, unit.virtual_stage) in names
         return arrived and prefix
     if unit.virtual_stage == last:
         arrived = ("H", unit.sequence, unit.chunk, last) in names
     else:
-        arrived = backward.get(stage) == (unit.sequence, unit.chunk, unit.virtual_stage + 1)
+        waited = stage == table.num_stages - 1 and ("B", unit.sequence, unit.chunk, unit.virtual_stage + 1) in names
+        arrived = waited or backward.get(stage) == (unit.sequence, unit.chunk, unit.virtual_stage + 1)
     final = unit.chunk == table.num_chunks - 1
     return arrived and (final or ("B", unit.sequence, unit.chunk + 1, unit.virtual_stage) in names)

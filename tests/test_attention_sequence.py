@@ -33,7 +33,7 @@ def by_chunks(split, lengths, heads, kv_heads):
         q, k, v, dout = (jnp.pad(x[:, 0], ((0, size), (0, 0), (0, 0))) for x in (q, k, v, dout))
         keys = sequence.member_tags(*tags, split, size * split.ulysses)
         room = total // split.ring + size * split.ulysses
-        shape = (1, 1, 1, sequence.cache_heads(kv_heads, split.ulysses), room, HEAD_DIM)
+        shape = (1, 1, sequence.cache_heads(kv_heads, split.ulysses), room, HEAD_DIM)
         cache = Cache(jnp.full(shape, 9.0), jnp.full(shape, 9.0))  # garbage, as a slot's last user leaves it
         sums = Cache(jnp.zeros(shape), jnp.zeros(shape))
         out = jnp.zeros_like(q)
@@ -46,7 +46,7 @@ def by_chunks(split, lengths, heads, kv_heads):
         for index, length in enumerate(lengths):
             start, count = starts[index] // split.ring, length // split.ring
             tags = sequence.chunk_tags(keys, start, count, size * split.ulysses, split, bound=total // split.ring)
-            chunk = Chunk((0, 0), jnp.int32(start), jnp.int32(count), tags)
+            chunk = Chunk(jnp.int32(0), jnp.int32(start), jnp.int32(count), tags)
             cache = sequence.write_prefix(cache, cut(k, index), cut(v, index), chunk, 0, split)
             o, lse = sequence.forward(cut(q, index), cache, chunk, 0, split)
             saved.append((chunk, o, lse))
@@ -133,8 +133,8 @@ def test_a_ring_in_bfloat16_merges_in_float32(split):
     def on_device(q, k, v, tags):
         keys = sequence.member_tags(*tags, split, 0)
         chunk_tags = sequence.chunk_tags(keys, 0, total // 4, total // 4, split, bound=total // 4)
-        chunk = Chunk((0, 0), jnp.int32(0), jnp.int32(total // 4), chunk_tags)
-        cache = Cache(*(jnp.zeros((1, 1, 1, heads, total // 4, dim), jnp.bfloat16),) * 2)
+        chunk = Chunk(jnp.int32(0), jnp.int32(0), jnp.int32(total // 4), chunk_tags)
+        cache = Cache(*(jnp.zeros((1, 1, heads, total // 4, dim), jnp.bfloat16),) * 2)
         cache = sequence.write_prefix(cache, k[:, 0], v[:, 0], chunk, 0, split)
         out, lse = sequence.forward(q[:, 0], cache, chunk, 0, split)
         return out[:, None], lse[:, None]

@@ -168,8 +168,8 @@ FATAL = [
 @pytest.mark.parametrize("mutate", FATAL, ids=lambda mutate: mutate.__name__)
 def test_mutations_that_change_the_meaning_are_rejected(mutate):
     rng = random.Random(mutate.__name__)
-    # With one virtual stage there are no carries, so some orders of different sequences are all right.
-    tables = [table for table in all_tables() if table.num_virtual_stages > 1]
+    # On one stage chunks may wait between all groups, so some other orders are all right.
+    tables = [table for table in all_tables() if table.num_stages > 1]
     tried = 0
     for table in rng.sample(tables, 150):
         mutated = mutate(table, rng)

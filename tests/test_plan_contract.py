@@ -177,7 +177,13 @@ def test_slots_and_ticks_are_those_charged(plans):
         for tick, count in zip(outline.ticks, outline.tick_rounds, strict=True):
             rounds[tick.kind] += count
         assert rounds == Counter(spec.kind for spec in unfold(program.items))
-        assert outline.kv_peak == program.num_kv_slots and outline.head_peak == program.num_head_slots
+        peaks, waits = outline.prefix_peaks, outline.waiting_peak
+        assert outline.kv_peak == program.num_sequence_slots and outline.head_peak == program.num_head_slots
+        assert (peaks.kept, peaks.grads, waits) == (
+            program.num_kv_slots,
+            program.num_grad_slots,
+            program.num_waiting_slots,
+        )
 
 
 def test_stash_bytes_are_those_charged_class_by_class(plans):
@@ -241,13 +247,13 @@ def exchanged_bytes(kind: str, members: int, recompute: bool, dtype, kernel: str
     q, k = jnp.zeros((tokens, heads, dim), dtype), jnp.zeros((tokens, kv_heads, dim), dtype)
     lse = jnp.zeros((tokens, heads), accumulator(dtype))
     resident = sequence.cache_heads(kv_heads, members), tokens * members, dim
-    cache = sequence.Cache(*(jnp.zeros((1, 1, 1, *resident), dtype),) * 2)
+    cache = sequence.Cache(*(jnp.zeros((1, 1, *resident), dtype),) * 2)
     sums = sequence.Cache(*(x.astype(accumulator(dtype)) for x in cache))
     tags = Tags(*(jnp.zeros((1, tokens * members), jnp.int32),) * 2)
 
     def run(q, k, lse):
         masks = ring.ring_tags(tags, tags, jnp.int32(0), kernel=kernel, passes="q", bound=None)
-        chunk = sequence.Chunk((0, 0), jnp.int32(0), jnp.int32(tokens), masks)
+        chunk = sequence.Chunk(jnp.int32(0), jnp.int32(0), jnp.int32(tokens), masks)
         found = [sequence.forward(q, cache, chunk, 0, split)] if kind == "F" or recompute else []
         if kind == "F":
             return found, sequence.write_prefix(cache, k, k, chunk, 0, split)

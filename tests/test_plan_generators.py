@@ -6,7 +6,7 @@ import pytest
 from schedule_cases import all_tables
 
 from sppo_jax.plan.generators import GENERATORS, make_table
-from sppo_jax.plan.slots import color_intervals, head_slots, kv_slots, stash_slots
+from sppo_jax.plan.slots import color_intervals, head_slots, sequence_slots, stash_slots
 from sppo_jax.plan.table import Unit
 
 
@@ -31,6 +31,8 @@ def test_number_of_ticks():
         assert counts["F"] == counts["B"]
         if table.name == "sppo":
             assert counts["F"] == sequences * (chunks * groups + stages - 1)
+        elif table.name == "breadth-first":
+            assert counts["F"] == sequences * (max(chunks, stages) * (groups - 1) + chunks + stages - 1)
         else:
             assert counts["F"] == chunks * sequences * groups + stages - 1
 
@@ -73,10 +75,10 @@ def test_interleaved_chunks_in_flight_by_counting():
 
 def test_keys_and_values_of_how_many_sequences():
     for table in all_tables():
-        count, slots = kv_slots(table)
+        count, slots = sequence_slots(table)
         assert set(slots) == {(s, q) for s in range(table.num_stages) for q in range(table.num_sequences)}
         assert set(slots.values()) == set(range(count))
-        if table.name == "sppo":
+        if table.name in ("sppo", "breadth-first"):
             assert count == 1
         elif table.name == "gpipe":
             assert count == table.num_sequences
@@ -100,7 +102,7 @@ def test_no_two_stashes_share_a_slot_at_once(index):
 
 def test_no_two_sequences_share_keys_and_values_at_once():
     for table in all_tables()[::31]:
-        _, slots = kv_slots(table)
+        _, slots = sequence_slots(table)
         holder = {}
         left = Counter()
         for tick in table.ticks:

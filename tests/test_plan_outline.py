@@ -8,7 +8,7 @@ import pytest
 from sppo_jax.plan.generators import GENERATORS, make_table
 from sppo_jax.plan.outline import all_rounds, make_outline
 from sppo_jax.plan.simulate import simulate
-from sppo_jax.plan.slots import head_slots, kv_slots, stash_slots
+from sppo_jax.plan.slots import head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
 from sppo_jax.plan.table import MIN_HOST_GAP, Tick
 
 
@@ -30,7 +30,7 @@ def pairs():
         found.append((table, make_outline(*asked)))
     assert {outline.name for _, outline in found if outline.repeats} == set(GENERATORS)
     in_waves = {outline.name for _, outline in found if outline.repeats and outline.wave > 1}
-    assert in_waves == {"gpipe", "sppo", "seq1f1b", "interleaved-seq1f1b"}
+    assert in_waves == {"gpipe", "sppo", "breadth-first", "seq1f1b", "interleaved-seq1f1b"}
     return found
 
 
@@ -80,7 +80,13 @@ def test_an_outline_holds_as_much_at_once_as_its_table_has_slots():
         assert outline.stash_peaks([group % 2 for group in range(max(groups) + 1)]) == {
             name: count for name, (count, _) in slots.items()
         }
-        assert outline.kv_peak == table.kv_peak == kv_slots(table)[0]
+        assert outline.kv_peak == table.kv_peak == sequence_slots(table)[0]
+        slots = {kv: prefix_slots(table, kv) for kv in ("keep", "rebuild")}
+        counts = slots["keep"].num_kv, slots["rebuild"].num_kv, slots["keep"].num_grads
+        if table.passes_groups_in_turn and table.num_chunks > 1:
+            assert outline.prefix_peaks == table.prefix_peaks == counts
+        assert (outline.prefix_peaks.kept, outline.prefix_peaks.grads) == (counts[0], counts[2])
+        assert outline.waiting_peak == table.waiting_peak == waiting_slots(table)[0]
         assert outline.head_peak == table.head_peak == head_slots(table)[0]
         assert outline.in_flight == table.in_flight
         assert max(table.in_flight) == stash_slots(table, lambda unit: None)[None][0]

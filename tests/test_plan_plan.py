@@ -55,10 +55,10 @@ def test_a_plan_from_before_waves_is_read():
 
 def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
     values = make().to_dict()
-    del values["schedule"]["shapes"]
+    del values["schedule"]["shapes"], values["stash"]["kv"]
     assert Plan.from_dict({**values, "schema_version": 4}) == make() and make().schedule.shapes == ()
-    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 5, got 6; plan again"):
-        Plan.from_dict({**make().to_dict(), "schema_version": 6})
+    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 6, got 7; plan again"):
+        Plan.from_dict({**make().to_dict(), "schema_version": 7})
     with pytest.raises(ValueError, match=r"schedule of plan\.json must have every key, got none named shapes"):
         Plan.from_dict(values)
 
@@ -122,8 +122,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 5, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 5, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 6, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 6, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -143,7 +143,7 @@ STASH = make().stash
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 5, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 6, got 1"),
         (dict(schedule=SchedulePlan(name="sppo", wave=2)), "divide the 1 sequences of a pipeline (nearest: 1), got 2"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),

@@ -73,7 +73,8 @@ def test_interleaved_ticks_have_ends_where_a_chunk_is_on_the_first_or_last_virtu
 def test_slots_are_in_range_and_idle_stages_hit_trash_and_room_only(name):
     plan, program, specs = made(name)
     rows = program.rows
-    assert program.num_kv_slots == plan.kv_slots
+    assert program.num_sequence_slots == plan.kv_slots
+    assert program.num_kv_slots == plan.table().prefix_peaks.kept
     for index, spec in enumerate(specs):
         idle = rows["active"][index] == 0
         assert (rows["start"][index][idle] == plan.sequence_length).all() and not rows["length"][index][idle].any()
@@ -84,7 +85,9 @@ def test_slots_are_in_range_and_idle_stages_hit_trash_and_room_only(name):
             assert (slots[idle] == trash).all() and (slots[~idle] < trash).all() and (slots >= 0).all()
             assert spec.stash.tokens == spec.tokens
             assert max(spec.stash.host_inputs, spec.stash.host_attention) <= spec.tokens
-    assert (rows["kv_slot"] < program.num_kv_slots).all() and (rows["head_slot"] < program.num_head_slots).all()
+    assert (rows["sequence_slot"] < program.num_sequence_slots).all()
+    assert (rows["kv_slot"] < program.num_kv_slots).all() and (rows["grad_slot"] < program.num_grad_slots).all()
+    assert (rows["head_slot"] < program.num_head_slots).all()
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -150,8 +153,9 @@ def test_evaluation_has_the_same_forward_and_nothing_of_the_backward(name):
     assert [t.kind for t in ticks] == [s.kind for s in specs if s.kind != "B"]
     assert not forward.classes and not any(t.stash or t.write or t.fetch for t in ticks)
     kept = np.array([s.kind != "B" for s in specs])
-    for field in ("active", "sequence", "start", "length", "group", "kv_slot"):
+    for field in ("active", "sequence", "start", "length", "group", "sequence_slot"):
         np.testing.assert_array_equal(forward.rows[field], program.rows[field][kept])
+    assert forward.num_kv_slots <= program.num_kv_slots
 
 
 def test_keys_travel_while_the_prefix_is_short_and_queries_once_it_is_long():

@@ -21,6 +21,9 @@ def test_step_and_bubble_of_equal_units():
         total = chunks * sequences
         if table.name == "sppo":
             step = sequences * ((chunks + (stages - 1) / groups) * 3.5 + chunks * 0.25)
+        elif table.name == "breadth-first":
+            ticks = (groups - 1) * max(chunks, stages) + chunks + stages - 1
+            step = sequences * (ticks / groups * 3.5 + chunks * 0.25)
         else:
             step = (total + (stages - 1) / groups) * 3.5 + total * 0.25
         assert found.step_s == pytest.approx(step)

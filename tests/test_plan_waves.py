@@ -5,7 +5,7 @@ from schedule_cases import runs, wave_tables
 
 from sppo_jax.plan.check import check
 from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.slots import head_slots, kv_slots
+from sppo_jax.plan.slots import head_slots, sequence_slots
 from sppo_jax.plan.table import Unit
 from sppo_jax.plan.waves import nearest_divisors
 
@@ -20,7 +20,13 @@ def joined(table):
 def test_every_table_of_waves_passes_the_checker():
     for table in wave_tables():
         check(table)
-    assert {table.name for table in wave_tables()} == {"gpipe", "sppo", "seq1f1b", "interleaved-seq1f1b"}
+    assert {table.name for table in wave_tables()} == {
+        "gpipe",
+        "sppo",
+        "breadth-first",
+        "seq1f1b",
+        "interleaved-seq1f1b",
+    }
 
 
 def test_a_machine_with_one_register_runs_tables_of_waves():
@@ -51,9 +57,9 @@ def test_diagonals_of_a_wave_are_those_of_one_sequence():
 
 def test_a_wave_keeps_the_prefixes_of_its_sequences_open():
     for table in wave_tables():
-        count, slots = kv_slots(table)
+        count, slots = sequence_slots(table)
         assert count == table.kv_peak and set(slots.values()) == set(range(count))
-        if table.name == "sppo":
+        if table.name in ("sppo", "breadth-first"):
             assert count == table.wave
         elif table.name == "gpipe":
             assert count == table.num_sequences

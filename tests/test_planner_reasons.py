@@ -32,7 +32,7 @@ def problem(cluster, model, length=8192, **groups):
         (
             "h100:1x8",
             {"preset": "llama3-8b"},
-            {"length": 2**21},
+            {"length": 2**21, "stash": {"kv": "keep"}},
             ["K/V", "dK/dV", "parameters and optimizer"],
             "use more devices, which share K/V (sppo plan --min-devices), or a shorter sequence (sppo plan --max-",
         ),

@@ -156,7 +156,7 @@ def backward(
             ds = (p * (dp - delta) * scale).astype(q_KMH.dtype).reshape(num_kv_heads, -1, block_k)
             p = p.astype(q_KMH.dtype).reshape(ds.shape)
             dq_KMH = dq_KMH + jnp.einsum("kmc,kch->kmh", ds, k_KCH, preferred_element_type=acc)
-            where = (*prefix.index, 0, start)
+            where = (*prefix.grads_at, 0, start)
             dk = buffers.add(dk, where, jnp.einsum("kmc,kmh->kch", ds, q_KMH, preferred_element_type=acc))
             dv = buffers.add(dv, where, jnp.einsum("kmc,kmh->kch", p, dout_KMH, preferred_element_type=acc))
             return dq_KMH, dk, dv

@@ -166,7 +166,7 @@ def backward(
         more_q, more_k, more_v = cudnn.backward(operands, cudnn.Results(*results), causal=piece.causal)
         some = (piece.num_queries > 0) & (piece.num_keys > 0)
         num_queries, num_keys = (jnp.where(some, count, 0) for count in (piece.num_queries, piece.num_keys))
-        write = _Tile(dk.shape, prefix.index, piece.begin, piece.size)
+        write = _Tile(dk.shape, prefix.grads_at, piece.begin, piece.size)
         dk = write.add(dk, _rows(more_k, num_keys).astype(acc))
         dv = write.add(dv, _rows(more_v, num_keys).astype(acc))
         return dq_NTH + shift_rows(_rows(more_q, num_queries), piece.at, 1).astype(acc), dk, dv

@@ -123,20 +123,22 @@ def chunk_groups(modes: Modes, own: tuple, all_of_tick: tuple, tags: tuple, spli
     return Groups(is_stream, most(modes.stream), most(modes.level), masks)
 
 
-def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split) -> Cache:
-    """Puts a chunk's keys and values into the cache; of a grouped chunk, all heads of this device's tokens."""
+def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split, *, behind=None) -> Cache:
+    """Puts a chunk's keys and values into the cache; of a grouped chunk, all heads of this device's tokens.
+
+    `behind`: see `sequence.write_blocks`.
+    """
     groups = chunk.groups
     if groups is None or split.ulysses == 1:
-        return sequence.write_prefix(cache, k_TKH, v_TKH, chunk, layer, split)
+        return sequence.write_prefix(cache, k_TKH, v_TKH, chunk, layer, split, behind=behind)
 
     def exchange(trip, _):
         return tuple(sequence.prefix_block(_in_trip(trip, x), split) for x in (k_TKH, v_TKH))
 
     own = tuple(_own_block(x, split.ulysses) for x in (k_TKH, v_TKH))
     stream = lax.fori_loop(0, groups.stream_trips, exchange, tuple(map(jnp.zeros_like, own)))
-    where = (*chunk.slot, layer, 0, chunk.start)
     blocks = [jnp.where(groups.is_stream, a, b) for a, b in zip(stream, own, strict=True)]
-    return Cache(*(buffers.write(buffer, where, x) for buffer, x in zip(cache, blocks, strict=True)))
+    return sequence.write_blocks(cache, blocks, chunk, layer, behind)
 
 
 def _own_block(x_TKH: jax.Array, num_ulysses: int) -> jax.Array:
@@ -154,7 +156,7 @@ def _own_keys(cache: Cache, chunk: Chunk, layer, like_TKH, split: Split) -> list
     """Reads what `_own_block` arranged: k_KTH and v_KTH."""
     num_tokens, num_kv_heads, head_dim = like_TKH.shape
     shape = (cache.k.shape[-3], num_tokens * split.ulysses, head_dim)
-    where = (*chunk.slot, layer, 0, chunk.start)
+    where = (chunk.slot, layer, 0, chunk.start)
 
     def take(buffer):
         x = buffers.read(buffer, where, shape).reshape(shape[0], num_tokens, split.ulysses, head_dim)
@@ -232,13 +234,10 @@ def _in_trip(trip, x: jax.Array) -> jax.Array:
 
 def _prefix_in_trip(trip, cache: Cache, chunk: Chunk, layer) -> tuple[Cache, Chunk, jax.Array]:
     """Returns a place in the cache that the compiler takes to differ between the trips of a loop of 0 or 1 trips."""
-    num_slots, num_groups, num_layers = cache.k.shape[:3]
-    slot, group = chunk.slot
+    num_slots, num_layers = cache.k.shape[:2]
     # The index of a dim of size 1 is known to be 0.
     if num_layers > 1:
         return cache, chunk, layer + trip
-    if num_groups > 1:
-        return cache, chunk._replace(slot=(slot, group + trip)), layer
     if num_slots > 1:
-        return cache, chunk._replace(slot=(slot + trip, group)), layer
+        return cache, chunk._replace(slot=chunk.slot + trip), layer
     return Cache(*(_in_trip(trip, x) for x in cache)), chunk, layer

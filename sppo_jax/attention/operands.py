@@ -1,7 +1,7 @@
 """What the kernels take: keys and values, masks, cotangents, and the buffers that gather gradients.
 
 Letters: T query tokens, S key tokens of a buffer, N query heads, K key/value heads, H head dim; X leading dims of a
-buffer (slot, group, layer).
+buffer (slot, layer).
 """
 
 from typing import NamedTuple
@@ -13,11 +13,20 @@ from sppo_jax.attention.tags import BlockRange, Tags
 
 
 class Prefix(NamedTuple):
-    """Keys and values of a sequence so far: buffers [X..., K, S, H], and the sequence's index in X."""
+    """Keys and values of a sequence so far: buffers [X..., K, S, H], and the sequence's index in X.
+
+    `grad_index` is the sequence's index in the buffers that gather the gradients, where these have an X of their own.
+    """
 
     k: jax.Array
     v: jax.Array
     index: tuple
+    grad_index: tuple | None = None
+
+    @property
+    def grads_at(self) -> tuple:
+        """The sequence's index in the buffers that gather the gradients."""
+        return self.index if self.grad_index is None else self.grad_index
 
 
 class Mask(NamedTuple):
@@ -43,7 +52,7 @@ class Cotangent(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Buffers [X..., K, S, H] that gather dK and dV of a prefix; the prefix's index is theirs too."""
+    """Buffers [X..., K, S, H] that gather dK and dV of a prefix, at its `grads_at` in X."""
 
     dk: jax.Array
     dv: jax.Array

@@ -187,7 +187,7 @@ def _backward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangen
     (kv, dkv, dq), _ = lax.scan(step, start, jnp.arange(num_members - 1, dtype=jnp.int32))
     dkv, dq = differentiate(num_members - 1, kv, dkv, dq)
     dkv = _send(dkv, num_members)  # home
-    where = (*prefix.index, 0, 0)
+    where = (*prefix.grads_at, 0, 0)
     return dq, Gradients(*(buffers.add(buffer, where, x) for buffer, x in zip(gradients, dkv, strict=True)))
 
 

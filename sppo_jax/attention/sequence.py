@@ -23,23 +23,29 @@ from sppo_jax.dtypes import accumulator
 
 
 class Cache(NamedTuple):
-    """Resident keys and values, [slots, groups, layers, K, S, H]; the same shape for their gradients."""
+    """Resident keys and values, [slots, layers, K, S, H], each of a sequence and a group; or their gradients."""
 
     k: jax.Array
     v: jax.Array
 
 
 class Chunk(NamedTuple):
-    """Where a chunk lies: the cache's (slot, group), its first token and token count on this ring member, its masks.
+    """Where a chunk lies: the cache's slot, its first token and token count on this ring member, its masks.
 
-    `groups`, if any, says how the chunk attends within groups of members; see `attention.groups`.
+    `grad_slot` is the slot of dK and dV. `groups`, if any, says how the chunk attends within groups of members; see
+    `attention.groups`.
     """
 
-    slot: tuple
+    slot: jax.Array
     start: jax.Array
     length: jax.Array
     tags: ring.RingTags
     groups: Any = None
+    grad_slot: jax.Array | int = 0
+
+    def prefix(self, cache: Cache, layer) -> Prefix:
+        """Returns the chunk's keys and values in the cache."""
+        return Prefix(*cache, (self.slot, layer), (self.grad_slot, layer))
 
 
 class Split(NamedTuple):
@@ -107,13 +113,29 @@ def prefix_block(x_TKH: jax.Array, split: Split) -> jax.Array:
     return ulysses.scatter_heads(ulysses.replicate(x_TKH, split.ulysses), split.ulysses).swapaxes(0, 1)
 
 
-def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split) -> Cache:
-    """Puts a chunk's keys and values behind those of the chunks before it."""
+def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split, *, behind=None) -> Cache:
+    """Puts a chunk's keys and values behind those of the chunks before it; `behind`: see `write_blocks`."""
+    return write_blocks(cache, [prefix_block(x, split) for x in (k_TKH, v_TKH)], chunk, layer, behind)
 
-    def put(buffer, x_TKH):
-        return buffers.write(buffer, (*chunk.slot, layer, 0, chunk.start), prefix_block(x_TKH, split))
 
-    return Cache(put(cache.k, k_TKH), put(cache.v, v_TKH))
+def write_blocks(cache: Cache, blocks: list[jax.Array], chunk: Chunk, layer, behind=None) -> Cache:
+    """Puts blocks [K, M, H] of keys and values in a chunk's place.
+
+    Args:
+        cache: where.
+        blocks: keys, values.
+        chunk, layer: the place.
+        behind: from which token of the block on the cache keeps what it has, which is of later chunks; None: no token.
+    """
+    where = (chunk.slot, layer, 0, chunk.start)
+
+    def put(buffer, block_KMH):
+        if behind is not None:
+            own = (jnp.arange(block_KMH.shape[1], dtype=jnp.int32) < behind)[None, :, None]
+            block_KMH = jnp.where(own, block_KMH, buffers.read(buffer, where, block_KMH.shape))
+        return buffers.write(buffer, where, block_KMH)
+
+    return Cache(*map(put, cache, blocks))
 
 
 def forward(q_TNH, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax.Array, jax.Array]:
@@ -129,7 +151,7 @@ def forward(q_TNH, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax
         out_TNH in the dtype of q, and lse_TN in at least float32.
     """
     q_MNH = ulysses.scatter_heads(q_TNH, split.ulysses)
-    out, lse = ring.forward(q_MNH, Prefix(*cache, (*chunk.slot, layer)), chunk.tags, passes=split.passes)
+    out, lse = ring.forward(q_MNH, chunk.prefix(cache, layer), chunk.tags, passes=split.passes)
     return ulysses.gather_heads(out.astype(q_TNH.dtype), split.ulysses), ulysses.gather_heads(lse, split.ulysses)
 
 
@@ -152,7 +174,7 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache: Cache, sums: Cache, chunk:
         rows_TN2 = jnp.stack([lse_TN, delta(out_TNH, dout_TNH)], axis=-1)
         rows = ulysses.scatter_heads(rows_TN2, split.ulysses)
         cotangent = Cotangent(dout, rows[..., 0], rows[..., 1])
-    prefix = Prefix(*cache, (*chunk.slot, layer))
+    prefix = chunk.prefix(cache, layer)
     dq, gradients = ring.backward(q, prefix, chunk.tags, cotangent, Gradients(*sums), passes=split.passes)
     return ulysses.gather_heads(dq.astype(q_TNH.dtype), split.ulysses), Cache(*gradients)
 
@@ -173,7 +195,7 @@ def take_gradient(sums: Cache, chunk: Chunk, layer, like_TKH, split: Split):
     real = (jnp.arange(size, dtype=jnp.int32) < chunk.length)[None, :, None]
 
     def take(buffer):
-        where = (*chunk.slot, layer, 0, chunk.start)
+        where = (chunk.grad_slot, layer, 0, chunk.start)
         old = buffers.read(buffer, where, (buffer.shape[-3], size, head_dim))
         buffer = buffers.write(buffer, where, jnp.where(real, 0, old))
         x_MKH = jnp.where(real, old, 0).swapaxes(0, 1).astype(accumulator(like_TKH.dtype))

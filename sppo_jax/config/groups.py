@@ -140,9 +140,17 @@ class ScheduleConfig(Group):
     """
 
     group: ClassVar[str] = "schedule"
-    name: Literal["auto", "gpipe", "1f1b", "sppo", "seq1f1b", "interleaved-1f1b", "interleaved-seq1f1b", "table"] = (
-        "auto"
-    )
+    name: Literal[
+        "auto",
+        "gpipe",
+        "1f1b",
+        "sppo",
+        "breadth-first",
+        "seq1f1b",
+        "interleaved-1f1b",
+        "interleaved-seq1f1b",
+        "table",
+    ] = "auto"
     interleave: Literal["auto"] | int = "auto"
     table: str | None = None
     wave: Literal["auto"] | int = "auto"
@@ -172,6 +180,9 @@ class StashConfig(Group):
             planner.
         kv_grad_dtype: dtype in which the gradients of keys and values are summed; "auto": float32 where it fits, else
             bfloat16.
+        kv: how keys and values reach the backward pass: "keep" keeps those of all layers in device memory, "rebuild"
+            keeps those of one group of layers and computes the others again from the inputs of the layers, which needs
+            `schedule.name` "breadth-first"; "auto": "rebuild" where it can be.
     """
 
     group: ClassVar[str] = "stash"
@@ -180,6 +191,7 @@ class StashConfig(Group):
     rest: Place = "auto"
     alpha: Literal["auto"] | float | tuple[float, ...] = "auto"
     kv_grad_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    kv: Literal["auto", "keep", "rebuild"] = "auto"
 
     def _check(self) -> None:
         values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)

@@ -10,7 +10,7 @@ from sppo_jax.units import format_bytes
 
 _MESH = ("mesh.data", "mesh.pipe", "mesh.seq")
 _TICKS = ("sequence.chunks", "sequence.kind", "schedule.name", "schedule.interleave")
-_STASH = ("stash.inputs", "stash.attention", "stash.rest", "stash.alpha", "stash.kv_grad_dtype")
+_STASH = ("stash.inputs", "stash.attention", "stash.rest", "stash.alpha", "stash.kv_grad_dtype", "stash.kv")
 _LENGTH_STEPS = 8
 _LEFT_FREE = 1.06  # plans fill devices up to about this share
 

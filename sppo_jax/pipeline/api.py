@@ -230,8 +230,7 @@ class Step:
     def _cache_shape(self, program: Program) -> tuple[int, ...]:
         shape, plan = self.head_shape, self.plan
         tokens = plan.sequence_length // plan.ring + program.max_tokens * plan.ulysses
-        groups = (plan.schedule.interleave, self.num_layers)
-        return program.num_kv_slots, *groups, shape.num_kv_heads, tokens, shape.head_dim
+        return self.num_layers, shape.num_kv_heads, tokens, shape.head_dim
 
     def _kv_grad_dtype(self, dtype):
         return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)

@@ -8,7 +8,7 @@ V vocabulary entries of one stage, P stages.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import chex
@@ -49,6 +49,7 @@ class EvaluationState(NamedTuple):
 
     Args:
         x_TD: register that carries activations to the next stage.
+        waiting: waiting room [slots, T, D] of chunks between two groups of layers, forward and backward.
         cache: keys and values of the sequences in flight.
         tags: tags of the sequences in flight.
         losses_MS: each token's loss.
@@ -56,6 +57,7 @@ class EvaluationState(NamedTuple):
     """
 
     x_TD: jax.Array
+    waiting: jax.Array
     cache: Cache
     tags: Tags
     losses_MS: jax.Array
@@ -66,12 +68,13 @@ class TrainingState(NamedTuple):
     """Everything that a tick of a training step may change.
 
     Args:
-        x_TD, cache, tags: as in an evaluation.
+        x_TD, waiting, cache, tags: as in an evaluation.
         dx_TD: register that carries cotangents to the stage before.
         dcache: dK and dV of the cache.
         kept, host: the stash of each class, on the device and on the host.
         part: a forward's stash on its way to the host.
         fetched: stash that came back from the host for the next backward.
+        refetched: layer inputs that came back for the next rebuild of keys and values.
         head_dx: this stage's share of the cotangents from the head, by slot.
         grads: gradients of the weights.
         loss: sum of the losses of all tokens.
@@ -80,6 +83,7 @@ class TrainingState(NamedTuple):
 
     x_TD: jax.Array
     dx_TD: jax.Array
+    waiting: jax.Array
     cache: Cache
     tags: Tags
     dcache: Cache
@@ -87,6 +91,7 @@ class TrainingState(NamedTuple):
     host: dict[StashClass, jax.Array]
     part: jax.Array | None
     fetched: jax.Array | None
+    refetched: jax.Array | None
     head_dx: jax.Array
     grads: Physical
     loss: jax.Array
@@ -181,22 +186,30 @@ class Executor:
         if spec.write is not None:
             host = stash.write_host(state.host[spec.write], row["write_slot"][me], state.part)
             state = state._replace(host={**state.host, spec.write: host}, part=None)
-        coming = None
-        if spec.fetch is not None:
-            coming = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me] + self._begun(state))
+        coming = self._fetch(spec, row, state, me)
         if self.plan.schedule.interleave > 1 and self.keeps_order:
             # Otherwise XLA slices the weights of several ticks at once and holds the slices until the last tick.
             row = {**row, "group": row["group"] + self._begun(state)}
         if spec.kind == "B":
             state = self._backward_tick(spec, row, state, coming)
         else:
-            slots = {name: row[name] + state.order for name in ("kv_slot", "stash_slot")}
-            state = self._forward_tick(spec, {**row, **slots}, state, coming)
+            written = ("kv_slot", "sequence_slot", "stash_slot", "arrive_slot")
+            state = self._forward_tick(spec, row | {name: row[name] + state.order for name in written}, state, coming)
         if spec.write is None:
             return state
         # Without the barrier XLA lets the copy to the host end ticks later, and its source holds memory till then.
         x_TD, dx_TD, host = lax.optimization_barrier((state.x_TD, state.dx_TD, state.host[spec.write]))
         return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, spec.write: host})
+
+    def _fetch(self, spec: TickSpec, row, state: TrainingState, me) -> tuple | None:
+        """Starts the copies from the host: of a stash for the next backward, of layer inputs for the next rebuild."""
+        fetched = refetched = None
+        if spec.fetch is not None:
+            fetched = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me] + self._begun(state))
+        if spec.refetch is not None:
+            host, slot = state.host[spec.refetch], row["refetch_slot"][me] + self._begun(state)
+            refetched = stash.fetch_host(host, slot, self.layout(spec.refetch).input_lines)
+        return None if fetched is refetched is None else (fetched, refetched)
 
     @staticmethod
     def _begun(state: TrainingState) -> jax.Array:
@@ -225,13 +238,17 @@ class Executor:
         me = vocabulary.stage_index(self.num_stages)
         ring = self.plan.ring
         start, length = row["start"][me] // ring, row["length"][me] // ring
-        size, resident, split = spec.tokens * self.plan.ulysses, tags.take(row["kv_slot"][me]), self._split(passes)
+        size, resident, split = (
+            spec.tokens * self.plan.ulysses,
+            tags.take(row["sequence_slot"][me]),
+            self._split(passes),
+        )
         chosen = None
         if self.modes is not None:
             chosen = self._groups(row, resident, (start, length, size), split)
             length = jnp.where(chosen.is_stream, length, 0)
         masks = sequence.chunk_tags(resident, start, length, size, split, bound=spec.passes.bound)
-        return Chunk((row["kv_slot"][me], row["group"][me]), start, length, masks, chosen)
+        return Chunk(row["kv_slot"][me], start, length, masks, chosen, row["grad_slot"][me])
 
     def _groups(self, row, resident: Tags, place: tuple, split: Split) -> groups.Groups:
         """Finds out how a tick attends, from its row of numbers; all devices have the same row."""
@@ -254,7 +271,7 @@ class Executor:
         me = vocabulary.stage_index(self.num_stages)
         own = [self._own(x, row, me, spec.tokens) for x in (self.sequences.positions, self.sequences.documents)]
         start = row["start"][me] // self.plan.ring
-        return sequence.write_tags(tags, Tags(*own), row["kv_slot"][me], start, self._split(spec.passes.forward))
+        return sequence.write_tags(tags, Tags(*own), row["sequence_slot"][me], start, self._split(spec.passes.forward))
 
     def _shift(self, x, step: int):
         if self.num_stages == 1:
@@ -264,14 +281,30 @@ class Executor:
 
     # -- ticks ----------------------------------------------------------------------------------------------------
 
+    def _arrived(self, register_TD, row, state: State, size: int) -> jax.Array:
+        """Returns what came to this stage for its chunk: from the register, or from the waiting room."""
+        if not self.program.num_waiting_slots:
+            return register_TD[:size]
+        me = vocabulary.stage_index(self.num_stages)
+        waited_TD = buffers.read(state.waiting, (row["wait_slot"][me],), (size, register_TD.shape[1]))
+        return jnp.where(row["waits"][me] == 1, waited_TD, register_TD[:size])
+
+    def _let_wait(self, register_TD, row, state: State) -> jax.Array:
+        """Returns the waiting room with what has just come to this stage, in the trash slot where it need not wait."""
+        if not self.program.num_waiting_slots:
+            return state.waiting
+        me = vocabulary.stage_index(self.num_stages)
+        return buffers.write_slot(state.waiting, row["arrive_slot"][me], register_TD)
+
     def _input(self, spec: TickSpec, row, state: State) -> jax.Array:
         """Returns x_TD of this stage's chunk: its embedding where the chunk enters, else from the stage before."""
         me, size = vocabulary.stage_index(self.num_stages), spec.tokens
+        arrived_TD = self._arrived(state.x_TD, row, state, size)
         if not spec.has_ends:
-            return state.x_TD[:size]
+            return arrived_TD
         tokens_T = self._own(self.sequences.tokens, row, 0, size)
         entering = vocabulary.embed(self.weights.embedding_VD, tokens_T, self.num_stages)
-        return jnp.where(row["first"][me] == 1, entering, state.x_TD[:size])
+        return jnp.where(row["first"][me] == 1, entering, arrived_TD)
 
     def _forward_tick(self, spec: TickSpec, row, state: State, coming) -> State:
         x_TD = self._input(spec, row, state)
@@ -286,9 +319,10 @@ class Executor:
         y_TD, cache, filled, held = stages.forward(self.stage, unit, x_TD, state.cache, split, filling, coming)
         chex.assert_equal_shape((x_TD, y_TD))
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
-        state = state._replace(x_TD=register, cache=cache, tags=tags)
-        if spec.fetch is not None:
-            state = state._replace(fetched=held)
+        waiting = self._let_wait(register, row, state)
+        state = state._replace(x_TD=register, waiting=waiting, cache=cache, tags=tags)
+        if held is not None:
+            state = state._replace(fetched=held[0], refetched=held[1])
         if spec.stash is not None:
             state = state._replace(kept={**state.kept, spec.stash: filled[0]}, part=filled[1])
         return state
@@ -333,18 +367,21 @@ class Executor:
     def _output_cotangent(self, spec: TickSpec, row, state: TrainingState, me) -> jax.Array:
         """Returns dy_TD of this stage's chunk: from the head on the last stage, else from the stage behind."""
         last, size = self.num_stages - 1, spec.tokens
+        arrived_TD = self._arrived(state.dx_TD, row, state, size)
         if spec.has_ends:
             share = buffers.read_slot(state.head_dx, row["head_slot"][last])
             share = share[: vocabulary.share_tokens(size, self.num_stages)]
             leaving = vocabulary.whole_share(share, size, self.num_stages)
-            dy_TD = jnp.where(row["last"][me] == 1, leaving, state.dx_TD[:size])
+            dy_TD = jnp.where(row["last"][me] == 1, leaving, arrived_TD)
         else:
-            dy_TD = state.dx_TD[:size]
+            dy_TD = arrived_TD
         return jnp.where((self._real(row, me, size) & (row["active"][me] == 1))[:, None], dy_TD, 0)
 
     def _backward_tick(self, spec: TickSpec, row, state: TrainingState, coming) -> TrainingState:
         me = vocabulary.stage_index(self.num_stages)
         dy_TD = self._output_cotangent(spec, row, state, me)
+        if spec.rebuild is not None:
+            state = state._replace(cache=self._rebuild(spec, row, state, me))
         splits = stages.Splits(
             backward=self._split(spec.passes.backward),
             forward=self._split(spec.passes.forward),
@@ -355,8 +392,22 @@ class Executor:
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
         dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))
-        state = state._replace(dcache=sums.prefix, fetched=held, grads=state.grads._replace(layers=sums.layers))
+        fetched, refetched = held or (None, None)
+        state = state._replace(dcache=sums.prefix, grads=state.grads._replace(layers=sums.layers))
+        state = state._replace(fetched=fetched, refetched=refetched)
         return self._pass_back(spec, row, state, dx_TD, me)
+
+    def _rebuild(self, spec: TickSpec, row, state: TrainingState, me) -> Cache:
+        """Makes the keys and values of this stage's chunk in the group of layers before again."""
+        spec = replace(spec, tokens=spec.rebuild.tokens, stash=spec.rebuild)
+        row = row | {name: row[f"rebuild_{name}"] for name in ("start", "length", "group", "kv_slot", "stash_slot")}
+        # Tells the compiler to write after what the tick before has read.
+        row |= {"kv_slot": row["kv_slot"] + self._begun(state), "active": row["start"] < self.plan.sequence_length}
+        unit = self._unit(spec, row, spec.passes.forward, state.tags)
+        # A shorter chunk than its tick has padding, where the next chunk already is.
+        behind = None if len(set(self.plan.chunk_lengths)) == 1 else row["length"][me] // self.plan.ring
+        filled = (self.layout(spec.stash), state.kept[spec.stash], state.refetched)
+        return stages.rebuild(self.stage, unit, state.cache, self._split(spec.passes.forward), filled, behind)
 
     def _pass_back(self, spec: TickSpec, row, state: TrainingState, dx_TD, me) -> TrainingState:
         """Sends dX to the stage before, or adds to the embedding's gradient; orders later writes behind this tick."""
@@ -369,8 +420,10 @@ class Executor:
             tokens_T = self._own(self.sequences.tokens, row, 0, spec.tokens)
             arrived = vocabulary.from_stage(jnp.where(row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
             embedding = vocabulary.embed_gradient(embedding, tokens_T, arrived, self.num_stages)
+        register = buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1))
         return state._replace(
-            dx_TD=buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1)),
+            dx_TD=register,
+            waiting=self._let_wait(register, row, state),
             order=buffers.after(dx_TD),
             cache=cache,
             tags=tags,
@@ -384,7 +437,7 @@ def evaluation_state(executor: Executor, cache_shape: tuple[int, ...]) -> Evalua
 
     Args:
         executor: gives all other shapes.
-        cache_shape: [kv slots, groups, layers, K, S, H] of one device.
+        cache_shape: [layers, K, S, H] of one slot of one device.
     """
     shape = executor.sequences.tokens.shape
     return EvaluationState(
@@ -399,7 +452,7 @@ def training_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dty
 
     Args:
         executor: gives all other shapes.
-        cache_shape: [kv slots, groups, layers, K, S, H] of one device.
+        cache_shape: [layers, K, S, H] of one slot of one device.
         kv_grad_dtype: dtype in which dK and dV are gathered.
     """
     program, weights = executor.program, executor.weights
@@ -415,11 +468,12 @@ def training_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dty
         loss=jnp.zeros((), accumulator(executor.dtype)),
         dx_TD=in_every_run["x_TD"],
         order=jnp.zeros((), jnp.int32),
-        dcache=_zero_cache(cache_shape, kv_grad_dtype),
+        dcache=_zero_cache((program.num_grad_slots, *cache_shape), kv_grad_dtype),
         kept={name: layout.kept_buffers() for name, layout in layouts.items()},
         host={name: layout.host_buffer() for name, layout in layouts.items() if name.uses_host},
         part=None,
         fetched=None,
+        refetched=None,
         head_dx=jnp.zeros((program.num_head_slots, share, weights.embedding_VD.shape[1]), executor.dtype),
         grads=sums(weights._replace(layers=weights.layers.params)),  # constants have no gradient
     )
@@ -427,10 +481,16 @@ def training_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dty
 
 def _in_every_run(executor: Executor, cache_shape: tuple[int, ...]) -> dict[str, Any]:
     """Allocates the fields that both states have."""
-    register = jnp.zeros((executor.program.max_tokens, executor.weights.embedding_VD.shape[1]), executor.dtype)
-    slots, tokens, ring = cache_shape[0], cache_shape[-2], executor.plan.ring
-    tags = Tags(*(jnp.zeros((slots, ring, tokens), jnp.int32) for _ in range(2)))
-    return {"x_TD": register, "tags": tags, "cache": _zero_cache(cache_shape, executor.dtype)}
+    program, tokens, ring = executor.program, cache_shape[-2], executor.plan.ring
+    register = jnp.zeros((program.max_tokens, executor.weights.embedding_VD.shape[1]), executor.dtype)
+    # The last slot is trash.
+    room = program.num_waiting_slots + 1 if program.num_waiting_slots else 0
+    return {
+        "x_TD": register,
+        "waiting": jnp.zeros((room, *register.shape), executor.dtype),
+        "tags": Tags(*(jnp.zeros((program.num_sequence_slots, ring, tokens), jnp.int32) for _ in range(2))),
+        "cache": _zero_cache((program.num_kv_slots, *cache_shape), executor.dtype),
+    }
 
 
 def _zero_cache(shape: tuple[int, ...], dtype) -> Cache:

@@ -200,6 +200,28 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
     return dx_TD, sums, held
 
 
+def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=None) -> Cache:
+    """Makes the keys and values of a chunk in a group of layers again, from the layer inputs in its stash.
+
+    Args:
+        stage: the layers.
+        unit: the chunk; `unit.group` is the group of layers.
+        cache: keys and values; the chunk's are written.
+        split: how `seq` is divided.
+        stash: (layout, kept buffers, inputs fetched from the host).
+        behind: see `attention.sequence.write_blocks`.
+    """
+    layout, kept, fetched = stash
+
+    def body(carry, layer):
+        (cache,) = carry
+        x_TD = layout.get_one("x", kept, fetched, unit.stash_slot, layer)
+        _, k, v = stage.block.before(stage.layer_weights(unit.group, layer), x_TD, unit.positions_T)
+        return (groups.write_prefix(cache, k, v, unit.chunk, layer, split, behind=behind),)
+
+    return run_layers(stage.num_layers, body, (cache,))[0][0]
+
+
 def _rerun(stage, unit, x_TD, cache, splits):
     """Recomputes a chunk's stash from the stage's input; the chunk's keys and values are still in the cache."""
     stash_x = jax.ShapeDtypeStruct(x_TD.shape, x_TD.dtype)

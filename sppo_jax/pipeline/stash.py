@@ -109,18 +109,25 @@ class StashLayout:
                 host_part = buffers.write(host_part, (layer, first), entry.pack(value).reshape(shape))
         return kept, host_part
 
+    @property
+    def input_lines(self) -> int:
+        """Lines of the layer input's host part, which are the first."""
+        lines = self._lines()
+        return lines["x"][1][0] if "x" in lines else 0
+
     def get(self, kept: Arrays, host_part, slot, layer) -> Arrays:
         """Reads one layer's values back."""
-        values, lines = {}, self._lines()
-        for name, entry in self.entries.items():
-            parts = []
-            if name in lines:
-                first, shape = lines[name]
-                parts.append(entry.unpack(buffers.read(host_part, (layer, first), shape)))
-            if name in kept:
-                parts.append(buffers.read(kept[name], (slot, layer), entry.kept_shape))
-            values[name] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-        return values
+        return {name: self.get_one(name, kept, host_part, slot, layer) for name in self.entries}
+
+    def get_one(self, name: str, kept: Arrays, host_part, slot, layer) -> jax.Array:
+        """Reads one of a layer's values back."""
+        entry, lines, parts = self.entries[name], self._lines(), []
+        if name in lines:
+            first, shape = lines[name]
+            parts.append(entry.unpack(buffers.read(host_part, (layer, first), shape)))
+        if name in kept:
+            parts.append(buffers.read(kept[name], (slot, layer), entry.kept_shape))
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def write_host(host: jax.Array, slot, host_part: jax.Array) -> jax.Array:
@@ -128,9 +135,11 @@ def write_host(host: jax.Array, slot, host_part: jax.Array) -> jax.Array:
     return buffers.write_slot(host, slot, to_host(host_part))
 
 
-def fetch_host(host: jax.Array, slot) -> jax.Array:
-    """Copies a slot back from the host."""
-    return to_device(buffers.read_slot(host, slot))
+def fetch_host(host: jax.Array, slot, num_lines: int | None = None) -> jax.Array:
+    """Copies a slot back from the host, or the first lines of each layer in it."""
+    if num_lines is None or num_lines == host.shape[2]:
+        return to_device(buffers.read_slot(host, slot))
+    return to_device(buffers.read(host, (slot,), (host.shape[1], num_lines, host.shape[3])))
 
 
 def chunk_entries(stash: StashClass, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Entry]:

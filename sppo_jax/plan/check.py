@@ -1,4 +1,7 @@
-"""The proof that a schedule table can run in lock-step, with one carry register in each direction."""
+"""The proof that a schedule table can run in lock-step, with one carry register in each direction.
+
+A chunk that comes round to the first stage again (backward: to the last) may wait there, in the waiting room.
+"""
 
 from bisect import bisect_right
 from collections import Counter
@@ -11,8 +14,8 @@ def check(table: Table) -> None:
     """Checks that every unit runs once, in its place, after what it needs, and that carries arrive in time.
 
     A stage hands its output to the next one in a single register which the next tick of the same kind
-    overwrites. So a chunk moves on by exactly one virtual stage in each forward tick, and back by one in
-    each backward tick; it cannot wait on the way.
+    overwrites. So within a group of layers a chunk moves on by exactly one virtual stage in each forward tick, and back
+    by one in each backward tick. Between two groups it may wait.
 
     Raises:
         ValueError: says the rule, what was found, and the tick and stage where.
@@ -118,7 +121,9 @@ def _positions(table: Table, kind: str) -> tuple[dict[Unit, int], dict[Unit, int
 
 
 def _check_chain(ordinal: dict[Unit, int], absolute: dict[Unit, int], table: Table, unit: Unit, before: Unit) -> None:
-    if ordinal[unit] != ordinal[before] + 1:
+    if unit.virtual_stage // table.num_stages != before.virtual_stage // table.num_stages:
+        _check_after(absolute, table, unit, before, absolute[before])
+    elif ordinal[unit] != ordinal[before] + 1:
         raise ValueError(
             f"{unit} must run in the {unit.kind} tick right after that of {before} (tick {absolute[before]}), "
             f"got tick {absolute[unit]} at stage {unit.virtual_stage % table.num_stages}"

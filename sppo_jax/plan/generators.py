@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sppo_jax.plan.streams import backward_ticks, check_groups, forward_ticks, with_head
-from sppo_jax.plan.table import Table, Tick, Unit
+from sppo_jax.plan.table import BREADTH_FIRST, Table, Tick, Unit
 from sppo_jax.plan.waves import make_in_waves
 
 
@@ -67,6 +67,44 @@ def sppo(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_
         chunk_lengths=tuple(chunk_lengths),
         ticks=tuple(ticks),
         name="sppo",
+    )
+
+
+def breadth_first(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 2) -> Table:
+    """Makes the table in which all chunks of a sequence pass a group of layers before any of them passes the next.
+
+    With P stages and N chunks, chunk i passes group k of stage s at tick k max(N, P) + i + s, and goes backward in the
+    mirror image. A chunk waits between two groups. A stage works on one group at a time, so the keys and values of one
+    group suffice (`StashPlan.kv`). As in `sppo`, one sequence is in flight.
+
+    Args:
+        num_stages: pipeline stages.
+        num_sequences: sequences of one pipeline in a step.
+        chunk_lengths: tokens of each chunk.
+        num_groups: virtual stages of each stage, at least 2.
+
+    Raises:
+        ValueError: there is one group, so that there is no order of groups.
+    """
+    if num_groups < 2:
+        raise ValueError(
+            f"schedule breadth-first must have schedule.interleave of at least 2, got {num_groups}; raise "
+            "schedule.interleave, or use schedule.name=sppo"
+        )
+    travelling = max(num_stages, len(chunk_lengths))
+    ticks: list[Tick] = []
+    for sequence in range(num_sequences):
+        counts = num_stages, num_groups, [sequence], len(chunk_lengths), travelling
+        for forward in forward_ticks(*counts):
+            ticks += with_head(forward, num_groups)
+        ticks += backward_ticks(*counts)
+    return Table(
+        num_stages=num_stages,
+        num_groups=num_groups,
+        num_sequences=num_sequences,
+        chunk_lengths=tuple(chunk_lengths),
+        ticks=tuple(ticks),
+        name=BREADTH_FIRST,
     )
 
 
@@ -165,10 +203,13 @@ def _check_interleaved(plain: str, num_groups: int) -> None:
         )
 
 
+# Those that run one sequence, or wave, after another: forward and backward, until the pipeline is empty.
+ONE_AT_A_TIME = ("sppo", BREADTH_FIRST)
 GENERATORS: dict[str, Callable[[int, int, Sequence[int], int], Table]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "sppo": sppo,
+    BREADTH_FIRST: breadth_first,
     "seq1f1b": seq1f1b,
     "interleaved-1f1b": interleaved_one_f_one_b,
     "interleaved-seq1f1b": interleaved_seq1f1b,

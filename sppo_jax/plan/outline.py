@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TypeVar
 
-from sppo_jax.plan.generators import check_counts, make_table
+from sppo_jax.plan.generators import BREADTH_FIRST, ONE_AT_A_TIME, check_counts, make_table
 from sppo_jax.plan.table import MIN_HOST_GAP, Repeat, Table
 from sppo_jax.plan.waves import make_in_waves
 
@@ -58,7 +58,7 @@ def make_outline(
         return make_in_waves(make_outline, name, num_stages, num_sequences, chunk_lengths, num_groups, wave)
     num_chunks = len(chunk_lengths)
     check_counts(name, num_stages, num_sequences, num_chunks, num_groups)
-    one = round_of(num_stages, num_chunks, num_groups)
+    one = Round(1, 0) if name == BREADTH_FIRST else round_of(num_stages, num_chunks, num_groups)
     written = _least_sequences(name, num_stages, num_chunks, num_groups, one)
     left_out = (num_sequences - written) // one.sequences
     # What a generator refuses is refused with the sequences that were asked for.
@@ -90,7 +90,7 @@ def first_rounds(outline: Table) -> Table:
 
 def _least_sequences(name: str, num_stages: int, num_chunks: int, num_groups: int, one: Round) -> int:
     """Returns the fewest sequences, in whole rounds, with which the ticks in which all stages are busy are a round."""
-    if name == "sppo":
+    if name in ONE_AT_A_TIME:
         return 1
     ticks = num_stages - 1 + one.ticks
     if name == "gpipe":
@@ -105,7 +105,7 @@ def _least_sequences(name: str, num_stages: int, num_chunks: int, num_groups: in
 
 def _rounds_within(name: str, table: Table, round_ticks: int) -> list[tuple[int, int]]:
     """Returns where the first whole rounds of an outline begin and end."""
-    if name == "sppo":
+    if name in ONE_AT_A_TIME:
         return [(0, len(table.ticks))]
     fill = table.num_stages - 1
     found = []

@@ -14,10 +14,11 @@ from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
 from sppo_jax.units import format_bytes
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
+KV_PLACES = ("keep", "rebuild")
 GROUPS = ("static", "flex")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
@@ -97,6 +98,8 @@ class StashPlan:
         alpha: for each diagonal of the table, the share of a chunk's tokens of inputs and attention outputs
             that goes to the host, where their place is "host".
         kv_grad_dtype: dtype in which dK and dV are accumulated.
+        kv: how keys and values reach the backward: "keep" keeps those of every group of layers in device memory;
+            "rebuild" makes those of one group at a time again from its layer inputs.
     """
 
     inputs: str
@@ -104,6 +107,7 @@ class StashPlan:
     rest: str
     alpha: tuple[float, ...]
     kv_grad_dtype: str = "float32"
+    kv: str = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +136,7 @@ class Plan:
         chunk_lengths: tokens of each chunk over all devices of a stage; they sum to sequence_length.
         schedule: the schedule.
         stash: the places of activations.
-        kv_slots: sequences whose keys and values a stage holds at once.
+        kv_slots: sequences that a stage has in flight at once.
         predicted: predicted figures.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
         kernel: the attention kernel, "blockwise" or "cudnn".
@@ -170,6 +174,7 @@ class Plan:
         # A table given by hand has to be checked first; one that is generated is where it runs.
         outline = self.outline() if self.schedule.csv is None else self.table()
         _check_table(self, outline)
+        _check_kv(self, outline)
         _check_alpha(self.stash.alpha, outline)
 
     @property
@@ -207,7 +212,9 @@ class Plan:
         if values.get("schema_version") == 3:  # written before schedules had waves
             values = {**values, "schedule": _with(values.get("schedule"), wave=1), "schema_version": 4}
         if values.get("schema_version") == 4:  # written before ticks had shapes
-            values = {**values, "schedule": _with(values.get("schedule"), shapes=()), "schema_version": SCHEMA_VERSION}
+            values = {**values, "schedule": _with(values.get("schedule"), shapes=()), "schema_version": 5}
+        if values.get("schema_version") == 5:  # written before keys and values could be made again
+            values = {**values, "stash": _with(values.get("stash"), kv="keep"), "schema_version": SCHEMA_VERSION}
         found = values.get("schema_version")
         if found != SCHEMA_VERSION:
             raise ValueError(f"schema_version of plan.json must be {SCHEMA_VERSION}, got {found!r}; plan again")
@@ -247,7 +254,7 @@ class Plan:
             ("sequence_kind", f"{self.sequence_kind} (ulysses {self.ulysses} x ring {self.ring})"),
             ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}{_shapes(self.schedule.shapes)}"),
             ("schedule", f"{_schedule(self.schedule)}, kv slots {self.kv_slots}"),
-            ("stash", f"inputs {stash.inputs}, attention {stash.attention}, rest {stash.rest}"),
+            ("stash", f"inputs {stash.inputs}, attention {stash.attention}, rest {stash.rest}, kv {stash.kv}"),
             ("alpha", _abridge(stash.alpha)),
             ("kv_grad_dtype", stash.kv_grad_dtype),
             ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
@@ -393,6 +400,26 @@ def _check_places(stash: StashPlan) -> None:
             "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
             f"got {stash.attention} and {stash.rest}; set stash.inputs=keep, or set all three to recompute"
         )
+
+
+def _check_kv(plan: Plan, table: Table) -> None:
+    kv = plan.stash.kv
+    if kv not in KV_PLACES:
+        raise ValueError(f"stash.kv must be one of {', '.join(KV_PLACES)}, got {kv!r}; choose one")
+    if kv == "keep":
+        return
+    if plan.schedule.csv is not None or not table.passes_groups_in_turn:
+        raise ValueError(
+            "stash.kv=rebuild must have a schedule that passes one group of layers at a time, got "
+            f"{_schedule(plan.schedule)}; use schedule.name=breadth-first, or stash.kv=keep"
+        )
+    if plan.stash.inputs == "recompute":
+        raise ValueError(
+            "stash.kv=rebuild must have layer inputs to rebuild from, got stash.inputs=recompute; use "
+            "stash.inputs=host or keep, or stash.kv=keep"
+        )
+    if len(plan.chunk_lengths) == 1:
+        raise ValueError("stash.kv=rebuild must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
 
 
 def _check_table(plan: Plan, table: Table) -> None:

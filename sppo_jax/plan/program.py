@@ -13,9 +13,9 @@ import numpy as np
 from sppo_jax.plan.fold import fold
 from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
-from sppo_jax.plan.slots import head_slots, kv_slots, stash_slots
+from sppo_jax.plan.slots import PrefixSlots, head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
 from sppo_jax.plan.stash import StashClass, stash_classes
-from sppo_jax.plan.table import Table
+from sppo_jax.plan.table import Table, Unit
 
 FIELDS = (
     "active",  # 1 where the stage has a unit in this tick
@@ -25,11 +25,22 @@ FIELDS = (
     "group",  # which of the stage's groups of layers
     "first",  # 1 where the virtual stage is the first one (takes the embedding)
     "last",  # 1 where it is the last one (gives to the head)
-    "kv_slot",
+    "sequence_slot",  # of what a sequence in flight has once: its tags
+    "kv_slot",  # of the keys and values of the sequence on the virtual stage
+    "grad_slot",  # of their gradients (B)
+    "waits",  # 1 where the unit's input is in the waiting room, not in the register
+    "wait_slot",  # where the input waits
+    "arrive_slot",  # where what reaches the stage at the end of the tick waits
+    "rebuild_start",  # as `start`, `length`, `group`, `kv_slot` and `stash_slot`, of the keys and values made again
+    "rebuild_length",
+    "rebuild_group",
+    "rebuild_kv_slot",
+    "rebuild_stash_slot",
     "stash_slot",
     "head_slot",
     "write_slot",  # host slot of the stash that this tick writes (made one compute tick before)
     "fetch_slot",  # host slot of the stash that this tick fetches (used one compute tick later)
+    "refetch_slot",  # the same of the stash whose inputs this tick fetches (to rebuild keys and values)
 )
 
 
@@ -45,6 +56,8 @@ class TickSpec:
         fetch: class of the stash that is copied back meanwhile; None for none.
         passes: what travels on the ring.
         has_ends: whether it looks up embeddings (F), or gathers the head's dX and adds to the embedding's gradient (B).
+        rebuild: class of the stash from which keys and values of the group before are made again (B); None for none.
+        refetch: class of the stash whose inputs are copied back for the next tick's rebuild; None for none.
     """
 
     kind: str
@@ -54,6 +67,8 @@ class TickSpec:
     fetch: StashClass | None = None
     passes: RingPasses = RingPasses()
     has_ends: bool = True
+    rebuild: StashClass | None = None
+    refetch: StashClass | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +79,10 @@ class Program:
         items: nested loops of TickSpecs.
         rows: for each of FIELDS an int32 array [ticks, stages].
         classes: number of slots of each stash class.
-        num_kv_slots: sequences whose keys and values a stage holds.
+        num_sequence_slots: sequences that a stage has in flight.
+        num_kv_slots: prefixes, each of a sequence on a virtual stage, whose keys and values a stage holds.
+        num_grad_slots: prefixes whose dK and dV a stage holds.
+        num_waiting_slots: chunks that wait at once between two groups of layers.
         num_head_slots: head gradients that wait at once.
         max_tokens: the most tokens any tick has on one device.
     """
@@ -72,7 +90,10 @@ class Program:
     items: tuple
     rows: dict[str, np.ndarray]
     classes: dict[StashClass, int]
+    num_sequence_slots: int
     num_kv_slots: int
+    num_grad_slots: int
+    num_waiting_slots: int
     num_head_slots: int
     max_tokens: int
 
@@ -91,19 +112,30 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     table = plan.table()
     classes = stash_classes(table, plan.stash, plan.mesh.seq) if train else ()
     of_tick = [classes[group] if train and group is not None else None for group in table.tick_groups]
-    slots = _stash_slots(table, classes) if train else {}
-    copies = _copies(table, of_tick)
-    specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies)
+    slots = _Slots(
+        stash=_stash_slots(table, classes) if train else {},
+        sequences=sequence_slots(table),
+        prefixes=prefix_slots(table, plan.stash.kv, train=train),
+        waiting=waiting_slots(table),
+        heads=head_slots(table),
+    )
+    rebuilds = _rebuilds(table) if train and plan.stash.kv == "rebuild" else {}
+    copies = _copies(table, of_tick, rebuilds)
+    specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies, rebuilds)
     rows = _rows(plan, table, of_tick, slots, copies)
+    _add_rebuilds(rows, table, rebuilds, slots, of_tick)
     if not train:
         chosen = [index for index, tick in enumerate(table.ticks) if tick.kind != "B"]
         specs, rows = [specs[i] for i in chosen], {name: value[chosen] for name, value in rows.items()}
     return Program(
         items=fold(specs),
         rows=rows,
-        classes={name: count for name, (count, _) in slots.items()},
-        num_kv_slots=kv_slots(table)[0],
-        num_head_slots=head_slots(table)[0],
+        classes={name: count for name, (count, _) in slots.stash.items()},
+        num_sequence_slots=slots.sequences[0],
+        num_kv_slots=slots.prefixes.num_kv,
+        num_grad_slots=slots.prefixes.num_grads,
+        num_waiting_slots=slots.waiting[0],
+        num_head_slots=slots.heads[0],
         max_tokens=max(spec.tokens for spec in specs),
     )
 
@@ -121,10 +153,21 @@ def ring_of(plan: Plan, shape: AttentionShape) -> Ring:
 
 
 class _Copies(NamedTuple):
-    """Of each tick that writes to or fetches from the host: the F tick written, the B tick fetched for."""
+    """Of each tick that writes to or fetches from the host: the F tick written, fetched for a B, or for a rebuild."""
 
     writes: dict[int, int]
     fetches: dict[int, int]
+    refetches: dict[int, int]
+
+
+class _Slots(NamedTuple):
+    """The number of slots of each buffer, and which slot each thing has; see `plan.slots`."""
+
+    stash: dict[StashClass, tuple[int, dict]]
+    sequences: tuple[int, dict]
+    prefixes: PrefixSlots
+    waiting: tuple[int, dict]
+    heads: tuple[int, dict]
 
 
 def _stash_slots(table: Table, classes: Sequence[StashClass]) -> dict[StashClass, tuple[int, dict]]:
@@ -132,12 +175,36 @@ def _stash_slots(table: Table, classes: Sequence[StashClass]) -> dict[StashClass
     return stash_slots(table, lambda unit: classes[groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]]])
 
 
-def _copies(table: Table, of_tick: Sequence[StashClass | None]) -> _Copies:
+def _rebuilds(table: Table) -> dict[int, int]:
+    """Returns of each B tick in which keys and values are made again the F tick that made them first.
+
+    While a chunk passes a group backward, its keys and values in the group before are made again.
+    """
+    found = {}
+    for index, tick in enumerate(table.ticks):
+        units = [_rebuilt(unit, table) for unit in tick.units] if tick.kind == "B" else []
+        sources = {table.unit_ticks[unit] for unit in units if unit is not None}
+        if sources:
+            (found[index],) = sources
+    return found
+
+
+def _rebuilt(unit: Unit | None, table: Table) -> Unit | None:
+    """Returns the forward whose keys and values are made again in the tick of a backward."""
+    if unit is None or unit.virtual_stage < table.num_stages:
+        return None
+    return unit._replace(kind="F", virtual_stage=unit.virtual_stage - table.num_stages)
+
+
+def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[int, int]) -> _Copies:
     """Writes a stash during the next compute tick, and fetches the stash during the tick before its backward."""
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
-    copies = _Copies({}, {})
+    copies = _Copies({}, {}, {})
     for place, index in enumerate(compute):
         made = of_tick[index]
+        source = of_tick[rebuilds[index]] if index in rebuilds else None
+        if source is not None and source.host_inputs:
+            copies.refetches[compute[place - 1]] = rebuilds[index]
         if made is None or not made.uses_host:
             continue
         # A stash that is written is read, and one that is read was written: there are neighbours.
@@ -149,24 +216,34 @@ def _copies(table: Table, of_tick: Sequence[StashClass | None]) -> _Copies:
 
 
 def _specs(
-    plan: Plan, table: Table, ring: Ring, of_tick: Sequence[StashClass | None], copies: _Copies
+    plan: Plan,
+    table: Table,
+    ring: Ring,
+    of_tick: Sequence[StashClass | None],
+    copies: _Copies,
+    rebuilds: dict[int, int],
 ) -> list[TickSpec]:
     specs = []
+
+    def class_of(index: int | None) -> StashClass | None:
+        return None if index is None else of_tick[index]
+
     for index, (tick, shape) in enumerate(zip(table.ticks, table.tick_shapes, strict=True)):
         tokens = shape.tokens // plan.mesh.seq
         if not tick.is_compute:
             specs.append(TickSpec(tick.kind, tokens))
             continue
-        written, fetched = copies.writes.get(index), copies.fetches.get(index)
         specs.append(
             TickSpec(
                 kind=tick.kind,
                 tokens=tokens,
                 stash=of_tick[index],
-                write=None if written is None else of_tick[written],
-                fetch=None if fetched is None else of_tick[fetched],
+                write=class_of(copies.writes.get(index)),
+                fetch=class_of(copies.fetches.get(index)),
                 passes=_performed(ring.passes(tokens, shape.reach), tick.kind, plan.stash),
                 has_ends=shape.has_ends,
+                rebuild=class_of(rebuilds.get(index)),
+                refetch=class_of(copies.refetches.get(index)),
             )
         )
     return specs
@@ -180,14 +257,16 @@ def _performed(passes: RingPasses, kind: str, stash: StashPlan) -> RingPasses:
 
 
 def _rows(
-    plan: Plan, table: Table, of_tick: Sequence[StashClass | None], slots: dict, copies: _Copies
+    plan: Plan, table: Table, of_tick: Sequence[StashClass | None], slots: _Slots, copies: _Copies
 ) -> dict[str, np.ndarray]:
     rows = {name: np.zeros((len(table.ticks), table.num_stages), np.int32) for name in FIELDS}
-    rows["start"][:] = plan.sequence_length  # an idle stage writes behind the sequence, where there is space for it
-    kv, heads = kv_slots(table)[1], head_slots(table)[1]
+    # An idle stage writes behind the sequence, where there is space for it.
+    rows["start"][:] = rows["rebuild_start"][:] = plan.sequence_length
+    rows["arrive_slot"][:] = slots.waiting[0]  # the trash slot
+    prefixes = slots.prefixes
     for index, tick in enumerate(table.ticks):
         made = of_tick[index]
-        rows["stash_slot"][index] = slots[made][0] if made is not None else 0  # the trash slot
+        rows["stash_slot"][index] = slots.stash[made][0] if made is not None else 0  # the trash slot
         for stage, unit in enumerate(tick.units):
             if unit is None:
                 continue
@@ -199,14 +278,49 @@ def _rows(
                 "group": unit.virtual_stage // table.num_stages,
                 "first": unit.virtual_stage == 0,
                 "last": unit.virtual_stage == table.num_virtual_stages - 1,
-                "kv_slot": kv[stage, unit.sequence],
-                "head_slot": heads[unit.sequence, unit.chunk],
+                "sequence_slot": slots.sequences[1][stage, unit.sequence],
+                "head_slot": slots.heads[1][unit.sequence, unit.chunk],
             }
+            if tick.is_compute:
+                of_pass, key = (
+                    (prefixes.forward, prefixes.backward)[tick.kind == "B"],
+                    (unit.sequence, unit.virtual_stage),
+                )
+                values |= {"kv_slot": of_pass.get(key, 0), "grad_slot": prefixes.grads.get(key, 0)}
+            if unit in slots.waiting[1]:
+                values |= {"waits": 1, "wait_slot": slots.waiting[1][unit]}
             if made is not None:
-                values["stash_slot"] = slots[made][1][stage, unit.sequence, unit.chunk, unit.virtual_stage]
+                values["stash_slot"] = slots.stash[made][1][stage, unit.sequence, unit.chunk, unit.virtual_stage]
             for name, value in values.items():
                 rows[name][index, stage] = value
-    for name, others in zip(("write_slot", "fetch_slot"), copies, strict=True):
+    for unit, (came, _) in table.waits.items():
+        rows["arrive_slot"][came, unit.virtual_stage % table.num_stages] = slots.waiting[1][unit]
+    for name, others in zip(("write_slot", "fetch_slot", "refetch_slot"), copies, strict=True):
         for index, other in others.items():
             rows[name][index] = rows["stash_slot"][other]
     return rows
+
+
+def _add_rebuilds(
+    rows: dict[str, np.ndarray],
+    table: Table,
+    rebuilds: dict[int, int],
+    slots: _Slots,
+    of_tick: Sequence[StashClass | None],
+) -> None:
+    """Fills in the rows of keys and values that are made again."""
+    for index, source in rebuilds.items():
+        of_class = slots.stash[of_tick[source]][1]  # type: ignore[index]
+        for stage, backward in enumerate(table.ticks[index].units):
+            unit = _rebuilt(backward, table)
+            if unit is None:
+                continue
+            values = {
+                "rebuild_start": table.chunk_starts[unit.chunk],
+                "rebuild_length": table.chunk_lengths[unit.chunk],
+                "rebuild_group": unit.virtual_stage // table.num_stages,
+                "rebuild_kv_slot": slots.prefixes.backward[unit.sequence, unit.virtual_stage],
+                "rebuild_stash_slot": of_class[(stage, *unit[1:])],
+            }
+            for name, value in values.items():
+                rows[name][index, stage] = value

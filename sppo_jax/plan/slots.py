@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Hashable, Iterable
 from heapq import heappop, heappush
-from typing import TypeVar
+from itertools import product
+from typing import NamedTuple, TypeVar
 
 from sppo_jax.plan.table import Table, Unit
 
@@ -40,8 +41,8 @@ def _color_sorted(intervals: Iterable[tuple[Key, tuple[int, int]]]) -> tuple[int
     return count, slots
 
 
-def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
-    """Returns the number of sequences whose keys and values a stage holds at once, and a slot for each.
+def sequence_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
+    """Returns the number of sequences that a stage has in flight at once, and a slot for each.
 
     A sequence holds its slot at a stage from its first forward tick there to its last backward tick there.
 
@@ -56,6 +57,63 @@ def kv_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
         stage = unit.virtual_stage % table.num_stages
         start, end = spans[stage].get((stage, unit.sequence), (tick, tick))
         spans[stage][stage, unit.sequence] = (min(start, tick), max(end, tick))
+    return _color_stages(spans)
+
+
+class PrefixSlots(NamedTuple):
+    """Slots for the keys and values of prefixes, each of one sequence on one virtual stage, and for their gradients.
+
+    Args:
+        num_kv: slots of keys and values, the most that any stage needs.
+        num_grads: slots of dK and dV.
+        forward: slot of each (sequence, virtual stage) in its forward.
+        backward: slot in its backward.
+        grads: slot of its dK and dV.
+    """
+
+    num_kv: int
+    num_grads: int
+    forward: dict[tuple[int, int], int]
+    backward: dict[tuple[int, int], int]
+    grads: dict[tuple[int, int], int]
+
+
+def prefix_slots(table: Table, kv: str, *, train: bool = True) -> PrefixSlots:
+    """Returns slots for the keys and values of prefixes; see `table.PrefixPeaks` for how long each is held.
+
+    Args:
+        table: a whole table.
+        kv: "keep" or "rebuild".
+        train: whether there are backwards.
+    """
+    ticks, last = table.unit_ticks, table.num_chunks - 1
+    kv_spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
+    grad_spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
+    for sequence, virtual_stage in product(range(table.num_sequences), range(table.num_virtual_stages)):
+        key, stage = (sequence, virtual_stage), virtual_stage % table.num_stages
+        first, end = (ticks[Unit("F", sequence, chunk, virtual_stage)] for chunk in (0, last))
+        if not train:
+            kv_spans[stage]["F", key] = first, end
+            continue
+        begin, done = (ticks[Unit("B", sequence, chunk, virtual_stage)] for chunk in (last, 0))
+        grad_spans[stage][key] = (begin if table.passes_groups_in_turn else first), done
+        behind = Unit("B", sequence, last, virtual_stage + table.num_stages)
+        if kv == "keep" or behind not in ticks:
+            kv_spans[stage]["FB", key] = first, done
+        else:
+            kv_spans[stage]["F", key] = first, end
+            kv_spans[stage]["B", key] = ticks[behind], done
+    (num_kv, slots), (num_grads, grads) = _color_stages(kv_spans), _color_stages(grad_spans)
+    forward, backward = ({key: slot for (passes, key), slot in slots.items() if kind in passes} for kind in "FB")
+    return PrefixSlots(num_kv, num_grads, forward, backward, grads)
+
+
+def waiting_slots(table: Table) -> tuple[int, dict[Unit, int]]:
+    """Returns the number of chunks that wait at once between two groups of layers, and a slot for each unit's input."""
+    spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
+    for unit, (came, tick) in table.waits.items():
+        # It comes at the end of a tick, and leaves at the start of another one.
+        spans[unit.virtual_stage % table.num_stages][unit] = 2 * came + 1, 2 * tick
     return _color_stages(spans)
 
 

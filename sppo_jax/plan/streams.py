@@ -5,41 +5,51 @@ from collections.abc import Sequence
 from sppo_jax.plan.table import Tick, Unit
 
 
-def forward_ticks(num_stages: int, num_groups: int, sequences: Sequence[int], num_chunks: int) -> list[Tick]:
+def forward_ticks(
+    num_stages: int, num_groups: int, sequences: Sequence[int], num_chunks: int, travelling: int | None = None
+) -> list[Tick]:
     """Returns all forward ticks of some sequences: first in, first out over sequences and over chunks.
 
-    Chunks travel in groups of P = num_stages round the ring of stages, v = num_groups times. The n-th chunk
-    overall runs virtual stage k P + s at tick (n // P) P v + k P + n % P + s.
+    Chunks travel in groups of G round the ring of P = num_stages stages, v = num_groups times. The n-th chunk
+    overall runs virtual stage k P + s at tick (n // G) G v + k G + n % G + s. With G = P no chunk waits between two
+    rounds. With more, each chunk waits for G - P ticks, and G chunks pass a group of layers before any of them passes
+    the next.
 
     Args:
+        num_stages: pipeline stages.
+        num_groups: virtual stages of each stage.
         sequences: numbers of the sequences, in order.
         num_chunks: chunks of each sequence.
+        travelling: chunks that travel together, G, at least P; None: P.
     """
     order = [(sequence, chunk) for sequence in sequences for chunk in range(num_chunks)]
-    return _stream("F", num_stages, num_groups, order)
+    return _stream("F", num_stages, num_groups, order, travelling or num_stages)
 
 
-def backward_ticks(num_stages: int, num_groups: int, sequences: Sequence[int], num_chunks: int) -> list[Tick]:
+def backward_ticks(
+    num_stages: int, num_groups: int, sequences: Sequence[int], num_chunks: int, travelling: int | None = None
+) -> list[Tick]:
     """Returns all backward ticks of some sequences: first in, first out over sequences, last in, first out over chunks.
 
     The mirror image of `forward_ticks`: the b-th chunk to go back runs virtual stage V - 1 - r at the tick at
     which it would run virtual stage r forward, where V is the number of virtual stages.
 
     Args:
-        sequences: numbers of the sequences, in order.
-        num_chunks: chunks of each sequence.
+        num_stages, num_groups, sequences, num_chunks, travelling: as `forward_ticks`.
     """
     order = [(sequence, chunk) for sequence in sequences for chunk in reversed(range(num_chunks))]
-    return _stream("B", num_stages, num_groups, order)
+    return _stream("B", num_stages, num_groups, order, travelling or num_stages)
 
 
-def _stream(kind: str, num_stages: int, num_groups: int, order: list[tuple[int, int]]) -> list[Tick]:
-    period = num_stages * num_groups
-    # Each step of a chunk takes one tick: k P + s is the step itself.
-    virtual_stages = range(period) if kind == "F" else range(period - 1, -1, -1)
-    places = [(step, virtual_stage % num_stages) for step, virtual_stage in enumerate(virtual_stages)]
-    starts = [number // num_stages * period + number % num_stages for number in range(len(order))]
-    rows: list[list[Unit | None]] = [[None] * num_stages for _ in range(starts[-1] + period)]
+def _stream(kind: str, num_stages: int, num_groups: int, order: list[tuple[int, int]], travelling: int) -> list[Tick]:
+    last = num_stages * num_groups - 1
+    virtual_stages = range(last + 1) if kind == "F" else range(last, -1, -1)
+    places = [
+        (number // num_stages * travelling + number % num_stages, virtual_stage % num_stages)
+        for number, virtual_stage in enumerate(virtual_stages)
+    ]
+    starts = [number // travelling * travelling * num_groups + number % travelling for number in range(len(order))]
+    rows: list[list[Unit | None]] = [[None] * num_stages for _ in range(starts[-1] + places[-1][0] + 1)]
     for start, (sequence, chunk) in zip(starts, order, strict=True):
         units = [Unit(kind, sequence, chunk, virtual_stage) for virtual_stage in virtual_stages]
         for unit, (step, stage) in zip(units, places, strict=True):

@@ -15,6 +15,8 @@ from sppo_jax.plan.shapes import rounded_up
 # Kinds of units: forward, backward, and head. All stages compute the units of SHARED_KINDS together.
 KINDS = ("F", "B", "H")
 SHARED_KINDS = ("H",)
+# The schedule in which all chunks of a wave pass a group of layers before any of them passes the next.
+BREADTH_FIRST = "breadth-first"
 # Compute ticks that must lie between writing a stash and reading it back for the copies to hide.
 MIN_HOST_GAP = 3
 Class = TypeVar("Class", bound=Hashable)
@@ -83,6 +85,22 @@ class TickShape(NamedTuple):
     tokens: int
     reach: int
     has_ends: bool = True
+
+
+class PrefixPeaks(NamedTuple):
+    """How many prefixes, each of one sequence and one group of layers, a stage holds at once; the most of any stage.
+
+    Args:
+        kept: whose keys and values stay from the forward of the first chunk to the backward of the first chunk.
+        rebuilt: whose keys and values leave after the forward, but for the last group, and are made again while the
+            group behind goes backward.
+        grads: whose dK and dV have a buffer. Where groups pass in turn, from the backward of the last chunk to that of
+            the first; else as long as `kept`.
+    """
+
+    kept: int
+    rebuilt: int
+    grads: int
 
 
 class property_of_ticks(Generic[Value]):  # noqa: N801
@@ -296,8 +314,34 @@ class Table:
         return tuple(rounds)
 
     @property_of_ticks
+    def waits(self) -> dict[Unit, tuple[int, int]]:
+        """Returns, for each unit whose input waits, the ticks in which the input comes and is used.
+
+        An input that comes in the tick of its kind right before is still in the register.
+        """
+        ordinals: dict[str, dict[int, int]] = {"F": {}, "B": {}}
+        for number, tick in enumerate(self.ticks):
+            if tick.is_compute:
+                ordinals[tick.kind][number] = len(ordinals[tick.kind])
+        found: dict[Unit, tuple[int, int]] = {}
+        for unit, index in self.unit_ticks.items():
+            step = {"F": -1, "B": 1, "H": 0}[unit.kind]
+            came = self.unit_ticks.get(unit._replace(virtual_stage=unit.virtual_stage + step), index)
+            if came != index and ordinals[unit.kind][index] != ordinals[unit.kind][came] + 1:
+                found[unit] = came, index
+        return found
+
+    @property_of_ticks
+    def waiting_peak(self) -> int:
+        """Returns the number of chunks that wait at once between two groups of layers, the most of any stage."""
+        changes: dict[int, list[Change]] = {}
+        for unit, (came, tick) in self.waits.items():
+            changes.setdefault(unit.virtual_stage % self.num_stages, []).extend([(came + 1, 1), (tick, -1)])
+        return max((_peak(of_stage, self.repeats) for of_stage in changes.values()), default=0)
+
+    @property_of_ticks
     def kv_peak(self) -> int:
-        """Returns the number of sequences whose keys and values a stage holds at once, the most of any stage.
+        """Returns the number of sequences that a stage has in flight at once, the most of any stage.
 
         A stage holds a sequence from the forward of its first chunk on the stage's first virtual stage to the backward.
         """
@@ -307,6 +351,35 @@ class Table:
                 if unit is not None and unit.chunk == 0 and unit.virtual_stage == stage and unit.kind != "H":
                     changes[stage].append((index, 1 if unit.kind == "F" else -1))
         return max(_peak(of_stage, self.repeats) for of_stage in changes)
+
+    @property_of_ticks
+    def prefix_peaks(self) -> PrefixPeaks:
+        """Returns how many prefixes a stage holds at once."""
+        changes: tuple[list[list[Change]], ...] = tuple(
+            [[] for _ in range(self.num_stages)] for _ in PrefixPeaks._fields
+        )
+        for index, tick in enumerate(self.ticks):
+            for stage, unit in enumerate(tick.units):
+                if unit is not None and tick.is_compute:
+                    for of_stage, change in zip(changes, self._prefix_changes(unit), strict=True):
+                        of_stage[stage] += [(index, one) for one in change]
+        kept, rebuilt, grads = (max(_peak(one, self.repeats) for one in of_kind) for of_kind in changes)
+        return PrefixPeaks(kept, rebuilt, grads if self.passes_groups_in_turn else kept)
+
+    def _prefix_changes(self, unit: Unit) -> tuple[list[int], list[int], list[int]]:
+        """Returns how a unit changes the prefixes of `PrefixPeaks`, field by field."""
+        begins, ends = unit.chunk == 0, unit.chunk == self.num_chunks - 1
+        is_last = unit.virtual_stage // self.num_stages == self.num_groups - 1
+        if unit.kind == "F":
+            return [1] * begins, [1] * begins + [-1] * (ends and not is_last), []
+        # The first backward of a group begins to rebuild the group before.
+        rebuilds = ends and unit.virtual_stage >= self.num_stages
+        return [-1] * begins, [1] * rebuilds + [-1] * begins, [1] * ends + [-1] * begins
+
+    @property
+    def passes_groups_in_turn(self) -> bool:
+        """Whether in each stage all backwards of a group of layers come before any of the group before it."""
+        return self.name == BREADTH_FIRST
 
     @property_of_ticks
     def head_peak(self) -> int:
@@ -369,12 +442,17 @@ def chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate(chunk_lengths, initial=0))
 
 
+def _by_tick(change: Change) -> tuple[int, int]:
+    return change[0], -change[1]
+
+
 def _peak(changes: Iterable[Change], repeats: Sequence[Repeat]) -> int:
     """Returns the most that is held at once."""
-    found = sorted(changes)
+    # What comes in a tick is held together with what goes behind it.
+    found = sorted(changes, key=_by_tick)
     for start, stop, rounds, _ in repeats:
         growth = (rounds - 1) * sum(change for tick, change in found if start <= tick < stop)
         if growth:
             # Most is held in the last round where it grows, in the first where it shrinks.
-            found = sorted([*found, (start if growth > 0 else stop, growth)])
+            found = sorted([*found, (start if growth > 0 else stop, growth)], key=_by_tick)
     return max(accumulate(change for _, change in found), default=0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.lower_bounds import LowerBounds
@@ -43,6 +44,7 @@ class Candidate(NamedTuple):
         mechanisms = (
             layout.interleave > 1,
             self.partition.wave > 1,
+            self.partition.schedule == BREADTH_FIRST,
             layout.mesh.pipe > 1,
             layout.split.ulysses > 1 and layout.split.ring > 1,
             self.partition.balance in ("flops", "cost"),
@@ -119,13 +121,15 @@ class BestFirst:
         heapq.heapify(self.heap)
 
     def _rough_excesses(self, candidates: Iterable[Candidate]) -> list[float]:
-        """Returns the rough excess of each candidate, which depends on its layout, wave and places alone."""
+        """Returns the rough excess of each candidate, which depends on its layout, wave, order and places alone."""
         excesses, layout = [], None
-        known: dict[tuple[int, Places], float] = {}
+        known: dict[tuple, float] = {}
         for candidate in candidates:
             if candidate.partition.layout is not layout:
                 layout, known = candidate.partition.layout, {}
-            key = candidate.partition.wave, candidate.places
+            partition = candidate.partition
+            held = partition.passes_groups_in_turn, partition.lets_chunks_wait, partition.num_chunks == 1
+            key = partition.wave, held, partition.kv(candidate.places), candidate.places
             if key not in known:
                 known[key] = self.lower_bounds.rough_excess(candidate.partition, candidate.places)
             excesses.append(known[key])
@@ -244,6 +248,7 @@ class BestFirst:
                 kv_grad_dtype=self.dtype,
                 wave=candidate.partition.wave,
                 shapes=candidate.partition.shapes,
+                kv=candidate.partition.kv(candidate.places),
             )
             self.outcomes[number] = evaluate(choice)
         return self.outcomes[number]

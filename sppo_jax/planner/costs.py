@@ -61,6 +61,7 @@ class CostModel:
         compute_bytes: bytes of an activation.
         recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention again.
+        recompute_kv: the share of backwards in whose ticks keys and values are computed again.
         cluster: the devices and what joins them.
     """
 
@@ -76,6 +77,7 @@ class CostModel:
     compute_bytes: int
     recompute_linear: int
     recompute_attention: bool
+    recompute_kv: float
     cluster: Cluster
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
@@ -210,10 +212,12 @@ class CostModel:
         attention_flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, self.head_dim)
         token_s = self.layers * self.layer.linear_flops / linear_flops_s
         pair_s = self.layers * self.layer.pair_flops / attention_flops_s
+        kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
+        kv_s = self.recompute_kv * self.layers * kv_flops / linear_flops_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         return {
             "F": (token_s, pair_s),
-            "B": (token_s * (LINEAR_BACKWARD + self.recompute_linear), pair_s),
+            "B": (token_s * (LINEAR_BACKWARD + self.recompute_linear) + kv_s, pair_s),
             "H": (head_s, 0.0),
         }
 
@@ -271,7 +275,8 @@ class CostModel:
 
         Of all heads a device keeps one share. Forward: q, k, v and out in the compute dtype, LSE in the dtype of sums.
         Backward: q, dout and dq in the compute dtype, LSE, dk and dv in the dtype of sums; then the whole out for the
-        fused kernel, or a row sum for the blockwise one. If attention is computed again: q, out and LSE once more.
+        fused kernel, or a row sum for the blockwise one. If attention is computed again: q, out and LSE once more. If
+        keys and values are: k and v.
         """
         layer, size, sum_bytes = self.layer, self.compute_bytes, self.ring.shape.sum_bytes
         kv, rows = 2 * self.kv_heads * self.head_dim, sum_bytes * layer.lse_elements
@@ -280,8 +285,9 @@ class CostModel:
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
         if self.recompute_attention:
             backward += 2 * layer.attention_elements * size + rows
+        again = self.recompute_kv * kv * size
         away = (self.ulysses - 1) / self.ulysses
-        return away * forward, away * backward
+        return away * forward, away * (backward + again)
 
 
 def cost_model(
@@ -296,6 +302,7 @@ def cost_model(
     recompute_linear: int,
     recompute_attention: bool,
     kernel: str,
+    recompute_kv: float = 0.0,
     length: int,
     ring_pass: str = "auto",
 ) -> CostModel:
@@ -312,6 +319,7 @@ def cost_model(
         recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention again.
         kernel: the attention kernel, "blockwise" or "cudnn".
+        recompute_kv: the share of backwards in whose ticks keys and values are computed again.
         length: tokens of a sequence.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
 
@@ -346,5 +354,6 @@ def cost_model(
         compute_bytes=compute_bytes,
         recompute_linear=recompute_linear,
         recompute_attention=recompute_attention,
+        recompute_kv=recompute_kv,
         cluster=cluster,
     )

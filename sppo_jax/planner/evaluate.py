@@ -26,6 +26,7 @@ class Choice:
         chunk_lengths: tokens of each chunk over all devices of a stage.
         schedule: name of the schedule.
         places: of layer inputs, attention outputs and the rest.
+        kv: how keys and values reach the backward.
         alpha: "hidden", "all", one value for all diagonals, or a value each.
         kv_grad_dtype: dtype in which dK and dV are accumulated.
         wave: sequences that run as one.
@@ -40,6 +41,7 @@ class Choice:
     kv_grad_dtype: str
     wave: int = 1
     shapes: tuple[int, ...] = ()
+    kv: str = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +76,10 @@ def evaluate(choice: Choice) -> Outcome:
     layout = choice.layout
     table = _outline_of(choice)
     inputs, attention, rest = choice.places
-    stash = StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=choice.kv_grad_dtype)
-    shape, costs = layout.shape, layout_costs(layout, choice.places)
+    stash = StashPlan(
+        inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=choice.kv_grad_dtype, kv=choice.kv
+    )
+    shape, costs = layout.shape, layout_costs(layout, choice.places, choice.kv)
     stash, reason = choose_alpha(stash, choice.alpha, table, shape, costs)
     simulation = _simulate(table, costs, shape, stash)
     return Outcome(
@@ -125,10 +129,11 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     )
 
 
-def layout_costs(layout: Layout, places: Places) -> CostModel:
+def layout_costs(layout: Layout, places: Places, kv: str = "keep") -> CostModel:
     """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
 
     From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
+    Keys and values that are rebuilt are computed again for all groups of layers but the last.
     """
     request, (inputs, attention, rest) = layout.request, places
     return cost_model(
@@ -141,6 +146,7 @@ def layout_costs(layout: Layout, places: Places) -> CostModel:
         compute_bytes=request.compute_bytes,
         recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
         recompute_attention=attention == "recompute",
+        recompute_kv=(layout.interleave - 1) / layout.interleave if kv == "rebuild" else 0.0,
         kernel=request.kernel,
         length=request.config.sequence.length,
         ring_pass=request.config.sequence.ring_pass,
@@ -150,7 +156,7 @@ def layout_costs(layout: Layout, places: Places) -> CostModel:
 def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> CostModel:
     """Returns the seconds of units that the planner used for a plan; arguments as `make_plan`."""
     layout = _layout_of(plan, read_request(config, cluster))
-    return layout_costs(layout, (plan.stash.inputs, plan.stash.attention, plan.stash.rest))
+    return layout_costs(layout, (plan.stash.inputs, plan.stash.attention, plan.stash.rest), plan.stash.kv)
 
 
 def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> Shape:

@@ -14,7 +14,7 @@ from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.layers import divisors, layers_per_virtual_stage
 from sppo_jax.plan.plan import MeshShape, cudnn_takes
 from sppo_jax.plan.shapes import check_shapes
-from sppo_jax.plan.table import Table
+from sppo_jax.plan.table import BREADTH_FIRST, Table
 from sppo_jax.plan.waves import check_wave
 from sppo_jax.planner.advice import nearest_changes, rules_of
 from sppo_jax.planner.chunks import check_length, equal_lengths, given_lengths
@@ -34,12 +34,27 @@ class Request:
         cluster: the devices.
         compute_bytes: bytes of an activation.
         table: the table given by hand, and its text, if any.
+        by_groups: whether a schedule that the config leaves open is breadth-first, which holds the least; else it is
+            any of the others.
     """
 
     config: Config
     cluster: Cluster
     compute_bytes: int
     table: tuple[Table, str] | None
+    by_groups: bool = False
+
+    @property
+    def schedule_name(self) -> str:
+        """The name of the schedule, or "auto" where it is open."""
+        asked = self.config.schedule.name
+        return BREADTH_FIRST if asked == "auto" and self.by_groups else asked
+
+    @property
+    def may_go_by_groups(self) -> bool:
+        """Whether the config allows a breadth-first schedule, and does not ask for it."""
+        schedule = self.config.schedule
+        return schedule.name == "auto" and schedule.interleave != 1 and self.config.stash.kv != "keep"
 
     @cached_property
     def kernel(self) -> str:
@@ -274,15 +289,16 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
 def _interleaves(request: Request, pipe: int) -> list[int]:
     """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
     asked, layers = request.config.schedule.interleave, request.config.model.num_layers
-    name = request.config.schedule.name
+    name = request.schedule_name
     if request.table is not None:
         return [request.table[0].num_groups]
     if asked != "auto":
         return [int(asked)]
-    if pipe == 1 or layers % pipe or name in ("1f1b", "seq1f1b"):
+    by_groups = name == BREADTH_FIRST
+    if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
     depths = divisors(layers // pipe)
-    return depths[1:] or depths if name.startswith("interleaved-") else depths
+    return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths
 
 
 def _check_tokens(request: Request, mesh: MeshShape) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import MeshShape, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.shapes import rounded_up
-from sppo_jax.plan.table import Repeat, TickShape
+from sppo_jax.plan.table import BREADTH_FIRST, Repeat, TickShape
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request
@@ -76,15 +76,19 @@ class LowerBounds:
             key = partition, kind, _recomputed(places) if kind == "B" else (), copy_s if copied > 0 else 0.0
             if key not in self._streams:
                 with_ends, between = self._units(layout, costs, kind, partition.padded_chunks)
+                waves = layout.sequences // partition.wave // partition.drains
                 # Those of the first `copied` chunks last as long as their copies.
                 copies = [copy_s * tokens for _, _, tokens in partition.padded_chunks[:copied]]
-                self._streams[key] = stream_seconds(
-                    _in_wave(_at_least(with_ends, copies), partition.wave),
-                    layout.mesh.pipe,
-                    layout.interleave,
-                    num_sequences=layout.sequences // partition.wave // partition.drains,
-                    between=_in_wave(_at_least(between, copies), partition.wave),
-                )
+                entering, passing = (_in_wave(_at_least(x, copies), partition.wave) for x in (with_ends, between))
+                if partition.schedule == BREADTH_FIRST:
+                    self._streams[key] = breadth_first_seconds(passing, layout.mesh.pipe, layout.interleave)
+                    if not copies:
+                        # Each chunk has a tick in which it enters, and one in which it leaves.
+                        self._streams[key] += 2 * (sum(entering) - sum(passing))
+                else:
+                    self._streams[key] = stream_seconds(
+                        entering, layout.mesh.pipe, layout.interleave, num_sequences=waves, between=passing
+                    )
             total += partition.drains * self._streams[key]
         heads_s = sum(self._units(layout, costs, "H", partition.padded_chunks)[0])
         return (total + layout.sequences * heads_s) * _ROUNDED
@@ -158,6 +162,11 @@ class LowerBounds:
         """
         layout, waits = partition.layout, partition.layout.mesh.pipe - 1
         work_s = self._stage_work_s(partition, sampled)
+        if partition.schedule == BREADTH_FIRST:
+            # Each pass of a group of layers begins while the costly chunks of the pass before leave.
+            rise_s = max(0.0, sampled.units[-1] - sampled.above(-(-waits // partition.wave), partition.num_chunks))
+            rises_s = (layout.interleave - 1) * rise_s if partition.balance == "equal" else 0.0
+            return work_s + partition.drains * waits * (sampled.work_s / partition.num_chunks + rises_s)
         if partition.balance != "equal":
             return work_s + partition.drains * waits * sampled.work_s / partition.num_chunks
         between = layout.sequences // partition.wave - partition.drains
@@ -218,25 +227,44 @@ class LowerBounds:
         layout, wave, request = partition.layout, partition.wave, self.request
         shape, length = layout.shape, request.config.sequence.length
         smallest = self._memory_of_one_chunk(layout, tokens)
-        stash, model = _stash(places, self.dtype), request.config.model
+        stash, model = replace(_stash(places, self.dtype), kv=partition.kv(places)), request.config.model
         # On every schedule a stage holds a whole wave at once, with space for a longest chunk behind each prefix.
         whole, chunk = wave * length // layout.mesh.seq, tokens // layout.mesh.seq
-        more_prefix = (wave * (length + tokens) - 2 * tokens) // layout.mesh.seq
-        layers = layout.layers * layout.interleave
-        kv_bytes = request.compute_bytes + (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
         heads = kv_heads_per_device(model, layout.split.ulysses)
-        kv = more_prefix * layout.split.ulysses * layers * 2 * heads * model.head_dim * kv_bytes
+        prefix = (length + tokens) // layout.mesh.seq * layout.split.ulysses
+        of_group = prefix * layout.layers * 2 * heads * model.head_dim
+        # Of the group that goes backward, and of the one before, whose keys and values are made again.
+        kv_groups = 2 if stash.kv == "rebuild" else layout.interleave
+        grad_groups = 1 if partition.passes_groups_in_turn else layout.interleave
+        # Sequences that are not cut have their gradients one after another.
+        grad_sequences = 1 if partition.passes_groups_in_turn and partition.num_chunks == 1 else wave
+        kv = wave * of_group * kv_groups * request.compute_bytes
+        kv += (
+            grad_sequences * of_group * grad_groups * (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
+        )
+        kv -= smallest.hbm["kv"] + smallest.hbm["kv_grad"]
         token = token_bytes(shape, stash)
         # One slot is spare.
         kept, away = (whole * layout.interleave + chunk) * token.kept, whole * layout.interleave * token.away
         device_bytes, host_bytes = usable_bytes(request.cluster), usable_host_bytes(request.cluster)
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
-        held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept
+        between = self._between_groups_bytes(partition, tokens)
+        held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept + between
         # What is too much for the host stays on the device, but no more than where both are over by the same share.
         even = (away * device_bytes - held * host_bytes) / (device_bytes + host_bytes)
         spilled = max(0, min(even, away - host_bytes))
         host = self._host_bytes(layout, tokens, stash) / host_bytes - 1
         return max(host, (held + spilled) / device_bytes - 1)
+
+    def _between_groups_bytes(self, partition: Partition, tokens: int) -> float:
+        """Returns the least bytes of chunks that wait for their next group of layers, and of the heads' dX."""
+        pipe, length = partition.layout.mesh.pipe, self.request.config.sequence.length
+        wave_tokens = partition.wave * length
+        waiting = max(0, wave_tokens - (pipe - 2) * tokens) if partition.lets_chunks_wait else 0
+        # The last chunk goes backward first, behind the heads of all. One chunk's dX is in the memory of one chunk.
+        heads = max(0, wave_tokens - tokens) / pipe
+        hidden_bytes = self.request.config.model.hidden_size * self.request.compute_bytes
+        return (waiting + heads) / partition.layout.mesh.seq * hidden_bytes
 
     def _host_bytes(self, layout: Layout, tokens: int, stash: StashPlan) -> float:
         """Returns the least bytes on the host: what no rule for alpha can keep back, the last chunks aside."""
@@ -325,6 +353,20 @@ def stream_seconds(
     sequences = num_sequences - left_out * one.sequences
     tick_s = _tick_seconds(units * sequences, (between or units) * sequences, num_stages, num_groups)
     return sum(all_rounds(tick_s, [Repeat(fill, fill + one.ticks, left_out + 1, one.sequences)]))
+
+
+def breadth_first_seconds(units: list[float], num_stages: int, num_groups: int) -> float:
+    """Returns the seconds of all ticks of one kind of one sequence in a breadth-first table, as if none had ends.
+
+    They are a stream of the chunks of all groups of layers, one group after another, through stages of one group.
+
+    Args:
+        units: seconds of each chunk on a virtual stage.
+        num_stages: stages.
+        num_groups: virtual stages of a stage.
+    """
+    of_group = [*units, *[0.0] * (num_stages - len(units))]
+    return stream_seconds(of_group * num_groups, num_stages, 1)
 
 
 def _tick_seconds(units: list[float], between: list[float], num_stages: int, num_groups: int) -> list[float]:

@@ -8,7 +8,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.spread import padded, spread
-from sppo_jax.plan.stash import TokenBytes, slot_bytes, stash_classes
+from sppo_jax.plan.stash import StashClass, TokenBytes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
 from sppo_jax.units import format_bytes
 
@@ -154,11 +154,18 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     for of_class, count in table.stash_peaks(stash_classes(table, stash, shape.seq)).items():
         kept, away = slot_bytes(of_class, token)
         device, host = device + (count + 1) * kept, host + (count + 1) * away
-        copies = max(copies, away)
+        copies = max(copies, away + refetch_bytes(of_class, shape, stash))
     if shape.platform != "tpu":
         return device, host, copies
     padding = -(-shape.layers // _TPU_ROWS) * _TPU_ROWS / shape.layers
     return device, int(host * padding), int(copies * padding) * _TPU_PARTS
+
+
+def refetch_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
+    """Returns the bytes of layer inputs that come back from the host to make a chunk's keys and values again."""
+    if stash.kv != "rebuild":
+        return 0
+    return of_class.host_inputs * shape.layers * layer_costs(shape.model).input_elements * shape.compute_bytes
 
 
 def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
@@ -178,8 +185,10 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     heads = kv_heads_per_device(model, shape.ulysses)
     prefix = (tokens + most) * shape.ulysses // shape.seq
     head_dim = model.head_dim if shape.platform != "tpu" else -(-model.head_dim // _TPU_LANES) * _TPU_LANES
-    kv = table.kv_peak * shape.layers * table.num_groups * prefix * 2 * heads * head_dim
-    kv_grad = kv * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
+    peaks, of_group = table.prefix_peaks, shape.layers * prefix * 2 * heads * head_dim
+    kv = of_group * (peaks.rebuilt if stash.kv == "rebuild" else peaks.kept)
+    kv_grad = of_group * peaks.grads * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
+    waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
     stash_device, stash_host, copies = stash_bytes(table, shape, stash)
     head_share = table.head_peak * -(-local // table.num_stages)
     gathered = size < 4 or shape.data * shape.seq > 1
@@ -196,6 +205,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "kv_grad": kv_grad,
             "stash": stash_device,
             "copies": copies,
+            "waiting": waiting * model.hidden_size * size,
             "carries": (2 * local + head_share) * model.hidden_size * size,
             "batch": batch_bytes(table, shape.seq),
             "work": max(backward_work(shape, stash, local) + group_work(shape, local), loss) + copied,

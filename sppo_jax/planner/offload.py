@@ -7,9 +7,9 @@ from itertools import product
 from sppo_jax.config import StashConfig
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.stash import slot_bytes, stash_classes
-from sppo_jax.plan.table import MIN_HOST_GAP, Table, TickShape
+from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import Shape, stash_bytes, token_bytes, usable_host_bytes
+from sppo_jax.planner.memory import Shape, refetch_bytes, stash_bytes, token_bytes, usable_host_bytes
 from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
@@ -27,6 +27,13 @@ _PLACES: tuple[Places, ...] = (
     ("host", "recompute", "recompute"),
     ("host", "host", "host"),
 )
+
+
+def kv_place(config: StashConfig, schedule: str, places: Places, num_chunks: int) -> str:
+    """Returns how keys and values reach the backward: as asked, or made again where the schedule allows."""
+    if config.kv != "auto":
+        return config.kv
+    return "rebuild" if schedule == BREADTH_FIRST and places[0] != "recompute" and num_chunks > 1 else "keep"
 
 
 def place_options(config: StashConfig) -> list[Places]:
@@ -131,14 +138,21 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
     """Returns the seconds for which each tick's copies to or from the host last.
 
     A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
-    alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal.
+    alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal. Where keys and values are
+    made again, the layer inputs come back a second time.
     """
     token = token_bytes(shape, stash)
     if not token.away:
         return (0.0,) * len(table.ticks)
-    copied = [slot_bytes(of_class, token)[1] for of_class in stash_classes(table, stash, shape.seq)]
+    classes = stash_classes(table, stash, shape.seq)
+    copied = [slot_bytes(of_class, token)[1] for of_class in classes]
+    of_kind = {
+        "F": copied,
+        "B": [size + refetch_bytes(one, shape, stash) for size, one in zip(copied, classes, strict=True)],
+    }
     link_bytes_s = costs.cluster.host_link_bytes_s
-    return tuple(0.0 if group is None else copied[group] / link_bytes_s for group in table.tick_groups)
+    ticks = zip(table.ticks, table.tick_groups, strict=True)
+    return tuple(0.0 if group is None else of_kind[tick.kind][group] / link_bytes_s for tick, group in ticks)
 
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
+from sppo_jax.plan.generators import BREADTH_FIRST, ONE_AT_A_TIME
 from sppo_jax.plan.shapes import check_shapes, rounded_up, tick_shapes
 from sppo_jax.plan.streams import fills_groups
 from sppo_jax.plan.table import chunk_starts
@@ -13,6 +14,7 @@ from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request, layouts
+from sppo_jax.planner.offload import Places, kv_place
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
@@ -46,7 +48,21 @@ class Partition:
     @property
     def drains(self) -> int:
         """How many times the pipeline fills and drains in a step."""
-        return self.layout.sequences // self.wave if self.schedule == "sppo" else 1
+        return self.layout.sequences // self.wave if self.schedule in ONE_AT_A_TIME else 1
+
+    @property
+    def passes_groups_in_turn(self) -> bool:
+        """Whether in each stage all backwards of a group of layers come before any of the group before it."""
+        return self.schedule == BREADTH_FIRST
+
+    @property
+    def lets_chunks_wait(self) -> bool:
+        """Whether chunks wait between two groups of layers."""
+        return self.schedule == BREADTH_FIRST and self.wave * self.num_chunks > self.layout.mesh.pipe
+
+    def kv(self, places: Places) -> str:
+        """Returns how keys and values reach the backward with some places."""
+        return kv_place(self.layout.request.config.stash, self.schedule, places, self.num_chunks)
 
     @cached_property
     def chunk_lengths(self) -> tuple[int, ...]:
@@ -149,7 +165,7 @@ def longest_chunks(request: Request) -> tuple[float, ...]:
 def schedules(layout: Layout, num_chunks: int) -> list[str]:
     """Returns the names of the schedules to consider."""
     request = layout.request
-    asked = request.config.schedule.name
+    asked = request.schedule_name
     if request.table is not None:
         return ["table"]
     if asked != "auto":
@@ -202,6 +218,8 @@ def _interleaved_by_choice(request: Request) -> bool:
 
 def _fills_groups(layout: Layout, schedule: str, num_chunks: int, wave: int) -> bool:
     """Returns whether chunks form whole groups of one a stage. A wave is one sequence of all of its chunks."""
+    if schedule == BREADTH_FIRST:
+        return True
     at_once = 1 if schedule == "sppo" else layout.sequences // wave
     return fills_groups(layout.mesh.pipe, at_once, wave * num_chunks)
 
@@ -235,13 +253,13 @@ def chunk_counts(layout: Layout) -> list[int]:
     Equal chunks have one length, which compiles least, so those that divide the sequence evenly are preferred.
     """
     config, multiple = layout.request.config, layout.multiple_tokens
-    length, name = config.sequence.length, config.schedule.name
+    length, name = config.sequence.length, layout.request.schedule_name
     check_length(length, multiple)
     units, pipe = length // multiple, layout.mesh.pipe
     counts = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
     if name in ("1f1b", "interleaved-1f1b"):
         counts = range(1, 2)
-    elif layout.interleave > 1:
+    elif layout.interleave > 1 and name != BREADTH_FIRST:
         # Chunks travel in groups of one a stage; a shorter sequence than that is cut as little as possible.
         counts = range(pipe, max(counts[-1] // pipe * pipe, pipe) + 1, pipe)
     even = [count for count in counts if units % count == 0]
@@ -254,14 +272,16 @@ def chunk_counts(layout: Layout) -> list[int]:
 
 def _uneven_counts(layout: Layout) -> list[int]:
     """Returns the numbers of chunks to consider where lengths differ anyway: all small ones, then a fourth more."""
-    unit = layout.mesh.pipe if layout.interleave > 1 else 1
+    in_groups = layout.interleave > 1 and layout.request.schedule_name != BREADTH_FIRST
+    unit = layout.mesh.pipe if in_groups else 1
     most = chunk_counts(layout)[-1]
     return [unit * count for count in growing_counts(most // unit)] or [most]
 
 
 def _few_chunks(layout: Layout) -> list[int]:
     """Returns the numbers of chunks below the stages of an interleaved layout that fill whole groups in some wave."""
-    if layout.interleave == 1 or layout.sequences == 1 or layout.request.config.schedule.name in UNCUT:
+    name = layout.request.schedule_name
+    if layout.interleave == 1 or layout.sequences == 1 or name in (*UNCUT, BREADTH_FIRST):
         return []
     return [
         count
@@ -277,6 +297,8 @@ def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:
         return f"{request.table[0].name}, from {config.schedule.table}"
     if config.schedule.name != "auto":
         return "as requested"
+    if schedule == BREADTH_FIRST:
+        return "no other schedule fits; all chunks pass one group of layers after another, forward and back"
     reason = {
         "1f1b": "sequences are not cut",
         "seq1f1b": "several sequences a pipeline overlap, so the pipeline fills and drains once",

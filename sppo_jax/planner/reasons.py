@@ -34,6 +34,7 @@ HOLDERS = {
     "kv": "K/V",
     "kv_grad": "dK/dV",
     "stash": "stash",
+    "waiting": "chunks between groups of layers",
     "copies": "copies under way",
     "carries": "between stages and head",
     "batch": "batch",

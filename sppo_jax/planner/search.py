@@ -1,7 +1,7 @@
 """The search: the fastest step, in simulation, that fits in device and host memory."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
@@ -62,7 +62,8 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     Candidates are taken in the order of a lower bound of their step. The bound is refined in two steps before the table
     is built: from a few chunks, from every chunk, from the simulated table. The first simulated candidate that fits and
     that no other bound undercuts is the fastest. Candidates whose least memory is too much are dropped on the way. Of
-    the plans that take at most 0.5% longer than the fastest, the simplest is chosen.
+    the plans that take at most 0.5% longer than the fastest, the simplest is chosen. A breadth-first schedule, which
+    holds the least, is tried where it is asked for and where no other fits.
 
     Args:
         config: the settings.
@@ -75,7 +76,24 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     request = read_request(config, cluster)
     if config.planner == "paper":
         return _found_by_paper(request, start_s)
-    asked, considered = config.stash.kv_grad_dtype, 0
+    best_first, best, considered = _best(request)
+    too_large = best is None and bool(best_first.unfit)
+    by_groups = _best_by_groups(request) if too_large and request.may_go_by_groups else None
+    if by_groups is not None:
+        best_first, best, more = by_groups
+        considered += more
+    chosen = best_first.simplest_tie(best) if best is not None else best_first.least()
+    others = best_first.others(chosen, NUM_REJECTED)
+    reasons = reasons_of(request, best_first, chosen, considered)
+    if best is not None and best is not chosen:
+        reasons["tie"] = tie_reason(best_first, best, chosen)
+    fastest_s = (best or chosen).step_s
+    return _found(request, chosen, fastest_s, reasons, others, considered, start_s)
+
+
+def _best(request: Request) -> tuple[BestFirst, Outcome | None, int]:
+    """Returns the search that found the fastest outcome, or the last one; the outcome; and the choices considered."""
+    asked, considered = request.config.stash.kv_grad_dtype, 0
     start = start_of(request)
     for dtype in ("float32", "bfloat16") if asked == "auto" else (asked,):
         best_first = BestFirst(request, dtype, start)
@@ -85,13 +103,16 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
         considered += len(best_first.candidates)
         if best is not None:
             break
-    chosen = best_first.simplest_tie(best) if best is not None else best_first.least()
-    others = best_first.others(chosen, NUM_REJECTED)
-    reasons = reasons_of(request, best_first, chosen, considered)
-    if best is not None and best is not chosen:
-        reasons["tie"] = tie_reason(best_first, best, chosen)
-    fastest_s = (best or chosen).step_s
-    return _found(request, chosen, fastest_s, reasons, others, considered, start_s)
+    return best_first, best, considered
+
+
+def _best_by_groups(request: Request) -> tuple[BestFirst, Outcome, int] | None:
+    """Returns what `_best` returns for a breadth-first schedule; None where none fits."""
+    try:
+        best_first, best, considered = _best(replace(request, by_groups=True))
+    except ValueError:  # the layers do not fall into groups
+        return None
+    return None if best is None else (best_first, best, considered)
 
 
 def _found_by_paper(request: Request, start_s: float) -> Found:

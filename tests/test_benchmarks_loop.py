@@ -34,8 +34,8 @@ sys.exit(status)
     "name, sides, num_ordered",
     [
         ("loop", ["bare_s", "loop_s"], 2),
-        ("order", ["ordered_s", "as_written_s"], 1),
-        ("ynn", ["without_s", "with_s"], 2),
+        pytest.param("order", ["ordered_s", "as_written_s"], 1, marks=pytest.mark.slow),
+        pytest.param("ynn", ["without_s", "with_s"], 2, marks=pytest.mark.slow),
     ],
     ids=["loop", "order", "ynn"],
 )

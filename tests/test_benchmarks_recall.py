@@ -54,6 +54,7 @@ def most_by_chance(config, num_answers):
     return chance + 4 * (chance * (1 - chance) / num_answers) ** 0.5
 
 
+@pytest.mark.slow
 def test_recall_is_learnt_through_gradients_of_later_chunks_alone(tmp_path, monkeypatch):
     config, runs, whole, cut = train_both(SMALL)
     assert whole["accuracy"] > 0.95

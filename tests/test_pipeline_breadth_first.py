@@ -1,7 +1,15 @@
 """Breadth-first programs have the dense loss and gradients: all chunks pass a group of layers, then the next one."""
 
+from dataclasses import replace
+
 import pytest
-from programs import HOST, Case, compare
+from programs import HOST, NOTHING, Case, compare
+
+from sppo_jax.plan.fold import unfold
+from sppo_jax.plan.program import lower
+from sppo_jax.plan.ring import AttentionShape
+
+SHAPE = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=6, itemsize=8)
 
 BREADTH_FIRST = dict(schedule="breadth-first")
 INPUTS_ON_HOST = ("host", "recompute", "recompute")
@@ -14,10 +22,6 @@ CASES = {
     "two-stages-rebuilt": Case(
         BREADTH_FIRST | dict(chunks=(12, 8, 8, 4, 8), mesh=(1, 2, 1), sequences=2, interleave=2, kv="rebuild"),
         dict(num_layers=8, tied_embeddings=True),
-    ),
-    "fewer-chunks-than-stages-kept": Case(
-        BREADTH_FIRST | dict(chunks=(16, 12), mesh=(1, 3, 1), interleave=2),
-        dict(num_layers=6, qk_norm=True),
     ),
     "wave-of-2": Case(
         BREADTH_FIRST
@@ -34,8 +38,69 @@ CASES = {
         dict(num_layers=4),
     ),
 }
+SLOW = {
+    "fewer-chunks-than-stages-kept": Case(
+        BREADTH_FIRST | dict(chunks=(16, 12), mesh=(1, 3, 1), interleave=2),
+        dict(num_layers=6, qk_norm=True),
+    ),
+    "layers-in-groups-of-two-from-host": Case(
+        BREADTH_FIRST
+        | dict(chunks=(8, 8, 8, 8), mesh=(1, 1, 4), kind="hybrid", ulysses=2, interleave=3, places=HOST, kv="rebuild")
+        | dict(sequences=2, alpha=(0.4, 1.0)),
+        dict(num_layers=6, qkv_bias=True),
+    ),
+    "bfloat16-four-stages": Case(
+        BREADTH_FIRST
+        | dict(chunks=(16, 8, 8, 8, 8, 8), mesh=(1, 4, 2), kind="ring", interleave=2, places=INPUTS_ON_HOST)
+        | dict(alpha=1.0, kv="rebuild"),
+        dict(num_layers=8),
+        dtype="bfloat16",
+    ),
+    "fused": Case(
+        BREADTH_FIRST
+        | dict(chunks=(24, 16, 16), mesh=(1, 2, 2), interleave=2, kernel="cudnn", places=INPUTS_ON_HOST)
+        | dict(alpha=1.0, kv="rebuild", kv_grad_dtype="bfloat16"),
+        dict(num_layers=4, head_dim=8),
+        optimised=True,
+    ),
+    "rounded-to-shapes": Case(
+        BREADTH_FIRST
+        | dict(chunks=(20, 12, 8, 8), mesh=(1, 2, 2), interleave=2, shapes=(12, 20), places=INPUTS_ON_HOST)
+        | dict(alpha=1.0, kv="rebuild"),
+        dict(num_layers=4),
+    ),
+    "two-pipelines-everything-kept": Case(
+        BREADTH_FIRST | dict(chunks=(8, 12, 8), mesh=(2, 2, 1), interleave=2, places=("keep", "keep", "keep")),
+        dict(num_layers=4),
+    ),
+    "recomputed-kept-keys": Case(
+        BREADTH_FIRST | dict(chunks=(8, 12, 8), mesh=(1, 2, 1), interleave=2, places=NOTHING),
+        dict(num_layers=4),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_breadth_first_has_the_dense_loss_and_gradients(name, x64):
     compare(CASES[name], seed=0, count=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_more_breadth_first_programs_have_the_dense_loss_and_gradients(name, x64):
+    compare(SLOW[name], seed=1, count=2)
+
+
+def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_one():
+    plan = CASES["two-stages-rebuilt"].make_plan()
+    rebuilt, kept = (lower(replace(plan, stash=replace(plan.stash, kv=kv)), SHAPE) for kv in ("rebuild", "keep"))
+    assert (rebuilt.num_kv_slots, rebuilt.num_grad_slots, kept.num_kv_slots) == (2, 1, 2)
+    plan = CASES["one-layer-groups-rebuilt-from-host"].make_plan()
+    rebuilt, kept = (lower(replace(plan, stash=replace(plan.stash, kv=kv)), SHAPE) for kv in ("rebuild", "keep"))
+    assert (rebuilt.num_kv_slots, rebuilt.num_grad_slots, kept.num_kv_slots) == (2, 1, 4)
+    assert lower(plan, SHAPE, train=False).num_kv_slots == 1
+    # The inputs of a chunk come back twice, but for the last group of layers, whose keys and values are still there.
+    specs = unfold(rebuilt.items)
+    again = [spec for spec in specs if spec.rebuild is not None]
+    assert len(again) == 3 * 3 and {spec.kind for spec in again} == {"B"}
+    assert sum(spec.refetch is not None for spec in specs) == len(again)

@@ -63,6 +63,12 @@ def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
         Plan.from_dict(values)
 
 
+def test_a_plan_from_before_keys_were_made_again_keeps_them():
+    values = make().to_dict()
+    del values["stash"]["kv"]
+    assert Plan.from_dict({**values, "schema_version": 5}) == make() and make().stash.kv == "keep"
+
+
 def test_a_plan_with_shapes_holds_together():
     plan = make(schedule=SchedulePlan(name="sppo", shapes=(12, 20)))
     assert Plan.from_json(plan.to_json()) == plan and hash(plan) == hash(Plan.from_json(plan.to_json()))
@@ -138,6 +144,8 @@ def test_json_errors(text, words):
 
 
 STASH = make().stash
+AGAIN = StashPlan(inputs="recompute", attention="recompute", rest="recompute", alpha=())
+BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +170,20 @@ STASH = make().stash
             dict(stash=replace(STASH, inputs="recompute")),
             "stash.attention and stash.rest must be recompute where stash.inputs=recompute",
         ),
+        (dict(stash=replace(STASH, kv="host")), "stash.kv must be one of keep, rebuild, got 'host'"),
+        (
+            dict(stash=replace(STASH, kv="rebuild")),
+            "one group of layers at a time, got sppo, interleave 1; use schedule.name=breadth-first, or stash.kv=keep",
+        ),
+        (
+            dict(schedule=BY_GROUPS, stash=replace(AGAIN, alpha=(0.0,) * 9, kv="rebuild")),
+            "stash.kv=rebuild must have layer inputs to rebuild from, got stash.inputs=recompute",
+        ),
+        (
+            dict(schedule=BY_GROUPS, chunk_lengths=(56,), stash=replace(STASH, alpha=(0.0,) * 4, kv="rebuild")),
+            "stash.kv=rebuild must have at least 2 chunks, got 1",
+        ),
+        (dict(schedule=SchedulePlan(name="breadth-first")), "must have schedule.interleave of at least 2, got 1"),
         (dict(stash=replace(STASH, alpha=(0.0,) * 4)), "each of the 5 diagonals of the schedule, got 4"),
         (dict(stash=replace(STASH, alpha=(2.0, 0.0, 0.0, 0.0, 0.0))), "in [0, 1], got 2.0 at diagonal 0"),
         (

@@ -57,6 +57,7 @@ def choices(request, dtypes=("float32",), among=None):
                         kv_grad_dtype=dtype,
                         wave=partition.wave,
                         shapes=partition.shapes,
+                        kv=partition.kv(places),
                     ),
                 )
 
@@ -127,7 +128,13 @@ def of_equal_cost(request, fitting):
 @pytest.mark.parametrize("figures", TIGHT)
 @pytest.mark.parametrize(
     ("per_step", "schedule", "balance"),
-    [(0, {}, "auto"), (4, {}, "auto"), (4, {"name": "gpipe"}, "auto"), (0, {}, "cost")],
+    [
+        (0, {}, "auto"),
+        (4, {}, "auto"),
+        (4, {"name": "gpipe"}, "auto"),
+        (0, {}, "cost"),
+        (4, {"name": "breadth-first"}, "auto"),
+    ],
 )
 def test_bounds_are_below_what_they_bound(figures, per_step, schedule, balance):
     sequence = {"per_step": per_step, "balance": balance}
@@ -158,6 +165,7 @@ def bounded(request, every):
             kv_grad_dtype="float32",
             wave=one.wave,
             shapes=one.shapes,
+            kv=one.kv(places),
         )
         if one.num_chunks * one.wave > 128:
             continue
@@ -188,6 +196,29 @@ def test_bounds_of_groups_of_one_layer_are_below_what_they_bound(length, sequenc
     groups = {**SEVERAL, "sequence": {"per_pipeline": sequences}}
     request = read_request(large("gpt-13b", "a100-80g:8x8", length, **groups))
     assert {one.layout.interleave for one in bounded(request, 3 * sequences)} == {1, 5}
+
+
+@pytest.mark.parametrize(("length", "sequences"), [(2**19, 1), (2**21, 2)])
+def test_bounds_of_breadth_first_plans_are_below_what_they_bound(length, sequences):
+    groups = {"mesh": {"data": 1}, "sequence": {"per_pipeline": sequences}, "schedule": {"name": "breadth-first"}}
+    request = read_request(large("llama3-8b", "h100:1x8", length, **groups))
+    found = list(bounded(request, 11))
+    assert {one.layout.mesh.pipe for one in found} >= {1, 2, 4} and any(one.lets_chunks_wait for one in found)
+
+
+def test_a_breadth_first_plan_is_found_where_no_other_fits():
+    asked = large("llama3-8b", "h100:1x8", 2**21)
+    found, kept = search(asked), search(large("llama3-8b", "h100:1x8", 2**21, stash={"kv": "keep"}))
+    assert found.fits and not kept.fits
+    plan = found.plan
+    assert (plan.schedule.name, plan.stash.kv) == ("breadth-first", "rebuild") and plan.schedule.interleave > 1
+    assert plan.reasons["schedule"].startswith("no other schedule fits; ")
+    peaks = plan.outline().prefix_peaks
+    assert (peaks.rebuilt, peaks.grads) == (2, 1) and peaks.kept == plan.schedule.interleave
+    # What is asked for is tried even where others fit.
+    pinned = search(large("llama3-8b", "h100:1x8", 2**18, schedule={"name": "breadth-first"}))
+    assert pinned.fits and pinned.plan.reasons["schedule"].startswith("as requested")
+    assert search(large("llama3-8b", "h100:1x8", 2**18)).plan.schedule.name != "breadth-first"
 
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 2), (2, 3, 6), (4, 2, 8)])

@@ -147,7 +147,7 @@ def test_counters_show_the_bytes_in_use(name):
     for event in events_of(figures, "C"):
         counters.setdefault(event["name"], []).append(event["args"]["bytes"])
     for stage in range(figures.table.num_stages):
-        curve = occupancy(figures.table, memory, figures.stashed, stage, figures.plan.kv_slots)
+        curve = occupancy(figures.table, memory, figures.stashed, stage, figures.plan.stash.kv)
         hbm, host = counters[f"stage {stage}: HBM in use"], counters.get(f"stage {stage}: host memory in use", [0])
         parts = zip(curve.kv, curve.kv_grad, curve.stash, strict=True)
         assert max(hbm) == curve.fixed + max(map(sum, parts)) <= memory.hbm_bytes

@@ -14,6 +14,7 @@ CASES = {
     "one sequence": {},
     "several sequences": {"sequence": {"per_pipeline": 3}},
     "interleaved": {"schedule": {"interleave": 2}},
+    "breadth-first": {"schedule": {"name": "breadth-first", "interleave": 2}},
     "unequal chunks": {"sequence": {"chunks": [16384, 16384, 8192, 8192, 8192, 8192]}},
     "sequence members": {"mesh": {"pipe": 2, "seq": 2}},
     "copies too slow to hide": {"hardware": {"host_link_bytes_s": 1e6}, "stash": {"alpha": 1.0}},

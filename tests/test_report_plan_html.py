@@ -89,7 +89,7 @@ def test_copies_are_drawn_only_where_there_are_any():
 def test_the_memory_curve_reaches_what_is_in_use():
     figures = small_figures()
     memory = figures.found.memory
-    curve = occupancy(figures.table, memory, figures.stashed, 0, figures.plan.kv_slots)
+    curve = occupancy(figures.table, memory, figures.stashed, 0, figures.plan.stash.kv)
     svg = memory_svg(
         curve,
         whole_step(figures.simulation.tick_s, 1000),

@@ -16,7 +16,7 @@ def test_use_begins_and_ends_empty_and_stays_within_what_is_allocated(name):
     figures = small_figures(**CASES[name])
     memory, table = figures.found.memory, figures.table
     for stage in range(table.num_stages):
-        curve = occupancy(table, memory, figures.stashed, stage, figures.plan.kv_slots)
+        curve = occupancy(table, memory, figures.stashed, stage, figures.plan.stash.kv)
         assert max(curve.kv) <= memory.hbm["kv"] and max(curve.kv_grad) <= memory.hbm["kv_grad"]
         assert max(curve.host) <= memory.host
         assert max(curve.stash) <= memory.hbm["stash"]
@@ -33,7 +33,7 @@ def test_use_begins_and_ends_empty_and_stays_within_what_is_allocated(name):
 
 def test_one_sequence_fills_all_of_keys_and_values():
     figures = small_figures()
-    curve = occupancy(figures.table, figures.found.memory, figures.stashed, 0, figures.plan.kv_slots)
+    curve = occupancy(figures.table, figures.found.memory, figures.stashed, 0, figures.plan.stash.kv)
     assert max(curve.kv) == figures.found.memory.hbm["kv"]
     assert max(curve.host) > 0
     rising = curve.kv[: figures.table.num_chunks]

@@ -61,6 +61,7 @@ def losses(source, tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_every_way_to_place_documents_learns_the_same(losses):
     assert len(losses["packed"]) == STEPS
     for name in ("per_batch", "flex"):

@@ -50,6 +50,7 @@ def run_together(folder, num_processes, names):
             assert np.abs(one - other).max() <= 1e-5 * np.abs(other).max() + 1e-9
 
 
+@pytest.mark.slow
 def test_four_processes_step_like_one(tmp_path):
     run_together(tmp_path, 4, ["data-pipe"])
 

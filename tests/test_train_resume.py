@@ -127,6 +127,7 @@ ODD = [
 ]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_three_devices_to_five_to_six(x64, source, tmp_path):
     def config_of(steps, mesh, sequence=None, train=None):
         return make_config(

@@ -142,16 +142,16 @@ def _by_kernel(target: Target, kernel: str, prefix: int, chunk: int) -> Callable
     def attend(q_TNH, k_SKH, v_SKH, dout_TNH, documents_S):
         keys = sequence.member_tags(_positions(documents_S), documents_S, split, chunk)
         tags = sequence.chunk_tags(keys, jnp.int32(prefix), jnp.int32(chunk), chunk, split, bound=None)
-        at = Chunk((0, 0), jnp.int32(prefix), jnp.int32(chunk), tags)
+        at = Chunk(jnp.int32(0), jnp.int32(prefix), jnp.int32(chunk), tags)
 
         def buffer(x_SKH):
-            return jnp.pad(x_SKH.swapaxes(0, 1), ((0, 0), (0, chunk), (0, 0)))[None, None, None]
+            return jnp.pad(x_SKH.swapaxes(0, 1), ((0, 0), (0, chunk), (0, 0)))[None, None]
 
         cache = Cache(buffer(k_SKH), buffer(v_SKH))
         out, lse = sequence.forward(q_TNH, cache, at, 0, split)
         sums = Cache(*(jnp.zeros(x.shape, jnp.float32) for x in cache))
         dq, sums = sequence.backward(q_TNH, out, lse, dout_TNH, cache, sums, at, 0, split)
-        dk, dv = (x[0, 0, 0, :, : prefix + chunk].swapaxes(0, 1) for x in sums)
+        dk, dv = (x[0, 0, :, : prefix + chunk].swapaxes(0, 1) for x in sums)
         return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
     return target.jit(attend)

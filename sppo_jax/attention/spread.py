@@ -142,8 +142,10 @@ def _whole(split: Split, k_TKH, v_TKH, positions_S, documents_S) -> tuple[Chunk,
     num_tokens, num_kv_heads, head_dim = k_TKH.shape
     size = num_tokens * split.ulysses
     tags: Tags = sequence.member_tags(positions_S, documents_S, split, 0)
-    chunk = Chunk((0, 0), 0, size, sequence.chunk_tags(tags, 0, size, size, split, bound=None))
-    shape = (1, 1, 1, sequence.cache_heads(num_kv_heads, split.ulysses), size, head_dim)
+    chunk = Chunk(
+        jnp.int32(0), jnp.int32(0), jnp.int32(size), sequence.chunk_tags(tags, 0, size, size, split, bound=None)
+    )
+    shape = (1, 1, sequence.cache_heads(num_kv_heads, split.ulysses), size, head_dim)
     empty = Cache(jnp.zeros(shape, k_TKH.dtype), jnp.zeros(shape, v_TKH.dtype))
     return chunk, sequence.write_prefix(empty, k_TKH, v_TKH, chunk, 0, split)
 

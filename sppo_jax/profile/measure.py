@@ -267,14 +267,14 @@ def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dty
         dtype: dtype of queries, keys and values.
     """
     total, split = prefix + chunk, Split(1, 1, "q", kernel)
-    shape = (1, 1, 1, model.num_kv_heads, total + chunk, model.head_dim)
+    shape = (1, 1, model.num_kv_heads, total + chunk, model.head_dim)
     queries = (chunk, model.num_heads, model.head_dim)
 
     def where() -> Chunk:
         positions_S = jnp.arange(total, dtype=jnp.int32)
         keys = sequence.member_tags(positions_S, jnp.zeros_like(positions_S), split, chunk)
         tags = sequence.chunk_tags(keys, prefix, chunk, chunk, split, bound=None)
-        return Chunk((0, 0), jnp.int32(prefix), jnp.int32(chunk), tags)
+        return Chunk(jnp.int32(0), jnp.int32(prefix), jnp.int32(chunk), tags)
 
     def make():
         return normal(0, queries, dtype), Cache(normal(1, shape, dtype), normal(2, shape, dtype)), where()

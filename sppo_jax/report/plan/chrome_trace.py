@@ -98,7 +98,7 @@ def _memory(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
     """Yields the bytes that a device of each stage has in use, at each tick that changes them and at the end."""
     memory = figures.found.memory
     for stage in range(figures.table.num_stages):
-        curve = occupancy(figures.table, memory, figures.stashed, stage, figures.plan.kv_slots)
+        curve = occupancy(figures.table, memory, figures.stashed, stage, figures.plan.stash.kv)
         hbm = [curve.fixed + sum(parts) for parts in zip(curve.kv, curve.kv_grad, curve.stash, strict=True)]
         # After its last backward a stage holds neither K/V nor stashes.
         yield from _counter(f"stage {stage}: HBM in use", [*hbm, curve.fixed], starts_s)

@@ -116,7 +116,7 @@ def _picture(figures: Figures, window: Window, title: str) -> str:
 def _memory_picture(figures: Figures, window: Window) -> str:
     memory, cluster = figures.found.memory, figures.cluster
     fullest = max(figures.stages, key=lambda stage: stage.peak_chunks).stage
-    curve = occupancy(figures.table, memory, figures.stashed, fullest, figures.plan.kv_slots)
+    curve = occupancy(figures.table, memory, figures.stashed, fullest, figures.plan.stash.kv)
     svg = memory_svg(
         curve,
         window,

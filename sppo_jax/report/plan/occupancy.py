@@ -78,7 +78,7 @@ def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
     return copies
 
 
-def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_slots: int) -> Occupancy:
+def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_place: str) -> Occupancy:
     """Follows one device through a step.
 
     Buffers are allocated once, for the whole step. The result counts the bytes that hold data that is still needed.
@@ -88,26 +88,28 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_slo
         memory: what is allocated.
         sizes: bytes from `unit_bytes`.
         stage: the stage of the device.
-        kv_slots: sequences for which K/V and dK/dV have slots.
+        kv_place: how keys and values reach the backward, "keep" or "rebuild".
     """
     of_stage = [tick.units[stage] if tick.is_compute else None for tick in table.ticks]
-    spread = sum(table.chunk_lengths) * table.num_groups * max(kv_slots, 1)
+    length, peaks = sum(table.chunk_lengths), table.prefix_peaks
+    num_kv = peaks.rebuilt if kv_place == "rebuild" else peaks.kept
     kv, grads = memory.hbm.get("kv", 0), memory.hbm.get("kv_grad", 0)
-    tokens, grad_tokens = _prefix_tokens(table, of_stage)
+    tokens, grad_tokens = _prefix_tokens(table, of_stage, kv_place)
     device, host = _stash(of_stage, sizes)
     return Occupancy(
         stage=stage,
         fixed=memory.hbm_bytes - kv - grads - memory.hbm.get("stash", 0),
-        kv=tuple(kv * count // spread for count in tokens),
-        kv_grad=tuple(grads * count // spread for count in grad_tokens),
+        kv=tuple(kv * count // (length * num_kv) for count in tokens),
+        kv_grad=tuple(grads * count // (length * peaks.grads) for count in grad_tokens),
         stash=device,
         host=host,
     )
 
 
-def _prefix_tokens(table: Table, of_stage: list[Unit | None]) -> tuple[list[int], list[int]]:
+def _prefix_tokens(table: Table, of_stage: list[Unit | None], kv_place: str) -> tuple[list[int], list[int]]:
     """Returns, for each tick, tokens with K/V and tokens with dK/dV, added up over sequences and groups of layers."""
-    ends = table.chunk_starts[1:]
+    starts, ends, rebuilds = table.chunk_starts, table.chunk_starts[1:], kv_place == "rebuild"
+    last_group = table.num_virtual_stages - table.num_stages
     last = {(unit.sequence, unit.virtual_stage): index for index, unit in enumerate(of_stage) if unit is not None}
     written: dict[tuple[int, int], int] = {}
     summed: dict[tuple[int, int], int] = {}
@@ -119,8 +121,14 @@ def _prefix_tokens(table: Table, of_stage: list[Unit | None]) -> tuple[list[int]
                 written[key] = ends[unit.chunk]
             else:
                 summed[key] = ends[unit.chunk]
+                if rebuilds and unit.virtual_stage >= table.num_stages:
+                    # Those of the group before are made again, last chunk first.
+                    written[unit.sequence, unit.virtual_stage - table.num_stages] = ends[-1] - starts[unit.chunk]
         tokens.append(sum(written.values()))
         grad_tokens.append(sum(summed.values()))
+        if unit is not None and rebuilds and unit.kind == "F" and ends[unit.chunk] == ends[-1]:
+            if unit.virtual_stage < last_group:
+                written.pop((unit.sequence, unit.virtual_stage))
         if unit is not None and last[unit.sequence, unit.virtual_stage] == index:
             written.pop((unit.sequence, unit.virtual_stage), None)
             summed.pop((unit.sequence, unit.virtual_stage), None)

@@ -54,7 +54,8 @@ class Request:
     def may_go_by_groups(self) -> bool:
         """Whether the config allows a breadth-first schedule, and does not ask for it."""
         schedule = self.config.schedule
-        return schedule.name == "auto" and schedule.interleave != 1 and self.config.stash.kv != "keep"
+        open_choice = schedule.name == "auto" and schedule.interleave != 1 and self.config.stash.kv != "keep"
+        return open_choice and not self.by_groups
 
     @cached_property
     def kernel(self) -> str:
@@ -122,6 +123,8 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         cluster=cluster,
         compute_bytes=_COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
         table=_read_table(config) if config.schedule.table is not None else None,
+        # No other schedule lets keys and values be made again.
+        by_groups=config.stash.kv == "rebuild",
     )
 
 
@@ -298,6 +301,11 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
     if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
     depths = divisors(layers // pipe)
+    if by_groups and len(depths) == 1:
+        raise ValueError(
+            f"schedule {BREADTH_FIRST} must have at least 2 layers a stage, got {layers} layers on {pipe} stages; use "
+            "fewer stages, or schedule.name=sppo"
+        )
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths
 
 

@@ -298,7 +298,8 @@ def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:
     if config.schedule.name != "auto":
         return "as requested"
     if schedule == BREADTH_FIRST:
-        return "no other schedule fits; all chunks pass one group of layers after another, forward and back"
+        why = "stash.kv=rebuild asks for it" if config.stash.kv == "rebuild" else "no other schedule fits"
+        return f"{why}; all chunks pass one group of layers after another, forward and back"
     reason = {
         "1f1b": "sequences are not cut",
         "seq1f1b": "several sequences a pipeline overlap, so the pipeline fills and drains once",

@@ -147,9 +147,9 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     schedule = f"{plan.schedule.name}, {groups} groups of layers a stage" if groups > 1 else plan.schedule.name
     if plan.schedule.wave > 1:
         schedule += f", waves of {plan.schedule.wave} sequences"
-    of_one_group = " in one group of layers" if stash.kv == "rebuild" else ""
+    of_groups = " in two groups of layers" if stash.kv == "rebuild" else ""
     sequences = f"{plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'}"
-    schedule += f", K/V of {sequences} at once{of_one_group}"
+    schedule += f", K/V of {sequences} at once{of_groups}"
     return [
         ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
         ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),

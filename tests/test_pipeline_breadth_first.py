@@ -63,9 +63,9 @@ SLOW = {
         dict(num_layers=4, head_dim=8),
         optimised=True,
     ),
-    "rounded-to-shapes": Case(
+    "equal-chunks-rounded-up": Case(
         BREADTH_FIRST
-        | dict(chunks=(20, 12, 8, 8), mesh=(1, 2, 2), interleave=2, shapes=(12, 20), places=INPUTS_ON_HOST)
+        | dict(chunks=(12, 12, 12), mesh=(1, 2, 2), interleave=2, shapes=(20,), places=INPUTS_ON_HOST)
         | dict(alpha=1.0, kv="rebuild"),
         dict(num_layers=4),
     ),

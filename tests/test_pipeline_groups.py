@@ -192,3 +192,12 @@ def test_a_batch_that_breaks_a_rule_of_groups_is_refused_in_one_line(name):
     with pytest.raises(ValueError, match=words) as error:
         step(nnx.state(model, nnx.Param), with_tokens(np.random.default_rng(0), [row], 53))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ulysses", "ring"])
+def test_groups_have_the_dense_loss_and_gradients_breadth_first(kind, request):
+    """Grouped chunks keep their own keys in the cache, which rebuilding makes again."""
+    plan = dict(chunks=(24, 16, 16), mesh=(1, 2, 4), kind=kind, schedule="breadth-first", interleave=2, kv="rebuild")
+    more = dict(places=("host", "recompute", "recompute"), alpha=1.0, groups="flex")
+    compare(Case(plan | more, dict(num_layers=4, num_heads=4)), seed=0, count=4, batches=batches, request=request)

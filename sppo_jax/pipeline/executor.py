@@ -402,10 +402,12 @@ class Executor:
         spec = replace(spec, tokens=spec.rebuild.tokens, stash=spec.rebuild)
         row = row | {name: row[f"rebuild_{name}"] for name in ("start", "length", "group", "kv_slot", "stash_slot")}
         # Tells the compiler to write after what the tick before has read.
-        row |= {"kv_slot": row["kv_slot"] + self._begun(state), "active": row["start"] < self.plan.sequence_length}
+        active = (row["start"] < self.plan.sequence_length).astype(jnp.int32)
+        row |= {"kv_slot": row["kv_slot"] + self._begun(state), "active": active}
         unit = self._unit(spec, row, spec.passes.forward, state.tags)
         # A shorter chunk than its tick has padding, where the next chunk already is.
-        behind = None if len(set(self.plan.chunk_lengths)) == 1 else row["length"][me] // self.plan.ring
+        full = set(self.plan.chunk_lengths) == {spec.tokens * self.seq}
+        behind = None if full else row["length"][me] // self.plan.ring
         filled = (self.layout(spec.stash), state.kept[spec.stash], state.refetched)
         return stages.rebuild(self.stage, unit, state.cache, self._split(spec.passes.forward), filled, behind)
 

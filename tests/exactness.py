@@ -61,6 +61,7 @@ def small_plan(
     groups="static",
     wave=1,
     shapes=(),
+    weights="resident",
 ) -> Plan:
     """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
@@ -93,6 +94,7 @@ def small_plan(
         ring_pass=ring_pass,
         kernel=kernel,
         groups=groups,
+        weights=weights,
     )
 
 

@@ -12,11 +12,13 @@ from sppo_jax.plan.ring import AttentionShape
 SHAPE = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=6, itemsize=8)
 
 BREADTH_FIRST = dict(schedule="breadth-first")
+GATHERED = dict(weights="gathered")
 INPUTS_ON_HOST = ("host", "recompute", "recompute")
 CASES = {
     "one-layer-groups-rebuilt-from-host": Case(
         BREADTH_FIRST
-        | dict(chunks=(16, 8, 8), mesh=(1, 1, 2), interleave=4, places=INPUTS_ON_HOST, alpha=1.0, kv="rebuild"),
+        | dict(chunks=(16, 8, 8), mesh=(1, 1, 2), interleave=4, places=INPUTS_ON_HOST, alpha=1.0, kv="rebuild")
+        | GATHERED,
         dict(num_layers=4),
     ),
     "two-stages-rebuilt": Case(
@@ -34,7 +36,8 @@ CASES = {
             places=HOST,
             alpha=(0.6, 1.0),
             kv="rebuild",
-        ),
+        )
+        | GATHERED,
         dict(num_layers=4),
     ),
 }
@@ -46,20 +49,23 @@ SLOW = {
     "layers-in-groups-of-two-from-host": Case(
         BREADTH_FIRST
         | dict(chunks=(8, 8, 8, 8), mesh=(1, 1, 4), kind="hybrid", ulysses=2, interleave=3, places=HOST, kv="rebuild")
-        | dict(sequences=2, alpha=(0.4, 1.0)),
+        | dict(sequences=2, alpha=(0.4, 1.0))
+        | GATHERED,
         dict(num_layers=6, qkv_bias=True),
     ),
     "bfloat16-four-stages": Case(
         BREADTH_FIRST
         | dict(chunks=(16, 8, 8, 8, 8, 8), mesh=(1, 4, 2), kind="ring", interleave=2, places=INPUTS_ON_HOST)
-        | dict(alpha=1.0, kv="rebuild"),
+        | dict(alpha=1.0, kv="rebuild")
+        | GATHERED,
         dict(num_layers=8),
         dtype="bfloat16",
     ),
     "fused": Case(
         BREADTH_FIRST
         | dict(chunks=(24, 16, 16), mesh=(1, 2, 2), interleave=2, kernel="cudnn", places=INPUTS_ON_HOST)
-        | dict(alpha=1.0, kv="rebuild", kv_grad_dtype="bfloat16"),
+        | dict(alpha=1.0, kv="rebuild", kv_grad_dtype="bfloat16")
+        | GATHERED,
         dict(num_layers=4, head_dim=8),
         optimised=True,
     ),
@@ -70,7 +76,15 @@ SLOW = {
         dict(num_layers=4),
     ),
     "two-pipelines-everything-kept": Case(
-        BREADTH_FIRST | dict(chunks=(8, 12, 8), mesh=(2, 2, 1), interleave=2, places=("keep", "keep", "keep")),
+        BREADTH_FIRST
+        | dict(chunks=(8, 12, 8), mesh=(2, 2, 1), interleave=2, places=("keep", "keep", "keep"))
+        | GATHERED,
+        dict(num_layers=4),
+    ),
+    "shares-with-two-cuts-and-zeros": Case(
+        BREADTH_FIRST
+        | dict(chunks=(12, 6, 12), mesh=(2, 1, 3), kind="ring", interleave=2, sequences=2, kv="rebuild")
+        | GATHERED,
         dict(num_layers=4),
     ),
     "recomputed-kept-keys": Case(

@@ -27,12 +27,16 @@ class MeshConfig(Group):
             else chosen by the planner.
         pipe: number of pipeline stages; at least 1, or "auto": chosen by the planner.
         seq: number of devices that share the tokens of a chunk; at least 1, or "auto": chosen by the planner.
+        weights: what a device holds of the layers of its stage during a step: "resident" is the weights and gradient
+            sums of all of them, "gathered" is those of one group of layers at a time and its share of the others, which
+            needs `schedule.name` "breadth-first" and stages of at least 2 devices; "auto": "gathered" where it can be.
     """
 
     group: ClassVar[str] = "mesh"
     data: Literal["auto"] | int = "auto"
     pipe: Literal["auto"] | int = "auto"
     seq: Literal["auto"] | int = "auto"
+    weights: Literal["auto", "resident", "gathered"] = "auto"
 
     def _check(self) -> None:
         self._at_least(1, "data", "pipe", "seq")

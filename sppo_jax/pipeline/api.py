@@ -40,7 +40,9 @@ from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.probe import check_block
+from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.stage import Stage
+from sppo_jax.pipeline.state import Sequences, evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
@@ -158,15 +160,23 @@ class Step:
             return self._run(params, batch)
 
     def _run(self, params: nnx.State, batch: Mapping):
-        plan = self.plan
+        plan, given = self.plan, params
+        if self._by_groups:
+            params = storage.with_stored_layers(params, self.params, plan, self.mesh)
         shares = storage.gradient_shares(params, self.params, plan, scatter=scatters_sums(self.platform))
         if self.train:
             batch = batch | {KEYS[0]: storage.name_first(jnp.asarray(batch[KEYS[0]]), shares, self.mesh)}
         # Cast before the devices of a stage gather the weights, which then are half as many bytes.
         dtype = jnp.dtype(self.model.dtype)
         whole = storage.gather(params, self.params, plan, self.mesh, dtype)
-        physical = _cast(layout.to_physical(whole, self.params, self.block, plan), dtype)
+        physical = layout.to_physical(whole, self.params, self.block, plan)
         specs = layout.physical_specs(physical)
+        if self._by_groups:
+            shards = storage.unplace(physical.layers.params, shares.layers, self.mesh)
+            of_shards = storage.gradient_specs(shares).layers
+            physical = physical._replace(layers=physical.layers._replace(params=shards))
+            specs = specs._replace(layers=specs.layers._replace(params=of_shards))
+        physical = _cast(physical, dtype, layers=not self._by_groups)
         striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in KEYS]
         out_specs = layout.STRIPED
         if self.train:
@@ -184,23 +194,27 @@ class Step:
         if not self.train:
             return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
         loss, grads = result
-        grads = layout.to_logical(storage.unstack(grads, shares, self.mesh), params)
-        chex.assert_trees_all_equal_shapes_and_dtypes(grads, params)
+        grads = layout.to_logical(storage.unstack(grads, shares, self.mesh), given)
+        chex.assert_trees_all_equal_shapes_and_dtypes(grads, given)
         return loss, grads
 
     def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
-        weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
+        weights, sharded = self._layers_of_device(shares, weights)
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
         sequences = self._sequences(striped)
         count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
         scale = 1 / jnp.maximum(count, 1).astype(accumulator(dtype))
-        stage = Stage(self.block, weights.layers, self.num_layers, plan.stash)
+        layers = weights.layers
+        if sharded is not None:
+            layers = layers._replace(params=jax.eval_shape(lambda: sharded.slots(program.num_weight_slots)))
+        stage = Stage(self.block, layers, self.num_layers, plan.stash)
         executor = run.Executor(
             plan=plan,
             program=program,
             stage=stage,
             weights=weights,
+            sharded=sharded,
             norm=self.norm,
             vocab_size=self.model.config.vocab_size,
             sequences=sequences,
@@ -211,14 +225,42 @@ class Step:
         )
         cache_shape = self._cache_shape(program)
         if not self.train:
-            scored = executor.run(run.evaluation_state(executor, cache_shape))
+            scored = executor.run(evaluation_state(executor, cache_shape))
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
-        trained = executor.run(run.training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
+        trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
-        grads = run.sum_gradients(trained.grads, shares, plan.mesh.data * plan.mesh.seq)
+        num_members = plan.mesh.data * plan.mesh.seq
+        grads = run.sum_gradients(trained.grads, shares, num_members, sum_layers=sharded is None)
         return loss, storage.stack(grads, shares)
 
-    def _modes(self, sequences: run.Sequences) -> groups.Modes | None:
+    @property
+    def _by_groups(self) -> bool:
+        return self.plan.weights == "gathered"
+
+    def _layers_of_device(self, shares: layout.Physical, weights: layout.Physical):
+        """Drops the dims of stages and members, which have one entry on a device.
+
+        Returns:
+            The weights, and their layers as `ShardedLayers` where these are gathered group by group, else None.
+        """
+        if not self._by_groups:
+            return weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers)), None
+        dtype = jnp.dtype(self.model.dtype)
+
+        def shard(x, share):
+            return (x.squeeze(0) if len(share.cuts) == 2 else x).squeeze(1)
+
+        def whole(like):
+            own = like.shape[1:]
+            return jax.ShapeDtypeStruct((self.num_layers, *own), dtype if _is_matrix(like, 3) else like.dtype)
+
+        shards = jax.tree.map(shard, weights.layers.params, shares.layers)
+        others = jax.tree.map(lambda x: x.squeeze(1), weights.layers.others)
+        weights = weights._replace(layers=weights.layers._replace(params=shards, others=others))
+        wholes = jax.tree.map(whole, self.params["layers"])
+        return weights, ShardedLayers(shards, shares.layers, wholes)
+
+    def _modes(self, sequences: Sequences) -> groups.Modes | None:
         if self.plan.groups == "static":
             return None
         of_member = [
@@ -235,21 +277,29 @@ class Step:
     def _kv_grad_dtype(self, dtype):
         return accumulator(dtype) if self.plan.stash.kv_grad_dtype == "float32" else jnp.dtype(jnp.bfloat16)
 
-    def _sequences(self, striped: list[jax.Array]) -> run.Sequences:
+    def _sequences(self, striped: list[jax.Array]) -> Sequences:
         """Pads every array by one longest chunk behind the sequence."""
-        return run.Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
+        return Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
 
 
-def _cast(weights: layout.Physical, dtype) -> layout.Physical:
-    """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
+def _is_matrix(x, ndim: int) -> bool:
+    return len(x.shape) >= ndim and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _cast(weights: layout.Physical, dtype, *, layers: bool = True) -> layout.Physical:
+    """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs.
+
+    Layers that are gathered group by group are cast then.
+    """
 
     def matrix(x, ndim):
-        return x.astype(dtype) if x.ndim >= ndim and jnp.issubdtype(x.dtype, jnp.floating) else x
+        return x.astype(dtype) if _is_matrix(x, ndim) else x
 
     return weights._replace(
         embedding_VD=matrix(weights.embedding_VD, 2),
         head_VD=None if weights.head_VD is None else matrix(weights.head_VD, 2),
-        layers=jax.tree.map(lambda x: matrix(x, 5), weights.layers),  # [groups, stages, layers, in, out]
+        # [groups, stages, layers, in, out]
+        layers=jax.tree.map(lambda x: matrix(x, 5), weights.layers) if layers else weights.layers,
     )
 
 

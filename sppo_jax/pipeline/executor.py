@@ -9,7 +9,6 @@ V vocabulary entries of one stage, P stages.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -20,10 +19,11 @@ from sppo_jax import buffers
 from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
-from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
+from sppo_jax.pipeline.sharded_layers import ShardedLayers
+from sppo_jax.pipeline.state import EvaluationState, Sequences, State, TrainingState
 from sppo_jax.pipeline.storage import sum_over_members
 from sppo_jax.plan.fold import Loop, unfold
 from sppo_jax.plan.plan import Plan
@@ -33,72 +33,8 @@ from sppo_jax.plan.stash import StashClass
 # Names under which a profile shows the operations of a tick. The names of ticks without ends have a suffix.
 TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}
 WITHOUT_ENDS = "_without_ends"
-
-
-class Sequences(NamedTuple):
-    """A pipeline's sequences on one device: its own tokens, [M, S / R + spare] each."""
-
-    tokens: jax.Array
-    targets: jax.Array
-    positions: jax.Array
-    documents: jax.Array
-
-
-class EvaluationState(NamedTuple):
-    """Everything that a tick of an evaluation may change; training changes the first three fields too.
-
-    Args:
-        x_TD: register that carries activations to the next stage.
-        waiting: waiting room [slots, T, D] of chunks between two groups of layers, forward and backward.
-        cache: keys and values of the sequences in flight.
-        tags: tags of the sequences in flight.
-        losses_MS: each token's loss.
-        hits_MS: whether each token's target is the most likely token.
-    """
-
-    x_TD: jax.Array
-    waiting: jax.Array
-    cache: Cache
-    tags: Tags
-    losses_MS: jax.Array
-    hits_MS: jax.Array
-
-
-class TrainingState(NamedTuple):
-    """Everything that a tick of a training step may change.
-
-    Args:
-        x_TD, waiting, cache, tags: as in an evaluation.
-        dx_TD: register that carries cotangents to the stage before.
-        dcache: dK and dV of the cache.
-        kept, host: the stash of each class, on the device and on the host.
-        part: a forward's stash on its way to the host.
-        fetched: stash that came back from the host for the next backward.
-        refetched: layer inputs that came back for the next rebuild of keys and values.
-        head_dx: this stage's share of the cotangents from the head, by slot.
-        grads: gradients of the weights.
-        loss: sum of the losses of all tokens.
-        order: 0, known only once the last backward is done. Where a forward writes depends on it.
-    """
-
-    x_TD: jax.Array
-    dx_TD: jax.Array
-    waiting: jax.Array
-    cache: Cache
-    tags: Tags
-    dcache: Cache
-    kept: dict[StashClass, stash.Arrays]
-    host: dict[StashClass, jax.Array]
-    part: jax.Array | None
-    fetched: jax.Array | None
-    refetched: jax.Array | None
-    head_dx: jax.Array
-    grads: Physical
-    loss: jax.Array
-    order: jax.Array
-
-
-State = EvaluationState | TrainingState
+# Fields of a row that the chunk whose keys and values are rebuilt has too.
+_REBUILT = ("start", "length", "group", "weight_slot", "kv_slot", "stash_slot")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +46,7 @@ class Executor:
         program: made from it.
         stage: this device's layers.
         weights: this device's weights in the compute dtype.
+        sharded: the layers, where they are gathered group by group; None where `weights` has all of them.
         norm: `norm(weights, x)`, the final norm.
         vocab_size: of the whole model.
         sequences: this device's data.
@@ -123,6 +60,7 @@ class Executor:
     program: Program
     stage: stages.Stage
     weights: Physical
+    sharded: ShardedLayers | None
     norm: Callable
     vocab_size: int
     sequences: Sequences
@@ -180,6 +118,7 @@ class Executor:
     def _tick(self, spec: TickSpec, row: dict, state: State) -> State:
         if spec.kind == "H":
             return self._training_head(spec, row, state) if self.train else self._scoring_head(spec, row, state)
+        state = self._gather(spec, row, state)
         if not self.train:
             return self._forward_tick(spec, row, state, None)
         me = vocabulary.stage_index(self.num_stages)
@@ -189,9 +128,10 @@ class Executor:
         coming = self._fetch(spec, row, state, me)
         if self.plan.schedule.interleave > 1 and self.keeps_order:
             # Otherwise XLA slices the weights of several ticks at once and holds the slices until the last tick.
-            row = {**row, "group": row["group"] + self._begun(state)}
+            begun = self._begun(state)
+            row = {**row, **{name: row[name] + begun for name in ("group", "weight_slot", "sum_slot")}}
         if spec.kind == "B":
-            state = self._backward_tick(spec, row, state, coming)
+            state = self._scatter(spec, row, self._backward_tick(spec, row, state, coming))
         else:
             written = ("kv_slot", "sequence_slot", "stash_slot", "arrive_slot")
             state = self._forward_tick(spec, row | {name: row[name] + state.order for name in written}, state, coming)
@@ -200,6 +140,25 @@ class Executor:
         # Without the barrier XLA lets the copy to the host end ticks later, and its source holds memory till then.
         x_TD, dx_TD, host = lax.optimization_barrier((state.x_TD, state.dx_TD, state.host[spec.write]))
         return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, spec.write: host})
+
+    def _gather(self, spec: TickSpec, row, state: State) -> State:
+        """Gathers the weights of the group of layers whose turn begins, on all stages at once."""
+        if not spec.gathers or self.sharded is None:
+            return state
+        group, slot = row["gather_group"][0], row["gather_slot"][0]
+        return state._replace(gathered=self.sharded.gather(state.gathered, group, slot))
+
+    def _scatter(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
+        """Adds up the gradients of the group of layers whose turn ends, on all stages at once."""
+        if not spec.scatters or self.sharded is None:
+            return state
+        group, slot = row["scatter_group"][0], row["scatter_slot"][0]
+        totals, sums = self.sharded.scatter(state.grads.layers, state.sums, group, slot)
+        return state._replace(grads=state.grads._replace(layers=totals), sums=sums)
+
+    def _held(self, state: State) -> stages.Stage:
+        """Returns this device's layers with the weights that it holds."""
+        return self.stage if self.sharded is None else self.stage.holding(state.gathered)
 
     def _fetch(self, spec: TickSpec, row, state: TrainingState, me) -> tuple | None:
         """Starts the copies from the host: of a stash for the next backward, of layer inputs for the next rebuild."""
@@ -264,7 +223,8 @@ class Executor:
     def _unit(self, spec: TickSpec, row, passes: str, tags: Tags) -> stages.Unit:
         me = vocabulary.stage_index(self.num_stages)
         positions_T = self._own(self.sequences.positions, row, me, spec.tokens)
-        return stages.Unit(row["group"][me], self._chunk(spec, row, passes, tags), positions_T, row["stash_slot"][me])
+        slots = (row[name][me] for name in ("group", "weight_slot", "sum_slot"))
+        return stages.Unit(*slots, self._chunk(spec, row, passes, tags), positions_T, row["stash_slot"][me])
 
     def _write_tags(self, spec: TickSpec, row, tags: Tags) -> Tags:
         """Puts the tags of this stage's chunk behind those of the chunks before it."""
@@ -316,7 +276,7 @@ class Executor:
         tags = self._write_tags(spec, row, state.tags)
         unit = self._unit(spec, row, spec.passes.forward, tags)
         split = self._split(spec.passes.forward)
-        y_TD, cache, filled, held = stages.forward(self.stage, unit, x_TD, state.cache, split, filling, coming)
+        y_TD, cache, filled, held = stages.forward(self._held(state), unit, x_TD, state.cache, split, filling, coming)
         chex.assert_equal_shape((x_TD, y_TD))
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
         waiting = self._let_wait(register, row, state)
@@ -388,19 +348,24 @@ class Executor:
             forward_chunk=self._chunk(spec, row, spec.passes.forward, state.tags),
         )
         filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched)
-        sums = stages.Sums(state.dcache, state.grads.layers)
+        sums = stages.Sums(state.dcache, state.grads.layers if self.sharded is None else state.sums)
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
-        dx_TD, sums, held = stages.backward(self.stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
+        stage = self._held(state)
+        dx_TD, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))
         fetched, refetched = held or (None, None)
-        state = state._replace(dcache=sums.prefix, grads=state.grads._replace(layers=sums.layers))
+        if self.sharded is None:
+            state = state._replace(grads=state.grads._replace(layers=sums.layers))
+        else:
+            state = state._replace(sums=sums.layers)
+        state = state._replace(dcache=sums.prefix)
         state = state._replace(fetched=fetched, refetched=refetched)
         return self._pass_back(spec, row, state, dx_TD, me)
 
     def _rebuild(self, spec: TickSpec, row, state: TrainingState, me) -> Cache:
         """Makes the keys and values of this stage's chunk in the group of layers before again."""
         spec = replace(spec, tokens=spec.rebuild.tokens, stash=spec.rebuild)
-        row = row | {name: row[f"rebuild_{name}"] for name in ("start", "length", "group", "kv_slot", "stash_slot")}
+        row = row | {name: row[f"rebuild_{name}"] for name in _REBUILT}
         # Tells the compiler to write after what the tick before has read.
         active = (row["start"] < self.plan.sequence_length).astype(jnp.int32)
         row |= {"kv_slot": row["kv_slot"] + self._begun(state), "active": active}
@@ -409,7 +374,8 @@ class Executor:
         full = set(self.plan.chunk_lengths) == {spec.tokens * self.seq}
         behind = None if full else row["length"][me] // self.plan.ring
         filled = (self.layout(spec.stash), state.kept[spec.stash], state.refetched)
-        return stages.rebuild(self.stage, unit, state.cache, self._split(spec.passes.forward), filled, behind)
+        split = self._split(spec.passes.forward)
+        return stages.rebuild(self._held(state), unit, state.cache, split, filled, behind)
 
     def _pass_back(self, spec: TickSpec, row, state: TrainingState, dx_TD, me) -> TrainingState:
         """Sends dX to the stage before, or adds to the embedding's gradient; orders later writes behind this tick."""
@@ -434,79 +400,17 @@ class Executor:
         )
 
 
-def evaluation_state(executor: Executor, cache_shape: tuple[int, ...]) -> EvaluationState:
-    """Allocates everything that the ticks of an evaluation write to.
-
-    Args:
-        executor: gives all other shapes.
-        cache_shape: [layers, K, S, H] of one slot of one device.
-    """
-    shape = executor.sequences.tokens.shape
-    return EvaluationState(
-        **_in_every_run(executor, cache_shape),
-        losses_MS=jnp.zeros(shape, accumulator(executor.dtype)),
-        hits_MS=jnp.zeros(shape, bool),
-    )
-
-
-def training_state(executor: Executor, cache_shape: tuple[int, ...], kv_grad_dtype) -> TrainingState:
-    """Allocates everything that the ticks of a training step write to.
-
-    Args:
-        executor: gives all other shapes.
-        cache_shape: [layers, K, S, H] of one slot of one device.
-        kv_grad_dtype: dtype in which dK and dV are gathered.
-    """
-    program, weights = executor.program, executor.weights
-    in_every_run = _in_every_run(executor, cache_shape)
-    share = vocabulary.share_tokens(program.max_tokens, executor.num_stages)
-    layouts = {name: executor.layout(name) for name in program.classes}
-
-    def sums(tree) -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), tree)
-
-    return TrainingState(
-        **in_every_run,
-        loss=jnp.zeros((), accumulator(executor.dtype)),
-        dx_TD=in_every_run["x_TD"],
-        order=jnp.zeros((), jnp.int32),
-        dcache=_zero_cache((program.num_grad_slots, *cache_shape), kv_grad_dtype),
-        kept={name: layout.kept_buffers() for name, layout in layouts.items()},
-        host={name: layout.host_buffer() for name, layout in layouts.items() if name.uses_host},
-        part=None,
-        fetched=None,
-        refetched=None,
-        head_dx=jnp.zeros((program.num_head_slots, share, weights.embedding_VD.shape[1]), executor.dtype),
-        grads=sums(weights._replace(layers=weights.layers.params)),  # constants have no gradient
-    )
-
-
-def _in_every_run(executor: Executor, cache_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Allocates the fields that both states have."""
-    program, tokens, ring = executor.program, cache_shape[-2], executor.plan.ring
-    register = jnp.zeros((program.max_tokens, executor.weights.embedding_VD.shape[1]), executor.dtype)
-    # The last slot is trash.
-    room = program.num_waiting_slots + 1 if program.num_waiting_slots else 0
-    return {
-        "x_TD": register,
-        "waiting": jnp.zeros((room, *register.shape), executor.dtype),
-        "tags": Tags(*(jnp.zeros((program.num_sequence_slots, ring, tokens), jnp.int32) for _ in range(2))),
-        "cache": _zero_cache((program.num_kv_slots, *cache_shape), executor.dtype),
-    }
-
-
-def _zero_cache(shape: tuple[int, ...], dtype) -> Cache:
-    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
-
-
-def sum_gradients(grads: Physical, shares: Physical, num_members: int) -> Physical:
+def sum_gradients(grads: Physical, shares: Physical, num_members: int, *, sum_layers: bool = True) -> Physical:
     """Adds the gradients of all devices that hold the same weights; each device gets the part that it keeps.
 
     Args:
         grads: of one device; the final norm's is a partial sum over the stages too.
         shares: how a stage's devices share each.
         num_members: devices of one stage over data and seq.
+        sum_layers: whether the layers' gradients too; else they are summed already.
     """
     if num_members > 1:
-        grads = jax.tree.map(sum_over_members, grads, shares)
+        summed = jax.tree.map(sum_over_members, grads._replace(layers=()), shares._replace(layers=()))
+        layers = jax.tree.map(sum_over_members, grads.layers, shares.layers) if sum_layers else grads.layers
+        grads = summed._replace(layers=layers)
     return grads._replace(final_norm=lax.psum(grads.final_norm, vocabulary.AXIS))

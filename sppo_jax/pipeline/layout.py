@@ -83,7 +83,7 @@ def to_physical(params: nnx.State, shapes: nnx.State, block: Block, plan: Plan) 
     stages, groups = plan.mesh.pipe, plan.schedule.interleave
 
     def spread(x, like):
-        return x.reshape(groups, stages, -1, *like.shape[1:])
+        return x if x.ndim > len(like.shape) else x.reshape(groups, stages, -1, *x.shape[1:])
 
     def pad(x_VD):
         return jnp.pad(x_VD, ((0, -x_VD.shape[0] % stages), (0, 0)))

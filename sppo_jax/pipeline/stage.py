@@ -28,12 +28,23 @@ class Stage:
     """The layers of one device: what they are, and how their stash looks."""
 
     def __init__(self, block: Block, weights: Weights, num_layers: int, places: StashPlan):
-        """Keeps the weights [groups, layers, ...], already in the compute dtype, and the places of the stash."""
+        """Keeps the weights [slots, layers, ...], already in the compute dtype, and the places of the stash.
+
+        Constants have a slot for each group of layers; so have parameters, unless they are gathered group by group.
+        """
         self.block, self.weights, self.num_layers, self.places = block, weights, num_layers, places
 
-    def layer_weights(self, group, layer) -> Weights:
+    def holding(self, params) -> "Stage":
+        """Returns the same stage with other parameters in its slots."""
+        return Stage(self.block, self.weights._replace(params=params), self.num_layers, self.places)
+
+    def layer_weights(self, unit: "Unit", layer) -> Weights:
         """Picks one layer's weights."""
-        return jax.tree.map(lambda x: buffers.read(x, (group, layer), x.shape[2:]), self.weights)
+
+        def of(tree, slot):
+            return jax.tree.map(lambda x: buffers.read(x, (slot, layer), x.shape[2:]), tree)
+
+        return Weights(of(self.weights.params, unit.weight_slot), of(self.weights.others, unit.group))
 
     def shapes(self, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
         """Traces one layer abstractly."""
@@ -69,9 +80,11 @@ class LayerShapes(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """This device's unit of a tick: group of layers, chunk in the cache, positions, stash slot."""
+    """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot."""
 
     group: jax.Array
+    weight_slot: jax.Array
+    sum_slot: jax.Array
     chunk: Chunk
     positions_T: jax.Array
     stash_slot: jax.Array
@@ -126,7 +139,7 @@ def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=No
 
     def body(carry, layer):
         x, cache, parts = carry
-        weights = stage.layer_weights(unit.group, layer)
+        weights = stage.layer_weights(unit, layer)
         y, cache, values = _forward_layer(stage, weights, x, unit, layer, cache, split)
         if whole_layers:
             parts = layout.put(*parts, unit.stash_slot, layer, values)
@@ -155,7 +168,7 @@ def _forward_layer(stage, weights, x, unit, layer, cache, split, *, write=True):
 
 
 class Sums(NamedTuple):
-    """What a backward adds to: dK and dV of the prefix, and the layers' gradients [groups, layers, ...]."""
+    """What a backward adds to: dK and dV of the prefix, and the layers' gradients [slots, layers, ...]."""
 
     prefix: Cache
     layers: object
@@ -216,7 +229,7 @@ def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=
     def body(carry, layer):
         (cache,) = carry
         x_TD = layout.get_one("x", kept, fetched, unit.stash_slot, layer)
-        _, k, v = stage.block.before(stage.layer_weights(unit.group, layer), x_TD, unit.positions_T)
+        _, k, v = stage.block.before(stage.layer_weights(unit, layer), x_TD, unit.positions_T)
         return (groups.write_prefix(cache, k, v, unit.chunk, layer, split, behind=behind),)
 
     return run_layers(stage.num_layers, body, (cache,))[0][0]
@@ -232,7 +245,7 @@ def _rerun(stage, unit, x_TD, cache, splits):
 
     def body(carry, layer):
         x, kept = carry
-        weights = stage.layer_weights(unit.group, layer)
+        weights = stage.layer_weights(unit, layer)
         y, _, values = _forward_layer(stage, weights, x, again, layer, cache, splits.forward, write=False)
         return y, layout.put(kept, None, 0, layer, values)[0]
 
@@ -260,7 +273,7 @@ def _made_vjps(stage, weights, saved, unit):
 
 def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     """One layer; returns the cotangent of its input and the accumulators."""
-    weights = stage.layer_weights(unit.group, layer)
+    weights = stage.layer_weights(unit, layer)
     vjps = _saved_vjps if "q" in saved else _made_vjps
     q, like_k, vjp_before, vjp_after = vjps(stage, weights, saved, unit)
     if "out" in saved:
@@ -272,7 +285,7 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     dq, dk, dv, prefix = groups.backward(*attention, cache, sums.prefix, unit.chunk, layer, splits.backward)
     dparams_before, dx_before = vjp_before((dq, dk, dv))
     layers = jax.tree.map(
-        lambda s, a, b: buffers.add(s, (unit.group, layer), a.astype(s.dtype) + b.astype(s.dtype)),
+        lambda s, a, b: buffers.add(s, (unit.sum_slot, layer), a.astype(s.dtype) + b.astype(s.dtype)),
         sums.layers,
         dparams_after,
         dparams_before,

@@ -142,6 +142,7 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
     """Casts matrices, and gathers a stage's parameters on each of its devices where the compiler would not do so.
 
     The compiler gathers all but parameters with zeros, with two cuts, and a vocabulary that the stages do not divide.
+    Layers that are gathered group by group stay as they are.
 
     Args:
         params: stored, or in their own shapes.
@@ -153,6 +154,8 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
 
     def whole(path, x, like):
         name, given = path[0].key, tuple(x.shape)
+        if name == "layers" and plan.weights == "gathered":
+            return x
         home, vocab_dim = _home_of_given(name, x, like, plan), _VOCAB_DIM.get(name)
         uneven = vocab_dim is not None and given[vocab_dim] % plan.mesh.pipe != 0
         if len(like.shape) > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
@@ -180,12 +183,14 @@ def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter
         params: as the step gets them: those that are stored have gradients that are shared.
         shapes: their own shapes.
         plan: says how layers are spread.
-        scatter: whether each device gets its share of a sum; else every device gets whole sums.
+        scatter: whether each device gets its share of a sum, as it always does of layers that are gathered group by
+            group; else every device gets whole sums.
     """
 
     def share_of(name, x, like):
         home = _home_of_given(name, x, like, plan)
-        if not scatter or tuple(x.shape) != home.shape:
+        by_groups = name == "layers" and plan.weights == "gathered"
+        if tuple(x.shape) != home.shape or not (scatter or by_groups):
             return Share()
         if name == "layers":
             moved = len(like.shape) + 1 - x.ndim  # from the stacked dims of x to [v, layers]
@@ -223,6 +228,66 @@ def sum_over_members(grad: jax.Array, share: Share) -> jax.Array:
     blocks = jnp.moveaxis(grad.reshape(sizes), [places[cut.dim] for cut in share.cuts], [0, 1])
     blocks = blocks.reshape(-1, *blocks.shape[2:])
     return lax.psum_scatter(blocks, MEMBERS, scatter_dimension=0, tiled=True).squeeze(0)
+
+
+def gather_members(x: jax.Array, share: Share) -> jax.Array:
+    """Returns the whole of an array of which each device of a stage has its share. Call it inside `shard_map`."""
+    if not share.cuts:
+        return x
+    if len(share.cuts) == 1:
+        return lax.all_gather(x, MEMBERS, axis=share.cuts[0].dim, tiled=True)
+    cuts, sizes = share.dims(), x.shape
+    blocks = lax.all_gather(x, MEMBERS, axis=0)
+    blocks = blocks.reshape(*(cut.parts for cut in share.cuts), *sizes)
+    order = []
+    for dim in range(len(sizes)):
+        if dim in cuts:
+            order.append(share.cuts.index(cuts[dim]))
+        order.append(dim + 2)
+    whole = [size * cuts[dim].parts if dim in cuts else size for dim, size in enumerate(sizes)]
+    return blocks.transpose(order).reshape(whole)
+
+
+def within_group(share: Share) -> Share:
+    """Returns the share of one group of an array [v, ...]."""
+    return Share(tuple(Cut(cut.dim - 1, cut.parts) for cut in share.cuts))
+
+
+def with_stored_layers(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh) -> nnx.State:
+    """Returns parameters with the layers as they are stored, where a caller gives them in order.
+
+    Args:
+        params: with layers that are stored, or in their own shapes.
+        shapes: of the parameters, their own.
+        plan: says how layers are stored.
+        mesh: of the step.
+    """
+
+    def place(path, x, like):
+        if path[0].key != "layers":
+            return x
+        home = home_of("layers", like.shape, plan)
+        return lax.with_sharding_constraint(arrange(x, home.shape), _sharding(home, mesh))
+
+    return jax.tree_util.tree_map_with_path(place, params, shapes)
+
+
+def unplace(layers: nnx.State, shares: nnx.State, mesh: Mesh) -> nnx.State:
+    """Gives stored layers with two cuts the dim of members that `gradient_specs` names: the inverse of `unstack`."""
+
+    def take(x, share):
+        if len(share.cuts) < 2:
+            return x
+        divided, axes = _divided(mesh, share)
+        return jax.shard_map(
+            lambda part: part[None],
+            mesh=divided,
+            in_specs=Spec(*_axes(_with_stage_dim(share), 1, axes)),
+            out_specs=Spec(axes["major"] + axes["minor"], *_axes(Share(), 1, axes)),
+            check_vma=False,
+        )(x)
+
+    return jax.tree.map(take, layers, shares)
 
 
 def stack(grads: Physical, shares: Physical) -> Physical:

@@ -14,11 +14,12 @@ from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
 from sppo_jax.units import format_bytes
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
 KV_PLACES = ("keep", "rebuild")
+WEIGHTS = ("resident", "gathered")
 GROUPS = ("static", "flex")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
@@ -141,6 +142,8 @@ class Plan:
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes, tick by tick.
         kernel: the attention kernel, "blockwise" or "cudnn".
         groups: the members of a document: "static": all of them; "flex": each document of a batch has its own.
+        weights: "resident": a device holds the weights and the gradient sums of all layers of its stage during a step;
+            "gathered": those of one group of layers at a time, and its share of all others.
         model: the fields of the model that the plan was made for; empty where a plan is written by hand.
         reasons: for each choice, why it was made.
 
@@ -164,6 +167,7 @@ class Plan:
     ring_pass: str = "auto"
     kernel: str = "blockwise"
     groups: str = "static"
+    weights: str = "resident"
     model: dict[str, int] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -175,6 +179,7 @@ class Plan:
         outline = self.outline() if self.schedule.csv is None else self.table()
         _check_table(self, outline)
         _check_kv(self, outline)
+        _check_weights(self, outline)
         _check_alpha(self.stash.alpha, outline)
 
     @property
@@ -214,7 +219,9 @@ class Plan:
         if values.get("schema_version") == 4:  # written before ticks had shapes
             values = {**values, "schedule": _with(values.get("schedule"), shapes=()), "schema_version": 5}
         if values.get("schema_version") == 5:  # written before keys and values could be made again
-            values = {**values, "stash": _with(values.get("stash"), kv="keep"), "schema_version": SCHEMA_VERSION}
+            values = {**values, "stash": _with(values.get("stash"), kv="keep"), "schema_version": 6}
+        if values.get("schema_version") == 6:  # written before weights could be gathered group by group
+            values = {"weights": "resident", **values, "schema_version": SCHEMA_VERSION}
         found = values.get("schema_version")
         if found != SCHEMA_VERSION:
             raise ValueError(f"schema_version of plan.json must be {SCHEMA_VERSION}, got {found!r}; plan again")
@@ -249,7 +256,7 @@ class Plan:
         """Returns the plan in a few lines of text, with the reason of each choice."""
         mesh, stash, predicted = self.mesh, self.stash, self.predicted
         rows = [
-            ("mesh", f"data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq}"),
+            ("mesh", f"data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq}; weights {self.weights}"),
             ("sequence", f"{self.sequence_length} tokens, {self.sequences_per_pipeline} per pipeline"),
             ("sequence_kind", f"{self.sequence_kind} (ulysses {self.ulysses} x ring {self.ring})"),
             ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}{_shapes(self.schedule.shapes)}"),
@@ -420,6 +427,23 @@ def _check_kv(plan: Plan, table: Table) -> None:
         )
     if len(plan.chunk_lengths) == 1:
         raise ValueError("stash.kv=rebuild must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
+
+
+def _check_weights(plan: Plan, table: Table) -> None:
+    if plan.weights not in WEIGHTS:
+        raise ValueError(f"weights of a plan must be one of {', '.join(WEIGHTS)}, got {plan.weights!r}; choose one")
+    if plan.weights == "resident":
+        return
+    if plan.schedule.csv is not None or not table.passes_groups_in_turn or plan.schedule.interleave < 2:
+        raise ValueError(
+            "mesh.weights=gathered must have a schedule that passes one of several groups of layers at a time, got "
+            f"{_schedule(plan.schedule)}; use schedule.name=breadth-first, or mesh.weights=resident"
+        )
+    if plan.mesh.data * plan.mesh.seq == 1:
+        raise ValueError(
+            "mesh.weights=gathered must have stages of at least 2 devices, which share the weights, got mesh.data=1 "
+            "and mesh.seq=1; use mesh.weights=resident"
+        )
 
 
 def _check_table(plan: Plan, table: Table) -> None:

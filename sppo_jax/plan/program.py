@@ -5,7 +5,7 @@ int32 per stage. Ticks of one spec share a scan body. No jax here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.slots import PrefixSlots, head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
 from sppo_jax.plan.stash import StashClass, stash_classes
 from sppo_jax.plan.table import Table, Unit
+from sppo_jax.plan.turns import Turns, turns_of
 
 FIELDS = (
     "active",  # 1 where the stage has a unit in this tick
@@ -23,6 +24,12 @@ FIELDS = (
     "start",  # first token of the chunk, over the whole seq axis
     "length",  # tokens of the chunk, over the whole seq axis
     "group",  # which of the stage's groups of layers
+    "weight_slot",  # of the group's weights; the group itself where weights are resident
+    "sum_slot",  # of the sums of the group's gradients (B); the group itself where weights are resident
+    "gather_group",  # whose weights are gathered before the unit, and the slot that they come to
+    "gather_slot",
+    "scatter_group",  # whose sums are scattered after the unit, and the slot that they leave
+    "scatter_slot",
     "first",  # 1 where the virtual stage is the first one (takes the embedding)
     "last",  # 1 where it is the last one (gives to the head)
     "sequence_slot",  # of what a sequence in flight has once: its tags
@@ -34,6 +41,7 @@ FIELDS = (
     "rebuild_start",  # as `start`, `length`, `group`, `kv_slot` and `stash_slot`, of the keys and values made again
     "rebuild_length",
     "rebuild_group",
+    "rebuild_weight_slot",
     "rebuild_kv_slot",
     "rebuild_stash_slot",
     "stash_slot",
@@ -58,6 +66,8 @@ class TickSpec:
         has_ends: whether it looks up embeddings (F), or gathers the head's dX and adds to the embedding's gradient (B).
         rebuild: class of the stash from which keys and values of the group before are made again (B); None for none.
         refetch: class of the stash whose inputs are copied back for the next tick's rebuild; None for none.
+        gathers: whether the weights of a group of layers are gathered first.
+        scatters: whether the gradient sums of a group of layers are scattered at the end.
     """
 
     kind: str
@@ -69,6 +79,8 @@ class TickSpec:
     has_ends: bool = True
     rebuild: StashClass | None = None
     refetch: StashClass | None = None
+    gathers: bool = False
+    scatters: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,8 @@ class Program:
         num_grad_slots: prefixes whose dK and dV a stage holds.
         num_waiting_slots: chunks that wait at once between two groups of layers.
         num_head_slots: head gradients that wait at once.
+        num_weight_slots: groups of layers whose weights a stage holds.
+        num_sum_slots: groups of layers whose gradient sums a stage holds.
         max_tokens: the most tokens any tick has on one device.
     """
 
@@ -95,6 +109,8 @@ class Program:
     num_grad_slots: int
     num_waiting_slots: int
     num_head_slots: int
+    num_weight_slots: int
+    num_sum_slots: int
     max_tokens: int
 
 
@@ -118,10 +134,12 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         prefixes=prefix_slots(table, plan.stash.kv, train=train),
         waiting=waiting_slots(table),
         heads=head_slots(table),
+        turns=turns_of(table, plan.stash.kv, train=train) if plan.weights == "gathered" else None,
     )
     rebuilds = _rebuilds(table) if train and plan.stash.kv == "rebuild" else {}
     copies = _copies(table, of_tick, rebuilds)
     specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies, rebuilds)
+    specs = _with_turns(specs, slots.turns)
     rows = _rows(plan, table, of_tick, slots, copies)
     _add_rebuilds(rows, table, rebuilds, slots, of_tick)
     if not train:
@@ -136,6 +154,8 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         num_grad_slots=slots.prefixes.num_grads,
         num_waiting_slots=slots.waiting[0],
         num_head_slots=slots.heads[0],
+        num_weight_slots=slots.turns.num_weights if slots.turns else table.num_groups,
+        num_sum_slots=slots.turns.num_sums if slots.turns else table.num_groups,
         max_tokens=max(spec.tokens for spec in specs),
     )
 
@@ -168,6 +188,7 @@ class _Slots(NamedTuple):
     prefixes: PrefixSlots
     waiting: tuple[int, dict]
     heads: tuple[int, dict]
+    turns: Turns | None
 
 
 def _stash_slots(table: Table, classes: Sequence[StashClass]) -> dict[StashClass, tuple[int, dict]]:
@@ -249,6 +270,15 @@ def _specs(
     return specs
 
 
+def _with_turns(specs: list[TickSpec], turns: Turns | None) -> list[TickSpec]:
+    if turns is None:
+        return specs
+    return [
+        replace(spec, gathers=index in turns.gathers, scatters=index in turns.scatters)
+        for index, spec in enumerate(specs)
+    ]
+
+
 def _performed(passes: RingPasses, kind: str, stash: StashPlan) -> RingPasses:
     """Keeps only what a tick performs, so that ticks that differ in nothing else share a body."""
     forward = passes.forward if kind == "F" or stash.attention == "recompute" else RingPasses.forward
@@ -287,6 +317,7 @@ def _rows(
                     (unit.sequence, unit.virtual_stage),
                 )
                 values |= {"kv_slot": of_pass.get(key, 0), "grad_slot": prefixes.grads.get(key, 0)}
+                values |= _turn_slots(unit, table, slots.turns)
             if unit in slots.waiting[1]:
                 values |= {"waits": 1, "wait_slot": slots.waiting[1][unit]}
             if made is not None:
@@ -298,7 +329,19 @@ def _rows(
     for name, others in zip(("write_slot", "fetch_slot", "refetch_slot"), copies, strict=True):
         for index, other in others.items():
             rows[name][index] = rows["stash_slot"][other]
+    changes = {"gather": slots.turns.gathers, "scatter": slots.turns.scatters} if slots.turns else {}
+    for name, of_change in changes.items():
+        for index, (group, slot) in of_change.items():
+            rows[f"{name}_group"][index], rows[f"{name}_slot"][index] = group, slot
     return rows
+
+
+def _turn_slots(unit: Unit, table: Table, turns: Turns | None) -> dict[str, int]:
+    """Returns where a unit finds the weights of its group, and where a backward adds its gradients."""
+    group = unit.virtual_stage // table.num_stages
+    if turns is None:
+        return {"weight_slot": group, "sum_slot": group}
+    return {"weight_slot": turns.weight_slot(unit, table), "sum_slot": turns.sum_slot(unit, table)}
 
 
 def _add_rebuilds(
@@ -319,6 +362,8 @@ def _add_rebuilds(
                 "rebuild_start": table.chunk_starts[unit.chunk],
                 "rebuild_length": table.chunk_lengths[unit.chunk],
                 "rebuild_group": unit.virtual_stage // table.num_stages,
+                # The weights that the backward of this group will find.
+                "rebuild_weight_slot": _turn_slots(unit._replace(kind="B"), table, slots.turns)["weight_slot"],
                 "rebuild_kv_slot": slots.prefixes.backward[unit.sequence, unit.virtual_stage],
                 "rebuild_stash_slot": of_class[(stage, *unit[1:])],
             }

@@ -83,7 +83,7 @@ def nearest_changes(request: "Request", find: Find) -> str:
         return ", or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
     if not request.config.mesh.pinned:
         return ""
-    free = replace(request, config=replace(request.config, mesh=MeshConfig()))
+    free = replace(request, config=replace(request.config, mesh=MeshConfig(weights=request.config.mesh.weights)))
     others = nearest_changes(free, find)
     return others and f"{' '.join(f'mesh.{axis}=auto' for axis in request.config.mesh.pinned)} together with {others}"
 

@@ -63,6 +63,8 @@ class CostModel:
         recompute_attention: whether backward computes attention again.
         recompute_kv: the share of backwards in whose ticks keys and values are computed again.
         cluster: the devices and what joins them.
+        again: how often a stage gathers the weights of all its layers, and scatters their sums, after the first time.
+        stage_layers: layers of a stage.
     """
 
     layer: LayerCosts
@@ -79,6 +81,8 @@ class CostModel:
     recompute_attention: bool
     recompute_kv: float
     cluster: Cluster
+    again: tuple[float, float] = (0.0, 0.0)
+    stage_layers: int = 0
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -182,10 +186,13 @@ class CostModel:
 
         The devices of a stage, over `data` and `seq`, share its float32 parameters and moments. At the start they
         gather the weights in the compute dtype and zero the accumulators of the gradients; at the end these are summed
-        in float32 and each device updates its share. The update is bound by device memory.
+        in float32 and each device updates its share. The update is bound by device memory. Where weights are gathered
+        group by group, `again` says how often that happens besides.
         """
-        members = self.mesh.data * self.mesh.seq
-        sent = (members - 1) / members * self.params * (self.compute_bytes + 2 * _FLOAT32)
+        members, (gathers, scatters) = self.mesh.data * self.mesh.seq, self.again
+        layers = self.stage_layers * self.layer.params
+        again = layers * (gathers * self.compute_bytes + scatters * 2 * _FLOAT32)
+        sent = (members - 1) / members * (self.params * (self.compute_bytes + 2 * _FLOAT32) + again)
         cast = _FLOAT32 + self.compute_bytes if self.compute_bytes < _FLOAT32 else 0
         updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
         return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s
@@ -305,6 +312,7 @@ def cost_model(
     recompute_kv: float = 0.0,
     length: int,
     ring_pass: str = "auto",
+    again: tuple[float, float] = (0.0, 0.0),
 ) -> CostModel:
     """Returns the seconds of units of a model on a mesh.
 
@@ -322,6 +330,7 @@ def cost_model(
         recompute_kv: the share of backwards in whose ticks keys and values are computed again.
         length: tokens of a sequence.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
+        again: see `CostModel`.
 
     Raises:
         ValueError: the factors do not make up the `seq` axis.
@@ -356,4 +365,6 @@ def cost_model(
         recompute_attention=recompute_attention,
         recompute_kv=recompute_kv,
         cluster=cluster,
+        again=again,
+        stage_layers=-(-model.num_layers // mesh.pipe),
     )

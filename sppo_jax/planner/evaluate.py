@@ -79,7 +79,7 @@ def evaluate(choice: Choice) -> Outcome:
     stash = StashPlan(
         inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=choice.kv_grad_dtype, kv=choice.kv
     )
-    shape, costs = layout.shape, layout_costs(layout, choice.places, choice.kv)
+    shape, costs = layout.shape, layout_costs(layout, choice.places, choice.kv, choice.wave)
     stash, reason = choose_alpha(stash, choice.alpha, table, shape, costs)
     simulation = _simulate(table, costs, shape, stash)
     return Outcome(
@@ -119,6 +119,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         ring_pass=config.sequence.ring_pass,
         kernel=request.kernel,
         groups="flex" if config.sequence.groups == "flex" else "static",
+        weights=layout.weights,
         model={name: getattr(config.model, name) for name in MODEL_FIELDS},
         reasons={
             **reasons,
@@ -129,11 +130,12 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     )
 
 
-def layout_costs(layout: Layout, places: Places, kv: str = "keep") -> CostModel:
+def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0) -> CostModel:
     """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
 
     From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
-    Keys and values that are rebuilt are computed again for all groups of layers but the last.
+    Keys and values that are rebuilt are computed again for all groups of layers but the last. Each wave, of `wave`
+    sequences (0: all), gathers weights and scatters gradient sums where these are not resident.
     """
     request, (inputs, attention, rest) = layout.request, places
     return cost_model(
@@ -147,16 +149,28 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep") -> CostModel:
         recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
         recompute_attention=attention == "recompute",
         recompute_kv=(layout.interleave - 1) / layout.interleave if kv == "rebuild" else 0.0,
+        again=_again(layout, layout.sequences // wave if wave else 1),
         kernel=request.kernel,
         length=request.config.sequence.length,
         ring_pass=request.config.sequence.ring_pass,
     )
 
 
+def _again(layout: Layout, waves: int) -> tuple[float, float]:
+    """Returns how often a stage gathers all its layers and scatters their sums, after the first time."""
+    if layout.weights == "resident":
+        return 0.0, 0.0
+    groups = layout.interleave
+    # The last group goes backward at once, and the first group of the next wave forward.
+    gathers = waves * (2 * groups - 1) - (waves - 1)
+    return gathers / groups - 1, waves - 1.0
+
+
 def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> CostModel:
     """Returns the seconds of units that the planner used for a plan; arguments as `make_plan`."""
     layout = _layout_of(plan, read_request(config, cluster))
-    return layout_costs(layout, (plan.stash.inputs, plan.stash.attention, plan.stash.rest), plan.stash.kv)
+    places = plan.stash.inputs, plan.stash.attention, plan.stash.rest
+    return layout_costs(layout, places, plan.stash.kv, plan.schedule.wave)
 
 
 def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> Shape:
@@ -201,6 +215,7 @@ def _layout_of(plan: Plan, request: Request) -> Layout:
         split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring, reason=""),
         interleave=plan.schedule.interleave,
         layers=layers_per_virtual_stage(request.config.model.num_layers, plan.mesh.pipe, plan.schedule.interleave),
+        weights=plan.weights,
     )
 
 

@@ -75,6 +75,7 @@ class Layout:
         split: sequence parallelism.
         interleave: virtual stages of a stage.
         layers: layers of a virtual stage.
+        weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
     """
 
     request: Request = field(repr=False)
@@ -83,6 +84,7 @@ class Layout:
     split: SequenceSplit
     interleave: int
     layers: int
+    weights: str = "resident"
 
     @property
     def multiple_tokens(self) -> int:
@@ -101,6 +103,7 @@ class Layout:
             data=self.mesh.data,
             platform=self.request.cluster.device.platform,
             groups=self.request.config.sequence.groups != "static",
+            weights=self.weights,
         )
 
 
@@ -123,8 +126,8 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         cluster=cluster,
         compute_bytes=_COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
         table=_read_table(config) if config.schedule.table is not None else None,
-        # No other schedule lets keys and values be made again.
-        by_groups=config.stash.kv == "rebuild",
+        # No other schedule lets keys and values be made again, or weights be gathered group by group.
+        by_groups=config.stash.kv == "rebuild" or config.mesh.weights == "gathered",
     )
 
 
@@ -244,12 +247,26 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
                         split=split,
                         interleave=interleave,
                         layers=layers,
+                        weights=_weights(request, mesh, interleave),
                     )
                     for split in splits
                 ]
         except ValueError as error:
             errors.append(error)
     return found, errors
+
+
+def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
+    """Returns what a device holds of its stage's layers: as asked, or its share where the schedule allows."""
+    asked, name = request.config.mesh.weights, request.schedule_name
+    possible = name == BREADTH_FIRST and interleave > 1 and mesh.data * mesh.seq > 1
+    if asked == "gathered" and not possible:
+        raise ValueError(
+            "mesh.weights=gathered must have schedule.name=breadth-first, at least 2 groups of layers a stage and at "
+            f"least 2 devices a stage, got schedule.name={name}, {interleave} groups and "
+            f"{mesh.data * mesh.seq} devices; use mesh.weights=auto"
+        )
+    return asked if asked != "auto" else "gathered" if possible else "resident"
 
 
 def _advice(request: Request) -> str:

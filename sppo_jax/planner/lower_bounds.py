@@ -21,6 +21,7 @@ from sppo_jax.planner.memory import (
     token_bytes,
     usable_bytes,
     usable_host_bytes,
+    weight_bytes,
 )
 from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition, smallest_chunk
@@ -249,7 +250,9 @@ class LowerBounds:
         device_bytes, host_bytes = usable_bytes(request.cluster), usable_host_bytes(request.cluster)
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
         between = self._between_groups_bytes(partition, tokens)
-        held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept + between
+        weights = sum(weight_bytes(shape, layout.interleave, layout.mesh.pipe, stash.kv))
+        weights -= smallest.hbm["weights"] + smallest.hbm["grads"]
+        held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept + between + weights
         # What is too much for the host stays on the device, but no more than where both are over by the same share.
         even = (away * device_bytes - held * host_bytes) / (device_bytes + host_bytes)
         spilled = max(0, min(even, away - host_bytes))
@@ -281,7 +284,7 @@ class LowerBounds:
             one_group = SchedulePlan(name="sppo", interleave=1)
             table = schedule_table(one_group, layout.mesh.pipe, 1, (tokens,), outline=True)
             stash = replace(_stash(_RECOMPUTE, self.dtype), alpha=(0.0,) * len(table.diagonal_groups))
-            shape = replace(layout.shape, layers=layout.layers * layout.interleave)
+            shape = replace(layout.shape, layers=layout.layers * layout.interleave, weights="resident")
             self._smallest[key] = predict_memory(table, shape, stash)
         return self._smallest[key]
 

@@ -10,6 +10,7 @@ from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.spread import padded, spread
 from sppo_jax.plan.stash import StashClass, TokenBytes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
+from sppo_jax.plan.turns import slot_counts
 from sppo_jax.units import format_bytes
 
 # Adam keeps two moments of each parameter.
@@ -78,6 +79,7 @@ class Shape:
         data: pipelines.
         platform: the compiler, "cpu", "gpu" or "tpu".
         groups: whether documents may have their own groups of devices.
+        weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
     """
 
     model: ModelConfig
@@ -88,6 +90,7 @@ class Shape:
     data: int = 1
     platform: str = "gpu"
     groups: bool = False
+    weights: str = "resident"
 
     @property
     def sum_bytes(self) -> int:
@@ -191,7 +194,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
     stash_device, stash_host, copies = stash_bytes(table, shape, stash)
     head_share = table.head_peak * -(-local // table.num_stages)
-    gathered = size < 4 or shape.data * shape.seq > 1
+    weights, grads = weight_bytes(shape, table.num_groups, table.num_stages, stash.kv)
     loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
     if not table.heads_among_backwards:
         loss -= kv_grad
@@ -199,8 +202,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     return Memory(
         hbm={
             "params": stage.own * (1 + _MOMENTS) * shape.sum_bytes,
-            "weights": stage.whole * size if gathered else 0,
-            "grads": stage.whole * shape.sum_bytes,
+            "weights": weights,
+            "grads": grads,
             "kv": kv * size,
             "kv_grad": kv_grad,
             "stash": stash_device,
@@ -212,6 +215,22 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
         },
         host=stash_host,
     )
+
+
+def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tuple[int, int]:
+    """Returns the bytes of a device's working weights in the compute dtype, and of its gradient sums.
+
+    Weights of all layers are those of the parameters themselves where no other device shares them and no dtype differs.
+    """
+    stage = stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
+    if shape.weights == "resident":
+        apart = shape.compute_bytes < 4 or shape.data * shape.seq > 1
+        return stage.whole * shape.compute_bytes if apart else 0, stage.whole * shape.sum_bytes
+    without = stage_params(shape.model, 0, num_stages, shape.data, shape.seq)
+    group = (stage.whole - without.whole) // num_groups
+    num_weights, num_sums = slot_counts(num_stages, num_groups, kv)
+    weights = without.whole + num_weights * group
+    return weights * shape.compute_bytes, (without.whole + num_sums * group + stage.own - without.own) * shape.sum_bytes
 
 
 def batch_bytes(table: Table, seq: int) -> int:

@@ -1,0 +1,158 @@
+"""What the ticks of a run change: registers, buffers and sums, and their first values.
+
+Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a tick on one device, D hidden size.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sppo_jax.attention.sequence import Cache
+from sppo_jax.attention.tags import Tags
+from sppo_jax.dtypes import accumulator
+from sppo_jax.pipeline import stash, vocabulary
+from sppo_jax.pipeline.layout import Physical
+from sppo_jax.plan.stash import StashClass
+
+if TYPE_CHECKING:
+    from sppo_jax.pipeline.executor import Executor
+
+
+class Sequences(NamedTuple):
+    """A pipeline's sequences on one device: its own tokens, [M, S / R + spare] each."""
+
+    tokens: jax.Array
+    targets: jax.Array
+    positions: jax.Array
+    documents: jax.Array
+
+
+class EvaluationState(NamedTuple):
+    """Everything that a tick of an evaluation may change; training changes the first three fields too.
+
+    Args:
+        x_TD: register that carries activations to the next stage.
+        waiting: waiting room [slots, T, D] of chunks between two groups of layers, forward and backward.
+        cache: keys and values of the sequences in flight.
+        tags: tags of the sequences in flight.
+        gathered: weights [slots, layers, ...] of the groups of layers whose turn it is; None where all are resident.
+        losses_MS: each token's loss.
+        hits_MS: whether each token's target is the most likely token.
+    """
+
+    x_TD: jax.Array
+    waiting: jax.Array
+    cache: Cache
+    tags: Tags
+    gathered: Any
+    losses_MS: jax.Array
+    hits_MS: jax.Array
+
+
+class TrainingState(NamedTuple):
+    """Everything that a tick of a training step may change.
+
+    Args:
+        x_TD, waiting, cache, tags, gathered: as in an evaluation.
+        dx_TD: register that carries cotangents to the stage before.
+        dcache: dK and dV of the cache.
+        kept, host: the stash of each class, on the device and on the host.
+        part: a forward's stash on its way to the host.
+        fetched: stash that came back from the host for the next backward.
+        refetched: layer inputs that came back for the next rebuild of keys and values.
+        head_dx: this stage's share of the cotangents from the head, by slot.
+        grads: gradients of the weights; of layers that are gathered group by group this device's share.
+        sums: gradient sums [slots, layers, ...] of the groups whose turn it is; None where all layers are resident.
+        loss: sum of the losses of all tokens.
+        order: 0, known only once the last backward is done. Where a forward writes depends on it.
+    """
+
+    x_TD: jax.Array
+    dx_TD: jax.Array
+    waiting: jax.Array
+    cache: Cache
+    tags: Tags
+    gathered: Any
+    dcache: Cache
+    kept: dict[StashClass, stash.Arrays]
+    host: dict[StashClass, jax.Array]
+    part: jax.Array | None
+    fetched: jax.Array | None
+    refetched: jax.Array | None
+    head_dx: jax.Array
+    grads: Physical
+    sums: Any
+    loss: jax.Array
+    order: jax.Array
+
+
+State = EvaluationState | TrainingState
+
+
+def evaluation_state(executor: "Executor", cache_shape: tuple[int, ...]) -> EvaluationState:
+    """Allocates everything that the ticks of an evaluation write to.
+
+    Args:
+        executor: gives all other shapes.
+        cache_shape: [layers, K, S, H] of one slot of one device.
+    """
+    shape = executor.sequences.tokens.shape
+    return EvaluationState(
+        **_in_every_run(executor, cache_shape),
+        losses_MS=jnp.zeros(shape, accumulator(executor.dtype)),
+        hits_MS=jnp.zeros(shape, bool),
+    )
+
+
+def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_dtype) -> TrainingState:
+    """Allocates everything that the ticks of a training step write to.
+
+    Args:
+        executor: gives all other shapes.
+        cache_shape: [layers, K, S, H] of one slot of one device.
+        kv_grad_dtype: dtype in which dK and dV are gathered.
+    """
+    program, weights, sharded = executor.program, executor.weights, executor.sharded
+    in_every_run = _in_every_run(executor, cache_shape)
+    share = vocabulary.share_tokens(program.max_tokens, executor.num_stages)
+    layouts = {name: executor.layout(name) for name in program.classes}
+
+    def sums(tree) -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), tree)
+
+    return TrainingState(
+        **in_every_run,
+        loss=jnp.zeros((), accumulator(executor.dtype)),
+        dx_TD=in_every_run["x_TD"],
+        order=jnp.zeros((), jnp.int32),
+        dcache=_zero_cache((program.num_grad_slots, *cache_shape), kv_grad_dtype),
+        kept={name: layout.kept_buffers() for name, layout in layouts.items()},
+        host={name: layout.host_buffer() for name, layout in layouts.items() if name.uses_host},
+        part=None,
+        fetched=None,
+        refetched=None,
+        head_dx=jnp.zeros((program.num_head_slots, share, weights.embedding_VD.shape[1]), executor.dtype),
+        # Constants have no gradient.
+        grads=sums(weights._replace(layers=sharded.totals() if sharded else weights.layers.params)),
+        sums=sharded.sums(program.num_sum_slots) if sharded else None,
+    )
+
+
+def _in_every_run(executor: "Executor", cache_shape: tuple[int, ...]) -> dict[str, Any]:
+    """Allocates the fields that both states have."""
+    program, tokens, ring = executor.program, cache_shape[-2], executor.plan.ring
+    register = jnp.zeros((program.max_tokens, executor.weights.embedding_VD.shape[1]), executor.dtype)
+    # The last slot is trash.
+    room = program.num_waiting_slots + 1 if program.num_waiting_slots else 0
+    return {
+        "x_TD": register,
+        "waiting": jnp.zeros((room, *register.shape), executor.dtype),
+        "tags": Tags(*(jnp.zeros((program.num_sequence_slots, ring, tokens), jnp.int32) for _ in range(2))),
+        "cache": _zero_cache((program.num_kv_slots, *cache_shape), executor.dtype),
+        "gathered": executor.sharded.slots(program.num_weight_slots) if executor.sharded else None,
+    }
+
+
+def _zero_cache(shape: tuple[int, ...], dtype) -> Cache:
+    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))

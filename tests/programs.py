@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import numpy as np
@@ -14,6 +15,8 @@ from sppo_jax.attention import blockwise, flash
 from sppo_jax.pipeline.api import Step, value_and_grad
 from sppo_jax.plan.table import MIN_HOST_GAP
 
+# What a user's run has, and the tests' environment has not.
+NORMAL_LEVEL = {"xla_backend_optimization_level": 3}
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 # Each time that a block of queries adds to dK and dV their sum is rounded to bfloat16, by up to 2^-9 of it. In these
 # programs some 25 such roundings, which are independent, come to 5 of 2^-9.
@@ -69,7 +72,7 @@ def batches(rng, plan, vocab_size, count):
 
 def compiled_step(case, plan, model, batch):
     """Compiles the pipeline step with the blocks of the case; refuses a program whose collectives have no order."""
-    jit = jax.jit if case.optimised else quick_jit
+    jit = partial(jax.jit, compiler_options=NORMAL_LEVEL) if case.optimised else quick_jit
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the plan's kernel is cudnn")
         patch.setattr(blockwise, "BLOCK_Q", case.blocks[0])

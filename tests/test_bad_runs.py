@@ -14,6 +14,9 @@ GO_ON = "train c.yaml --run-dir run"
 METADATA = "run/checkpoints/{}/run/metadata"
 
 
+pytestmark = pytest.mark.xdist_group("bad_runs")
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A directory with a config, documents, a run of two steps with a checkpoint of each, and a model's folder."""

@@ -34,6 +34,7 @@ def case(name="a", **changes) -> Case:
     return Case(**{"part": "step", "name": name, "settings": {}, "expected_s": 1.0, "limit_s": 20.0, **changes})
 
 
+@pytest.mark.slow
 def test_tiny_runs_every_part_and_writes_all_results(tmp_path, capsys):
     assert gpu.main(["--tiny", "--out", str(tmp_path)]) == 0
     results = read(tmp_path / "gpu_tiny.json")

@@ -39,6 +39,7 @@ def test_attention_alone_is_that_of_one_device():
     assert set(errors) == {"ring", "ulysses"} and max(errors.values()) < 1e-4
 
 
+@pytest.mark.slow
 def test_linen_trains_our_decoder_and_our_decoder_linens_block():
     losses, (pipeline, dense) = load("linen_model").main()
     assert losses[-1] < 0.5 * losses[0]

@@ -19,16 +19,28 @@ WRITTEN = {
         dict(chunks=(24, 12), mesh=(1, 2, 4), kind="hybrid", ulysses=2, interleave=2, places=HOST, alpha=(0.6, 1.0)),
         dict(num_layers=8, tied_embeddings=True),
     ),
-    "three-groups": Case(
-        dict(chunks=(16,) * 4, mesh=(1, 2, 2), schedule="interleaved-seq1f1b", interleave=3, sequences=2),
-        dict(num_layers=6),
-    ),
     "hybrid-data-sequences": Case(
         dict(chunks=(16, 16), mesh=(2, 1, 4), kind="hybrid", ulysses=2, schedule="seq1f1b", sequences=3),
         dict(num_layers=2, qk_norm=True),
     ),
     "rest-on-host-unequal": Case(
         dict(chunks=(24, 16, 8), mesh=(1, 2, 2), places=("keep", "keep", "host")), dict(qkv_bias=True)
+    ),
+    "interleaved-groups-of-one-layer-host": Case(
+        dict(chunks=(12, 8, 8, 8), mesh=(1, 2, 1), interleave=3, places=HOST, alpha=0.6), dict(num_layers=6)
+    ),
+}
+WRITTEN_SLOWLY = {
+    "interleaved-fewer-chunks-than-stages-keep": Case(
+        dict(
+            chunks=(12, 8),
+            mesh=(1, 4, 1),
+            schedule="interleaved-seq1f1b",
+            interleave=2,
+            sequences=2,
+            places=("keep", "keep", "keep"),
+        ),
+        dict(num_layers=8),
     ),
     "hybrid-fused-rest-on-host": Case(
         dict(
@@ -43,22 +55,10 @@ WRITTEN = {
         dict(head_dim=8),
         optimised=True,
     ),
-    "interleaved-groups-of-one-layer-host": Case(
-        dict(chunks=(12, 8, 8, 8), mesh=(1, 2, 1), interleave=3, places=HOST, alpha=0.6), dict(num_layers=6)
+    "three-groups": Case(
+        dict(chunks=(16,) * 4, mesh=(1, 2, 2), schedule="interleaved-seq1f1b", interleave=3, sequences=2),
+        dict(num_layers=6),
     ),
-    "interleaved-fewer-chunks-than-stages-keep": Case(
-        dict(
-            chunks=(12, 8),
-            mesh=(1, 4, 1),
-            schedule="interleaved-seq1f1b",
-            interleave=2,
-            sequences=2,
-            places=("keep", "keep", "keep"),
-        ),
-        dict(num_layers=8),
-    ),
-}
-WRITTEN_SLOWLY = {
     "interleaved-groups-of-one-layer-recompute": Case(
         dict(chunks=(12, 8), mesh=(1, 2, 1), interleave=3, places=NOTHING), dict(num_layers=6)
     ),

@@ -44,7 +44,9 @@ def run(value_and_grad, params, shardings, mesh, batches):
     "changes",
     [
         dict(chunks=(16,) * 4, mesh=(1, 2, 2), places=("host", "host", "recompute"), alpha=0.5),
-        dict(chunks=(14, 10), mesh=(2, 2, 2), kind="ring", schedule="seq1f1b", sequences=2),
+        pytest.param(
+            dict(chunks=(14, 10), mesh=(2, 2, 2), kind="ring", schedule="seq1f1b", sequences=2), marks=pytest.mark.slow
+        ),
     ],
     ids=["ulysses-host", "ring-seq1f1b"],
 )

@@ -12,12 +12,12 @@ CASES = {
         dict(chunks=(16,), mesh=(1, 2, 1), sequences=4, schedule="interleaved-seq1f1b", interleave=2, wave=2),
         dict(num_layers=4, qk_norm=True),
     ),
+}
+SLOW = {
     "seq1f1b-4": Case(
         dict(chunks=(16, 8), mesh=(1, 2, 2), sequences=8, schedule="seq1f1b", wave=4, ring_pass="q"),
         dict(num_layers=2, tied_embeddings=True),
     ),
-}
-SLOW = {
     "gpipe-2": Case(dict(chunks=(12, 8), mesh=(2, 3, 1), sequences=4, schedule="gpipe", wave=2), dict(num_layers=3)),
     "sppo-2-of-2-groups": Case(
         dict(

@@ -55,7 +55,7 @@ def test_without_time_the_answer_is_coarse_but_right():
     assert bound.stopped.size == 2 * bound.best.size and bound.best.found.fits
 
 
-@pytest.mark.parametrize("start", ["h100:1x1", "h100:1x8", "h100:4x8"])
+@pytest.mark.parametrize("start", [pytest.param("h100:1x1", marks=pytest.mark.slow), "h100:1x8", "h100:4x8"])
 def test_the_smallest_cluster_fits_and_the_next_smaller_does_not(start):
     config = small_config(
         start, **FREE | {"sequence": {"length": 2**21, "chunks": "auto"}}, hardware={"hbm_bytes": 2**30}

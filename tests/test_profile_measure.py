@@ -19,6 +19,9 @@ TINY = ModelConfig(
 SIZES = Sizes(tokens=64, square=32, chunks=(16, 32), prefixes=(0, 48), stream_bytes=2**16, run_s=0.001, runs=1)
 
 
+pytestmark = pytest.mark.xdist_group("profile_measure")
+
+
 @pytest.fixture(scope="module")
 def found():
     lines: list[str] = []

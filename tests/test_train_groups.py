@@ -134,6 +134,7 @@ def losses_of_processes(num_processes, num_devices, mesh, steps):
     return [json.loads(out.splitlines()[-1]) for _, out, _ in results]
 
 
+@pytest.mark.slow
 def test_pipelines_with_unlike_documents_never_wait_for_each_other():
     (alone,) = losses_of_processes(1, 8, (2, 2, 2), 50)
     first, second = losses_of_processes(2, 8, (2, 2, 2), 50)

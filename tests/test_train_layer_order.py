@@ -140,6 +140,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once")
 def test_a_run_goes_on_with_other_groups_of_layers_and_waves(x64, tmp_path):
     source = write_documents(tmp_path / "tokens.npy")

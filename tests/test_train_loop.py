@@ -101,6 +101,7 @@ def test_the_run_says_how_it_went(finished):
     assert (run_dir / "finished").read_text().startswith("12 steps")
 
 
+@pytest.mark.slow
 def test_each_step_is_charged_its_own_time(source, tmp_path, monkeypatch):
     """Also the last one and those before a save, which nothing follows that would wait for them."""
     ready = jax.block_until_ready

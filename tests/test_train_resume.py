@@ -98,24 +98,24 @@ OTHERS = [
 ]
 
 
-def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path):
+@pytest.mark.parametrize("groups", [pytest.param(OTHERS[0], marks=pytest.mark.slow), OTHERS[1]], ids=["pipe", "ring"])
+def test_a_run_goes_on_on_another_mesh(x64, source, tmp_path, groups):
     wide = {**EVERY_STEP, "model": {"compute_dtype": "float64"}}
     wide["train"] = {"steps": 6, "log_every": 1, "eval_every": 0, "eval_sequences": 0}
     config = make_config(source, **wide)
     run(make_config(source, **wide, checkpoint={"every_steps": 3, "keep_last": 9}), tmp_path / "one", quickly)
     want = losses_of(tmp_path / "one")
-    for number, groups in enumerate(OTHERS):
-        other = make_config(source, **{**wide, **groups})
-        run_dir = shutil.copytree(tmp_path / "one", tmp_path / str(number))
-        shutil.rmtree(run_dir / "checkpoints" / "6")
-        lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
-        (run_dir / "metrics.jsonl").write_text("".join(lines[:3]))  # what follows comes from this run
-        run(other, run_dir, quickly)
-        got = losses_of(run_dir)
-        assert list(got) == list(want)
-        np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
-        resumed = next(line for line in lines_of(run_dir, "events") if line["kind"] == "resume")
-        assert resumed["step"] == 3 and "the plan's mesh, chunk_lengths" in resumed["text"]
+    other = make_config(source, **{**wide, **groups})
+    run_dir = shutil.copytree(tmp_path / "one", tmp_path / "other")
+    shutil.rmtree(run_dir / "checkpoints" / "6")
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run_dir / "metrics.jsonl").write_text("".join(lines[:3]))  # what follows comes from this run
+    run(other, run_dir, quickly)
+    got = losses_of(run_dir)
+    assert list(got) == list(want)
+    np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
+    resumed = next(line for line in lines_of(run_dir, "events") if line["kind"] == "resume")
+    assert resumed["step"] == 3 and "the plan's mesh, chunk_lengths" in resumed["text"]
     assert config.mesh != other.mesh
 
 

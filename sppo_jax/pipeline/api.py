@@ -207,7 +207,8 @@ class Step:
         scale = 1 / jnp.maximum(count, 1).astype(accumulator(dtype))
         layers = weights.layers
         if sharded is not None:
-            layers = layers._replace(params=jax.eval_shape(lambda: sharded.slots(program.num_weight_slots)))
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), sharded.wholes)
+            layers = layers._replace(params=shapes)
         stage = Stage(self.block, layers, self.num_layers, plan.stash)
         executor = run.Executor(
             plan=plan,
@@ -229,8 +230,10 @@ class Step:
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
         trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
-        num_members = plan.mesh.data * plan.mesh.seq
-        grads = run.sum_gradients(trained.grads, shares, num_members, sum_layers=sharded is None)
+        num_members, grads = plan.mesh.data * plan.mesh.seq, trained.grads
+        if sharded is not None:
+            grads = grads._replace(layers=sharded.gradients(grads.layers))
+        grads = run.sum_gradients(grads, shares, num_members, sum_layers=sharded is None)
         return loss, storage.stack(grads, shares)
 
     @property

@@ -1,8 +1,12 @@
 """A stage's layers of which each device holds its share: gathered, and their gradients scattered, a group at a time.
 
+Arrays are flat in their slots, and where they are sent. XLA would otherwise give slots and parameters the layout of an
+all-gather, in which the gathered dim comes first, and copy them whole wherever a matrix product wants another layout.
+
 Letters: v groups of layers a stage.
 """
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -12,7 +16,8 @@ from jax import lax
 from sppo_jax import buffers
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.layout import fit
-from sppo_jax.pipeline.storage import gather_members, sum_over_members, within_group
+from sppo_jax.pipeline.storage import MEMBERS, join_members, split_members, within_group
+from sppo_jax.plan.spread import padded
 
 
 @dataclass(frozen=True)
@@ -30,23 +35,33 @@ class ShardedLayers:
     wholes: object
 
     def slots(self, count: int):
-        """Returns zeros for the whole weights of so many groups, [slots, layers, ...]."""
-        return jax.tree.map(lambda like: jnp.zeros((count, *like.shape), like.dtype), self.wholes)
+        """Returns zeros for the whole weights of so many groups, [slots, layers, elements]."""
+        return jax.tree.map(lambda like: jnp.zeros((count, *_flat(like)), like.dtype), self.wholes)
 
     def sums(self, count: int):
-        """Returns zeros for the whole gradient sums of so many groups, [slots, layers, ...]."""
-        return jax.tree.map(lambda like: jnp.zeros((count, *like.shape), accumulator(like.dtype)), self.wholes)
+        """Returns zeros for the whole gradient sums of so many groups, [slots, layers, elements]."""
+        return jax.tree.map(lambda like: jnp.zeros((count, *_flat(like)), accumulator(like.dtype)), self.wholes)
 
     def totals(self):
-        """Returns zeros for this device's share of the gradient sums of all groups."""
-        return jax.tree.map(lambda x, like: jnp.zeros(x.shape, accumulator(like.dtype)), self.shards, self.wholes)
+        """Returns zeros for this device's share of the gradient sums of all groups, [v, elements]."""
+
+        def zeros(x, like):
+            return jnp.zeros((x.shape[0], math.prod(x.shape[1:])), accumulator(like.dtype))
+
+        return jax.tree.map(zeros, self.shards, self.wholes)
+
+    def gradients(self, totals):
+        """Returns the totals in the shapes of the shares."""
+        return jax.tree.map(lambda total, x: total.reshape(x.shape), totals, self.shards)
 
     def gather(self, slots, group, slot):
         """Returns the slots with the weights of a group in one of them."""
 
         def one(buffer, shard, share, like):
             mine = buffers.read_slot(shard, group).astype(like.dtype)
-            return buffers.write_slot(buffer, slot, fit(gather_members(mine, within_group(share)), like.shape))
+            blocks = lax.all_gather(mine.reshape(-1), MEMBERS).reshape(-1, *mine.shape)
+            whole = fit(join_members(blocks, within_group(share)), like.shape)
+            return buffers.write_slot(buffer, slot, whole.reshape(_flat(like)))
 
         return jax.tree.map(one, slots, self.shards, self.shares, self.wholes)
 
@@ -57,11 +72,18 @@ class ShardedLayers:
             The totals, and the sums with zeros in the slot.
         """
 
-        def one(total, buffer, share):
-            return buffers.add(total, (group,), sum_over_members(buffers.read_slot(buffer, slot), within_group(share)))
+        def one(total, buffer, share, like):
+            share, whole = within_group(share), buffers.read_slot(buffer, slot).reshape(like.shape)
+            blocks = split_members(fit(whole, padded(like.shape, share.cuts)), share)
+            mine = lax.psum_scatter(blocks.reshape(blocks.shape[0], -1), MEMBERS, scatter_dimension=0)
+            return buffers.add(total, (group,), mine)
 
-        totals = jax.tree.map(one, totals, sums, self.shares)
+        totals = jax.tree.map(one, totals, sums, self.shares, self.wholes)
         # Without the barrier XLA may copy the sums before it writes zeros.
         totals, sums = lax.optimization_barrier((totals, sums))
         zeroed = jax.tree.map(lambda x: buffers.write_slot(x, slot, jnp.zeros(x.shape[1:], x.dtype)), sums)
         return totals, zeroed
+
+
+def _flat(like: jax.ShapeDtypeStruct) -> tuple[int, int]:
+    return like.shape[0], math.prod(like.shape[1:])

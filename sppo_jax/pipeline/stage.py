@@ -27,24 +27,27 @@ def _rest_names(q_TNH, leaves) -> dict:
 class Stage:
     """The layers of one device: what they are, and how their stash looks."""
 
-    def __init__(self, block: Block, weights: Weights, num_layers: int, places: StashPlan):
-        """Keeps the weights [slots, layers, ...], already in the compute dtype, and the places of the stash.
+    def __init__(self, block: Block, weights: Weights, num_layers: int, places: StashPlan, slots=None):
+        """Keeps the weights [groups, layers, ...], already in the compute dtype, and the places of the stash.
 
-        Constants have a slot for each group of layers; so have parameters, unless they are gathered group by group.
+        Where parameters are gathered group by group, `weights` has their shapes, and `slots` the parameters of the
+        groups whose turn it is, [slots, layers, elements].
         """
         self.block, self.weights, self.num_layers, self.places = block, weights, num_layers, places
+        self.slots = weights.params if slots is None else slots
 
-    def holding(self, params) -> "Stage":
-        """Returns the same stage with other parameters in its slots."""
-        return Stage(self.block, self.weights._replace(params=params), self.num_layers, self.places)
+    def holding(self, slots) -> "Stage":
+        """Returns the same stage with these parameters in its slots."""
+        return Stage(self.block, self.weights, self.num_layers, self.places, slots)
 
     def layer_weights(self, unit: "Unit", layer) -> Weights:
         """Picks one layer's weights."""
 
-        def of(tree, slot):
-            return jax.tree.map(lambda x: buffers.read(x, (slot, layer), x.shape[2:]), tree)
+        def pick(x, like, slot):
+            return buffers.read(x, (slot, layer), x.shape[2:]).reshape(like.shape[2:])
 
-        return Weights(of(self.weights.params, unit.weight_slot), of(self.weights.others, unit.group))
+        params = jax.tree.map(lambda x, like: pick(x, like, unit.weight_slot), self.slots, self.weights.params)
+        return Weights(params, jax.tree.map(lambda x: pick(x, x, unit.group), self.weights.others))
 
     def shapes(self, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
         """Traces one layer abstractly."""
@@ -285,7 +288,9 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     dq, dk, dv, prefix = groups.backward(*attention, cache, sums.prefix, unit.chunk, layer, splits.backward)
     dparams_before, dx_before = vjp_before((dq, dk, dv))
     layers = jax.tree.map(
-        lambda s, a, b: buffers.add(s, (unit.sum_slot, layer), a.astype(s.dtype) + b.astype(s.dtype)),
+        lambda s, a, b: buffers.add(
+            s, (unit.sum_slot, layer), (a.astype(s.dtype) + b.astype(s.dtype)).reshape(s.shape[2:])
+        ),
         sums.layers,
         dparams_after,
         dparams_before,

@@ -36,7 +36,8 @@ class EvaluationState(NamedTuple):
         waiting: waiting room [slots, T, D] of chunks between two groups of layers, forward and backward.
         cache: keys and values of the sequences in flight.
         tags: tags of the sequences in flight.
-        gathered: weights [slots, layers, ...] of the groups of layers whose turn it is; None where all are resident.
+        gathered: weights [slots, layers, elements] of the groups of layers whose turn it is; None where all layers are
+            resident.
         losses_MS: each token's loss.
         hits_MS: whether each token's target is the most likely token.
     """
@@ -63,7 +64,8 @@ class TrainingState(NamedTuple):
         refetched: layer inputs that came back for the next rebuild of keys and values.
         head_dx: this stage's share of the cotangents from the head, by slot.
         grads: gradients of the weights; of layers that are gathered group by group this device's share.
-        sums: gradient sums [slots, layers, ...] of the groups whose turn it is; None where all layers are resident.
+        sums: gradient sums [slots, layers, elements] of the groups whose turn it is; None where all layers are
+            resident.
         loss: sum of the losses of all tokens.
         order: 0, known only once the last backward is done. Where a forward writes depends on it.
     """

@@ -219,31 +219,29 @@ def sum_over_members(grad: jax.Array, share: Share) -> jax.Array:
     grad = fit(grad, padded(grad.shape, share.cuts))
     if len(share.cuts) == 1:
         return lax.psum_scatter(grad, MEMBERS, scatter_dimension=share.cuts[0].dim, tiled=True)
+    return lax.psum_scatter(split_members(grad, share), MEMBERS, scatter_dimension=0)
+
+
+def split_members(x: jax.Array, share: Share) -> jax.Array:
+    """Returns the shares of all devices of a stage, [members, ...]; `x` has the zeros that its cuts add."""
     cuts, sizes, places = share.dims(), [], {}
-    for dim, size in enumerate(grad.shape):
+    for dim, size in enumerate(x.shape):
         if dim in cuts:
             places[dim] = len(sizes)
             sizes.append(cuts[dim].parts)
         sizes.append(size // cuts[dim].parts if dim in cuts else size)
-    blocks = jnp.moveaxis(grad.reshape(sizes), [places[cut.dim] for cut in share.cuts], [0, 1])
-    blocks = blocks.reshape(-1, *blocks.shape[2:])
-    return lax.psum_scatter(blocks, MEMBERS, scatter_dimension=0, tiled=True).squeeze(0)
+    blocks = jnp.moveaxis(x.reshape(sizes), [places[cut.dim] for cut in share.cuts], range(len(cuts)))
+    return blocks.reshape(-1, *blocks.shape[len(cuts) :])
 
 
-def gather_members(x: jax.Array, share: Share) -> jax.Array:
-    """Returns the whole of an array of which each device of a stage has its share. Call it inside `shard_map`."""
-    if not share.cuts:
-        return x
-    if len(share.cuts) == 1:
-        return lax.all_gather(x, MEMBERS, axis=share.cuts[0].dim, tiled=True)
-    cuts, sizes = share.dims(), x.shape
-    blocks = lax.all_gather(x, MEMBERS, axis=0)
+def join_members(blocks: jax.Array, share: Share) -> jax.Array:
+    """Returns the array whose shares are `blocks`: the inverse of `split_members`."""
+    cuts, sizes = share.dims(), blocks.shape[1:]
     blocks = blocks.reshape(*(cut.parts for cut in share.cuts), *sizes)
     order = []
     for dim in range(len(sizes)):
-        if dim in cuts:
-            order.append(share.cuts.index(cuts[dim]))
-        order.append(dim + 2)
+        order += [share.cuts.index(cuts[dim])] if dim in cuts else []
+        order.append(dim + len(cuts))
     whole = [size * cuts[dim].parts if dim in cuts else size for dim, size in enumerate(sizes)]
     return blocks.transpose(order).reshape(whole)
 

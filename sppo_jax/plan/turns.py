@@ -59,7 +59,7 @@ def turns_of(table: Table, kv: str, *, train: bool = True) -> Turns:
     joined = _join(needed, _next_compute_ticks(table))
     num_weights, slots = color_intervals({names: span for names, span in joined})
     sums = {name: span for name, span in passes.items() if name[0] == "B"}
-    num_sums, sum_slots = color_intervals({**sums})
+    num_sums, sum_slots = color_intervals({name: span for name, span in sums.items()})
     gathers = {span[0]: (names[0][2], slots[names]) for names, span in joined}
     scatters = {span[1]: (name[2], sum_slots[name]) for name, span in sums.items()}
     assert (len(gathers), len(scatters)) == (len(joined), len(sums)), "one gather and one scatter a tick"

@@ -66,6 +66,7 @@ _HALF = {"stash": {"kv_grad_dtype": "bfloat16"}}
 _EQUAL = {"sequence": {"balance": "equal"}}
 _UNEQUAL = {"sequence": {"balance": "flops"}}
 _BREADTH_FIRST = {"schedule": {"name": "breadth-first", "interleave": "auto"}}
+_RESIDENT = _BREADTH_FIRST | {"mesh": {"weights": "resident"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _WAVE = {"sequence": {"per_pipeline": 4}, "schedule": {"name": "sppo", "wave": 4}}
 _COST = {"sequence": {"balance": "cost"}, "schedule": {"interleave": 5}}
@@ -136,9 +137,15 @@ CASES = (
     Case(cluster="a100-80g:16x8", model="gpt-7b", length=4096 * K),
     Case(cluster="a100-80g:8x8", model="gpt-7b", length=4096 * K),
     Case(cluster="h100:1x8", model="llama3-8b", length=1536 * K),
+    Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_RESIDENT),
+    Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_RESIDENT),
+    Case(cluster="a100-80g:2x8", model="gpt-7b", length=4096 * K, more=_RESIDENT),
     Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_BREADTH_FIRST),
-    Case(cluster="a100-80g:2x8", model="gpt-7b", length=4096 * K, more=_BREADTH_FIRST),
+    Case(cluster="h100:1x8", model="llama3-8b", length=7_000_064, more=_BREADTH_FIRST),
+    Case(cluster="a100-80g:1x8", model="gpt-7b", length=4096 * K, more=_BREADTH_FIRST),
+    Case(cluster="h100:2x8", model="llama3-8b", mesh=(2, 8), length=5120 * K, more=_BREADTH_FIRST),
+    Case(cluster="h100:2x8", model="llama3-8b", mesh=(4, 4), length=5120 * K, more=_BREADTH_FIRST),
     Case(cluster="a100-80g:1x2", model="llama3.2-1b", mesh=(2, 1), length=256 * K, chunks=32, stash="rrr"),
     Case(cluster="h200:1x2", model="llama3.2-1b", mesh=(1, 2), length=64 * K, chunks=8, stash="kkk"),
     Case(cluster="h100:1x8", model="llama3-8b", mesh=(2, 4), length=256 * K, chunks=16, stash="hhr", more=_TWO),

@@ -1,5 +1,6 @@
 """What the step's program looks like: collectives, host copies and size, read from its jaxpr and from its lowering."""
 
+import math
 from collections import Counter
 from functools import lru_cache
 
@@ -251,3 +252,32 @@ def test_no_kept_buffer_is_copied_in_a_loop():
             copied += [line] if " copy(" in line else []
             written += [line] if "dynamic-update-slice" in line else []
     assert written and not copied
+
+
+def whole_layers(equations, like, count):
+    """Returns the shapes of arrays with so many layers' largest matrices or more, whole or flat."""
+    inside = [one for one in equations if "shard_map" in one.inside]
+    found = {tuple(x.aval.shape) for one in inside for x in one.eqn.outvars}
+    own = max((x.shape[1:] for x in like), key=math.prod)
+    ends = own, (math.prod(own),)
+    return {
+        shape
+        for shape in found
+        if any(shape[-len(end) :] == end and math.prod(shape[: -len(end)]) >= count for end in ends)
+    }
+
+
+def test_weights_are_gathered_and_their_sums_scattered_once_a_group_and_pass():
+    """And no device holds the weights or the sums of more than three of its four groups of layers."""
+    like = jax.tree.leaves(nnx.state(small_model(dtype="float32", num_layers=8).layers, nnx.Param))
+    groups = BASE | dict(schedule="breadth-first", interleave=4, kv="rebuild", places=HOST, alpha=1.0)
+    plan, program, equations = trace(num_layers=8, **groups, weights="gathered")
+    found, specs = Counter(), unfold(program.items)
+    for one in equations:
+        if one.axes == ("data", "ring", "ulysses"):
+            found[one.name] += one.times
+    assert found["all_gather"] == 7 * len(like) and found["reduce_scatter"] == 4 * len(like)
+    assert (sum(spec.gathers for spec in specs), sum(spec.scatters for spec in specs)) == (7, 4)
+    assert (program.num_weight_slots, program.num_sum_slots) == (3, 2)
+    assert not whole_layers(equations, like, 4)
+    assert whole_layers(trace(num_layers=8, **groups)[2], like, 4)

@@ -57,8 +57,8 @@ def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
     values = make().to_dict()
     del values["schedule"]["shapes"], values["stash"]["kv"]
     assert Plan.from_dict({**values, "schema_version": 4}) == make() and make().schedule.shapes == ()
-    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 6, got 7; plan again"):
-        Plan.from_dict({**make().to_dict(), "schema_version": 7})
+    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 7, got 8; plan again"):
+        Plan.from_dict({**make().to_dict(), "schema_version": 8})
     with pytest.raises(ValueError, match=r"schedule of plan\.json must have every key, got none named shapes"):
         Plan.from_dict(values)
 
@@ -67,6 +67,12 @@ def test_a_plan_from_before_keys_were_made_again_keeps_them():
     values = make().to_dict()
     del values["stash"]["kv"]
     assert Plan.from_dict({**values, "schema_version": 5}) == make() and make().stash.kv == "keep"
+
+
+def test_a_plan_from_before_gathered_weights_has_resident_ones():
+    values = make().to_dict()
+    del values["weights"]
+    assert Plan.from_dict({**values, "schema_version": 6}) == make() and make().weights == "resident"
 
 
 def test_a_plan_with_shapes_holds_together():
@@ -128,8 +134,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 6, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 6, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 7, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 7, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -151,7 +157,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 6, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 7, got 1"),
         (dict(schedule=SchedulePlan(name="sppo", wave=2)), "divide the 1 sequences of a pipeline (nearest: 1), got 2"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
@@ -182,6 +188,22 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (
             dict(schedule=BY_GROUPS, chunk_lengths=(56,), stash=replace(STASH, alpha=(0.0,) * 4, kv="rebuild")),
             "stash.kv=rebuild must have at least 2 chunks, got 1",
+        ),
+        (dict(weights="sold"), "weights of a plan must be one of resident, gathered, got 'sold'"),
+        (
+            dict(weights="gathered"),
+            "several groups of layers at a time, got sppo, interleave 1; use schedule.name=breadth-first, or",
+        ),
+        (
+            dict(
+                weights="gathered",
+                mesh=MeshShape(data=1, pipe=2, seq=1),
+                ulysses=1,
+                ring=1,
+                schedule=BY_GROUPS,
+                stash=replace(STASH, alpha=(0.0,) * 9),
+            ),
+            "stages of at least 2 devices, which share the weights, got mesh.data=1 and mesh.seq=1",
         ),
         (dict(schedule=SchedulePlan(name="breadth-first")), "must have schedule.interleave of at least 2, got 1"),
         (dict(stash=replace(STASH, alpha=(0.0,) * 4)), "each of the 5 diagonals of the schedule, got 4"),

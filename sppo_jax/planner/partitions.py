@@ -18,8 +18,8 @@ from sppo_jax.planner.offload import Places, kv_place
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
-# The most tokens of a chunk on one device where one group of layers at a time leaves room for longer ones. Longer chunks
-# are no faster (0.1%), and the compiler takes up to 15% more memory for them than is predicted.
+# The most tokens of a chunk on one device where one group of layers at a time leaves room for longer ones. Longer
+# chunks are no faster (0.1%), and the compiler takes up to 15% more memory for them than is predicted.
 _MOST_TOKENS = 32768
 # Sequences of a wave to consider.
 _WAVES = (1, 2, 4, 8)

@@ -20,6 +20,9 @@ _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # Arrays of a token's hidden state, queries, keys and values that a layer's backward holds at once: before and after
 # norm, rotary and the all-to-all, with their cotangents. Counted in compiled programs, as all of `work` is.
 _WORK_ARRAYS = 7
+# Where weights are gathered and a group has one or two layers, no loop over layers keeps the compiler from beginning
+# work early. It then holds so many arrays of the MLP (gate, up, their product, two cotangents) and of the others.
+_UNROLLED_LAYERS, _UNROLLED_ARRAYS = 2, 5
 # Copies of a layer's largest matrix at once: a slice, the gradient and its transpose in the compute dtype; two sums.
 _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
@@ -249,7 +252,10 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
     layer, size = layer_costs(shape.model), shape.compute_bytes
     elements = layer.input_elements + layer.attention_elements + layer.kv_elements // 2
     matrix = largest_matrix(shape.model) * (_MATRIX_COPIES * size + _MATRIX_SUMS * shape.sum_bytes)
-    work = matrix + tokens * _WORK_ARRAYS * elements * size
+    at_once = _WORK_ARRAYS * elements
+    if shape.weights == "gathered" and shape.layers <= _UNROLLED_LAYERS:
+        at_once = max(at_once, _UNROLLED_ARRAYS * (shape.model.mlp_size + elements))
+    work = matrix + tokens * at_once * size
     if stash.inputs == "recompute":
         # A chunk's stash is made again for all layers of the virtual stage.
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements

@@ -270,6 +270,8 @@ def chunk_counts(layout: Layout) -> list[int]:
     few = [count for count in _few_chunks(layout) if units % count == 0]
     if len(even) >= min(_ENOUGH_EVEN, len(counts)):
         return few + even
+    if name == BREADTH_FIRST and even and even[0] < 2 * counts[0]:
+        return even  # chunks of two lengths take more memory, for their ticks share less
     step = max(1, len(counts) // 32)
     return few + list(counts)[::step]
 

@@ -47,8 +47,20 @@ def run(value_and_grad, params, shardings, mesh, batches):
         pytest.param(
             dict(chunks=(14, 10), mesh=(2, 2, 2), kind="ring", schedule="seq1f1b", sequences=2), marks=pytest.mark.slow
         ),
+        pytest.param(
+            dict(
+                chunks=(14, 10),
+                mesh=(2, 2, 2),
+                schedule="breadth-first",
+                interleave=2,
+                kv="rebuild",
+                weights="gathered",
+                sequences=2,
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["ulysses-host", "ring-seq1f1b"],
+    ids=["ulysses-host", "ring-seq1f1b", "breadth-first"],
 )
 def test_twenty_steps_have_the_dense_losses_and_one_trace(x64, changes):
     plan, model = small_plan(**changes), small_model(vocab_size=20)

@@ -82,6 +82,18 @@ def test_processes_of_different_runs_are_refused(folder):
 
 
 @pytest.mark.slow
+def test_two_processes_gather_one_group_of_layers_at_a_time(folder):
+    """Each stage has a device of each process; one process takes the chunks through all layers one by one."""
+    done(train(folder, 1, "one"))
+    done(train(folder, 2, "two", "schedule.name=breadth-first", "schedule.interleave=2"))
+    plan = json.loads((folder / "two" / "plan.json").read_text())
+    assert (plan["weights"], plan["stash"]["kv"]) == ("gathered", "rebuild")
+    want, got = losses(folder / "one"), losses(folder / "two")
+    assert list(got) == [1, 2, 3, 4]
+    np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_four_processes_train_like_one(folder):
     done(train(folder, 1, "one", "mesh.data=1", "mesh.seq=2"))
     done(train(folder, 4, "four", "mesh.data=1", "mesh.seq=2"))

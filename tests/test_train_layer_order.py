@@ -136,6 +136,7 @@ def test_compiled_ticks_without_ends_meet_the_vocabulary_nowhere(two_groups):
 
 PLACES = [
     {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "schedule": {"name": "sppo", "interleave": 4, "wave": 2}},
+    {"mesh": {"data": 1, "pipe": 1, "seq": 2}, "schedule": {"name": "breadth-first", "interleave": 4}},
     {"mesh": {"data": 2, "pipe": 2, "seq": 1}, "schedule": {"interleave": 2}, "train": {"eval_sequences": 2}},
 ]
 
@@ -143,6 +144,7 @@ PLACES = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once")
 def test_a_run_goes_on_with_other_groups_of_layers_and_waves(x64, tmp_path):
+    """From depth-first to breadth-first, and back."""
     source = write_documents(tmp_path / "tokens.npy")
 
     def config_of(steps, mesh, schedule=None, train=None):
@@ -159,16 +161,16 @@ def test_a_run_goes_on_with_other_groups_of_layers_and_waves(x64, tmp_path):
             | (train or {}),
         )
 
-    alone = config_of(4, {"data": 1, "pipe": 1, "seq": 1})
+    alone = config_of(6, {"data": 1, "pipe": 1, "seq": 1})
     run(alone, tmp_path / "alone", quickly)
     for number, groups in enumerate(PLACES):
         there, result = run(config_of(2 * number + 2, **groups), tmp_path / "there", quickly)
     want, got = losses_of(tmp_path / "alone"), losses_of(tmp_path / "there")
-    assert list(got) == list(want) == [1, 2, 3, 4]
+    assert list(got) == list(want) == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
     shapes = nnx.state(build_model(alone, abstract=True), nnx.Param)
-    first, second = (load_params(tmp_path / name / "checkpoints" / "4", shapes) for name in ("alone", "there"))
+    first, second = (load_params(tmp_path / name / "checkpoints" / "6", shapes) for name in ("alone", "there"))
     assert max(relative_errors(second, first).values()) < 1e-6
     # The same checkpoint, read and validated where its layers run in groups.
-    held_out = evaluate_saved(tmp_path / "there" / "checkpoints" / "4", there.config, there.plan)
+    held_out = evaluate_saved(tmp_path / "there" / "checkpoints" / "6", there.config, there.plan)
     np.testing.assert_allclose(held_out.loss, result.validation.loss, rtol=1e-12)

@@ -141,7 +141,7 @@ CASES = (
     Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_RESIDENT),
     Case(cluster="a100-80g:2x8", model="gpt-7b", length=4096 * K, more=_RESIDENT),
     Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_BREADTH_FIRST),
-    Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_BREADTH_FIRST),
+    Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_BREADTH_FIRST, calibrated=True),
     Case(cluster="h100:1x8", model="llama3-8b", length=7_000_064, more=_BREADTH_FIRST),
     Case(cluster="a100-80g:1x8", model="gpt-7b", length=4096 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:2x8", model="llama3-8b", mesh=(2, 8), length=5120 * K, more=_BREADTH_FIRST),

@@ -14,7 +14,8 @@ CASES = {
     "seq1f1b ulysses": (dict(chunks=(16, 8, 8), mesh=(1, 2, 2), schedule="seq1f1b", sequences=2), {}),
     "ring, two pipelines": (dict(chunks=(16, 16), mesh=(2, 2, 2), kind="ring"), dict(tied_embeddings=True)),
     "breadth-first": (
-        dict(chunks=(12, 8, 12), mesh=(1, 2, 1), sequences=2, schedule="breadth-first", interleave=2, kv="rebuild"),
+        dict(chunks=(12, 8, 12), mesh=(1, 2, 2), sequences=2, schedule="breadth-first", interleave=2)
+        | dict(kv="rebuild", weights="gathered"),
         {},
     ),
     "one stage": (dict(chunks=(12, 20), sequences=2), {}),

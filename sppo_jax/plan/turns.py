@@ -35,8 +35,8 @@ class Turns(NamedTuple):
     scatters: dict[int, tuple[int, int]]
 
     def weight_slot(self, unit: Unit, table: Table) -> int:
-        """Returns where the weights of a unit lie."""
-        return self.weights[_pass_of(unit, table)]
+        """Returns where the weights of a unit lie; 0 for a backward of an evaluation, which has none."""
+        return self.weights.get(_pass_of(unit, table), 0)
 
     def sum_slot(self, unit: Unit, table: Table) -> int:
         """Returns where a backward adds its gradients; 0 for a forward."""

@@ -174,6 +174,10 @@ def test_the_start_and_the_end_of_a_step():
     summed = costs(2, 2, data=2, link_bytes_s=1.0, network_bytes_s=1.0)
     assert summed.step_overhead_s() == pytest.approx(0.75 * params * (2 + 8), rel=1e-3)
     assert costs(2, link_bytes_s=1.0).step_overhead_s() == 0
+    # Layers that are gathered one and a half times more, and whose sums are scattered once more.
+    again = replace(summed, again=(1.5, 1.0))
+    more = again.step_overhead_s() - summed.step_overhead_s()
+    assert more == pytest.approx(0.75 * 2 * LAYER.params * (1.5 * 2 + 8), rel=1e-9)
 
 
 def test_sums_between_hosts_use_the_adapters_of_all_members_of_a_host():

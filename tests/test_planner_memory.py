@@ -14,7 +14,7 @@ from sppo_jax.plan.plan import MeshShape, StashPlan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import TickShape
 from sppo_jax.planner.costs import cost_model
-from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes
+from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes, weight_bytes
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
@@ -198,3 +198,15 @@ def test_hidden_copies_make_no_tick_longer_not_even_one_without_ends():
     seconds = costs.of_chunks(table.chunk_lengths)
     copied_s = copy_seconds(table, shape, chosen, costs)
     assert simulate(table, seconds, copied_s).tick_s == simulate(table, seconds).tick_s
+
+
+def test_gathered_weights_are_those_of_a_few_groups():
+    shape = replace(SHAPE, seq=2, data=2, compute_bytes=2)
+    layer, vocabulary = layer_costs(MODEL).params, 2 * 50 * 8 + 8  # two tables of 100 tokens on two stages, final norm
+    whole = 4 * 2 * layer + vocabulary
+    assert weight_bytes(shape, 4, 2, "rebuild") == (2 * whole, 4 * whole)
+    gathered = replace(shape, weights="gathered")
+    # Two stages: weights of three groups of two layers, sums of two, and a fourth of all sums.
+    weights, sums = weight_bytes(gathered, 4, 2, "rebuild")
+    assert weights == 2 * (3 * 2 * layer + vocabulary)
+    assert sums == 4 * (2 * 2 * layer + 4 * 2 * layer / 4 + vocabulary)

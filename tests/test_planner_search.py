@@ -221,6 +221,20 @@ def test_a_breadth_first_plan_is_found_where_no_other_fits():
     assert search(large("llama3-8b", "h100:1x8", 2**18)).plan.schedule.name != "breadth-first"
 
 
+def test_weights_are_gathered_by_groups_where_a_stage_has_several_devices():
+    found, resident = (
+        search(large("llama3-8b", "h100:1x8", 5 * 2**20, mesh={"weights": weights})) for weights in ("auto", "resident")
+    )
+    assert (found.plan.weights, resident.plan.weights, found.plan.mesh.pipe) == ("gathered", "resident", 1)
+    assert found.fits and found.plan.predicted.step_s < resident.plan.predicted.step_s
+    # Long chunks are not much faster, and no memory figure of theirs was compiled.
+    assert max(found.plan.chunk_lengths) <= 32768 * 8
+    asked = search(large("llama3-8b", "h100:1x8", 2**18, mesh={"weights": "gathered"})).plan
+    assert (asked.weights, asked.schedule.name) == ("gathered", "breadth-first")
+    with pytest.raises(ValueError, match=r"mesh\.weights=gathered must have schedule\.name=breadth-first"):
+        search(large("llama3-8b", "h100:1x8", 2**18, mesh={"weights": "gathered"}, schedule={"name": "sppo"}))
+
+
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 2), (2, 3, 6), (4, 2, 8)])
 def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
     seconds = [1.1 + 3.3 * (number % 4) for number in range(chunks)]

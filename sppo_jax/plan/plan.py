@@ -187,6 +187,10 @@ class Plan:
         """Sequences of a step, over all pipelines."""
         return self.mesh.data * self.sequences_per_pipeline
 
+    @property
+    def _gathered(self) -> str:
+        return "; weights gathered group by group" if self.weights == "gathered" else ""
+
     def table(self) -> Table:
         """Returns the schedule table, checked."""
         return _checked_table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
@@ -256,7 +260,7 @@ class Plan:
         """Returns the plan in a few lines of text, with the reason of each choice."""
         mesh, stash, predicted = self.mesh, self.stash, self.predicted
         rows = [
-            ("mesh", f"data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq}; weights {self.weights}"),
+            ("mesh", f"data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq}{self._gathered}"),
             ("sequence", f"{self.sequence_length} tokens, {self.sequences_per_pipeline} per pipeline"),
             ("sequence_kind", f"{self.sequence_kind} (ulysses {self.ulysses} x ring {self.ring})"),
             ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}{_shapes(self.schedule.shapes)}"),

@@ -121,6 +121,11 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     chunks, seq = config.sequence.chunks, config.mesh.pinned.get("seq", 1)
     if isinstance(chunks, tuple):
         given_lengths(config.sequence.length, chunks, seq)
+    if config.mesh.weights == "gathered" and config.schedule.name not in ("auto", BREADTH_FIRST):
+        raise ValueError(
+            f"mesh.weights=gathered must have schedule.name={BREADTH_FIRST}, got schedule.name={config.schedule.name}; "
+            "use mesh.weights=auto"
+        )
     return Request(
         config=config,
         cluster=cluster,
@@ -258,13 +263,12 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
 
 def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
     """Returns what a device holds of its stage's layers: as asked, or its share where the schedule allows."""
-    asked, name = request.config.mesh.weights, request.schedule_name
-    possible = name == BREADTH_FIRST and interleave > 1 and mesh.data * mesh.seq > 1
+    asked, members = request.config.mesh.weights, mesh.data * mesh.seq
+    possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and members > 1
     if asked == "gathered" and not possible:
         raise ValueError(
-            "mesh.weights=gathered must have schedule.name=breadth-first, at least 2 groups of layers a stage and at "
-            f"least 2 devices a stage, got schedule.name={name}, {interleave} groups and "
-            f"{mesh.data * mesh.seq} devices; use mesh.weights=auto"
+            "mesh.weights=gathered must have at least 2 groups of layers and at least 2 devices a stage, got "
+            f"{interleave} and {members}; use mesh.weights=auto, or change mesh.pipe"
         )
     return asked if asked != "auto" else "gathered" if possible else "resident"
 

@@ -355,10 +355,10 @@ def test_the_rest_is_searched_around_a_pin(group, key, value, of):
     ("groups", "words"),
     [
         (dict(cluster="a100-80g:8x8", mesh={"pipe": 1}, stash={"kv": "keep"}), "change mesh.pipe=1:"),
-        (dict(stash={"inputs": "keep", "attention": "keep", "rest": "keep"}), "change stash.rest=keep:"),
+        (dict(stash={"inputs": "keep", "attention": "keep", "rest": "keep", "kv": "keep"}), "change stash.rest=keep:"),
         (dict(sequence={"chunks": 1}, stash={"kv": "keep"}), "change sequence.chunks=1:"),
         (dict(schedule={"name": "1f1b"}), "change schedule.name=1f1b:"),
-        (dict(hardware={"hbm_bytes": 2**33}), "use more devices, which share K/V"),
+        (dict(hardware={"hbm_bytes": 2**32}), "use more devices, which share K/V"),
     ],
 )
 def test_a_pin_that_stops_every_plan_is_named(groups, words):

@@ -2,6 +2,7 @@
 
     python benchmarks/chaos.py                 # 40 kills, about 8 minutes on 2 cores; writes results/chaos.json
     python benchmarks/chaos.py --kills 5 --out /tmp/chaos.json
+    python benchmarks/chaos.py --breadth-first # one group of layers at a time, weights gathered, keys rebuilt
 
 Kills fall at random moments of three kinds, in turn: while the run starts (imports, reading the checkpoint, compiling),
 between and during steps, and right behind the line that says a save has begun. After each the newest finished
@@ -59,7 +60,14 @@ class Kill:
         return max(self.reached - self.saved, 0)
 
 
-def settings(num_steps: int) -> dict:
+BREADTH_FIRST = {
+    "mesh": {"data": 2, "pipe": 2, "seq": 1, "weights": "gathered"},
+    "schedule": {"name": "breadth-first", "interleave": 2},
+    "stash": {"inputs": "host", "attention": "host", "kv": "rebuild"},
+}
+
+
+def settings(num_steps: int, *, breadth_first: bool = False) -> dict:
     """Return a config of 2 pipelines x 2 stages with its stash on the host; a step takes some 10 ms."""
     return {
         "model": {"vocab_size": 257, "hidden_size": 16, "num_layers": 4, "num_heads": 2, "mlp_size": 32},
@@ -70,6 +78,7 @@ def settings(num_steps: int) -> dict:
         "optimizer": {"lr": 0.01, "warmup_steps": 2},
         "train": {"steps": num_steps, "devices": "cpu:4", "eval_sequences": 2},
         "checkpoint": {"every_steps": SAVE_EVERY, "keep_last": 2},
+        **(BREADTH_FIRST if breadth_first else {}),
     }
 
 
@@ -136,13 +145,14 @@ def live(life: Life, kind: str, draw: random.Random) -> None:
     time.sleep(draw.uniform(0.0, 0.08))
 
 
-def chaos(directory: Path, *, num_kills: int, seed: int = 0, say=print) -> dict:
+def chaos(directory: Path, *, num_kills: int, seed: int = 0, breadth_first: bool = False, say=print) -> dict:
     """Run the comparison.
 
     Args:
         directory: an empty one.
         num_kills: lives that are ended.
         seed: of the moments.
+        breadth_first: whether all chunks pass one group of layers before any passes the next.
         say: is told of each.
 
     Returns:
@@ -150,7 +160,7 @@ def chaos(directory: Path, *, num_kills: int, seed: int = 0, say=print) -> dict:
     """
     num_steps, draw, kills = max(4 * num_kills, 24), random.Random(seed), []
     config, run_dir = directory / "chaos.yaml", directory / "killed"
-    config.write_text(yaml.safe_dump(settings(num_steps)))
+    config.write_text(yaml.safe_dump(settings(num_steps, breadth_first=breadth_first)))
     alone = Life(config, directory / "alone")
     if alone.wait() != 0:
         raise RuntimeError(f"the undisturbed run failed: {alone.text}")
@@ -209,10 +219,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--breadth-first", action="store_true", help="all chunks pass one group of layers at a time")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        result = chaos(Path(directory), num_kills=args.kills, seed=args.seed)
+        result = chaos(Path(directory), num_kills=args.kills, seed=args.seed, breadth_first=args.breadth_first)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     held = {key: value for key, value in result.items() if isinstance(value, bool)}
     for key, value in held.items():

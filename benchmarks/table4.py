@@ -48,22 +48,29 @@ class Setting:
 
 def settings() -> Iterator[Setting]:
     """Plans every setting three times."""
-    for (model, hosts, seq, pipe), rows in TABLE_4.items():
-        cluster = parse_cluster(f"a100-80g:{hosts}x8")
-        for length, chunks in rows.items():
-            shared = {"model": {"preset": model}, "train": {"steps": 1}, "hardware": {"network_bytes_s": NETWORK}}
-            cut = {"length": length, "chunks": chunks, "balance": "flops"}
-            mesh = {"data": 1, "pipe": pipe, "seq": seq}
-            free = {**shared, "sequence": {"length": length}}
-            published, paper, searched = (
-                search(config_from_dict(settings), cluster)
-                for settings in (
-                    {**shared, "sequence": cut, "mesh": mesh, "planner": "paper"},
-                    {**free, "planner": "paper"},
-                    free,
-                )
-            )
-            yield Setting(model=model, length=length, published=published, paper=paper, searched=searched)
+    for of_model, rows in TABLE_4.items():
+        for length in rows:
+            yield setting(of_model, length)
+
+
+def setting(of_model: tuple[str, int, int, int], length: int) -> Setting:
+    """Plans one setting three times.
+
+    Args:
+        of_model: a key of `TABLE_4`.
+        length: tokens of a sequence.
+    """
+    model, hosts, seq, pipe = of_model
+    cluster = parse_cluster(f"a100-80g:{hosts}x8")
+    shared = {"model": {"preset": model}, "train": {"steps": 1}, "hardware": {"network_bytes_s": NETWORK}}
+    cut = {"length": length, "chunks": TABLE_4[of_model][length], "balance": "flops"}
+    mesh = {"data": 1, "pipe": pipe, "seq": seq}
+    free = {**shared, "sequence": {"length": length}}
+    as_published = {**shared, "sequence": cut, "mesh": mesh, "planner": "paper"}
+    published, paper, searched = (
+        search(config_from_dict(values), cluster) for values in (as_published, {**free, "planner": "paper"}, free)
+    )
+    return Setting(model=model, length=length, published=published, paper=paper, searched=searched)
 
 
 _SUMMARY = """\
@@ -91,7 +98,7 @@ def report(found: list[Setting]) -> str:
         own_fit=len(own),
         slower=sum(gain < 1 for gain in [*gains, *own]),
     )
-    return summary + "\n".join(_row(setting) for setting in found)
+    return summary + "\n".join(map(row, found))
 
 
 def _gains(setting: Setting) -> tuple[float | None, float | None]:
@@ -103,7 +110,8 @@ def _gains(setting: Setting) -> tuple[float | None, float | None]:
     return paper, published
 
 
-def _row(setting: Setting) -> str:
+def row(setting: Setting) -> str:
+    """Returns a row of the table."""
     cells = [_described(plan) for plan in (setting.published, setting.paper, setting.searched)]
     gained = ["-" if gain is None else f"{gain:.2f}x" for gain in _gains(setting)]
     return f"| {setting.model[4:].upper()} {setting.length // K}K | {' | '.join([*cells, *gained])} |"

@@ -3,11 +3,11 @@
     python benchmarks/validation.py
 
 The blocks `papers`, `kernels`, `table4` and `bubble` are predictions beside figures that others published. The block
-`zero_bubble` simulates schedules that others published. Of `clock` and `fit` the predicted columns are made again; the
-measured and compiled columns come from results/clock_cpu_2dev.json and results/fit.json, which `python
-benchmarks/clock.py` and `python benchmarks/fit.py` write. The pictures docs/recall.svg and docs/resume.svg show the
-stored results of `recall.py` and `resume.py`. docs/flexsp.svg shows what `groups.py` simulates. Takes about a minute.
-The pictures need matplotlib (extra `dev`).
+`zero_bubble` simulates schedules that others published, and `breadth_first` our own beside each other. Of `clock` and
+`fit` the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json and
+results/fit.json, which `python benchmarks/clock.py` and `python benchmarks/fit.py` write. The pictures docs/recall.svg
+and docs/resume.svg show the stored results of `recall.py` and `resume.py`. docs/flexsp.svg shows what `groups.py`
+simulates. Takes about a minute. The pictures need matplotlib (extra `dev`).
 """
 
 import json
@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import breadth_first  # noqa: E402
 import bubble  # noqa: E402
 import clock  # noqa: E402
 import fit  # noqa: E402
@@ -58,6 +59,11 @@ def table4_block() -> tuple[str, Pictures]:
     return table4.report(list(table4.settings())), {}
 
 
+def breadth_first_block() -> tuple[str, Pictures]:
+    """Returns the block `breadth_first`."""
+    return breadth_first.report(), {}
+
+
 def bubble_block() -> tuple[str, Pictures]:
     """Returns the block `bubble` and its picture."""
     found, gained = list(bubble.points()), bubble.gain()
@@ -85,6 +91,7 @@ BLOCKS: dict[str, Callable[[], tuple[str, Pictures]]] = {
     "papers": papers_block,
     "kernels": kernels_block,
     "table4": table4_block,
+    "breadth_first": breadth_first_block,
     "bubble": bubble_block,
     "zero_bubble": zero_bubble_block,
     "clock": clock_block,

@@ -64,11 +64,14 @@ class _Run:
         self.last_loop = 0  # a set of at most one event; all older ones are before it
         self.values: dict = {}
         self.needs: dict = {}
+        self.known: set = set()  # variables whose values the compiler may know
 
-    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array]) -> None:
-        """Evaluates all equations."""
-        self._set((*closed.jaxpr.constvars, *closed.jaxpr.invars), (*closed.consts, *inputs), 0)
-        self._evaluate(closed.jaxpr)
+    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array], known: Sequence[bool] | None = None) -> None:
+        """Evaluates all equations; `known` has for each input whether the compiler may know the value."""
+        jaxpr = closed.jaxpr
+        self._set((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *inputs), 0)
+        self.known |= {*jaxpr.constvars, *(x for x, is_known in zip(jaxpr.invars, known or ()) if is_known)}
+        self._evaluate(jaxpr)
 
     def _evaluate(self, jaxpr: Jaxpr) -> None:
         for eqn in jaxpr.eqns:
@@ -96,16 +99,23 @@ class _Run:
         for variable, value in zip(variables, values, strict=True):
             self.values[variable], self.needs[variable] = value, needs
 
+    def _is_known(self, x) -> bool:
+        return isinstance(x, Literal) or x in self.known
+
     def _needed(self, variables: Sequence) -> int:
         return reduce(or_, (0 if isinstance(x, Literal) else self.needs[x] for x in variables), 0)
 
     def _waiting(self, x, events: int) -> jax.Array:
-        missing = events & ~self._needed([x])
-        witnesses = [y for i, values in enumerate(self.events) if missing >> i & 1 for y in values]
-        return _wait(self.value(x), witnesses) if witnesses else self.value(x)
+        return self._after(self.value(x), events & ~self._needed([x]))
+
+    def _after(self, value: jax.Array, events: int) -> jax.Array:
+        witnesses = [y for i, values in enumerate(self.events) if events >> i & 1 for y in values]
+        return _wait(value, witnesses) if witnesses else value
 
     def _compute(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         self._set(eqn.outvars, _bind(jaxpr, eqn, [self.value(x) for x in eqn.invars]), self._needed(eqn.invars))
+        if all(map(self._is_known, eqn.invars)) and eqn.primitive.name != "axis_index":
+            self.known.update(eqn.outvars)
         if eqn.primitive.name == "optimization_barrier":  # the compiler drops it, and what it ties together
             for result, x in zip(eqn.outvars, eqn.invars, strict=True):
                 self.needs[result] = self._needed([x])
@@ -118,17 +128,18 @@ class _Run:
 
     def _scan(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         before = (1 << len(self.events)) - 1
-        missing = before & ~max(self.last_loop - 1, 0)
-        if not _holds_while(eqn):  # else inputs may need earlier loops only in parts that the compiler folds away
-            missing &= ~self._needed(eqn.invars)
         inputs = [self.value(x) for x in eqn.invars]
-        if missing:
-            # One input that waits is enough: the least, and no whole numbers, which may be constants worth folding.
-            arrays = [i for i, x in enumerate(inputs) if jnp.ndim(x)]
-            wanted = [i for i in arrays if jnp.issubdtype(inputs[i].dtype, jnp.inexact)] or arrays
-            least = min(wanted, key=lambda i: inputs[i].size)
-            inputs[least] = self._waiting(eqn.invars[least], missing)
-        self._loop(jaxpr, _with_order_inside(eqn, "jaxpr"), eqn, inputs, scan_counts(eqn.params), before)
+        # One input that waits is enough: the least. What the steps do not read the compiler takes out of the loop, and
+        # what it knows it folds, so neither can wait; nor does either tell what the loop waits for already.
+        inner = _body(eqn)
+        read = {x for step in inner.eqns for x in step.invars if not isinstance(x, Literal)}
+        readable = [i for i, x in enumerate(inner.invars) if x in read and jnp.ndim(inputs[i])]
+        unknown = [i for i in readable if not self._is_known(eqn.invars[i])] or readable or range(len(inputs))
+        least = min(unknown, key=lambda i: inputs[i].size)
+        inputs[least] = self._after(inputs[least], before & ~max(self.last_loop - 1, 0))
+        counts = scan_counts(eqn.params)
+        known = [self._is_known(x) and not counts[0] <= i < sum(counts) for i, x in enumerate(eqn.invars)]
+        self._loop(jaxpr, _with_order_inside(eqn, "jaxpr", known), eqn, inputs, counts, before)
 
     def _while(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         condition, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -144,11 +155,16 @@ class _Run:
         least = min((i for i in read if not isinstance(eqn.invars[i], Literal)), key=lambda i: jnp.size(inputs[i]))
         inputs[least] = self._waiting(eqn.invars[least], before & ~max(self.last_loop - 1, 0))
         counts = body, len(inputs) - condition - body
-        self._loop(jaxpr, _with_order_inside(eqn, "body_jaxpr"), eqn, inputs, counts, before)
+        constants = eqn.invars[condition : condition + body]
+        known = [self._is_known(x) for x in constants] + [False] * counts[1]
+        self._loop(jaxpr, _with_order_inside(eqn, "body_jaxpr", known), eqn, inputs, counts, before)
 
     def _loop(self, jaxpr: Jaxpr, ordered: JaxprEqn, eqn: JaxprEqn, inputs: list, counts: tuple, before: int) -> None:
         results = _bind(jaxpr, ordered, inputs)
         self._happened(eqn, results, _changed(eqn, results, counts), before)
+        first = counts[0] if eqn.primitive.name == "scan" else len(eqn.invars) - counts[1]
+        for i in _kept(eqn, counts):  # the compiler takes it out of the loop
+            self.needs[eqn.outvars[i]] = self._needed([eqn.invars[first + i]])
         self.last_loop = 1 << (len(self.events) - 1)
 
     def _once(self, eqn: JaxprEqn) -> None:
@@ -156,13 +172,16 @@ class _Run:
         body = eqn.params["jaxpr"]
         num_constants, num_carried = scan_counts(eqn.params)
         self._set(body.jaxpr.constvars, body.consts, 0)
+        self.known.update(body.jaxpr.constvars)
         for i, (inner, outer) in enumerate(zip(body.jaxpr.invars, eqn.invars, strict=True)):
             value = self.value(outer)
             self._set([inner], [value if i < num_constants + num_carried else value[0]], self._needed([outer]))
+            self.known |= {inner} if self._is_known(outer) else set()
         self._evaluate(body.jaxpr)
         for i, (inner, outer) in enumerate(zip(body.jaxpr.outvars, eqn.outvars, strict=True)):
             value = self.value(inner)
             self._set([outer], [value if i < num_carried else value[None]], self._needed([inner]))
+            self.known |= {outer} if self._is_known(inner) else set()
 
     def _happened(self, eqn: JaxprEqn, results: Sequence, witnesses: Sequence, before: int) -> None:
         self.events.append(tuple(witnesses))
@@ -181,11 +200,6 @@ def _communicates(eqn: JaxprEqn) -> bool:
     return _is_collective(eqn) or any(_communicates(e) for e in inner)
 
 
-def _holds_while(eqn: JaxprEqn) -> bool:
-    inner = [e for jaxpr in jaxprs_in_params(eqn.params) for e in jaxpr.eqns]
-    return any((e.primitive.name == "while" and _communicates(e)) or _holds_while(e) for e in inner)
-
-
 def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
     """Applies one equation of a jaxpr, under its own name in profiles."""
     given = {x: value for x, value in zip(eqn.invars, inputs, strict=True) if not isinstance(x, Literal)}
@@ -193,7 +207,7 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
-def _with_order_inside(eqn: JaxprEqn, name: str) -> JaxprEqn:
+def _with_order_inside(eqn: JaxprEqn, name: str, known: Sequence[bool]) -> JaxprEqn:
     """Returns a loop whose body is in order; a body without loops stays as is where the compiler keeps order."""
     body = eqn.params[name]
     holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
@@ -202,17 +216,45 @@ def _with_order_inside(eqn: JaxprEqn, name: str) -> JaxprEqn:
 
     def ordered(*inputs):
         run = _Run()
-        run.evaluate(body, inputs)
+        run.evaluate(body, inputs, known)
         return [run.value(x) for x in body.jaxpr.outvars]
 
     return eqn.replace(params={**eqn.params, name: jax.make_jaxpr(ordered)(*body.in_avals)})
 
 
+def _body(eqn: JaxprEqn) -> Jaxpr:
+    return eqn.params["jaxpr" if eqn.primitive.name == "scan" else "body_jaxpr"].jaxpr
+
+
+def _kept(eqn: JaxprEqn, counts: tuple[int, int]) -> set[int]:
+    """Returns which of the values that a loop carries are the same in every step."""
+    body, (num_constants, num_carried) = _body(eqn), counts
+    passed_on = _passed_on(body)
+    return {i for i in range(num_carried) if passed_on[i] == num_constants + i}
+
+
+def _passed_on(jaxpr: Jaxpr) -> list[int | None]:
+    """Returns for each result which input the result is once the compiler has dropped barriers and inlined calls."""
+    origins = {x: i for i, x in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        sources = []
+        called = list(jaxprs_in_params(eqn.params))
+        if eqn.primitive.name == "optimization_barrier":
+            sources = list(range(len(eqn.invars)))
+        elif eqn.primitive.name == "scan":
+            counts = scan_counts(eqn.params)
+            sources = [counts[0] + i if i in _kept(eqn, counts) else None for i in range(counts[1])]
+        elif len(called) == 1 and len(called[0].invars) == len(eqn.invars):
+            sources = _passed_on(called[0])
+        for result, source in zip(eqn.outvars, sources, strict=False):
+            if source is not None and not isinstance(eqn.invars[source], Literal) and eqn.invars[source] in origins:
+                origins[result] = origins[eqn.invars[source]]
+    return [None if isinstance(x, Literal) else origins.get(x) for x in jaxpr.outvars]
+
+
 def _changed(eqn: JaxprEqn, results: Sequence[jax.Array], counts: tuple[int, int]) -> list[jax.Array]:
     """Returns the smallest result of a loop that is used anyway and exists only after the loop."""
-    body = eqn.params["jaxpr" if eqn.primitive.name == "scan" else "body_jaxpr"].jaxpr
-    num_constants, num_carried = counts
-    kept = {i for i in range(num_carried) if body.outvars[i] is body.invars[num_constants + i]}
+    kept = _kept(eqn, counts)
     wanted = [
         x
         for i, x in enumerate(results)

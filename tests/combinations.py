@@ -92,6 +92,51 @@ def draw(seed: int) -> Case:
     )
 
 
+def draw_by_groups(seed: int) -> Case:
+    """Draws a breadth-first program that the planner takes.
+
+    Args:
+        seed: the same seed gives the same program.
+    """
+    draws = Draws(seed)
+    data, pipe, seq = mesh = draws.pick(MESHES)
+    interleave, wave = draws.pick((2, 2, 3, 4) if pipe < 4 else (2,)), draws.pick((1, 1, 2))
+    places = draws.pick(draws.pick((KEPT, AGAIN, HOSTED, HOSTED, REST_HOSTED)))
+    ulysses = draws.pick([factor for factor in range(1, seq + 1) if seq % factor == 0])
+    kernel, count = draws.pick(("blockwise", "blockwise", "cudnn")), draws.number(1, 5)
+    shortest = math.ceil(12 / (count * seq))
+    lengths = [draws.number(3, 9) * shortest] * count
+    if draws.chance(0.5):
+        lengths = [draws.number(2, 9) * shortest for _ in range(count)]
+    plan = dict(
+        schedule="breadth-first",
+        mesh=mesh,
+        chunks=tuple(length * seq for length in lengths),
+        interleave=interleave,
+        sequences=wave * draws.number(1, 2),
+        wave=wave,
+        kind="ulysses" if ulysses == seq else "ring" if ulysses == 1 else "hybrid",
+        ulysses=ulysses,
+        places=places,
+        alpha=tuple(draws.pick((0.3, 0.7, 1.0, 0.0)) for _ in range(draws.number(1, 3)))
+        if "host" in places[:2]
+        else 0.0,
+        kv="rebuild" if count > 1 and places[0] != "recompute" and draws.chance(0.7) else "keep",
+        weights="gathered" if data * seq > 1 and draws.chance(0.7) else "resident",
+        ring_pass=draws.pick(("auto", "kv", "q")),
+        kv_grad_dtype=draws.pick(("float32", "float32", "float32", "bfloat16")),
+        kernel=kernel,
+    )
+    layers = pipe * interleave * (2 if "host" in places and pipe * interleave < 6 else 1)
+    return Case(
+        plan,
+        _draw_model(draws, layers, ulysses, kernel),
+        dtype=draws.pick(("float64", "float64", "float64", "float32", "bfloat16")),
+        blocks=(draws.number(1, 11), draws.number(1, 19)),
+        optimised=draws.chance(0.15),
+    )
+
+
 def _draw_schedule(draws: Draws, pipe: int, seq: int, interleave: int) -> tuple[dict, str | None]:
     """Draws schedule, sequences and chunks that fit together, and the table as a file's text, one time in four."""
     name = draws.pick(("gpipe", "1f1b", "sppo", "seq1f1b"))

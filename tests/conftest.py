@@ -24,6 +24,13 @@ settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
 
+def pytest_collection_finish(session):
+    """Refuses a pytest under which xdist spreads the tests of a group, which then make their fixtures twice."""
+    grouped = (item for item in session.items if item.get_closest_marker("xdist_group"))
+    if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in grouped):
+        raise pytest.UsageError(f"pytest-xdist must see groups of tests, got none under pytest {pytest.__version__}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_home(tmp_path_factory):
     """Keeps what tests tokenize out of the user's cache."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from combinations import draw
+from combinations import draw, draw_by_groups
 from programs import Case
 
 
@@ -100,7 +100,15 @@ def batches(rng, plan, vocab_size, count):
 
 def case(seed) -> Case | None:
     """Draws a program with groups; None where the mesh of the seed has no groups."""
-    drawn = draw(seed)
+    return _with_groups(draw(seed))
+
+
+def breadth_first_case(seed) -> Case | None:
+    """Draws a breadth-first program with groups of devices; None where the mesh of the seed has none."""
+    return _with_groups(draw_by_groups(seed))
+
+
+def _with_groups(drawn: Case) -> Case | None:
     if drawn.plan["mesh"][2] not in (2, 4, 8):
         return None
     return replace(drawn, plan={**drawn.plan, "groups": "flex"})

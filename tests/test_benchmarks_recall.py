@@ -71,6 +71,14 @@ def test_recall_is_learnt_through_gradients_of_later_chunks_alone(tmp_path, monk
 
 
 @pytest.mark.slow
+def test_recall_is_learnt_where_chunks_pass_one_group_of_layers_at_a_time():
+    order = ["model.num_layers=4", "schedule.name=breadth-first", "schedule.interleave=2", "schedule.wave=16"]
+    config, _, whole, cut = train_both([*SMALL, *order, "stash.kv=rebuild", "mesh.weights=gathered"])
+    assert whole["accuracy"] > 0.95
+    assert cut["accuracy"] < most_by_chance(config, cut["num_answers"])
+
+
+@pytest.mark.slow
 def test_the_config_learns_every_distance_and_nothing_without_gradients_of_later_chunks():
     config, _, whole, cut = train_both([])
     assert min(recall["accuracy"] for recall in whole["recall_by_distance"]) >= 0.95

@@ -19,8 +19,8 @@ def check(directory, **settings):
 
 
 @pytest.mark.xdist_group("chaos")
-def test_five_kills_lose_nothing(tmp_path):
-    result = check(tmp_path, num_kills=5, seed=11)
+def test_three_kills_lose_nothing(tmp_path):
+    result = check(tmp_path, num_kills=3, seed=11)
     assert {kill["kind"] for kill in result["kills"]} == {"start", "step", "save"}
     assert any(kill["reached"] for kill in result["kills"])
 
@@ -28,6 +28,11 @@ def test_five_kills_lose_nothing(tmp_path):
 @pytest.mark.slow
 def test_forty_kills_lose_nothing(tmp_path):
     check(tmp_path, num_kills=40, seed=12)
+
+
+@pytest.mark.slow
+def test_kills_lose_nothing_of_a_breadth_first_run(tmp_path):
+    check(tmp_path, num_kills=9, seed=13, breadth_first=True)
 
 
 def test_a_difference_would_show(tmp_path):

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from sppo_jax.cli import main
-from sppo_jax.plan.plan import REPORT_KEYS, Plan
+from sppo_jax.plan.json_format import REPORT_KEYS
+from sppo_jax.plan.plan import Plan
 
 SETTINGS = {
     "model": {"vocab_size": 24, "hidden_size": 16, "num_layers": 4, "num_heads": 2, "mlp_size": 32},

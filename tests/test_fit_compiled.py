@@ -16,12 +16,17 @@ from sppo_jax.hardware import parse_cluster
 GIB = 2**30
 
 
-def fit(hbm=70, host=10, exposed=0) -> Fit:
+def fit(hbm=70, host=10, exposed=0, kernel=None) -> Fit:
     return Fit(
         compiler=Sizes(hbm_bytes=hbm * GIB, host_bytes=host * GIB),
         predicted=Sizes(hbm_bytes=69 * GIB, host_bytes=10 * GIB),
         capacity=Sizes(hbm_bytes=79 * GIB, host_bytes=200 * GIB),
-        copies=HostCopies(overlapped_bytes=(100 - exposed) * GIB, exposed_bytes=exposed * GIB, loops_unknown=0),
+        copies=HostCopies(
+            overlapped_bytes=(100 - exposed) * GIB,
+            exposed_bytes=exposed * GIB,
+            kernel_bytes=kernel if kernel is None else kernel * GIB,
+            loops_unknown=0,
+        ),
         flash_calls=4,
         num_bodies=39,
         compile_s=12.34,
@@ -34,12 +39,13 @@ def test_the_compiler_decides_what_fits():
     assert fit(exposed=3).exposed_share == pytest.approx(0.03)
     values = fit(hbm=80).to_dict()
     assert values["fits"] is False and values["compiler"]["hbm_bytes"] == 80 * GIB
-    assert values["host_copies"] == {"overlapped_bytes": 100 * GIB, "exposed_bytes": 0}
+    assert values["host_copies"] == {"overlapped_bytes": 100 * GIB, "exposed_bytes": 0, "kernel_bytes": None}
     assert {"predicted", "capacity", "compile_s"} <= set(values) and values["num_bodies"] == 39
     text = fit(exposed=2).describe()
     assert text.endswith("12 s by jax 0.12.0") and values["jax"] == "0.12.0"
     assert "39 bodies of ticks" in text and "70 GiB" in text and "88.6%" in text
-    assert "100 GiB a step, 2.0% of it with no compute beside it" in text
+    assert "100 GiB a step, 2.0% of it with no compute beside it\n" in text
+    assert "25.0% by kernels on the compute units, the rest by DMA engines\n" in fit(kernel=25).describe()
 
 
 def config(**changes):
@@ -74,7 +80,7 @@ def test_the_nearest_change_unpins_no_more_than_it_must(tmp_path):
 
 
 def test_a_compiler_that_asks_for_more_makes_the_change_larger(tmp_path):
-    change = find(tmp_path, "h100:1x8", excess=3.5)
+    change = find(tmp_path, "h100:1x8", excess=5, sequence__length=2**17, sequence__chunks=8)
     assert any(name.startswith(("sequence.length", "hardware.cluster")) for name in change.overrides)
 
 

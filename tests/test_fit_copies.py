@@ -30,6 +30,29 @@ def test_counts_host_copies_by_what_hides_them():
     assert copies.loops_unknown == 0
 
 
+# A write at an offset that XLA finds linear; a fetch whose offset is looked up.
+SLICES = """
+%w (h: f32[4,8], x: f32[1,8], i: s32[]) -> f32[4,8] {
+  ROOT %u = f32[4,8]{1,0:S(5)} dynamic-update-slice(%h, %x, %i), backend_config={"dynamic_slice_config":{}}
+}
+
+%r (h: f32[4,8], i: s32[]) -> f32[2,8] {
+  ROOT %wrapped = f32[2,8]{1,0} fusion(%h, %i), kind=kLoop, calls=%inner
+}
+
+%inner (h: f32[4,8], i: s32[]) -> f32[2,8] {
+  ROOT %s = f32[2,8]{1,0} dynamic-slice(%h, %i), dynamic_slice_sizes={2,8}
+}
+"""
+
+
+def test_a_slice_at_an_offset_that_is_not_linear_is_copied_by_a_kernel():
+    assert host_copies(HLO).kernel_bytes is None
+    assert host_copies(SLICES + HLO).kernel_bytes == 3 * 2 * 8 * 4
+    asynchronous = HLO.replace("fusion-start", "async-start").replace("fusion-done", "async-done")
+    assert host_copies(SLICES + asynchronous) == host_copies(SLICES + HLO)
+
+
 def test_a_fusion_with_a_convolution_is_a_product_too():
     fused = "%fused (p: f32[2]) -> f32[2] {\n  ROOT %c = f32[2]{0} convolution(%p, %p)\n}\n"
     between = "%out = f32[2]{0} fusion(%p), kind=kOutput, calls=%fused"

@@ -27,12 +27,11 @@ def cost_of(batch, shape):
     """Adds up the ticks from the arrays of a batch, one unit after the other."""
     pairs, (far, level) = count_pairs(batch, shape), far_cells(batch["document_ids"], shape)
     total, per_pipeline = 0, shape.table.num_sequences
-    for tick, tokens in zip(shape.table.ticks, shape.table.tick_tokens, strict=True):
+    for tick, (tokens, _, has_ends) in zip(shape.table.ticks, shape.table.tick_shapes, strict=True):
         slots = tokens // shape.members
-        if tick.kind == "H":
-            total += shape.weights.head * slots
-            continue
-        costs = shape.weights.forward if tick.kind == "F" else shape.weights.backward
+        costs = shape.weights.of(tick.kind)
+        if has_ends:
+            total += costs.ends[0] + costs.ends[1] * slots
         cells = [
             (pipeline * per_pipeline + unit.sequence, unit.chunk)
             for unit in tick.units
@@ -91,12 +90,11 @@ def test_a_step_of_one_kind_of_cell_is_what_the_schedule_simulation_says(name):
 
         def cost(unit, tick, shape=shape, cells=cells, far=far):
             slots = tick.tokens // shape.members
-            if unit.kind == "H":
-                return shape.weights.head * slots
-            costs = shape.weights.forward if unit.kind == "F" else shape.weights.backward
+            costs = shape.weights.of(unit.kind)
             rows = [pipeline * shape.table.num_sequences + unit.sequence for pipeline in range(shape.data)]
             attention = costs.pair * max(int(cells.top[row, unit.chunk]) for row in rows)
-            return costs.fixed + costs.slot * slots + attention + (costs.stream[unit.chunk] if far else 0)
+            ends = costs.ends[0] + costs.ends[1] * slots if tick.has_ends else 0
+            return costs.fixed + costs.slot * slots + ends + attention + (costs.stream[unit.chunk] if far else 0)
 
         assert placement.cost == simulate(shape.table, cost).step_s
 

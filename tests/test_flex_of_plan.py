@@ -18,7 +18,7 @@ LENGTH = 2**17
 
 
 @lru_cache(maxsize=8)
-def planned(cluster="h100:1x8", ulysses=4, seq=4, pipe=2, data=1):
+def planned(cluster="h100:1x8", ulysses=4, seq=4, pipe=2, data=1, schedule="auto"):
     """Plans four sequences a pipeline of a model of seven billion parameters."""
     model = {"vocab_size": 32000, "hidden_size": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8}
     config = config_from_dict(
@@ -27,6 +27,7 @@ def planned(cluster="h100:1x8", ulysses=4, seq=4, pipe=2, data=1):
             "data": {"source": "recall"},
             "mesh": {"data": data, "pipe": pipe, "seq": seq},
             "sequence": {"length": LENGTH, "chunks": 4, "per_pipeline": 4, "ulysses": ulysses},
+            "schedule": {"name": schedule},
             "hardware": {"cluster": cluster},
             "train": {"steps": 1},
         }
@@ -37,11 +38,18 @@ def planned(cluster="h100:1x8", ulysses=4, seq=4, pipe=2, data=1):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("cluster", "ulysses", "seq", "pipe"),
-    [("h100:1x8", 4, 4, 2), ("h100:1x8", 1, 4, 2), ("h100:1x8", 2, 4, 2), ("v5p:2x2x2", 1, 4, 2)],
+    ("cluster", "ulysses", "seq", "pipe", "schedule"),
+    [
+        ("h100:1x8", 4, 4, 2, "seq1f1b"),
+        ("h100:1x8", 1, 4, 2, "seq1f1b"),
+        ("h100:1x8", 2, 4, 2, "interleaved-seq1f1b"),
+        ("h100:1x8", 4, 4, 2, "breadth-first"),
+        ("h100:1x8", 8, 8, 1, "breadth-first"),
+        ("v5p:2x2x2", 1, 4, 2, "seq1f1b"),
+    ],
 )
-def test_whole_documents_take_what_the_planner_simulates(cluster, ulysses, seq, pipe):
-    plan, costs = planned(cluster, ulysses, seq, pipe)
+def test_whole_documents_take_what_the_planner_simulates(cluster, ulysses, seq, pipe, schedule):
+    plan, costs = planned(cluster, ulysses, seq, pipe, schedule=schedule)
     shape = window_shape(plan, costs)
     cost = today(Pieces.packed([[LENGTH]] * plan.num_sequences), shape).cost
     simulated = simulate(plan.table(), costs.of_chunks(plan.chunk_lengths)).step_s
@@ -70,7 +78,7 @@ def test_what_groups_exchange_is_charged_by_bytes_and_link():
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_window_is_a_step_or_whole_pipelines_or_a_part_of_one():
-    plan, costs = planned(seq=4, pipe=1, data=2)
+    plan, costs = planned(seq=4, pipe=1, data=2, schedule="sppo")
     assert [(window_shape(plan, costs, rows).data, rows) for rows in (None, 8, 4, 2, 1)] == [
         (2, None),
         (2, 8),

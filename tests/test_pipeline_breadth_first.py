@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from combinations import draw_by_groups
 from programs import HOST, NOTHING, Case, compare
 
 from sppo_jax.plan.fold import unfold
@@ -103,6 +104,18 @@ def test_breadth_first_has_the_dense_loss_and_gradients(name, x64):
 @pytest.mark.parametrize("name", SLOW)
 def test_more_breadth_first_programs_have_the_dense_loss_and_gradients(name, x64):
     compare(SLOW[name], seed=1, count=2)
+
+
+def test_the_planner_takes_every_drawn_program():
+    plans = [draw_by_groups(seed).make_plan() for seed in range(300)]
+    found = {(plan.stash.kv, plan.weights, plan.schedule.wave, plan.mesh.pipe) for plan in plans}
+    assert len(found) == 2 * 2 * 2 * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(24))
+def test_drawn_breadth_first_programs_have_the_dense_loss_and_gradients(seed, request):
+    compare(draw_by_groups(seed), seed=seed, count=2, request=request)
 
 
 def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_one():

@@ -19,18 +19,18 @@ WRITTEN = {
         dict(chunks=(24, 12), mesh=(1, 2, 4), kind="hybrid", ulysses=2, interleave=2, places=HOST, alpha=(0.6, 1.0)),
         dict(num_layers=8, tied_embeddings=True),
     ),
+    "rest-on-host-unequal": Case(
+        dict(chunks=(24, 16, 8), mesh=(1, 2, 2), places=("keep", "keep", "host")), dict(qkv_bias=True)
+    ),
+}
+WRITTEN_SLOWLY = {
     "hybrid-data-sequences": Case(
         dict(chunks=(16, 16), mesh=(2, 1, 4), kind="hybrid", ulysses=2, schedule="seq1f1b", sequences=3),
         dict(num_layers=2, qk_norm=True),
     ),
-    "rest-on-host-unequal": Case(
-        dict(chunks=(24, 16, 8), mesh=(1, 2, 2), places=("keep", "keep", "host")), dict(qkv_bias=True)
-    ),
     "interleaved-groups-of-one-layer-host": Case(
         dict(chunks=(12, 8, 8, 8), mesh=(1, 2, 1), interleave=3, places=HOST, alpha=0.6), dict(num_layers=6)
     ),
-}
-WRITTEN_SLOWLY = {
     "interleaved-fewer-chunks-than-stages-keep": Case(
         dict(
             chunks=(12, 8),

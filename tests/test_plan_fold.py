@@ -74,7 +74,7 @@ def test_ticks_without_ends_cost_at_most_as_many_segments_again(groups, sequence
         alpha=0.5,
     )
     items = lower(plan, SHAPE).items
-    plain = num_segments(fold([replace(spec, has_ends=True) for spec in unfold(items)]))
+    plain = num_segments(fold([replace(spec, embeds=True, has_ends=True) for spec in unfold(items)]))
     assert plain < num_segments(items) <= 2 * plain
 
 

@@ -180,6 +180,21 @@ def test_the_start_and_the_end_of_a_step():
     assert more == pytest.approx(0.75 * 2 * LAYER.params * (1.5 * 2 + 8), rel=1e-9)
 
 
+def test_ticks_with_ends_gather_tables():
+    plain = costs(2, 2, data=2, link_bytes_s=1.0, network_bytes_s=1.0)
+    table = vocabulary_params(MODEL) // 2 // 2  # of two tables, on two stages
+    gathered = replace(plain, table_params=table)
+    with_ends, without = TickShape(8, 8, True), TickShape(8, 8, False)
+    for kind, sent_bytes in (("F", 2), ("B", 8), ("H", 10)):
+        more = gathered.transfer_s(kind, 0, 8, with_ends) - plain.transfer_s(kind, 0, 8, with_ends)
+        assert more == pytest.approx(0.75 * table * sent_bytes, rel=1e-6)
+    for kind in "FB":
+        assert gathered.transfer_s(kind, 0, 8, without) == plain.transfer_s(kind, 0, 8, without)
+    # They are no part of the start and the end of a step.
+    less = plain.step_overhead_s() - gathered.step_overhead_s()
+    assert less == pytest.approx(0.75 * 2 * table * (2 + 8), rel=1e-6)
+
+
 def test_sums_between_hosts_use_the_adapters_of_all_members_of_a_host():
     def seconds(data, seq, per_host):
         model = costs(1, seq, data=data, link_bytes_s=100.0, network_bytes_s=1.0)

@@ -14,7 +14,15 @@ from sppo_jax.plan.plan import MeshShape, StashPlan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import TickShape
 from sppo_jax.planner.costs import cost_model
-from sppo_jax.planner.memory import Memory, Shape, kv_heads_per_device, predict_memory, stash_bytes, weight_bytes
+from sppo_jax.planner.memory import (
+    Memory,
+    Shape,
+    kv_heads_per_device,
+    predict_memory,
+    stash_bytes,
+    table_work,
+    weight_bytes,
+)
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
@@ -206,7 +214,9 @@ def test_gathered_weights_are_those_of_a_few_groups():
     whole = 4 * 2 * layer + vocabulary
     assert weight_bytes(shape, 4, 2, "rebuild") == (2 * whole, 4 * whole)
     gathered = replace(shape, weights="gathered")
-    # Two stages: weights of three groups of two layers, sums of two, and a fourth of all sums.
+    # Two stages: weights of three groups of two layers, sums of two, and a fourth of all sums; the whole final norm.
     weights, sums = weight_bytes(gathered, 4, 2, "rebuild")
-    assert weights == 2 * (3 * 2 * layer + vocabulary)
-    assert sums == 4 * (2 * 2 * layer + 4 * 2 * layer / 4 + vocabulary)
+    assert weights == 2 * (3 * 2 * layer + 8)
+    assert sums == 4 * (2 * 2 * layer + (4 * 2 * layer + 2 * 50 * 8) / 4 + 8)
+    # A tick holds one table and its gradient.
+    assert table_work(gathered, 2) == (2 * 50 * 8, 4 * 50 * 8) and table_work(shape, 2) == (0, 0)

@@ -1,5 +1,6 @@
 """Training with groups: the same losses as without, stops anywhere, and no device that waits for another one."""
 
+import functools
 import json
 import os
 import signal
@@ -45,28 +46,30 @@ def grouped(pieces, shape):
 
 @pytest.fixture(scope="module")
 def losses(source, tmp_path_factory):
-    """Returns the losses of the same steps on rows that are packed, of one degree a batch, and in groups."""
+    """Returns the losses of the same steps by the name of the way in which documents are placed."""
     ways = {"packed": cells.today, "per_batch": per_batch, "flex": grouped}
-    found = {}
-    for name, way in ways.items():
+
+    @functools.cache
+    def found(name):
         run_dir = tmp_path_factory.mktemp("run") / name
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(flex, "plan_cells", way)
+            patch.setattr(flex, "plan_cells", ways[name])
             experiment, _ = run(make_config(source, **GROUPS), run_dir)
         rows = experiment.loader._rows
         # A fifth of the windows at least has documents in groups of several sizes, or the test shows nothing.
         degrees = [set(rows.placement(number).degree.tolist()) for number in range(STEPS)]
         assert name != "flex" or sum(len(each) > 1 for each in degrees) >= STEPS // 5, degrees
-        found[name] = losses_of(run_dir)
+        return losses_of(run_dir)
+
     return found
 
 
 @pytest.mark.slow
 def test_every_way_to_place_documents_learns_the_same(losses):
-    assert len(losses["packed"]) == STEPS
+    assert len(losses("packed")) == STEPS
     for name in ("per_batch", "flex"):
-        for step, loss in losses["packed"].items():
-            assert losses[name][step] == pytest.approx(loss, rel=1e-5), (name, step)
+        for step, loss in losses("packed").items():
+            assert losses(name)[step] == pytest.approx(loss, rel=1e-5), (name, step)
 
 
 def test_a_stopped_run_with_groups_goes_on_bit_for_bit(losses, source, tmp_path, monkeypatch):
@@ -75,7 +78,7 @@ def test_a_stopped_run_with_groups_goes_on_bit_for_bit(losses, source, tmp_path,
     _, result = run(config, tmp_path, at_batch(7, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert result.stopped_by == "SIGTERM" and result.step < STEPS
     run(config, tmp_path)
-    assert losses_of(tmp_path) == losses["flex"]
+    assert losses_of(tmp_path) == losses("flex")
 
 
 def test_auto_says_what_it_chose(source, monkeypatch):

@@ -77,6 +77,7 @@ class Fit:
             "host_copies": {
                 "overlapped_bytes": self.copies.overlapped_bytes,
                 "exposed_bytes": self.copies.exposed_bytes,
+                "kernel_bytes": self.copies.kernel_bytes,
             },
             "flash_calls": self.flash_calls,
             "num_bodies": self.num_bodies,
@@ -91,13 +92,21 @@ class Fit:
             values = [getattr(sizes, key) for sizes in (self.compiler, self.predicted, self.capacity)]
             rows.append((name, *map(format_bytes, values), f"{values[0] / values[2]:.1%}"))
         lines = [f"{row[0]:22}" + "".join(f"{cell:>13}" for cell in row[1:4]) + f"  {row[4]}" for row in rows]
-        moved = self.copies.overlapped_bytes + self.copies.exposed_bytes
-        copies = f"{format_bytes(moved)} a step, {self.exposed_share:.1%} of it with no compute beside it"
-        lines.append(f"{'host copies':22}  {copies if moved else 'none'}")
+        lines.append(f"{'host copies':22}  {self._describe_copies()}")
         kernels = f"{self.flash_calls} calls of a fused kernel in the program" if self.flash_calls else "blockwise"
         lines.append(f"{'attention':22}  {kernels}")
         lines.append(f"{'program':22}  {self.num_bodies} bodies of ticks")
         return "\n".join([*lines, f"{'compiled in':22}  {self.compile_s:.0f} s by jax {self.jax_version}"])
+
+    def _describe_copies(self) -> str:
+        copies = self.copies
+        moved = copies.overlapped_bytes + copies.exposed_bytes
+        if not moved:
+            return "none"
+        text = f"{format_bytes(moved)} a step, {self.exposed_share:.1%} of it with no compute beside it"
+        if copies.kernel_bytes is None:
+            return text
+        return f"{text}, {copies.kernel_bytes / moved:.1%} by kernels on the compute units, the rest by DMA engines"
 
 
 def prepare_environment() -> None:

@@ -1,6 +1,10 @@
 """Counts the bytes that a scheduled HLO text moves to and from the host, and those that move beside compute.
 
 A copy is overlapped if the schedule has a matrix product, or a loop with one, between the copy's start and its end.
+
+On a GPU a copy of a slice is a memcpy by a DMA engine only where XLA finds the slice's offset linear in the counter of
+the innermost loop, and says so beside the slice (`dynamic_slice_config`). Any other copy of a slice is a kernel, whose
+blocks take compute units from the products beside the copy.
 """
 
 import re
@@ -14,19 +18,30 @@ _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _BRANCHES = re.compile(r"(?:true_computation|false_computation)=%([\w.\-]+)|branch_computations=\{([^}]*)\}")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
 _DONE = re.compile(r"-done\(%([\w.\-]+)")
+_SLICE = re.compile(r" dynamic-(?:update-)?slice\(")
 _COPY = re.compile(r" (?:copy|dynamic-slice|dynamic-update-slice)\(")
 _PRODUCT = re.compile(r"__cublas|__cudnn|gemm| dot\(| convolution\(")
+_CALLED = re.compile(r" (?:async-start|fusion|fusion-start)\(.*calls=%([\w.\-]+)")
 _CALLS = re.compile(r" fusion\(.*calls=%([\w.\-]+)")
 _BITS = {"pred": 8, "bf16": 16}
-_HOST = "S(5)"
+_HOST, _LINEAR = "S(5)", "dynamic_slice_config"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostCopies:
-    """Bytes of one run of a program, both directions together; `loops_unknown` loops count as one turn."""
+    """Bytes of one run of a program, both directions together.
+
+    Args:
+        overlapped_bytes: of copies with a matrix product beside them.
+        exposed_bytes: of all others.
+        kernel_bytes: of all these, what kernels on the compute units of a GPU copy, and not its DMA engines; None where
+            the text tells of no offset whether it is linear, as for TPUs.
+        loops_unknown: loops whose turns the text does not say; each counts as one turn.
+    """
 
     overlapped_bytes: int
     exposed_bytes: int
+    kernel_bytes: int | None
     loops_unknown: int
 
 
@@ -38,20 +53,27 @@ def host_copies(hlo_text: str) -> HostCopies:
     """
     computations, entry = _computations(hlo_text)
     totals: dict[bool, int] = defaultdict(int)
-    unknown = 0
+    unknown = by_kernels = 0
     todo = [(entry, 1)]
     while todo:
         name, times = todo.pop()
         lines = computations[name]
-        for overlapped, size in _copies(lines, computations):
-            totals[overlapped] += times * size
+        for overlapped, line in _copies(lines, computations):
+            size = times * _moved_bytes(line)
+            totals[overlapped] += size
+            by_kernels += size if _is_kernel(line, computations) else 0
         for line in lines:
             for inner, trips in _inner(line):
                 moves = _mentions_host(inner, computations)
                 unknown += trips is None and moves
                 if moves:
                     todo.append((inner, times * (trips or 1)))
-    return HostCopies(overlapped_bytes=totals[True], exposed_bytes=totals[False], loops_unknown=unknown)
+    return HostCopies(
+        overlapped_bytes=totals[True],
+        exposed_bytes=totals[False],
+        kernel_bytes=by_kernels if _LINEAR in hlo_text else None,
+        loops_unknown=unknown,
+    )
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
@@ -96,8 +118,8 @@ def _has_product(line: str, computations: dict[str, list[str]]) -> bool:
     return any(_has_product(x, computations) for inner, _ in _inner(line) for x in computations[inner])
 
 
-def _copies(lines: list[str], computations: dict[str, list[str]]) -> list[tuple[bool, int]]:
-    """Returns (overlapped, bytes) of each host copy in a computation."""
+def _copies(lines: list[str], computations: dict[str, list[str]]) -> list[tuple[bool, str]]:
+    """Returns of each host copy in a computation whether it is overlapped, and the instruction."""
     starts, found = {}, []
     for index, line in enumerate(lines):
         name = _NAME.match(line)
@@ -105,12 +127,20 @@ def _copies(lines: list[str], computations: dict[str, list[str]]) -> list[tuple[
         if done and done.group(1) in starts:
             begin = starts[done.group(1)]
             between = lines[begin + 1 : index]
-            found.append((any(_has_product(x, computations) for x in between), _moved_bytes(lines[begin])))
+            found.append((any(_has_product(x, computations) for x in between), lines[begin]))
         elif name and _HOST in line and "-start(" in line:
             starts[name.group(1)] = index
         elif name and _HOST in line and _COPY.search(line):
-            found.append((False, _moved_bytes(line)))
+            found.append((False, line))
     return found
+
+
+def _is_kernel(line: str, computations: dict[str, list[str]]) -> bool:
+    """Returns whether an instruction copies a slice by a kernel of a GPU."""
+    called = _CALLED.search(line)
+    if called:
+        return any(_is_kernel(x, computations) for x in computations.get(called.group(1), ()))
+    return bool(_SLICE.search(line)) and _LINEAR not in line
 
 
 def _moved_bytes(line: str) -> int:

@@ -35,13 +35,14 @@ class Figures:
             flash_calls=text.count('custom_call_target="__cudnn$fmha'),
         )
 
-    def to_dict(self) -> dict[str, int]:
+    def to_dict(self) -> dict[str, int | None]:
         """Returns the figures as JSON values."""
         return {
             "hbm_bytes": self.hbm_bytes,
             "host_bytes": self.host_bytes,
             "copied_bytes": self.copies.overlapped_bytes + self.copies.exposed_bytes,
             "exposed_bytes": self.copies.exposed_bytes,
+            "kernel_bytes": self.copies.kernel_bytes,
             "flash_calls": self.flash_calls,
         }
 

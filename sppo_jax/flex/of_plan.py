@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable
 
 from sppo_jax.flex.shape import Shape, UnitWeights, Weights
-from sppo_jax.models.counts import LINEAR_BACKWARD
 from sppo_jax.plan.plan import Plan, schedule_table
-from sppo_jax.plan.table import Table, chunk_starts
+from sppo_jax.plan.table import Table, TickShape, chunk_starts
 from sppo_jax.planner.costs import CostModel
 
 _FLOAT32 = 4
@@ -72,26 +71,30 @@ def plan_weights(plan: Plan, costs: CostModel) -> Weights:
     def whole(seconds: float) -> int:
         return round(seconds / unit_s)
 
-    return Weights(
-        forward=_unit(plan, costs, "F", whole),
-        backward=_unit(plan, costs, "B", whole),
-        head=whole(_slot_s(plan, costs, "H")),
-        unit_s=unit_s,
-    )
+    forward, backward, head = (_unit(plan, costs, kind, whole) for kind in "FBH")
+    return Weights(forward=forward, backward=backward, head=head, unit_s=unit_s)
 
 
 def _unit(plan: Plan, costs: CostModel, kind: str, whole: Callable[[float], int]) -> UnitWeights:
-    bare = _without_exchange(costs)
+    bare, inner = _without_exchange(costs), TickShape(0, 0, has_ends=False)
     starts = chunk_starts(plan.chunk_lengths)
+
+    def sent_s(model: CostModel, start: int, tokens: int) -> float:
+        return model.transfer_s(kind, start, tokens, inner)
+
+    # A head tick has the head's table whatever its shape says.
+    always_s, ends_s = sent_s(bare, 0, 0), 0.0 if kind == "H" else bare.ends_s(kind, 0)
+    slot_ends_s = 0.0 if kind == "H" else bare.ends_s(kind, plan.mesh.seq) - ends_s
     return UnitWeights(
-        fixed=whole(costs.compute_s(kind, 0, 0) + costs.cluster.device.overhead_s),
-        slot=whole(_slot_s(plan, costs, kind)),
-        pair=max(1, whole(_pair_s(costs, kind))),
+        fixed=whole(costs.compute_s(kind, 0, 0) + costs.cluster.device.overhead_s + always_s),
+        slot=whole(costs.token_s(kind) + sent_s(bare, 0, plan.mesh.seq) - always_s),
+        pair=whole(_pair_s(plan, costs, kind)),
         sent=tuple(whole(seconds) for seconds in _sent_s(plan, costs, kind)),
         stream=tuple(
-            whole(costs.transfer_s(kind, start, tokens) - bare.transfer_s(kind, start, tokens))
+            whole(sent_s(costs, start, tokens) - sent_s(bare, start, tokens))
             for start, tokens in zip(starts[:-1], plan.chunk_lengths, strict=True)
         ),
+        ends=(whole(ends_s), whole(slot_ends_s)),
     )
 
 
@@ -101,27 +104,18 @@ def _without_exchange(costs: CostModel) -> CostModel:
     return dataclasses.replace(costs, ulysses=1, ring=ring)
 
 
-def _slot_s(plan: Plan, costs: CostModel, kind: str) -> float:
-    """Returns the seconds of a token of one device: its linear layers, and what stages send each other."""
-    device = costs.cluster.device
-    flops = costs.head_flops / plan.mesh.pipe if kind == "H" else costs.layers * costs.layer.linear_flops
-    if kind == "B":
-        flops *= LINEAR_BACKWARD + costs.recompute_linear
-    sent_s = _without_exchange(costs).transfer_s(kind, 0, plan.mesh.seq)
-    return flops / device.linear_flops_s(costs.compute_bytes) + sent_s
-
-
-def _pair_s(costs: CostModel, kind: str) -> float:
+def _pair_s(plan: Plan, costs: CostModel, kind: str) -> float:
     """Returns the seconds of a (query, key) pair of a long sequence on one device, over the layers of a unit."""
-    device = costs.cluster.device
-    rate = device.attention_flops_s(costs.compute_bytes, costs.ring.kernel, costs.head_dim)
-    times = 1.0 if kind == "F" else device.attention_backward + float(costs.recompute_attention)
-    return times * costs.layers * costs.layer.pair_flops / rate
+    if kind == "H":
+        return 0.0
+    times = 1.0 if kind == "F" else costs.cluster.device.attention_backward + float(costs.recompute_attention)
+    return times * costs.pair_s(kind) * plan.mesh.seq
 
 
 def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:
     """Returns the seconds of what a slot of a grouped cell receives, over the layers of a unit, by level."""
-    elements = 2 * plan.model.get("num_kv_heads", costs.kv_heads) * costs.head_dim * costs.layers
+    # A head sends nothing along `seq`.
+    elements = 2 * plan.model.get("num_kv_heads", costs.kv_heads) * costs.head_dim * costs.layers * (kind != "H")
     # Backward passes keys and values again, once more where it computes attention again, and float32 gradients back.
     passes, sums = (1, 0) if kind == "F" else (1 + costs.recompute_attention, _FLOAT32)
     size = elements * (passes * costs.compute_bytes + sums)

@@ -27,6 +27,7 @@ class UnitWeights:
         sent: of the keys and values that travel in a grouped cell, for each slot of the tick, by level 0..log2(R) - 1;
             level 0 costs nothing.
         stream: of what a stream cell sends, by chunk.
+        ends: what a tick with ends takes more (`plan.table.TickShape`), and what each of its slots does.
     """
 
     fixed: int
@@ -34,6 +35,7 @@ class UnitWeights:
     pair: int
     sent: tuple[int, ...]
     stream: tuple[int, ...]
+    ends: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +45,18 @@ class Weights:
     Args:
         forward: of an F unit.
         backward: of a B unit.
-        head: of an H unit, for each slot.
+        head: of an H unit.
         unit_s: seconds of one unit of cost; 0 where costs are not seconds.
     """
 
     forward: UnitWeights
     backward: UnitWeights
-    head: int
+    head: UnitWeights
     unit_s: float = 0.0
+
+    def of(self, kind: str) -> UnitWeights:
+        """Returns the costs of a unit of kind "F", "B" or "H"."""
+        return {"F": self.forward, "B": self.backward, "H": self.head}[kind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +171,11 @@ class Shape:
         """Tokens of each tick on one device, padding included: int64 [ticks]."""
         return np.array(self.table.tick_tokens, np.int64) // self.members
 
+    @cached_property
+    def tick_ends(self) -> np.ndarray:
+        """Whether each tick has ends: bool [ticks]."""
+        return np.array([tick.has_ends for tick in self.table.tick_shapes], bool)
+
 
 def simple_weights(chunk_lengths: Sequence[int], members: int, *, hidden: int = 4096) -> Weights:
     """Returns costs in units of one forward pair, of a decoder on accelerators with fast links.
@@ -189,7 +200,7 @@ def simple_weights(chunk_lengths: Sequence[int], members: int, *, hidden: int = 
             stream=tuple(exchange * (members - 1) * length // members**2 for length in chunk_lengths),
         )
 
-    return Weights(forward=unit(1, 2, 1000, 5000), backward=unit(2, 5, 3000, 10000), head=0)
+    return Weights(forward=unit(1, 2, 1000, 5000), backward=unit(2, 5, 3000, 10000), head=unit(0, 0, 0, 0))
 
 
 def plan_shape(plan: Plan) -> Shape:

@@ -34,12 +34,15 @@ def tick_costs(cells: Cells, shape: Shape) -> np.ndarray:
     far = _per_tick(np.where(cells.far, cells.top, 0), shape)
     level = _per_tick(cells.level, shape)
     costs = np.zeros(len(near), np.int64)
-    for kind, weights in (("F", shape.weights.forward), ("B", shape.weights.backward)):
+    for kind in "FBH":
+        weights = shape.weights.of(kind)
         sent, exchange = np.array(weights.sent, np.int64), np.array(weights.stream, np.int64)
         stream = _per_tick(np.where(cells.far, exchange, 0), shape)
-        cost = weights.fixed + (weights.slot + sent[level]) * shape.tick_slots + weights.pair * (near + far) + stream
+        fixed, slot = (np.where(shape.tick_ends, cost, 0) for cost in weights.ends)
+        fixed, slot = weights.fixed + fixed, weights.slot + slot + sent[level]
+        cost = fixed + slot * shape.tick_slots + weights.pair * (near + far) + stream
         costs = np.where(shape.kinds == kind, cost, costs)
-    return np.where(shape.kinds == "H", shape.weights.head * shape.tick_slots, costs)
+    return costs
 
 
 def step_cost(cells: Cells, shape: Shape) -> int:

@@ -3,6 +3,7 @@
 Letters: B sequences, S tokens, R seq members.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -44,6 +45,7 @@ from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.state import Sequences, evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
+from sppo_jax.pipeline.tables import Tables
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, lower
@@ -162,7 +164,7 @@ class Step:
     def _run(self, params: nnx.State, batch: Mapping):
         plan, given = self.plan, params
         if self._by_groups:
-            params = storage.with_stored_layers(params, self.params, plan, self.mesh)
+            params = storage.as_stored(params, self.params, plan, self.mesh)
         shares = storage.gradient_shares(params, self.params, plan, scatter=scatters_sums(self.platform))
         if self.train:
             batch = batch | {KEYS[0]: storage.name_first(jnp.asarray(batch[KEYS[0]]), shares, self.mesh)}
@@ -172,11 +174,9 @@ class Step:
         physical = layout.to_physical(whole, self.params, self.block, plan)
         specs = layout.physical_specs(physical)
         if self._by_groups:
-            shards = storage.unplace(physical.layers.params, shares.layers, self.mesh)
-            of_shards = storage.gradient_specs(shares).layers
-            physical = physical._replace(layers=physical.layers._replace(params=shards))
-            specs = specs._replace(layers=specs.layers._replace(params=of_shards))
-        physical = _cast(physical, dtype, layers=not self._by_groups)
+            physical, specs = self._of_shares(shares, physical, specs)
+        else:
+            physical = _cast(physical, dtype)
         striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in KEYS]
         out_specs = layout.STRIPED
         if self.train:
@@ -200,7 +200,7 @@ class Step:
 
     def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
-        weights, sharded = self._layers_of_device(shares, weights)
+        weights, tables, sharded = self._weights_of_device(shares, weights)
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
         sequences = self._sequences(striped)
         count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
@@ -214,7 +214,8 @@ class Step:
             plan=plan,
             program=program,
             stage=stage,
-            weights=weights,
+            tables=tables,
+            final_norm=weights.final_norm,
             sharded=sharded,
             norm=self.norm,
             vocab_size=self.model.config.vocab_size,
@@ -230,38 +231,62 @@ class Step:
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
         trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
-        num_members, grads = plan.mesh.data * plan.mesh.seq, trained.grads
+        num_members, layers = plan.mesh.data * plan.mesh.seq, trained.sums
         if sharded is not None:
-            grads = grads._replace(layers=sharded.gradients(grads.layers))
-        grads = run.sum_gradients(grads, shares, num_members, sum_layers=sharded is None)
+            layers = sharded.gradients(trained.grads.layers)
+        grads = trained.grads._replace(layers=layers)
+        grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
         return loss, storage.stack(grads, shares)
 
     @property
     def _by_groups(self) -> bool:
         return self.plan.weights == "gathered"
 
-    def _layers_of_device(self, shares: layout.Physical, weights: layout.Physical):
+    def _of_shares(self, shares: layout.Physical, physical: layout.Physical, specs: layout.Physical):
+        """Returns the weights as each device's shares, and their specs; the final norm is whole."""
+        stored = storage.unplace(physical._replace(layers=physical.layers.params), shares, self.mesh)
+        of_shares = storage.gradient_specs(shares)
+        physical = stored._replace(layers=physical.layers._replace(params=stored.layers))
+        return physical, of_shares._replace(layers=specs.layers._replace(params=of_shares.layers))
+
+    def _weights_of_device(self, shares: layout.Physical, weights: layout.Physical):
         """Drops the dims of stages and members, which have one entry on a device.
 
         Returns:
-            The weights, and their layers as `ShardedLayers` where these are gathered group by group, else None.
+            The weights; the tables; and the layers as `ShardedLayers` where weights are gathered, else None.
         """
         if not self._by_groups:
-            return weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers)), None
+            weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
+            return weights, self._tables(weights, None), None
         dtype = jnp.dtype(self.model.dtype)
 
         def shard(x, share):
-            return (x.squeeze(0) if len(share.cuts) == 2 else x).squeeze(1)
+            return x.squeeze(0) if len(share.cuts) == 2 else x
 
         def whole(like):
             own = like.shape[1:]
             return jax.ShapeDtypeStruct((self.num_layers, *own), dtype if _is_matrix(like, 3) else like.dtype)
 
-        shards = jax.tree.map(shard, weights.layers.params, shares.layers)
+        shards = jax.tree.map(lambda x, share: shard(x, share).squeeze(1), weights.layers.params, shares.layers)
         others = jax.tree.map(lambda x: x.squeeze(1), weights.layers.others)
-        weights = weights._replace(layers=weights.layers._replace(params=shards, others=others))
+        layers = weights.layers._replace(params=shards, others=others)
+        head = None if weights.head_VD is None else shard(weights.head_VD, shares.head_VD)
+        embedding = shard(weights.embedding_VD, shares.embedding_VD)
+        weights = weights._replace(layers=layers, embedding_VD=embedding, head_VD=head)
         wholes = jax.tree.map(whole, self.params["layers"])
-        return weights, ShardedLayers(shards, shares.layers, wholes)
+        return weights, self._tables(weights, shares), ShardedLayers(shards, shares.layers, wholes)
+
+    def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> Tables:
+        """Returns the tables of one device; each stage has its share of the vocabulary."""
+        dtype, of_members = jnp.dtype(self.model.dtype), {}
+        arrays = {name: getattr(weights, name) for name in ("embedding_VD", "head_VD")}
+        arrays = {name: x for name, x in arrays.items() if x is not None}
+        hidden_size, wholes = self.params["embedding"].get_value().shape[1], {}
+        for name, x in arrays.items():
+            of_members[name] = getattr(shares, name) if shares is not None else storage.Share()
+            rows = x.shape[0] * math.prod(cut.parts for cut in of_members[name].cuts if cut.dim == 0)
+            wholes[name] = jax.ShapeDtypeStruct((rows, hidden_size), dtype)
+        return Tables(arrays, None if shares is None else of_members, wholes)
 
     def _modes(self, sequences: Sequences) -> groups.Modes | None:
         if self.plan.groups == "static":
@@ -289,11 +314,8 @@ def _is_matrix(x, ndim: int) -> bool:
     return len(x.shape) >= ndim and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _cast(weights: layout.Physical, dtype, *, layers: bool = True) -> layout.Physical:
-    """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs.
-
-    Layers that are gathered group by group are cast then.
-    """
+def _cast(weights: layout.Physical, dtype) -> layout.Physical:
+    """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
 
     def matrix(x, ndim):
         return x.astype(dtype) if _is_matrix(x, ndim) else x
@@ -302,7 +324,7 @@ def _cast(weights: layout.Physical, dtype, *, layers: bool = True) -> layout.Phy
         embedding_VD=matrix(weights.embedding_VD, 2),
         head_VD=None if weights.head_VD is None else matrix(weights.head_VD, 2),
         # [groups, stages, layers, in, out]
-        layers=jax.tree.map(lambda x: matrix(x, 5), weights.layers) if layers else weights.layers,
+        layers=jax.tree.map(lambda x: matrix(x, 5), weights.layers),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import chex
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 from sppo_jax import buffers
@@ -25,6 +26,7 @@ from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.state import EvaluationState, Sequences, State, TrainingState
 from sppo_jax.pipeline.storage import sum_over_members
+from sppo_jax.pipeline.tables import Tables
 from sppo_jax.plan.fold import Loop, unfold
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, TickSpec
@@ -45,8 +47,9 @@ class Executor:
         plan: the plan.
         program: made from it.
         stage: this device's layers.
-        weights: this device's weights in the compute dtype.
-        sharded: the layers, where they are gathered group by group; None where `weights` has all of them.
+        tables: the embedding and the head.
+        final_norm: weights of the final norm.
+        sharded: the layers, where they are gathered group by group; None where `stage` has all of them.
         norm: `norm(weights, x)`, the final norm.
         vocab_size: of the whole model.
         sequences: this device's data.
@@ -59,7 +62,8 @@ class Executor:
     plan: Plan
     program: Program
     stage: stages.Stage
-    weights: Physical
+    tables: Tables
+    final_norm: nnx.State
     sharded: ShardedLayers | None
     norm: Callable
     vocab_size: int
@@ -77,18 +81,9 @@ class Executor:
     def seq(self) -> int:
         return self.plan.mesh.seq
 
-    @property
-    def head_name(self) -> str:
-        """The field of `Physical` that holds the head: with tied embeddings, the embedding."""
-        return "embedding_VD" if self.weights.head_VD is None else "head_VD"
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        return self.weights.embedding_VD.dtype
-
     def layout(self, name: StashClass) -> stash.StashLayout:
         """Lays out the stash of one class."""
-        x_TD = jax.ShapeDtypeStruct((name.tokens, self.weights.embedding_VD.shape[1]), self.dtype)
+        x_TD = jax.ShapeDtypeStruct((name.tokens, self.tables.hidden_size), self.tables.dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
         return self.stage.layout(name, self.program.classes[name], x_TD, positions_T)
 
@@ -112,7 +107,7 @@ class Executor:
 
     def tick(self, spec: TickSpec, row: dict, state: State) -> State:
         """Runs one tick: starts its host copies, then its units. Profiles show operations under the tick's name."""
-        with jax.named_scope(TICK_NAMES[spec.kind] + ("" if spec.has_ends else WITHOUT_ENDS)):
+        with jax.named_scope(TICK_NAMES[spec.kind] + ("" if spec.has_ends or spec.embeds else WITHOUT_ENDS)):
             return self._tick(spec, row, state)
 
     def _tick(self, spec: TickSpec, row: dict, state: State) -> State:
@@ -143,14 +138,14 @@ class Executor:
 
     def _gather(self, spec: TickSpec, row, state: State) -> State:
         """Gathers the weights of the group of layers whose turn begins, on all stages at once."""
-        if not spec.gathers or self.sharded is None:
+        if not spec.gathers:
             return state
         group, slot = row["gather_group"][0], row["gather_slot"][0]
         return state._replace(gathered=self.sharded.gather(state.gathered, group, slot))
 
     def _scatter(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
         """Adds up the gradients of the group of layers whose turn ends, on all stages at once."""
-        if not spec.scatters or self.sharded is None:
+        if not spec.scatters:
             return state
         group, slot = row["scatter_group"][0], row["scatter_slot"][0]
         totals, sums = self.sharded.scatter(state.grads.layers, state.sums, group, slot)
@@ -260,10 +255,11 @@ class Executor:
         """Returns x_TD of this stage's chunk: its embedding where the chunk enters, else from the stage before."""
         me, size = vocabulary.stage_index(self.num_stages), spec.tokens
         arrived_TD = self._arrived(state.x_TD, row, state, size)
-        if not spec.has_ends:
+        if not spec.embeds:
             return arrived_TD
         tokens_T = self._own(self.sequences.tokens, row, 0, size)
-        entering = vocabulary.embed(self.weights.embedding_VD, tokens_T, self.num_stages)
+        embedding_VD = self.tables.whole("embedding_VD", state.x_TD)
+        entering = vocabulary.embed(embedding_VD, tokens_T, self.num_stages)
         return jnp.where(row["first"][me] == 1, entering, arrived_TD)
 
     def _forward_tick(self, spec: TickSpec, row, state: State, coming) -> State:
@@ -294,8 +290,8 @@ class Executor:
         targets_T = jnp.where(self._real(row, 0, size), self._own(self.sequences.targets, row, 0, size), -1)
         return vocabulary.head(
             self.norm,
-            self.weights.final_norm,
-            getattr(self.weights, self.head_name),
+            self.final_norm,
+            self.tables.whole(self.tables.head_name, state.x_TD),
             x_TD,
             targets_T,
             self.scale,
@@ -314,13 +310,15 @@ class Executor:
         )
 
     def _training_head(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
-        result = self._head(spec, row, state, getattr(state.grads, self.head_name))
+        tables = self.tables
+        result = self._head(spec, row, state, tables.sum_of_tick(tables.head_name, state.grads))
+        grads, dx_share = tables.with_sum(tables.head_name, state.grads, result.dhead_VD, result.dx_share)
         norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
         unused = state.head_dx.shape[1] - vocabulary.share_tokens(spec.tokens, self.num_stages)
-        dx = jnp.pad(result.dx_share, ((0, unused), (0, 0)))
+        dx = jnp.pad(dx_share, ((0, unused), (0, 0)))
         return state._replace(
             loss=state.loss + result.loss_T.sum(),
-            grads=state.grads._replace(final_norm=norm, **{self.head_name: result.dhead_VD}),
+            grads=grads._replace(final_norm=norm),
             head_dx=buffers.write_slot(state.head_dx, row["head_slot"][0], dx.astype(state.head_dx.dtype)),
         )
 
@@ -348,18 +346,13 @@ class Executor:
             forward_chunk=self._chunk(spec, row, spec.passes.forward, state.tags),
         )
         filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched)
-        sums = stages.Sums(state.dcache, state.grads.layers if self.sharded is None else state.sums)
+        sums = stages.Sums(state.dcache, state.sums)
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
         stage = self._held(state)
         dx_TD, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))
         fetched, refetched = held or (None, None)
-        if self.sharded is None:
-            state = state._replace(grads=state.grads._replace(layers=sums.layers))
-        else:
-            state = state._replace(sums=sums.layers)
-        state = state._replace(dcache=sums.prefix)
-        state = state._replace(fetched=fetched, refetched=refetched)
+        state = state._replace(dcache=sums.prefix, sums=sums.layers, fetched=fetched, refetched=refetched)
         return self._pass_back(spec, row, state, dx_TD, me)
 
     def _rebuild(self, spec: TickSpec, row, state: TrainingState, me) -> Cache:
@@ -383,11 +376,13 @@ class Executor:
         # GPUs heed the barrier; CPUs drop it too early, so there the order is in the slots that are written to.
         read = (state.cache, state.tags, state.kept[spec.stash])
         dx_TD, (cache, tags, kept) = lax.optimization_barrier((dx_TD, read))
-        embedding = state.grads.embedding_VD
-        if spec.has_ends:
+        grads = state.grads
+        if spec.embeds:
             tokens_T = self._own(self.sequences.tokens, row, 0, spec.tokens)
             arrived = vocabulary.from_stage(jnp.where(row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
-            embedding = vocabulary.embed_gradient(embedding, tokens_T, arrived, self.num_stages)
+            begun = self.tables.sum_of_tick("embedding_VD", grads)
+            added = vocabulary.embed_gradient(begun, tokens_T, arrived, self.num_stages)
+            grads, dx_TD = self.tables.with_sum("embedding_VD", grads, added, dx_TD)
         register = buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1))
         return state._replace(
             dx_TD=register,
@@ -396,21 +391,22 @@ class Executor:
             cache=cache,
             tags=tags,
             kept={**state.kept, spec.stash: kept},
-            grads=state.grads._replace(embedding_VD=embedding),
+            grads=grads,
         )
 
 
-def sum_gradients(grads: Physical, shares: Physical, num_members: int, *, sum_layers: bool = True) -> Physical:
+def sum_gradients(grads: Physical, shares: Physical, num_members: int, *, are_shares: bool = False) -> Physical:
     """Adds the gradients of all devices that hold the same weights; each device gets the part that it keeps.
 
     Args:
         grads: of one device; the final norm's is a partial sum over the stages too.
         shares: how a stage's devices share each.
         num_members: devices of one stage over data and seq.
-        sum_layers: whether the layers' gradients too; else they are summed already.
+        are_shares: whether all gradients but the final norm's are shares of sums already.
     """
-    if num_members > 1:
-        summed = jax.tree.map(sum_over_members, grads._replace(layers=()), shares._replace(layers=()))
-        layers = jax.tree.map(sum_over_members, grads.layers, shares.layers) if sum_layers else grads.layers
-        grads = summed._replace(layers=layers)
+    if are_shares:
+        norm = jax.tree.map(sum_over_members, grads.final_norm, shares.final_norm)
+        grads = grads._replace(final_norm=norm)
+    elif num_members > 1:
+        grads = jax.tree.map(sum_over_members, grads, shares)
     return grads._replace(final_norm=lax.psum(grads.final_norm, vocabulary.AXIS))

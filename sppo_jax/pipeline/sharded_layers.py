@@ -15,9 +15,7 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.dtypes import accumulator
-from sppo_jax.pipeline.layout import fit
-from sppo_jax.pipeline.storage import MEMBERS, join_members, split_members, within_group
-from sppo_jax.plan.spread import padded
+from sppo_jax.pipeline.storage import gather_whole, scatter_sum, within_group
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,7 @@ class ShardedLayers:
         """Returns the slots with the weights of a group in one of them."""
 
         def one(buffer, shard, share, like):
-            mine = buffers.read_slot(shard, group).astype(like.dtype)
-            blocks = lax.all_gather(mine.reshape(-1), MEMBERS).reshape(-1, *mine.shape)
-            whole = fit(join_members(blocks, within_group(share)), like.shape)
+            whole = gather_whole(buffers.read_slot(shard, group), within_group(share), like)
             return buffers.write_slot(buffer, slot, whole.reshape(_flat(like)))
 
         return jax.tree.map(one, slots, self.shards, self.shares, self.wholes)
@@ -73,10 +69,8 @@ class ShardedLayers:
         """
 
         def one(total, buffer, share, like):
-            share, whole = within_group(share), buffers.read_slot(buffer, slot).reshape(like.shape)
-            blocks = split_members(fit(whole, padded(like.shape, share.cuts)), share)
-            mine = lax.psum_scatter(blocks.reshape(blocks.shape[0], -1), MEMBERS, scatter_dimension=0)
-            return buffers.add(total, (group,), mine)
+            whole = buffers.read_slot(buffer, slot).reshape(like.shape)
+            return buffers.add(total, (group,), scatter_sum(whole, within_group(share)))
 
         totals = jax.tree.map(one, totals, sums, self.shares, self.wholes)
         # Without the barrier XLA may copy the sums before it writes zeros.

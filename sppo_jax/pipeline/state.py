@@ -63,9 +63,9 @@ class TrainingState(NamedTuple):
         fetched: stash that came back from the host for the next backward.
         refetched: layer inputs that came back for the next rebuild of keys and values.
         head_dx: this stage's share of the cotangents from the head, by slot.
-        grads: gradients of the weights; of layers that are gathered group by group this device's share.
-        sums: gradient sums [slots, layers, elements] of the groups whose turn it is; None where all layers are
-            resident.
+        grads: gradients of tables and final norm; where weights are gathered this device's shares of the sums, and of
+            the layers' sums too.
+        sums: gradient sums of the layers: of all, or [slots, layers, elements] of the groups whose turn it is.
         loss: sum of the losses of all tokens.
         order: 0, known only once the last backward is done. Where a forward writes depends on it.
     """
@@ -102,7 +102,7 @@ def evaluation_state(executor: "Executor", cache_shape: tuple[int, ...]) -> Eval
     shape = executor.sequences.tokens.shape
     return EvaluationState(
         **_in_every_run(executor, cache_shape),
-        losses_MS=jnp.zeros(shape, accumulator(executor.dtype)),
+        losses_MS=jnp.zeros(shape, accumulator(executor.tables.dtype)),
         hits_MS=jnp.zeros(shape, bool),
     )
 
@@ -115,7 +115,7 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
         cache_shape: [layers, K, S, H] of one slot of one device.
         kv_grad_dtype: dtype in which dK and dV are gathered.
     """
-    program, weights, sharded = executor.program, executor.weights, executor.sharded
+    program, tables, sharded = executor.program, executor.tables, executor.sharded
     in_every_run = _in_every_run(executor, cache_shape)
     share = vocabulary.share_tokens(program.max_tokens, executor.num_stages)
     layouts = {name: executor.layout(name) for name in program.classes}
@@ -125,7 +125,7 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
 
     return TrainingState(
         **in_every_run,
-        loss=jnp.zeros((), accumulator(executor.dtype)),
+        loss=jnp.zeros((), accumulator(tables.dtype)),
         dx_TD=in_every_run["x_TD"],
         order=jnp.zeros((), jnp.int32),
         dcache=_zero_cache((program.num_grad_slots, *cache_shape), kv_grad_dtype),
@@ -134,24 +134,29 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
         part=None,
         fetched=None,
         refetched=None,
-        head_dx=jnp.zeros((program.num_head_slots, share, weights.embedding_VD.shape[1]), executor.dtype),
+        head_dx=jnp.zeros((program.num_head_slots, share, tables.hidden_size), tables.dtype),
         # Constants have no gradient.
-        grads=sums(weights._replace(layers=sharded.totals() if sharded else weights.layers.params)),
-        sums=sharded.sums(program.num_sum_slots) if sharded else None,
+        grads=Physical(
+            layers=sharded.totals() if sharded else (),
+            final_norm=sums(executor.final_norm),
+            **{"head_VD": None} | tables.totals(),
+        ),
+        sums=sharded.sums(program.num_sum_slots) if sharded else sums(executor.stage.weights.params),
     )
 
 
 def _in_every_run(executor: "Executor", cache_shape: tuple[int, ...]) -> dict[str, Any]:
     """Allocates the fields that both states have."""
     program, tokens, ring = executor.program, cache_shape[-2], executor.plan.ring
-    register = jnp.zeros((program.max_tokens, executor.weights.embedding_VD.shape[1]), executor.dtype)
+    dtype = executor.tables.dtype
+    register = jnp.zeros((program.max_tokens, executor.tables.hidden_size), dtype)
     # The last slot is trash.
     room = program.num_waiting_slots + 1 if program.num_waiting_slots else 0
     return {
         "x_TD": register,
-        "waiting": jnp.zeros((room, *register.shape), executor.dtype),
+        "waiting": jnp.zeros((room, *register.shape), dtype),
         "tags": Tags(*(jnp.zeros((program.num_sequence_slots, ring, tokens), jnp.int32) for _ in range(2))),
-        "cache": _zero_cache((program.num_kv_slots, *cache_shape), executor.dtype),
+        "cache": _zero_cache((program.num_kv_slots, *cache_shape), dtype),
         "gathered": executor.sharded.slots(program.num_weight_slots) if executor.sharded else None,
     }
 

@@ -142,7 +142,7 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
     """Casts matrices, and gathers a stage's parameters on each of its devices where the compiler would not do so.
 
     The compiler gathers all but parameters with zeros, with two cuts, and a vocabulary that the stages do not divide.
-    Layers that are gathered group by group stay as they are.
+    Layers that are gathered group by group, and a vocabulary that is gathered tick by tick, stay as they are.
 
     Args:
         params: stored, or in their own shapes.
@@ -154,7 +154,7 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
 
     def whole(path, x, like):
         name, given = path[0].key, tuple(x.shape)
-        if name == "layers" and plan.weights == "gathered":
+        if plan.weights == "gathered" and name != "final_norm":
             return x
         home, vocab_dim = _home_of_given(name, x, like, plan), _VOCAB_DIM.get(name)
         uneven = vocab_dim is not None and given[vocab_dim] % plan.mesh.pipe != 0
@@ -183,14 +183,13 @@ def gradient_shares(params: nnx.State, shapes: nnx.State, plan: Plan, *, scatter
         params: as the step gets them: those that are stored have gradients that are shared.
         shapes: their own shapes.
         plan: says how layers are spread.
-        scatter: whether each device gets its share of a sum, as it always does of layers that are gathered group by
-            group; else every device gets whole sums.
+        scatter: whether each device gets its share of a sum, as it always does where weights are gathered in the step;
+            else every device gets whole sums.
     """
 
     def share_of(name, x, like):
         home = _home_of_given(name, x, like, plan)
-        by_groups = name == "layers" and plan.weights == "gathered"
-        if tuple(x.shape) != home.shape or not (scatter or by_groups):
+        if tuple(x.shape) != home.shape or not (scatter or plan.weights == "gathered"):
             return Share()
         if name == "layers":
             moved = len(like.shape) + 1 - x.ndim  # from the stacked dims of x to [v, layers]
@@ -246,46 +245,63 @@ def join_members(blocks: jax.Array, share: Share) -> jax.Array:
     return blocks.transpose(order).reshape(whole)
 
 
+def gather_whole(mine: jax.Array, share: Share, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns a whole array on each device of a stage. Call it inside `shard_map`.
+
+    Args:
+        mine: this device's share.
+        share: how the devices share the array.
+        like: the shape and the dtype of the whole array.
+    """
+    mine = mine.astype(like.dtype)
+    blocks = lax.all_gather(mine.reshape(-1), MEMBERS).reshape(-1, *mine.shape)
+    return fit(join_members(blocks, share), like.shape)
+
+
+def scatter_sum(whole: jax.Array, share: Share) -> jax.Array:
+    """Adds an array over the devices of a stage; returns this device's share of the sum, flat. For `shard_map`."""
+    blocks = split_members(fit(whole, padded(whole.shape, share.cuts)), share)
+    return lax.psum_scatter(blocks.reshape(blocks.shape[0], -1), MEMBERS, scatter_dimension=0)
+
+
 def within_group(share: Share) -> Share:
     """Returns the share of one group of an array [v, ...]."""
     return Share(tuple(Cut(cut.dim - 1, cut.parts) for cut in share.cuts))
 
 
-def with_stored_layers(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh) -> nnx.State:
-    """Returns parameters with the layers as they are stored, where a caller gives them in order.
+def as_stored(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh) -> nnx.State:
+    """Returns parameters as they are stored, where a caller gives them in their own shapes.
 
     Args:
-        params: with layers that are stored, or in their own shapes.
-        shapes: of the parameters, their own.
-        plan: says how layers are stored.
+        params: stored, or in their own shapes.
+        shapes: their own shapes.
+        plan: says how they are stored.
         mesh: of the step.
     """
 
     def place(path, x, like):
-        if path[0].key != "layers":
-            return x
-        home = home_of("layers", like.shape, plan)
+        home = home_of(path[0].key, like.shape, plan)
         return lax.with_sharding_constraint(arrange(x, home.shape), _sharding(home, mesh))
 
     return jax.tree_util.tree_map_with_path(place, params, shapes)
 
 
-def unplace(layers: nnx.State, shares: nnx.State, mesh: Mesh) -> nnx.State:
-    """Gives stored layers with two cuts the dim of members that `gradient_specs` names: the inverse of `unstack`."""
+def unplace(stored: Physical, shares: Physical, mesh: Mesh) -> Physical:
+    """Gives stored weights with two cuts the dim of members that `gradient_specs` names: the inverse of `unstack`."""
 
-    def take(x, share):
+    def take(x, share, stage_dim):
         if len(share.cuts) < 2:
             return x
         divided, axes = _divided(mesh, share)
         return jax.shard_map(
             lambda part: part[None],
             mesh=divided,
-            in_specs=Spec(*_axes(_with_stage_dim(share), 1, axes)),
-            out_specs=Spec(axes["major"] + axes["minor"], *_axes(Share(), 1, axes)),
+            in_specs=Spec(*_axes(share, stage_dim, axes)),
+            out_specs=Spec(axes["major"] + axes["minor"], *_axes(Share(), stage_dim, axes)),
             check_vma=False,
         )(x)
 
-    return jax.tree.map(take, layers, shares)
+    return _map_physical(take, stored, shares)
 
 
 def stack(grads: Physical, shares: Physical) -> Physical:
@@ -340,9 +356,14 @@ def unstack(grads: Physical, shares: Physical, mesh: Mesh) -> Physical:
             check_vma=False,
         )(x)
 
-    layers = jax.tree.map(lambda x, share: place(x, _with_stage_dim(share), 1), grads.layers, shares.layers)
-    head = None if grads.head_VD is None else place(grads.head_VD, shares.head_VD, 0)
-    return grads._replace(embedding_VD=place(grads.embedding_VD, shares.embedding_VD, 0), layers=layers, head_VD=head)
+    return _map_physical(place, grads, shares)
+
+
+def _map_physical(one, arrays: Physical, shares: Physical) -> Physical:
+    """Calls `one(array, share, dim of the stages)` for layers [v, P, layers, ...] and vocabulary [V, D]."""
+    layers = jax.tree.map(lambda x, share: one(x, _with_stage_dim(share), 1), arrays.layers, shares.layers)
+    head = None if arrays.head_VD is None else one(arrays.head_VD, shares.head_VD, 0)
+    return arrays._replace(embedding_VD=one(arrays.embedding_VD, shares.embedding_VD, 0), layers=layers, head_VD=head)
 
 
 def name_first(x: jax.Array, shares: Physical, mesh: Mesh) -> jax.Array:

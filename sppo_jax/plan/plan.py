@@ -9,12 +9,12 @@ from typing import Any
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.json_format import SCHEMA_VERSION, read_object, read_plan
 from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
 from sppo_jax.units import format_bytes
 
-SCHEMA_VERSION = 7
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
@@ -22,19 +22,6 @@ KV_PLACES = ("keep", "rebuild")
 WEIGHTS = ("resident", "gathered")
 GROUPS = ("static", "flex")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
-# What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
-REPORT_KEYS = (
-    "fits",
-    "problem",
-    "rejected",
-    "stages",
-    "memory",
-    "parts",
-    "throughput",
-    "search",
-    "max_length",
-    "min_devices",
-)
 KERNELS = ("blockwise", "cudnn")
 
 
@@ -210,51 +197,18 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":
-        """Reads what `to_dict` wrote, or a report with more keys (REPORT_KEYS).
+        """Reads what `to_dict` wrote, or a report with more keys (see `json_format.read_plan`).
 
         Raises:
             ValueError: a key is unknown or missing, the schema is another one, or the plan does not hold together.
         """
-        values = {key: value for key, value in values.items() if key not in REPORT_KEYS}
-        if values.get("schema_version") == 2:  # written before plans had groups
-            values = {"groups": "static", **values, "schema_version": 3}
-        if values.get("schema_version") == 3:  # written before schedules had waves
-            values = {**values, "schedule": _with(values.get("schedule"), wave=1), "schema_version": 4}
-        if values.get("schema_version") == 4:  # written before ticks had shapes
-            values = {**values, "schedule": _with(values.get("schedule"), shapes=()), "schema_version": 5}
-        if values.get("schema_version") == 5:  # written before keys and values could be made again
-            values = {**values, "stash": _with(values.get("stash"), kv="keep"), "schema_version": 6}
-        if values.get("schema_version") == 6:  # written before weights could be gathered group by group
-            values = {"weights": "resident", **values, "schema_version": SCHEMA_VERSION}
-        found = values.get("schema_version")
-        if found != SCHEMA_VERSION:
-            raise ValueError(f"schema_version of plan.json must be {SCHEMA_VERSION}, got {found!r}; plan again")
         nested = {"mesh": MeshShape, "schedule": SchedulePlan, "stash": StashPlan, "predicted": Predicted}
-        try:
-            read = {
-                key: _read(nested[key], value, f"{key} of plan.json") if key in nested else value
-                for key, value in values.items()
-            }
-            return _read(cls, read, "plan.json")
-        except (TypeError, AttributeError) as error:
-            raise ValueError(
-                f"plan.json must hold values of the right types, got others ({error}); plan again"
-            ) from None
+        return read_plan(cls, nested, values)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Reads what `to_json` wrote; see `from_dict`."""
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"plan.json must hold JSON text, got text that is not JSON ({error}); plan again"
-            ) from None
-        if not isinstance(values, dict):
-            raise ValueError(
-                f"plan.json must hold a JSON object, got a value of type {type(values).__name__}; plan again"
-            )
-        return cls.from_dict(values)
+        return cls.from_dict(read_object(text))
 
     def describe(self) -> str:
         """Returns the plan in a few lines of text, with the reason of each choice."""
@@ -326,23 +280,6 @@ def _checked_table(
 
 
 _csv_table = lru_cache(maxsize=16)(from_csv)
-
-
-def _read(cls: type, values: Any, where: str) -> Any:
-    """Makes a dataclass from a dict, refusing unknown and missing keys; lists become tuples."""
-    if not isinstance(values, dict):
-        raise ValueError(f"{where} must be an object, got {values!r}; plan again")
-    fields = {item.name: item for item in dataclasses.fields(cls)}
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        raise ValueError(
-            f"{where} must have only the keys {', '.join(fields)}, got {', '.join(unknown)} too; plan again"
-        )
-    # Every key is written, so every key is expected: a default would hide a truncated file.
-    missing = sorted(set(fields) - set(values))
-    if missing:
-        raise ValueError(f"{where} must have every key, got none named {', '.join(missing)}; plan again")
-    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
 
 def _check_versions(plan: Plan) -> None:
@@ -492,11 +429,6 @@ def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
 def _schedule(schedule: SchedulePlan) -> str:
     waves = f", waves of {schedule.wave} sequences" if schedule.wave > 1 else ""
     return f"{schedule.name}, interleave {schedule.interleave}{waves}"
-
-
-def _with(schedule: Any, **defaults: Any) -> Any:
-    """Returns an older schedule with the keys it lacks; anything but an object is refused where it is read."""
-    return {**defaults, **schedule} if isinstance(schedule, dict) else schedule
 
 
 def _shapes(shapes: tuple[int, ...]) -> str:

@@ -63,7 +63,9 @@ class TickSpec:
         write: class of the stash that is copied to the host meanwhile; None for none.
         fetch: class of the stash that is copied back meanwhile; None for none.
         passes: what travels on the ring.
-        has_ends: whether it looks up embeddings (F), or gathers the head's dX and adds to the embedding's gradient (B).
+        embeds: whether it looks up embeddings (F), or adds to the embedding's gradient (B).
+        has_ends: where tables are gathered, whether it embeds (F), or gathers the head's dX (B); elsewhere whether it
+            does any of these, so that few bodies differ.
         rebuild: class of the stash from which keys and values of the group before are made again (B); None for none.
         refetch: class of the stash whose inputs are copied back for the next tick's rebuild; None for none.
         gathers: whether the weights of a group of layers are gathered first.
@@ -76,6 +78,7 @@ class TickSpec:
     write: StashClass | None = None
     fetch: StashClass | None = None
     passes: RingPasses = RingPasses()
+    embeds: bool = True
     has_ends: bool = True
     rebuild: StashClass | None = None
     refetch: StashClass | None = None
@@ -254,6 +257,10 @@ def _specs(
         if not tick.is_compute:
             specs.append(TickSpec(tick.kind, tokens))
             continue
+        embeds = has_ends = shape.has_ends
+        if plan.weights == "gathered":
+            met = {unit.virtual_stage for unit in tick.units if unit is not None}
+            embeds, has_ends = 0 in met, (0 if tick.kind == "F" else table.num_virtual_stages - 1) in met
         specs.append(
             TickSpec(
                 kind=tick.kind,
@@ -262,7 +269,8 @@ def _specs(
                 write=class_of(copies.writes.get(index)),
                 fetch=class_of(copies.fetches.get(index)),
                 passes=_performed(ring.passes(tokens, shape.reach), tick.kind, plan.stash),
-                has_ends=shape.has_ends,
+                embeds=embeds,
+                has_ends=has_ends,
                 rebuild=class_of(rebuilds.get(index)),
                 refetch=class_of(copies.refetches.get(index)),
             )

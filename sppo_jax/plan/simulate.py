@@ -60,7 +60,8 @@ def simulate(
     busy_s = [sum(map(mul, of_stage, rounds)) for of_stage in zip(*unit_s, strict=True)]
     return Simulation(
         step_s=step_s,
-        bubble_fraction=1 - sum(busy_s) / (table.num_stages * step_s) if step_s else 0.0,
+        # One stage is never idle, but sums of its seconds round differently.
+        bubble_fraction=max(0.0, 1 - sum(busy_s) / (table.num_stages * step_s)) if step_s else 0.0,
         busy_s=tuple(busy_s),
         peak_in_flight=table.in_flight,
         tick_s=tuple(tick_s),

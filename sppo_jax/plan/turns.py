@@ -82,6 +82,12 @@ def slot_counts(num_stages: int, num_groups: int, kv: str) -> tuple[int, int]:
     return min(num_groups, 1 + behind + int(kv == "rebuild")), min(num_groups, 1 + behind)
 
 
+def collective_counts(num_groups: int, num_waves: int) -> tuple[int, int]:
+    """Returns how often a stage gathers and scatters a group in a training step, as in `turns_of`."""
+    # The last group goes backward at once, and the first group of the next wave forward.
+    return num_waves * (2 * num_groups - 1) - (num_waves - 1), num_waves * num_groups
+
+
 def _pass_of(unit: Unit, table: Table) -> Pass:
     return unit.kind, unit.sequence // table.wave, unit.virtual_stage // table.num_stages
 

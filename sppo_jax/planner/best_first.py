@@ -139,9 +139,9 @@ class BestFirst:
         self.unfit.add(number)
         self.too_large.append((excess, self.bounds[number], number))
 
-    def best(self) -> Outcome | None:
-        """Returns the fastest outcome that fits; None if none does."""
-        while self.heap:
+    def best(self, limit_s: float = math.inf) -> Outcome | None:
+        """Returns the fastest outcome that fits and takes less than `limit_s`; None if none does."""
+        while self.heap and self.heap[0][0] < limit_s:
             number = self._refine()
             if number is None:
                 continue
@@ -264,6 +264,10 @@ class BestFirst:
         if not self.outcomes:
             raise self.errors[0]
         return min(self.outcomes.values(), key=lambda outcome: self.lower_bounds.excess_of(outcome.memory))
+
+    def least_excess(self) -> float:
+        """Returns by which share of a memory the outcome of `least` is too large."""
+        return self.lower_bounds.excess_of(self.least().memory)
 
     def others(self, best: Outcome, count: int) -> list[Outcome]:
         """Returns up to `count` outcomes of other kinds than `best`, fastest first.

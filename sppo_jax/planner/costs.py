@@ -26,11 +26,11 @@ from functools import cached_property
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.measured_figures import block_pairs
-from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs
+from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs, num_tables
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.ring import AttentionShape, Ring
 from sppo_jax.plan.table import TickShape, Unit, chunk_starts
-from sppo_jax.planner.memory import stage_params
+from sppo_jax.planner.memory import stage_params, table_params
 
 _FLOAT32 = 4
 # What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
@@ -65,6 +65,8 @@ class CostModel:
         cluster: the devices and what joins them.
         again: how often a stage gathers the weights of all its layers, and scatters their sums, after the first time.
         stage_layers: layers of a stage.
+        table_params: parameters of a stage's embedding, or of its head, where ticks gather these; else 0.
+        num_tables: 2, or 1 where the embedding and the head are tied.
     """
 
     layer: LayerCosts
@@ -81,8 +83,10 @@ class CostModel:
     recompute_attention: bool
     recompute_kv: float
     cluster: Cluster
-    again: tuple[float, float] = (0.0, 0.0)
-    stage_layers: int = 0
+    again: tuple[float, float]
+    stage_layers: int
+    table_params: int
+    num_tables: int
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -144,6 +148,10 @@ class CostModel:
             return 0.0
         return device.attention_rows * self.mesh.seq * self.head_dim / self.layer.attention_elements
 
+    def token_s(self, kind: str) -> float:
+        """Returns the seconds of the linear layers for one token of a device."""
+        return self._compute_rates[kind][0]
+
     def pair_s(self, kind: str) -> float:
         """Returns the seconds of a (query, key) pair that a forward of attention computes."""
         return self._compute_rates[kind][1] / self.mesh.seq
@@ -152,19 +160,23 @@ class CostModel:
         """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.
 
         That is the all-to-all of ulysses and the hops of the ring in every layer, the hop to the next stage, and the
-        sums over the stages: the head's, and where a tick has ends those of the embedding and of both gradients.
+        sums over the stages: the head's, and where a tick has ends those of the embedding and of both gradients; and
+        tables that are gathered and scattered.
         Copies to the host are not in it: they hide.
         """
         local = max(tokens, tick.tokens) / self.mesh.seq
         seconds = self._token_transfer_s[kind, tick.has_ends] * local
+        if tick.has_ends or kind == "H":
+            seconds += self._table_s[kind]
         if self.ring.members > 1 and kind != "H":
             sent_bytes = self.ring_bytes(kind, math.ceil(local), max(start + tokens, tick.reach))
             seconds += self.layers * sent_bytes / self._seq_link
         return seconds
 
-    def ends_s(self, kind: str, tokens: int) -> float:
+    def ends_s(self, kind: str, tokens: float) -> float:
         """Returns by how many seconds a tick of so many tokens is longer if it has ends."""
-        return (self._token_transfer_s[kind, True] - self._token_transfer_s[kind, False]) * tokens / self.mesh.seq
+        token_s = self._token_transfer_s[kind, True] - self._token_transfer_s[kind, False]
+        return token_s * tokens / self.mesh.seq + self._table_s[kind]
 
     def ring_bytes(self, kind: str, tokens: int, reach: int) -> int:
         """Returns the bytes that a device sends on the ring in one layer of a tick.
@@ -187,12 +199,13 @@ class CostModel:
         The devices of a stage, over `data` and `seq`, share its float32 parameters and moments. At the start they
         gather the weights in the compute dtype and zero the accumulators of the gradients; at the end these are summed
         in float32 and each device updates its share. The update is bound by device memory. Where weights are gathered
-        group by group, `again` says how often that happens besides.
+        group by group, `again` says how often that happens besides; the tables then belong to ticks.
         """
         members, (gathers, scatters) = self.mesh.data * self.mesh.seq, self.again
         layers = self.stage_layers * self.layer.params
         again = layers * (gathers * self.compute_bytes + scatters * 2 * _FLOAT32)
-        sent = (members - 1) / members * (self.params * (self.compute_bytes + 2 * _FLOAT32) + again)
+        once = self.params - self.num_tables * self.table_params
+        sent = (members - 1) / members * (once * (self.compute_bytes + 2 * _FLOAT32) + again)
         cast = _FLOAT32 + self.compute_bytes if self.compute_bytes < _FLOAT32 else 0
         updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
         return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s
@@ -241,6 +254,18 @@ class CostModel:
             return self.layers * prefix * copied
         again = copied if self.recompute_attention else 0
         return self.layers * (prefix * (again + copied + added) + self.layer.params * added)
+
+    @cached_property
+    def _table_s(self) -> dict[str, float]:
+        """Seconds in which a tick with ends gathers a table, or writes, reads and scatters its whole gradient.
+
+        Ticks of the last group of layers are charged for the embedding too, though they do without it.
+        """
+        members = self.mesh.data * self.mesh.seq
+        sent = (members - 1) / members * self.table_params / self._stage_link
+        gather_s = sent * self.compute_bytes
+        scatter_s = sent * 2 * _FLOAT32 + self.table_params * 2 * _FLOAT32 / self.cluster.device.hbm_bytes_s
+        return {"F": gather_s, "B": scatter_s, "H": gather_s + scatter_s}
 
     @property
     def _seq_link(self) -> float:
@@ -313,6 +338,7 @@ def cost_model(
     length: int,
     ring_pass: str = "auto",
     again: tuple[float, float] = (0.0, 0.0),
+    gathers_tables: bool = False,
 ) -> CostModel:
     """Returns the seconds of units of a model on a mesh.
 
@@ -331,6 +357,7 @@ def cost_model(
         length: tokens of a sequence.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
         again: see `CostModel`.
+        gathers_tables: whether the embedding and the head are gathered in each tick that needs them.
 
     Raises:
         ValueError: the factors do not make up the `seq` axis.
@@ -367,4 +394,6 @@ def cost_model(
         cluster=cluster,
         again=again,
         stage_layers=-(-model.num_layers // mesh.pipe),
+        table_params=table_params(model, mesh.pipe) if gathers_tables else 0,
+        num_tables=num_tables(model),
     )

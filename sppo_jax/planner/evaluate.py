@@ -8,6 +8,7 @@ from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table
+from sppo_jax.plan.turns import collective_counts
 from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.layouts import Layout, Request, read_request
 from sppo_jax.planner.memory import Memory, Shape, predict_memory
@@ -150,6 +151,7 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0
         recompute_attention=attention == "recompute",
         recompute_kv=(layout.interleave - 1) / layout.interleave if kv == "rebuild" else 0.0,
         again=_again(layout, layout.sequences // wave if wave else 1),
+        gathers_tables=layout.weights == "gathered",
         kernel=request.kernel,
         length=request.config.sequence.length,
         ring_pass=request.config.sequence.ring_pass,
@@ -160,10 +162,8 @@ def _again(layout: Layout, waves: int) -> tuple[float, float]:
     """Returns how often a stage gathers all its layers and scatters their sums, after the first time."""
     if layout.weights == "resident":
         return 0.0, 0.0
-    groups = layout.interleave
-    # The last group goes backward at once, and the first group of the next wave forward.
-    gathers = waves * (2 * groups - 1) - (waves - 1)
-    return gathers / groups - 1, waves - 1.0
+    gathers, scatters = collective_counts(layout.interleave, waves)
+    return gathers / layout.interleave - 1, scatters / layout.interleave - 1
 
 
 def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> CostModel:

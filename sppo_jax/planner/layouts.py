@@ -36,6 +36,7 @@ class Request:
         table: the table given by hand, and its text, if any.
         by_groups: whether a schedule that the config leaves open is breadth-first, which holds the least; else it is
             any of the others.
+        with_rings: whether tokens may travel on a ring.
     """
 
     config: Config
@@ -43,6 +44,7 @@ class Request:
     compute_bytes: int
     table: tuple[Table, str] | None
     by_groups: bool = False
+    with_rings: bool = True
 
     @property
     def schedule_name(self) -> str:
@@ -53,9 +55,14 @@ class Request:
     @property
     def may_go_by_groups(self) -> bool:
         """Whether the config allows a breadth-first schedule, and does not ask for it."""
-        schedule = self.config.schedule
-        open_choice = schedule.name == "auto" and schedule.interleave != 1 and self.config.stash.kv != "keep"
-        return open_choice and not self.by_groups
+        config = self.config
+        open_choice = config.schedule.name == "auto" and config.schedule.interleave != 1 and config.stash.kv != "keep"
+        return open_choice and not self.by_groups and self.table is None
+
+    @property
+    def compares_orders(self) -> bool:
+        """Whether a breadth-first schedule that fits competes with others that fit."""
+        return self.cluster.device.platform == "gpu" and self.config.sequence.groups == "static"
 
     @cached_property
     def kernel(self) -> str:
@@ -239,6 +246,8 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
     for mesh, sequences in meshes:
         try:
             splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
+            if not request.with_rings:
+                splits = _without_ring(splits)
             _check_tokens(request, mesh)
             if config.schedule.wave != "auto":
                 check_wave(config.schedule.name, sequences, config.schedule.wave)
@@ -259,6 +268,13 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
         except ValueError as error:
             errors.append(error)
     return found, errors
+
+
+def _without_ring(splits: list[SequenceSplit]) -> list[SequenceSplit]:
+    found = [split for split in splits if split.ring == 1]
+    if not found:
+        raise ValueError("a search without rings must have a split without a ring, got none; use sequence.kind=ulysses")
+    return found
 
 
 def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:

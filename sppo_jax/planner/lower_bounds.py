@@ -137,7 +137,7 @@ class LowerBounds:
         """
         rows, split = costs.cluster.device.attention_rows, (layout.split.ulysses, layout.split.ring)
         recompute = costs.recompute_linear, costs.recompute_attention
-        of_costs = layout.mesh.pipe, layout.mesh.seq, split, recompute, rows
+        of_costs = layout.mesh, layout.weights, split, recompute, rows
         key = of_costs, kind, chunks, sent
         if key not in self._of_layers:
             if of_costs not in self._of_one_and_none:
@@ -152,8 +152,8 @@ class LowerBounds:
         with_ends = [fixed + layers * (unit - fixed) for fixed, unit in zip(fixed_s, one_s, strict=True)]
         if layout.interleave == 1 or not sent or kind == "H":
             return with_ends, with_ends
-        ends_s = costs.ends_s(kind, 1)
-        return with_ends, [unit - ends_s * max(chunk[1:]) for unit, chunk in zip(with_ends, chunks, strict=True)]
+        ends_s = [costs.ends_s(kind, max(chunk[1:])) for chunk in chunks]
+        return with_ends, [unit - more_s for unit, more_s in zip(with_ends, ends_s, strict=True)]
 
     def _sampled_stream_s(self, partition: Partition, sampled: "_Sampled") -> float:
         """Returns about the least seconds of all ticks of a kind.
@@ -212,7 +212,7 @@ class LowerBounds:
         costs = self._costs(partition.layout, places, whole_waves=partition.balance == "equal")
         chunks, sent = tuple((start, tokens, 0) for start in starts), not on_ring or partition.balance == "equal"
         # Of interleaved ticks only those with ends take more: each chunk has a tick of its own in which it enters.
-        ends_s = costs.ends_s(kind, length) if partition.layout.interleave > 1 else 0.0
+        ends_s = count * costs.ends_s(kind, length / count) if partition.layout.interleave > 1 else 0.0
         units = self._units(partition.layout, costs, kind, chunks, sent)[1]
         # What rises by steps, on a ring or with whole blocks of attention, may rise between groups of chunks alone.
         first_s, last_s = (costs.compute_s(kind, starts[at], tokens) if on_ring else units[at] for at in (0, -1))

@@ -179,9 +179,9 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
 
     Unlike the papers, which count model states, K and V, and activations of a token, this counts the buffers of the
     program that runs: with the space of one longest tick behind each prefix, the spare slots of idle stages, weights
-    gathered in the compute dtype, and float32 sums of gradients. `work` is what the fuller of two moments takes: a
-    layer's backward, or a tile of logits; where every head is through before the first backward, the latter takes
-    place before dK and dV exist.
+    gathered in the compute dtype, and float32 sums of gradients. `work` is what the fullest moment takes: a layer's
+    backward, a tile of logits, or the gradient of a gathered table. Where every head is through before the first
+    backward, the logits exist before dK and dV.
     """
     model, size = shape.model, shape.compute_bytes
     tokens, most = sum(table.chunk_lengths), table.most_tokens
@@ -199,6 +199,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     head_share = table.head_peak * -(-local // table.num_stages)
     weights, grads = weight_bytes(shape, table.num_groups, table.num_stages, stash.kv)
     loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
+    tables = table_work(shape, table.num_stages)
+    loss += sum(tables)
     if not table.heads_among_backwards:
         loss -= kv_grad
     copied = kv * size + stash_device if shape.platform == "tpu" else 0
@@ -214,14 +216,14 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "waiting": waiting * model.hidden_size * size,
             "carries": (2 * local + head_share) * model.hidden_size * size,
             "batch": batch_bytes(table, shape.seq),
-            "work": max(backward_work(shape, stash, local) + group_work(shape, local), loss) + copied,
+            "work": max(backward_work(shape, stash, local) + group_work(shape, local), loss, tables[1]) + copied,
         },
         host=stash_host,
     )
 
 
 def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tuple[int, int]:
-    """Returns the bytes of a device's working weights in the compute dtype, and of its gradient sums.
+    """Returns the bytes of the working weights that a device has in every tick, and of its gradient sums.
 
     Weights of all layers are those of the parameters themselves where no other device shares them and no dtype differs.
     """
@@ -229,11 +231,24 @@ def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tup
     if shape.weights == "resident":
         apart = shape.compute_bytes < 4 or shape.data * shape.seq > 1
         return stage.whole * shape.compute_bytes if apart else 0, stage.whole * shape.sum_bytes
-    without = stage_params(shape.model, 0, num_stages, shape.data, shape.seq)
-    group = (stage.whole - without.whole) // num_groups
+    group = shape.layers * layer_costs(shape.model).params
     num_weights, num_sums = slot_counts(num_stages, num_groups, kv)
-    weights = without.whole + num_weights * group
-    return weights * shape.compute_bytes, (without.whole + num_sums * group + stage.own - without.own) * shape.sum_bytes
+    # Every device has the final norm.
+    weights = shape.model.hidden_size + num_weights * group
+    return weights * shape.compute_bytes, (num_sums * group + stage.own) * shape.sum_bytes
+
+
+def table_params(model: ModelConfig, num_stages: int) -> int:
+    """Returns the parameters of a stage's rows of the embedding, or of the head."""
+    return -(-model.vocab_size // num_stages) * model.hidden_size
+
+
+def table_work(shape: Shape, num_stages: int) -> tuple[int, int]:
+    """Returns the bytes of a gathered table and of its whole gradient, which exist in ticks with ends; else 0."""
+    if shape.weights == "resident":
+        return 0, 0
+    params = table_params(shape.model, num_stages)
+    return params * shape.compute_bytes, params * shape.sum_bytes
 
 
 def batch_bytes(table: Table, seq: int) -> int:

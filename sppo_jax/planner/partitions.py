@@ -312,8 +312,8 @@ def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:
     if config.schedule.name != "auto":
         return "as requested"
     if schedule == BREADTH_FIRST:
-        why = "stash.kv=rebuild asks for it" if config.stash.kv == "rebuild" else "no other schedule fits"
-        return f"{why}; all chunks pass one group of layers after another, forward and back"
+        passes = "all chunks pass one group of layers after another, forward and back"
+        return f"stash.kv=rebuild asks for it; {passes}" if config.stash.kv == "rebuild" else passes
     reason = {
         "1f1b": "sequences are not cut",
         "seq1f1b": "several sequences a pipeline overlap, so the pipeline fills and drains once",

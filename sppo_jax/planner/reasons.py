@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from sppo_jax.config import Config
+from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
 from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
 from sppo_jax.planner.evaluate import Outcome
@@ -162,7 +163,9 @@ _LABELS: dict[str, Callable[[Candidate], str]] = {
 }
 
 
-def reasons_of(request: Request, best_first: BestFirst, best: Outcome, num_considered: int) -> dict[str, str]:
+def reasons_of(
+    request: Request, best_first: BestFirst, best: Outcome, num_considered: int, order: str
+) -> dict[str, str]:
     """Returns the reason of each choice.
 
     Args:
@@ -170,6 +173,7 @@ def reasons_of(request: Request, best_first: BestFirst, best: Outcome, num_consi
         best_first: the search, over.
         best: what it found.
         num_considered: choices considered in all.
+        order: from `order_reason`.
     """
     layout = best.choice.layout
     # A sequence alone is a wave of its own.
@@ -182,8 +186,27 @@ def reasons_of(request: Request, best_first: BestFirst, best: Outcome, num_consi
         reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
     reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
     reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
-    reasons["schedule"] = f"{schedule_reason(layout, best.choice.schedule, best.choice.wave)}; {reasons['schedule']}"
+    why = schedule_reason(layout, best.choice.schedule, best.choice.wave)
+    reasons["schedule"] = "; ".join(filter(None, (why, order, reasons["schedule"])))
     return reasons
+
+
+def order_reason(chosen: Outcome, other: Outcome | None, *, searched: bool) -> str:
+    """Returns how a plan compares with those of the other order: breadth-first, or any other schedule.
+
+    Args:
+        chosen: what was chosen.
+        other: the fastest outcome of the other order; None if none fits, or none is faster.
+        searched: whether the other order was searched at all.
+    """
+    if not searched:
+        return ""
+    if chosen.choice.schedule != BREADTH_FIRST:
+        return f"no {BREADTH_FIRST} plan that fits takes {TIE:.1%} less time"
+    if other is None:
+        return "no other schedule fits"
+    times = other.step_s / chosen.step_s
+    return f"the fastest of the other schedules, {other.choice.schedule}, takes {times:.3f}x as long"
 
 
 def tie_reason(best_first: BestFirst, fastest: Outcome, chosen: Outcome) -> str:

@@ -1,17 +1,19 @@
 """The search: the fastest step, in simulation, that fits in device and host memory."""
 
+import math
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.best_first import BestFirst, start_of
+from sppo_jax.planner.best_first import TIE, BestFirst, start_of
 from sppo_jax.planner.evaluate import Outcome, plan_of
 from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.paper import paper_outcome
-from sppo_jax.planner.reasons import over, problem_of, reasons_of, tie_reason, times_slower
+from sppo_jax.planner.reasons import order_reason, over, problem_of, reasons_of, tie_reason, times_slower
 
 NUM_REJECTED = 5
 
@@ -62,8 +64,9 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     Candidates are taken in the order of a lower bound of their step. The bound is refined in two steps before the table
     is built: from a few chunks, from every chunk, from the simulated table. The first simulated candidate that fits and
     that no other bound undercuts is the fastest. Candidates whose least memory is too much are dropped on the way. Of
-    the plans that take at most 0.5% longer than the fastest, the simplest is chosen. A breadth-first schedule, which
-    holds the least, is tried where it is asked for and where no other fits.
+    the plans that take at most 0.5% longer than the fastest, the simplest is chosen. Breadth-first schedules are
+    searched by themselves, after all others, as far as their bounds undercut the fastest of these. On CPUs and TPUs
+    breadth-first is searched only where no other schedule fits, for lack of a step that was seen to be faster there.
 
     Args:
         config: the settings.
@@ -76,43 +79,64 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     request = read_request(config, cluster)
     if config.planner == "paper":
         return _found_by_paper(request, start_s)
-    best_first, best, considered = _best(request)
-    too_large = best is None and bool(best_first.unfit)
-    by_groups = _best_by_groups(request) if too_large and request.may_go_by_groups else None
-    if by_groups is not None:
-        best_first, best, more = by_groups
-        considered += more
+    won, lost = _orders(request)
+    best_first, best = won.best_first, won.best
+    considered = won.considered + (lost.considered if lost else 0)
     chosen = best_first.simplest_tie(best) if best is not None else best_first.least()
     others = best_first.others(chosen, NUM_REJECTED)
-    reasons = reasons_of(request, best_first, chosen, considered)
+    of_other_order = lost.best if lost else None
+    if of_other_order is not None:
+        others = sorted([*others[: NUM_REJECTED - 1], of_other_order], key=lambda outcome: outcome.step_s)
+    order = order_reason(chosen, of_other_order, searched=lost is not None and best is not None)
+    reasons = reasons_of(request, best_first, chosen, considered, order)
     if best is not None and best is not chosen:
         reasons["tie"] = tie_reason(best_first, best, chosen)
     fastest_s = (best or chosen).step_s
     return _found(request, chosen, fastest_s, reasons, others, considered, start_s)
 
 
-def _best(request: Request) -> tuple[BestFirst, Outcome | None, int]:
-    """Returns the search that found the fastest outcome, or the last one; the outcome; and the choices considered."""
+class _Order(NamedTuple):
+    """A search of the schedules of one order, over: its last best-first search, what fits, the choices considered."""
+
+    best_first: BestFirst
+    best: Outcome | None
+    considered: int
+
+
+def _orders(request: Request) -> tuple[_Order, _Order | None]:
+    """Searches breadth-first schedules and all others, as far as these are open; returns the faster order first.
+
+    Where nothing fits, the order with the smallest plan comes first.
+    """
+    others = _best(request)
+    fits, errs = others.best is not None, not others.best_first.unfit
+    if not request.may_go_by_groups or (not request.compares_orders if fits else errs):
+        return others, None
+    try:
+        limit_s = others.best.step_s * (1 - TIE) if others.best else math.inf
+        # The compiler took up to 23% more memory for breadth-first plans with a ring than was predicted.
+        by_groups = _best(replace(request, by_groups=True, with_rings=not fits), limit_s)
+        if by_groups.best is None and others.best is None:
+            excess = [order.best_first.least_excess() for order in (others, by_groups)]
+            return (others, by_groups) if excess[0] <= excess[1] else (by_groups, others)
+    except ValueError:  # the layers do not fall into groups
+        return others, None
+    return (others, by_groups) if by_groups.best is None else (by_groups, others)
+
+
+def _best(request: Request, limit_s: float = math.inf) -> _Order:
+    """Returns the search for the fastest outcome; its step takes less than `limit_s`."""
     asked, considered = request.config.stash.kv_grad_dtype, 0
     start = start_of(request)
     for dtype in ("float32", "bfloat16") if asked == "auto" else (asked,):
         best_first = BestFirst(request, dtype, start)
-        best = best_first.best()
+        best = best_first.best(limit_s)
         if best is not None:
             best = best_first.with_equal_cost(best)
         considered += len(best_first.candidates)
         if best is not None:
             break
-    return best_first, best, considered
-
-
-def _best_by_groups(request: Request) -> tuple[BestFirst, Outcome, int] | None:
-    """Returns what `_best` returns for a breadth-first schedule; None where none fits."""
-    try:
-        best_first, best, considered = _best(replace(request, by_groups=True))
-    except ValueError:  # the layers do not fall into groups
-        return None
-    return None if best is None else (best_first, best, considered)
+    return _Order(best_first, best, considered)
 
 
 def _found_by_paper(request: Request, start_s: float) -> Found:

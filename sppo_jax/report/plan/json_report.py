@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from sppo_jax.plan.plan import REPORT_KEYS
+from sppo_jax.plan.json_format import REPORT_KEYS
 from sppo_jax.report.plan.figures import Figures
 
 

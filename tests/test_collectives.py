@@ -122,7 +122,13 @@ def test_nothing_overtakes_a_loop_and_the_results_are_the_same(body):
 
 def test_without_an_order_they_may_overtake():
     unordered = {body.__name__ for body in PROGRAMS if overtaking(compiled(body).as_text())}
-    assert unordered >= {"two_loops", "behind_a_barrier", "through_a_loop", "in_loops_of_one_step", "in_loops_of_unknown_length"}
+    assert unordered >= {
+        "two_loops",
+        "behind_a_barrier",
+        "through_a_loop",
+        "in_loops_of_one_step",
+        "in_loops_of_unknown_length",
+    }
 
 
 @pytest.mark.parametrize("inside", ["a branch", "a condition"])

@@ -70,7 +70,10 @@ class _Run:
         """Evaluates all equations; `known` has for each input whether the compiler may know the value."""
         jaxpr = closed.jaxpr
         self._set((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *inputs), 0)
-        self.known |= {*jaxpr.constvars, *(x for x, is_known in zip(jaxpr.invars, known or ()) if is_known)}
+        self.known |= {
+            *jaxpr.constvars,
+            *(x for x, is_known in zip(jaxpr.invars, known or (), strict=False) if is_known),
+        }
         self._evaluate(jaxpr)
 
     def _evaluate(self, jaxpr: Jaxpr) -> None:

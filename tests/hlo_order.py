@@ -69,9 +69,9 @@ def read_computations(text: str) -> dict[str, list[Instruction]]:
 def overtaking(text: str) -> list[tuple[str, str]]:
     """Lists the pairs (loop, collective) and (collective, loop) of a compiled module that have no order.
 
-    A collective has its place once it needs the loop before it, since collectives start in one order. A loop has it once
-    it needs all that communicates before it. Loops work in place: what a body does not read, or hands on as it is, makes
-    nothing wait.
+    A collective has its place once it needs the loop before it, since collectives start in one order. A loop has its
+    place once it needs all that communicates before it. Loops work in place: what a body does not read, or hands on as
+    it is, makes nothing wait.
     """
     reader = _Reader(read_computations(text))
     return [pair for name in reader.computations for pair in reader.read(name).pairs]

@@ -12,6 +12,7 @@ too), and every loop something of all collectives before it. Most do anyway; the
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import compress
 from operator import or_
 
 import jax
@@ -66,14 +67,11 @@ class _Run:
         self.needs: dict = {}
         self.known: set = set()  # variables whose values the compiler may know
 
-    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array], known: Sequence[bool] | None = None) -> None:
+    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array], known: Sequence[bool] = ()) -> None:
         """Evaluates all equations; `known` has for each input whether the compiler may know the value."""
         jaxpr = closed.jaxpr
         self._set((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *inputs), 0)
-        self.known |= {
-            *jaxpr.constvars,
-            *(x for x, is_known in zip(jaxpr.invars, known or (), strict=False) if is_known),
-        }
+        self.known |= {*jaxpr.constvars, *compress(jaxpr.invars, known)}
         self._evaluate(jaxpr)
 
     def _evaluate(self, jaxpr: Jaxpr) -> None:
@@ -133,12 +131,13 @@ class _Run:
         before = (1 << len(self.events)) - 1
         inputs = [self.value(x) for x in eqn.invars]
         # One input that waits is enough: the least. What the steps do not read the compiler takes out of the loop, and
-        # what it knows it folds, so neither can wait; nor does either tell what the loop waits for already.
+        # what it knows it folds, so neither can wait; nor does either tell what the loop waits for already. Whole
+        # numbers come last: they count devices and places, of which the compiler knows more than can be seen here.
         inner = _body(eqn)
         read = {x for step in inner.eqns for x in step.invars if not isinstance(x, Literal)}
         readable = [i for i, x in enumerate(inner.invars) if x in read and jnp.ndim(inputs[i])]
         unknown = [i for i in readable if not self._is_known(eqn.invars[i])] or readable or range(len(inputs))
-        least = min(unknown, key=lambda i: inputs[i].size)
+        least = min(unknown, key=lambda i: (not jnp.issubdtype(inputs[i].dtype, jnp.inexact), inputs[i].size))
         inputs[least] = self._after(inputs[least], before & ~max(self.last_loop - 1, 0))
         counts = scan_counts(eqn.params)
         known = [self._is_known(x) and not counts[0] <= i < sum(counts) for i, x in enumerate(eqn.invars)]

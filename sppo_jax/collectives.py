@@ -7,18 +7,19 @@ the wrong collective, since all of `shard_map`'s have one channel (seen with jax
 as devices); since jaxlib 0.12 even neighbours change places. GPUs and TPUs keep the order of the compiler's schedule.
 
 So here every collective is made to need something of the last loop before it (with newer runtimes of its neighbour
-too), and every loop something of all collectives before it. Most do anyway; the others get an input that waits.
+too). Most do anyway; the others get an input that waits. Every loop carries a token: a number that counts steps. The
+token's first value needs all collectives and loops before the loop, and what comes later waits for the last value.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import reduce
-from itertools import compress
 from operator import or_
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from sppo_jax.compat import neighbours_keep_order, scan_counts
 
@@ -65,13 +66,11 @@ class _Run:
         self.last_loop = 0  # a set of at most one event; all older ones are before it
         self.values: dict = {}
         self.needs: dict = {}
-        self.known: set = set()  # variables whose values the compiler may know
 
-    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array], known: Sequence[bool] = ()) -> None:
-        """Evaluates all equations; `known` has for each input whether the compiler may know the value."""
+    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array]) -> None:
+        """Evaluates all equations."""
         jaxpr = closed.jaxpr
         self._set((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *inputs), 0)
-        self.known |= {*jaxpr.constvars, *compress(jaxpr.invars, known)}
         self._evaluate(jaxpr)
 
     def _evaluate(self, jaxpr: Jaxpr) -> None:
@@ -81,16 +80,21 @@ class _Run:
             elif eqn.primitive.name == "scan" and eqn.params["length"] == 1:
                 self._once(eqn)
             elif eqn.primitive.name == "scan":
-                self._scan(jaxpr, eqn)
+                self._scan(eqn)
             elif eqn.primitive.name == "while":
-                self._while(jaxpr, eqn)
+                self._while(eqn)
             else:
                 self._collective(jaxpr, eqn)
 
     def after_loops(self, x) -> jax.Array:
         """Returns a variable's value, which waits for the last loop and, where needed, for a neighbour."""
         neighbour = 0 if neighbours_keep_order() else (1 << len(self.events)) >> 1
-        return self._waiting(x, self.last_loop | neighbour)
+        witnesses = self._witnesses((self.last_loop | neighbour) & ~self._needed([x]))
+        return _wait(self.value(x), witnesses) if witnesses else self.value(x)
+
+    def token(self) -> jax.Array:
+        """Returns a number that is there once the last loop is over, and all that communicates after the loop."""
+        return _never(self._witnesses(((1 << len(self.events)) - 1) & ~max(self.last_loop - 1, 0))).astype(jnp.float32)
 
     def value(self, x) -> jax.Array:
         """Returns a variable's value."""
@@ -100,23 +104,14 @@ class _Run:
         for variable, value in zip(variables, values, strict=True):
             self.values[variable], self.needs[variable] = value, needs
 
-    def _is_known(self, x) -> bool:
-        return isinstance(x, Literal) or x in self.known
-
     def _needed(self, variables: Sequence) -> int:
         return reduce(or_, (0 if isinstance(x, Literal) else self.needs[x] for x in variables), 0)
 
-    def _waiting(self, x, events: int) -> jax.Array:
-        return self._after(self.value(x), events & ~self._needed([x]))
-
-    def _after(self, value: jax.Array, events: int) -> jax.Array:
-        witnesses = [y for i, values in enumerate(self.events) if events >> i & 1 for y in values]
-        return _wait(value, witnesses) if witnesses else value
+    def _witnesses(self, events: int) -> list[jax.Array]:
+        return [x for i, values in enumerate(self.events) if events >> i & 1 for x in values]
 
     def _compute(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         self._set(eqn.outvars, _bind(jaxpr, eqn, [self.value(x) for x in eqn.invars]), self._needed(eqn.invars))
-        if all(map(self._is_known, eqn.invars)) and eqn.primitive.name != "axis_index":
-            self.known.update(eqn.outvars)
         if eqn.primitive.name == "optimization_barrier":  # the compiler drops it, and what it ties together
             for result, x in zip(eqn.outvars, eqn.invars, strict=True):
                 self.needs[result] = self._needed([x])
@@ -127,43 +122,45 @@ class _Run:
         results = _bind(jaxpr, eqn, [self.after_loops(x) for x in eqn.invars])
         self._happened(eqn, results, results, self.last_loop)
 
-    def _scan(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
-        before = (1 << len(self.events)) - 1
-        inputs = [self.value(x) for x in eqn.invars]
-        # One input that waits is enough: the least. What the steps do not read the compiler takes out of the loop, and
-        # what it knows it folds, so neither can wait; nor does either tell what the loop waits for already. Whole
-        # numbers come last: they count devices and places, of which the compiler knows more than can be seen here.
-        inner = _body(eqn)
-        read = {x for step in inner.eqns for x in step.invars if not isinstance(x, Literal)}
-        readable = [i for i, x in enumerate(inner.invars) if x in read and jnp.ndim(inputs[i])]
-        unknown = [i for i in readable if not self._is_known(eqn.invars[i])] or readable or range(len(inputs))
-        least = min(unknown, key=lambda i: (not jnp.issubdtype(inputs[i].dtype, jnp.inexact), inputs[i].size))
-        inputs[least] = self._after(inputs[least], before & ~max(self.last_loop - 1, 0))
-        counts = scan_counts(eqn.params)
-        known = [self._is_known(x) and not counts[0] <= i < sum(counts) for i, x in enumerate(eqn.invars)]
-        self._loop(jaxpr, _with_order_inside(eqn, "jaxpr", known), eqn, inputs, counts, before)
+    def _scan(self, eqn: JaxprEqn) -> None:
+        num_constants, num_carried = scan_counts(eqn.params)
+        constants, carried, sliced = _split([self.value(x) for x in eqn.invars], num_constants, num_carried)
+        body = _with_order_inside(eqn.params["jaxpr"])
 
-    def _while(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
-        condition, body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        def step(carry, row):
+            token, *results = body(carry[0], *constants, *carry[1:], *row)
+            return (token, *results[:num_carried]), results[num_carried:]
+
+        with _named(eqn):
+            (token, *carried), stacked = lax.scan(
+                step,
+                (self.token(), *carried),
+                sliced,
+                length=eqn.params["length"],
+                reverse=eqn.params["reverse"],
+                unroll=eqn.params["unroll"],
+            )
+        self._loop(eqn, token, [*carried, *stacked], (num_constants, num_carried))
+
+    def _while(self, eqn: JaxprEqn) -> None:
         if any(map(_communicates, eqn.params["cond_jaxpr"].eqns)):
             raise NotImplementedError(
                 "collectives in the condition of a while have no order on CPUs; move them out of it"
             )
-        before = (1 << len(self.events)) - 1
+        num_of_condition, num_constants = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         inputs = [self.value(x) for x in eqn.invars]
-        # The loop starts when its condition is known: what waits is the least thing that the condition may read, which
-        # is a fori_loop's bound.
-        read = [*range(condition), *range(condition + body, len(inputs))]
-        least = min((i for i in read if not isinstance(eqn.invars[i], Literal)), key=lambda i: jnp.size(inputs[i]))
-        inputs[least] = self._waiting(eqn.invars[least], before & ~max(self.last_loop - 1, 0))
-        counts = body, len(inputs) - condition - body
-        constants = eqn.invars[condition : condition + body]
-        known = [self._is_known(x) for x in constants] + [False] * counts[1]
-        self._loop(jaxpr, _with_order_inside(eqn, "body_jaxpr", known), eqn, inputs, counts, before)
+        of_condition, constants, carried = _split(inputs, num_of_condition, num_constants)
+        condition, body = jaxpr_as_fun(eqn.params["cond_jaxpr"]), _with_order_inside(eqn.params["body_jaxpr"])
+        with _named(eqn):
+            token, *carried = lax.while_loop(
+                lambda carry: condition(*of_condition, *carry[1:])[0],
+                lambda carry: tuple(body(carry[0], *constants, *carry[1:])),
+                (self.token(), *carried),
+            )
+        self._loop(eqn, token, carried, (num_constants, len(carried)))
 
-    def _loop(self, jaxpr: Jaxpr, ordered: JaxprEqn, eqn: JaxprEqn, inputs: list, counts: tuple, before: int) -> None:
-        results = _bind(jaxpr, ordered, inputs)
-        self._happened(eqn, results, _changed(eqn, results, counts), before)
+    def _loop(self, eqn: JaxprEqn, token: jax.Array, results: list, counts: tuple[int, int]) -> None:
+        self._happened(eqn, results, [token], (1 << len(self.events)) - 1)
         first = counts[0] if eqn.primitive.name == "scan" else len(eqn.invars) - counts[1]
         for i in _kept(eqn, counts):  # the compiler takes it out of the loop
             self.needs[eqn.outvars[i]] = self._needed([eqn.invars[first + i]])
@@ -174,16 +171,13 @@ class _Run:
         body = eqn.params["jaxpr"]
         num_constants, num_carried = scan_counts(eqn.params)
         self._set(body.jaxpr.constvars, body.consts, 0)
-        self.known.update(body.jaxpr.constvars)
         for i, (inner, outer) in enumerate(zip(body.jaxpr.invars, eqn.invars, strict=True)):
             value = self.value(outer)
             self._set([inner], [value if i < num_constants + num_carried else value[0]], self._needed([outer]))
-            self.known |= {inner} if self._is_known(outer) else set()
         self._evaluate(body.jaxpr)
         for i, (inner, outer) in enumerate(zip(body.jaxpr.outvars, eqn.outvars, strict=True)):
             value = self.value(inner)
             self._set([outer], [value if i < num_carried else value[None]], self._needed([inner]))
-            self.known |= {outer} if self._is_known(inner) else set()
 
     def _happened(self, eqn: JaxprEqn, results: Sequence, witnesses: Sequence, before: int) -> None:
         self.events.append(tuple(witnesses))
@@ -209,19 +203,28 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
-def _with_order_inside(eqn: JaxprEqn, name: str, known: Sequence[bool]) -> JaxprEqn:
-    """Returns a loop whose body is in order; a body without loops stays as is where the compiler keeps order."""
-    body = eqn.params[name]
+def _with_order_inside(body: ClosedJaxpr) -> Callable:
+    """Returns a loop's body in order, of a token and the inputs, to a later token and the results."""
     holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
     if neighbours_keep_order() and not holds_loops:
-        return eqn
+        return lambda token, *inputs: [token + 1, *jaxpr_as_fun(body)(*inputs)]
 
-    def ordered(*inputs):
+    def ordered(token, *inputs):
         run = _Run()
-        run.evaluate(body, inputs, known)
-        return [run.value(x) for x in body.jaxpr.outvars]
+        run.evaluate(body, inputs)
+        return [token + 1 + run.token(), *map(run.value, body.jaxpr.outvars)]
 
-    return eqn.replace(params={**eqn.params, name: jax.make_jaxpr(ordered)(*body.in_avals)})
+    return ordered
+
+
+def _split(values: Sequence, first: int, second: int) -> tuple[list, list, list]:
+    return list(values[:first]), list(values[first : first + second]), list(values[first + second :])
+
+
+def _named(eqn: JaxprEqn):
+    """Returns a context in which equations have another one's name in profiles."""
+    name = str(eqn.source_info.name_stack)
+    return jax.named_scope(name) if name else nullcontext()
 
 
 def _body(eqn: JaxprEqn) -> Jaxpr:
@@ -254,25 +257,19 @@ def _passed_on(jaxpr: Jaxpr) -> list[int | None]:
     return [None if isinstance(x, Literal) else origins.get(x) for x in jaxpr.outvars]
 
 
-def _changed(eqn: JaxprEqn, results: Sequence[jax.Array], counts: tuple[int, int]) -> list[jax.Array]:
-    """Returns the smallest result of a loop that is used anyway and exists only after the loop."""
-    kept = _kept(eqn, counts)
-    wanted = [
-        x
-        for i, x in enumerate(results)
-        if i not in kept and not isinstance(eqn.outvars[i], DropVar) and jnp.issubdtype(x.dtype, jnp.inexact)
-    ]
-    return [min(wanted, key=lambda x: x.size)] if wanted else list(results)
+def _never(others: Sequence[jax.Array]) -> jax.Array:
+    """Returns false once the others exist: whether one is no number and a number, which no compiler sees through."""
+    never = jnp.zeros((), bool)
+    for other in others:
+        first = lax.convert_element_type(other[(0,) * other.ndim], jnp.float32)
+        never |= (first != first) & (first == first)
+    return never
 
 
 def _wait(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
     """Returns `x`, which exists only after the others exist.
 
-    The choice is by what no number is, which compilers do not see through. It is a branch, which they fuse with
-    nothing: the arithmetic around it, down to its rounding, stays what it would be without.
+    The choice is a branch, which compilers fuse with nothing: the arithmetic around it, down to its rounding, stays
+    what it would be without.
     """
-    never = jnp.zeros((), bool)
-    for other in others:
-        first = lax.convert_element_type(other[(0,) * other.ndim], jnp.float32)
-        never |= (first != first) & (first == first)
-    return lax.cond(never, jnp.zeros_like, lambda x: x, x)
+    return lax.cond(_never(others), jnp.zeros_like, lambda x: x, x)

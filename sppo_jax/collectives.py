@@ -46,7 +46,7 @@ def in_order(f: Callable) -> Callable:
             # What it knows, the compiler folds, and with it what a collective was made to need.
             closed = closed.replace(consts=[_wait(jnp.asarray(x), leaves) for x in closed.consts])
         run.evaluate(closed, leaves)
-        return jax.tree.unflatten(jax.tree.structure(shape), [run.after_loops(x) for x in closed.jaxpr.outvars])
+        return jax.tree.unflatten(jax.tree.structure(shape), run.results(closed.jaxpr.outvars))
 
     return ordered
 
@@ -85,6 +85,17 @@ class _Run:
                 self._while(eqn)
             else:
                 self._collective(jaxpr, eqn)
+
+    def results(self, variables: Sequence) -> list[jax.Array]:
+        """Returns the values of a whole program's results, of which one waits for the last loop's token.
+
+        The compiler takes a token that nothing reads out of its loop, and with it what the loop waits for.
+        """
+        values = [self.after_loops(x) for x in variables]
+        if self.last_loop and all(self._needed([x]) & self.last_loop for x in variables):
+            least = min(range(len(values)), key=lambda i: values[i].size)
+            values[least] = _wait(values[least], [self.token()])
+        return values
 
     def after_loops(self, x) -> jax.Array:
         """Returns a variable's value, which waits for the last loop and, where needed, for a neighbour."""

@@ -31,6 +31,12 @@ def collective_then_loop(x, y):
     return around(x), moved
 
 
+def collective_then_loop_that_all_results_need(x, y):
+    moved = lax.all_to_all(y, "ring", 0, 0)
+    looped = around(x)
+    return looped, looped + moved
+
+
 def two_loops(x, y):
     return around(x), around(y, 5)
 
@@ -87,6 +93,7 @@ def in_loops_of_unknown_length(x, y):
 PROGRAMS = (
     loop_then_collective,
     collective_then_loop,
+    collective_then_loop_that_all_results_need,
     two_loops,
     behind_a_barrier,
     through_a_loop,

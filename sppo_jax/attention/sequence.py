@@ -171,9 +171,12 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache: Cache, sums: Cache, chunk:
     if split.kernel == "cudnn":
         cotangent = Cotangent(dout, *(ulysses.scatter_heads(x, split.ulysses) for x in (lse_TN, out_TNH)))
     else:
-        rows_TN2 = jnp.stack([lse_TN, delta(out_TNH, dout_TNH)], axis=-1)
-        rows = ulysses.scatter_heads(rows_TN2, split.ulysses)
-        cotangent = Cotangent(dout, rows[..., 0], rows[..., 1])
+        rows = lse_TN, delta(out_TNH, dout_TNH)
+        if split.ulysses > 1:
+            # One exchange for both. Without an exchange LSE must not wait for what delta needs.
+            rows_TN2 = ulysses.scatter_heads(jnp.stack(rows, axis=-1), split.ulysses)
+            rows = rows_TN2[..., 0], rows_TN2[..., 1]
+        cotangent = Cotangent(dout, *rows)
     prefix = chunk.prefix(cache, layer)
     dq, gradients = ring.backward(q, prefix, chunk.tags, cotangent, Gradients(*sums), passes=split.passes)
     return ulysses.gather_heads(dq.astype(q_TNH.dtype), split.ulysses), Cache(*gradients)

@@ -128,9 +128,13 @@ def draw_by_groups(seed: int) -> Case:
         kernel=kernel,
     )
     layers = pipe * interleave * (2 if "host" in places and pipe * interleave < 6 else 1)
+    model = _draw_model(draws, layers, ulysses, kernel)
+    if places[1] != "recompute" and count > 1:
+        # By another generator, so that all else is drawn as it was without.
+        plan["attention_from"] = Draws(seed + 1000).number(0, count - 1)
     return Case(
         plan,
-        _draw_model(draws, layers, ulysses, kernel),
+        model,
         dtype=draws.pick(("float64", "float64", "float64", "float32", "bfloat16")),
         blocks=(draws.number(1, 11), draws.number(1, 19)),
         optimised=draws.chance(0.15),

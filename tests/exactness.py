@@ -62,6 +62,7 @@ def small_plan(
     wave=1,
     shapes=(),
     weights="resident",
+    attention_from=0,
 ) -> Plan:
     """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
@@ -88,6 +89,7 @@ def small_plan(
             alpha=tuple(shares[g % len(shares)] if gaps[g] >= MIN_HOST_GAP else 0.0 for g in of_diagonal),
             kv_grad_dtype=kv_grad_dtype,
             kv=kv,
+            attention_from=attention_from,
         ),
         kv_slots=table.kv_peak,
         predicted=Predicted(step_s=0.0, bubble_fraction=0.0, hbm_bytes=(0,) * pipe, host_bytes=(0,) * pipe),

@@ -42,7 +42,26 @@ CASES = {
         dict(num_layers=4),
     ),
 }
+LATE = dict(attention_from=2)
+CASES["late-attention-from-host"] = replace(
+    CASES["one-layer-groups-rebuilt-from-host"],
+    plan=CASES["one-layer-groups-rebuilt-from-host"].plan
+    | LATE
+    | dict(chunks=(8, 8, 8, 16), interleave=2, places=HOST, alpha=(1.0, 0.5)),
+)
 SLOW = {
+    "late-attention-on-two-stages-with-a-ring": Case(
+        BREADTH_FIRST
+        | dict(chunks=(16, 12, 8, 8), mesh=(1, 2, 2), kind="ring", interleave=2, kv="rebuild", sequences=2)
+        | GATHERED
+        | LATE,
+        dict(num_layers=4),
+    ),
+    "late-attention-with-the-rest-kept": Case(
+        dict(schedule="sppo", chunks=(8, 12, 8, 8), mesh=(1, 2, 2), places=("host", "host", "keep"), alpha=(1.0, 0.3))
+        | LATE,
+        dict(num_layers=4, qk_norm=True),
+    ),
     "fewer-chunks-than-stages-kept": Case(
         BREADTH_FIRST | dict(chunks=(16, 12), mesh=(1, 3, 1), interleave=2),
         dict(num_layers=6, qk_norm=True),
@@ -116,6 +135,20 @@ def test_the_planner_takes_every_drawn_program():
 @pytest.mark.parametrize("seed", range(24))
 def test_drawn_breadth_first_programs_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_by_groups(seed), seed=seed, count=2, request=request)
+
+
+def test_late_chunks_alone_stash_attention_outputs():
+    plan = CASES["late-attention-from-host"].make_plan()
+    late, all_of_them = (
+        lower(replace(plan, stash=replace(plan.stash, attention_from=first)), SHAPE) for first in (2, 0)
+    )
+    specs, every = unfold(late.items), unfold(all_of_them.items)
+    again = [[spec.stash.recomputes for spec in specs if spec.kind == kind] for kind in "FB"]
+    # Of 4 chunks in each of 2 groups of layers the first 2 compute attention again; backward comes last chunk first.
+    assert again == [[True, True, False, False] * 2, [False, False, True, True] * 2]
+    assert not any(spec.stash.recomputes for spec in every if spec.stash)
+    assert all(not name.host_attention for name in late.classes if name.recomputes)
+    assert sum(late.classes.values()) == sum(all_of_them.classes.values()) == 8
 
 
 def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_one():

@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import pytest
+from exactness import small_plan
 
 from sppo_jax.plan.csv_format import to_csv
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import MeshShape, Plan, Predicted, SchedulePlan, StashPlan
+from sppo_jax.plan.stash import recomputing_groups
 
 
 def make(**changes) -> Plan:
@@ -57,8 +60,8 @@ def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
     values = make().to_dict()
     del values["schedule"]["shapes"], values["stash"]["kv"]
     assert Plan.from_dict({**values, "schema_version": 4}) == make() and make().schedule.shapes == ()
-    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 7, got 8; plan again"):
-        Plan.from_dict({**make().to_dict(), "schema_version": 8})
+    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 8, got 9; plan again"):
+        Plan.from_dict({**make().to_dict(), "schema_version": 9})
     with pytest.raises(ValueError, match=r"schedule of plan\.json must have every key, got none named shapes"):
         Plan.from_dict(values)
 
@@ -73,6 +76,12 @@ def test_a_plan_from_before_gathered_weights_has_resident_ones():
     values = make().to_dict()
     del values["weights"]
     assert Plan.from_dict({**values, "schema_version": 6}) == make() and make().weights == "resident"
+
+
+def test_a_plan_from_before_late_attention_stashes_it_all():
+    values = make().to_dict()
+    del values["stash"]["attention_from"]
+    assert Plan.from_dict({**values, "schema_version": 7}) == make() and make().stash.attention_from == 0
 
 
 def test_a_plan_with_shapes_holds_together():
@@ -134,8 +143,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 7, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 7, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 8, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 8, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -157,7 +166,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 7, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 8, got 1"),
         (dict(schedule=SchedulePlan(name="sppo", wave=2)), "divide the 1 sequences of a pipeline (nearest: 1), got 2"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
@@ -188,6 +197,25 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (
             dict(schedule=BY_GROUPS, chunk_lengths=(56,), stash=replace(STASH, alpha=(0.0,) * 4, kv="rebuild")),
             "stash.kv=rebuild must have at least 2 chunks, got 1",
+        ),
+        (
+            dict(stash=replace(AGAIN, alpha=STASH.alpha, attention_from=1)),
+            "attention_from must be 0 where no attention outputs are stashed, got 1 with stash.attention=recompute",
+        ),
+        (dict(stash=replace(STASH, attention_from=4)), "attention_from must be a chunk's number, 0 to 3, got 4"),
+        (dict(stash=replace(STASH, attention_from=-1)), "attention_from must be a chunk's number, 0 to 3, got -1"),
+        (
+            dict(groups="flex", stash=replace(STASH, attention_from=1)),
+            "must be 0 where each document has its own group of devices, got 1; use sequence.groups=static",
+        ),
+        (
+            dict(
+                schedule=SchedulePlan(name="gpipe"),
+                sequences_per_pipeline=2,
+                kv_slots=2,
+                stash=replace(STASH, alpha=(0.0,) * 5, attention_from=2),
+            ),
+            "got gpipe, interleave 1, where chunks on both sides share buffers",
         ),
         (dict(weights="sold"), "weights of a plan must be one of resident, gathered, got 'sold'"),
         (
@@ -229,6 +257,19 @@ def test_plans_that_do_not_hold_together(changes, words):
         make(**changes)
     text = str(error.value)
     assert words in text or (words == "only idle" and "got no unit" in text)
+
+
+def test_breadth_first_parts_late_chunks_from_early_ones_wherever_it_is_asked_to():
+    sizes = product((1, 2, 3, 4), (2, 3), ((1, 1), (2, 1), (2, 2)), (2, 3, 5))
+    for pipe, interleave, (sequences, wave), num_chunks in sizes:
+        for first in range(1, num_chunks):
+            table = dict(schedule="breadth-first", interleave=interleave, sequences=sequences, wave=wave)
+            plan = small_plan((4,) * num_chunks, mesh=(1, pipe, 1), **table, attention_from=first)
+            outline = plan.outline()
+            recomputing = recomputing_groups(outline, plan.stash)
+            assert {outline.group_chunks[group] for group, again in enumerate(recomputing) if again} == set(
+                range(first)
+            )
 
 
 def test_alpha_is_one_value_in_a_group():

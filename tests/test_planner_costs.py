@@ -1,5 +1,6 @@
 """Seconds of units by hand: FLOPs, padding, what is sent, what the accumulators take, and the end of a step."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.counts import chunk_pairs, layer_costs, vocabulary_params
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.table import TickShape, Unit
-from sppo_jax.planner.costs import CostModel, cost_model
+from sppo_jax.planner.costs import ALONE, CostModel, cost_model
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 # One FLOP, one byte a second, and nothing else takes time.
@@ -25,7 +26,7 @@ LAYER = layer_costs(MODEL)
 
 
 def costs(pipe=1, seq=1, *, data=1, ring=1, layers=2, linear=True, attention=False, size=2, **given) -> CostModel:
-    asked = {"kernel": "cudnn", "ring_pass": "auto"}
+    asked = {"kernel": "cudnn", "ring_pass": "auto", "recompute_reach": math.inf}
     asked = {name: given.pop(name, value) for name, value in asked.items()}
     return cost_model(
         MODEL,
@@ -59,6 +60,26 @@ def test_backward_pays_for_what_it_computes_anew(linear, attention):
     model, bare = costs(linear=linear, attention=attention), costs(linear=False)
     extra = linear * LAYER.linear_flops * 8 + attention * LAYER.pair_flops * chunk_pairs(16, 8)
     assert model.seconds("B", 16, 8) - bare.seconds("B", 16, 8) == pytest.approx(2 * extra)
+
+
+@pytest.mark.parametrize("split", [dict(), dict(seq=4), dict(seq=4, ring=4, ring_pass="kv")])
+def test_backwards_of_late_ticks_have_their_attention(split):
+    slow = dict(hbm_bytes_s=3e3, link_bytes_s=2e3)
+    late, again, never = (
+        costs(**split, **slow, attention=attention, recompute_reach=reach)
+        for attention, reach in ((True, 24), (True, math.inf), (False, math.inf))
+    )
+    for kind in "FBH":
+        for start, tokens, tick in (
+            (0, 8, ALONE),
+            (16, 8, ALONE),
+            (16, 4, TickShape(8, 24)),
+            (16, 4, TickShape(8, 28)),
+        ):
+            recomputes = max(start + tokens, tick.reach) <= 24
+            same = again if recomputes else never
+            assert late.seconds(kind, start, tokens, tick) == same.seconds(kind, start, tokens, tick)
+    assert again.seconds("B", 24, 8) > late.seconds("B", 24, 8) and late.seconds("B", 16, 8) > never.seconds("B", 16, 8)
 
 
 def test_every_tick_takes_its_overheads():

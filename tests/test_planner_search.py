@@ -16,6 +16,7 @@ from sppo_jax.planner.best_first import start_of
 from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of
 from sppo_jax.planner.layouts import layouts, read_request
 from sppo_jax.planner.lower_bounds import LowerBounds, stream_seconds
+from sppo_jax.planner.memory import usable_host_bytes
 from sppo_jax.planner.offload import place_options
 from sppo_jax.planner.partitions import LONGEST, Partition, equal_cost_partitions, partitions
 from sppo_jax.planner.reasons import times_slower
@@ -253,6 +254,35 @@ def test_weights_are_gathered_by_groups_where_a_stage_has_several_devices():
     assert (asked.weights, asked.schedule.name) == ("gathered", "breadth-first")
     with pytest.raises(ValueError, match=r"mesh\.weights=gathered must have schedule\.name=breadth-first"):
         search(large("llama3-8b", "h100:1x8", 2**18, mesh={"weights": "gathered"}, schedule={"name": "sppo"}))
+
+
+def test_attention_outputs_of_late_chunks_wait_where_memory_is_left():
+    def searched(**groups):
+        return search(large("llama3-8b", "h100:1x8", 5 * 2**20, **groups))
+
+    found, again, all_of_them = (
+        searched(),
+        searched(stash={"attention": "recompute"}),
+        searched(stash={"inputs": "host", "attention": "host"}),
+    )
+    plan, num_chunks = found.plan, len(found.plan.chunk_lengths)
+    first = plan.stash.attention_from
+    assert (plan.stash.inputs, plan.stash.attention, again.plan.stash.attention_from) == ("host", "host", 0)
+    assert found.fits and again.fits and not all_of_them.fits and 1 < first < num_chunks
+    assert replace(plan, stash=again.plan.stash, predicted=again.plan.predicted, reasons={}) == replace(
+        again.plan, reasons={}
+    )
+    # Of a backward about a quarter is attention computed again; the share of pairs in late chunks is not computed.
+    gain = 1 - plan.predicted.step_s / again.plan.predicted.step_s
+    assert 0.1 < gain < 0.2 and f"save {gain:.1%} of the step" in plan.reasons["stash"]
+    assert f"the last {num_chunks - first} of {num_chunks} chunks" in plan.reasons["stash"]
+    assert found.fastest_s == plan.predicted.step_s
+    # One chunk more does not fit the host.
+    config = large("llama3-8b", "h100:1x8", 5 * 2**20)
+    more = replace(plan, stash=replace(plan.stash, attention_from=first - 1))
+    assert memory_of(plan, config) == found.memory
+    assert memory_of(more, config).host > usable_host_bytes(read_request(config).cluster) > found.memory.host
+    assert simulation_of(more, config).step_s < simulation_of(plan, config).step_s
 
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 2), (2, 3, 6), (4, 2, 8)])

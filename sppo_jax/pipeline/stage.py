@@ -65,7 +65,7 @@ class Stage:
             return StashLayout(chunk_entries(stash, {"x": x_TD}), 1, num_slots)
         shapes = self.shapes(x_TD, positions_T)
         named = {"x": x_TD}
-        if self.places.attention != "recompute":
+        if not stash.recomputes:
             named["out"] = shapes.q_TNH
             named["lse"] = jax.ShapeDtypeStruct(shapes.q_TNH.shape[:2], accumulator(shapes.q_TNH.dtype))
         if self.places.rest != "recompute":

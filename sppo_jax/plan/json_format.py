@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
     "fits",
@@ -26,6 +26,7 @@ _ADDED: tuple[tuple[int, str | None, dict[str, Any]], ...] = (
     (5, "schedule", {"shapes": ()}),
     (6, "stash", {"kv": "keep"}),
     (7, None, {"weights": "resident"}),
+    (8, "stash", {"attention_from": 0}),
 )
 
 

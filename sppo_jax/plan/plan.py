@@ -82,6 +82,8 @@ class StashPlan:
     Args:
         inputs: place of the layer inputs: "keep" (device memory), "host" or "recompute".
         attention: place of the attention outputs and their LSE.
+        attention_from: the first chunk whose attention outputs are stashed; backward computes attention again for the
+            ticks whose chunks all come before. Attention of a late chunk takes longer, its outputs no more memory.
         rest: place of everything else.
         alpha: for each diagonal of the table, the share of a chunk's tokens of inputs and attention outputs
             that goes to the host, where their place is "host".
@@ -96,6 +98,12 @@ class StashPlan:
     alpha: tuple[float, ...]
     kv_grad_dtype: str = "float32"
     kv: str = "keep"
+    attention_from: int = 0
+
+    @property
+    def late_attention(self) -> str:
+        """The place of the attention outputs, and of which chunks."""
+        return f"{self.attention} from chunk {self.attention_from} on" if self.attention_from else self.attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +174,7 @@ class Plan:
         outline = self.outline() if self.schedule.csv is None else self.table()
         _check_table(self, outline)
         _check_kv(self, outline)
+        _check_attention_from(self, outline)
         _check_weights(self, outline)
         _check_alpha(self.stash.alpha, outline)
 
@@ -219,7 +228,7 @@ class Plan:
             ("sequence_kind", f"{self.sequence_kind} (ulysses {self.ulysses} x ring {self.ring})"),
             ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}{_shapes(self.schedule.shapes)}"),
             ("schedule", f"{_schedule(self.schedule)}, kv slots {self.kv_slots}"),
-            ("stash", f"inputs {stash.inputs}, attention {stash.attention}, rest {stash.rest}, kv {stash.kv}"),
+            ("stash", f"inputs {stash.inputs}, attention {stash.late_attention}, rest {stash.rest}, kv {stash.kv}"),
             ("alpha", _abridge(stash.alpha)),
             ("kv_grad_dtype", stash.kv_grad_dtype),
             ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
@@ -368,6 +377,32 @@ def _check_kv(plan: Plan, table: Table) -> None:
         )
     if len(plan.chunk_lengths) == 1:
         raise ValueError("stash.kv=rebuild must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
+
+
+def _check_attention_from(plan: Plan, table: Table) -> None:
+    first, last = plan.stash.attention_from, len(plan.chunk_lengths) - 1
+    if not first:
+        return
+    if plan.stash.attention == "recompute":
+        raise ValueError(
+            f"stash.attention_from must be 0 where no attention outputs are stashed, got {first} with "
+            "stash.attention=recompute; use stash.attention=host or keep"
+        )
+    if not 0 < first <= last:
+        raise ValueError(f"stash.attention_from must be a chunk's number, 0 to {last}, got {first}; plan again")
+    if plan.groups == "flex":
+        raise ValueError(
+            f"stash.attention_from must be 0 where each document has its own group of devices, got {first}; use "
+            "sequence.groups=static"
+        )
+    starts, of_group = table.chunk_starts, table.group_chunks
+    for tick, shape, group in zip(table.ticks, table.tick_shapes, table.tick_groups, strict=True):
+        if group is not None and (of_group[group] < first) != (shape.reach <= starts[first]):
+            raise ValueError(
+                f"stash.attention_from={first} must part the ticks of the schedule into those that stash attention "
+                f"outputs and those that do not, got {_schedule(plan.schedule)}, where chunks on both sides share "
+                f"buffers (a {tick.kind} tick); use schedule.name=breadth-first or sppo, or attention_from=0"
+            )
 
 
 def _check_weights(plan: Plan, table: Table) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sppo_jax.plan.fold import fold
-from sppo_jax.plan.plan import Plan, StashPlan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.slots import PrefixSlots, head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
 from sppo_jax.plan.stash import StashClass, stash_classes
@@ -268,7 +268,7 @@ def _specs(
                 stash=of_tick[index],
                 write=class_of(copies.writes.get(index)),
                 fetch=class_of(copies.fetches.get(index)),
-                passes=_performed(ring.passes(tokens, shape.reach), tick.kind, plan.stash),
+                passes=_performed(ring.passes(tokens, shape.reach), tick.kind, of_tick[index]),
                 embeds=embeds,
                 has_ends=has_ends,
                 rebuild=class_of(rebuilds.get(index)),
@@ -287,9 +287,9 @@ def _with_turns(specs: list[TickSpec], turns: Turns | None) -> list[TickSpec]:
     ]
 
 
-def _performed(passes: RingPasses, kind: str, stash: StashPlan) -> RingPasses:
+def _performed(passes: RingPasses, kind: str, stash: StashClass | None) -> RingPasses:
     """Keeps only what a tick performs, so that ticks that differ in nothing else share a body."""
-    forward = passes.forward if kind == "F" or stash.attention == "recompute" else RingPasses.forward
+    forward = passes.forward if kind == "F" or (stash is not None and stash.recomputes) else RingPasses.forward
     backward = passes.backward if kind == "B" else RingPasses.backward
     return RingPasses(forward, backward, passes.bound if "kv" in (forward, backward) else 0)
 

@@ -1,6 +1,6 @@
 """The stash of a plan by classes: stashes of one shape, which take turns in the same buffers, and their bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.table import Table
@@ -8,12 +8,16 @@ from sppo_jax.plan.table import Table
 
 @dataclass(frozen=True, order=True)
 class StashClass:
-    """Stashes of one shape: tokens of a tick on one device, and how many of them go to the host."""
+    """Stashes of one shape: tokens of a tick on one device, and how many of them go to the host.
+
+    Where a class `recomputes`, its stashes hold no attention outputs, and backward computes attention again.
+    """
 
     tokens: int
     host_inputs: int = 0
     host_attention: int = 0
     host_rest: bool = False
+    recomputes: bool = False
 
     @property
     def uses_host(self) -> bool:
@@ -28,16 +32,32 @@ class TokenBytes:
         kept: of what always stays on the device.
         shared: of layer inputs and attention outputs whose place is the host, where alpha says how many tokens go.
         rest: of the rest where its place is the host, where all tokens go or none.
+        kept_attention: of attention outputs, which are a part of `kept`, or 0.
+        shared_attention: of attention outputs, which are a part of `shared`, or 0.
     """
 
     kept: int
     shared: int
     rest: int
+    kept_attention: int = 0
+    shared_attention: int = 0
 
     @property
     def away(self) -> int:
         """Bytes whose place is the host."""
         return self.shared + self.rest
+
+    def stashed(self, recomputes: bool) -> "TokenBytes":
+        """Returns the bytes of a token in the stashes of a class, which may have no attention outputs."""
+        if not recomputes:
+            return self
+        kept, shared = self.kept - self.kept_attention, self.shared - self.shared_attention
+        return replace(self, kept=kept, shared=shared, kept_attention=0, shared_attention=0)
+
+
+def recomputing_groups(table: Table, stash: StashPlan) -> tuple[bool, ...]:
+    """Returns for each diagonal group whether its backward computes attention again; arguments as `stash_classes`."""
+    return tuple(stash.attention == "recompute" or last < stash.attention_from for last in table.group_chunks)
 
 
 def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass, ...]:
@@ -49,6 +69,7 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
         seq: devices of a stage, which share the tokens of a chunk.
     """
     alpha = dict(zip(table.diagonal_groups, stash.alpha, strict=True))
+    recomputing = recomputing_groups(table, stash)
 
     def make(group: int, of_tick: int, hides: bool) -> StashClass:
         tokens = -(-of_tick // seq)
@@ -56,8 +77,9 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
         return StashClass(
             tokens=tokens,
             host_inputs=count if stash.inputs == "host" else 0,
-            host_attention=count if stash.attention == "host" else 0,
+            host_attention=count if stash.attention == "host" and not recomputing[group] else 0,
             host_rest=hides and stash.rest == "host",
+            recomputes=recomputing[group],
         )
 
     groups = zip(table.group_tokens, table.hides_copies, strict=True)
@@ -66,5 +88,6 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
 
 def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:
     """Returns the bytes of one stash of a class: on the device, and on the host."""
+    token = token.stashed(of.recomputes)
     away = max(of.host_inputs, of.host_attention) * token.shared + of.tokens * token.rest * of.host_rest
     return of.tokens * (token.kept + token.away) - away, away

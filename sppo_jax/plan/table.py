@@ -266,6 +266,15 @@ class Table:
         return tuple(longest)
 
     @property_of_ticks
+    def group_chunks(self) -> tuple[int, ...]:
+        """Returns the number of the last chunk, in the order of the sequence, that each diagonal group has."""
+        groups = self.diagonal_groups
+        last = [0] * (max(groups) + 1)
+        for (_, chunk, _), diagonal in self.unit_diagonals.items():
+            last[groups[diagonal]] = max(last[groups[diagonal]], chunk)
+        return tuple(last)
+
+    @property_of_ticks
     def tick_groups(self) -> tuple[int | None, ...]:
         """Returns the diagonal group of each tick; None for a head tick."""
         groups, diagonals = self.diagonal_groups, self.unit_diagonals

@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
@@ -62,6 +63,7 @@ class CostModel:
         recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention again.
         recompute_kv: the share of backwards in whose ticks keys and values are computed again.
+        recompute_reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
         cluster: the devices and what joins them.
         again: how often a stage gathers the weights of all its layers, and scatters their sums, after the first time.
         stage_layers: layers of a stage.
@@ -82,6 +84,7 @@ class CostModel:
     recompute_linear: int
     recompute_attention: bool
     recompute_kv: float
+    recompute_reach: float
     cluster: Cluster
     again: tuple[float, float]
     stage_layers: int
@@ -109,15 +112,20 @@ class CostModel:
         seconds = linear_s * (max(tokens, tick.tokens) / self.mesh.seq + extra)
         if kind == "H":
             return seconds
-        seconds += self._memory_bytes(kind, start + tokens) / self.cluster.device.hbm_bytes_s
-        return seconds + pair_s * self._attention_pairs(kind, start, tokens) / self.mesh.seq
+        again = self._recomputes(max(start + tokens, tick.reach))
+        seconds += self._memory_bytes(kind, start + tokens, again) / self.cluster.device.hbm_bytes_s
+        return seconds + pair_s * self._attention_pairs(kind, start, tokens, again) / self.mesh.seq
 
-    def _attention_pairs(self, kind: str, start: int, tokens: int) -> float:
+    def _recomputes(self, reach: int) -> bool:
+        """Returns whether the backward of a tick that reaches so many tokens of the sequence recomputes attention."""
+        return self.recompute_attention and reach <= self.recompute_reach
+
+    def _attention_pairs(self, kind: str, start: int, tokens: int, again: bool) -> float:
         """Returns the (query, key) pairs that a long forward would compute in the seconds of a unit's attention."""
         forward, backward = self._kernel_pairs(start, tokens)
         if kind == "F":
             return forward
-        return self.cluster.device.attention_backward * backward + (forward if self.recompute_attention else 0.0)
+        return self.cluster.device.attention_backward * backward + (forward if again else 0.0)
 
     def _kernel_pairs(self, start: int, tokens: int) -> tuple[float, float]:
         """Returns the pairs that the kernel takes the time of for a chunk, forward and backward.
@@ -165,17 +173,18 @@ class CostModel:
         Copies to the host are not in it: they hide.
         """
         local = max(tokens, tick.tokens) / self.mesh.seq
-        seconds = self._token_transfer_s[kind, tick.has_ends] * local
+        reach = max(start + tokens, tick.reach)
+        seconds = self._token_transfer_s[kind, tick.has_ends, self._recomputes(reach)] * local
         if tick.has_ends or kind == "H":
             seconds += self._table_s[kind]
         if self.ring.members > 1 and kind != "H":
-            sent_bytes = self.ring_bytes(kind, math.ceil(local), max(start + tokens, tick.reach))
+            sent_bytes = self.ring_bytes(kind, math.ceil(local), reach)
             seconds += self.layers * sent_bytes / self._seq_link
         return seconds
 
     def ends_s(self, kind: str, tokens: float) -> float:
         """Returns by how many seconds a tick of so many tokens is longer if it has ends."""
-        token_s = self._token_transfer_s[kind, True] - self._token_transfer_s[kind, False]
+        token_s = self._token_transfer_s[kind, True, False] - self._token_transfer_s[kind, False, False]
         return token_s * tokens / self.mesh.seq + self._table_s[kind]
 
     def ring_bytes(self, kind: str, tokens: int, reach: int) -> int:
@@ -191,7 +200,7 @@ class CostModel:
         if kind == "F":
             return forward
         backward = ring.backward_bytes(passes.backward, tokens, passes.bound)
-        return backward + (forward if self.recompute_attention else 0)
+        return backward + (forward if self._recomputes(reach) else 0)
 
     def step_overhead_s(self) -> float:
         """Returns the seconds of a step that belong to no tick.
@@ -241,7 +250,7 @@ class CostModel:
             "H": (head_s, 0.0),
         }
 
-    def _memory_bytes(self, kind: str, reach: int) -> float:
+    def _memory_bytes(self, kind: str, reach: int, again: bool) -> float:
         """Returns the bytes that a unit moves in device memory whatever the length of its chunk.
 
         Attention takes keys and values of the prefix out of their buffer. Backward adds to dK and dV of the prefix and
@@ -252,8 +261,7 @@ class CostModel:
         prefix = reach / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
         if kind == "F":
             return self.layers * prefix * copied
-        again = copied if self.recompute_attention else 0
-        return self.layers * (prefix * (again + copied + added) + self.layer.params * added)
+        return self.layers * (prefix * (again * copied + copied + added) + self.layer.params * added)
 
     @cached_property
     def _table_s(self) -> dict[str, float]:
@@ -281,12 +289,13 @@ class CostModel:
         return min(device.link_bytes_s, device.network_bytes_s * min(seq, self.cluster.devices_per_host))
 
     @cached_property
-    def _token_transfer_s(self) -> dict[tuple[str, bool], float]:
-        """Seconds in which a unit sends for one token of a device, by kind and whether its tick has ends.
+    def _token_transfer_s(self) -> dict[tuple[str, bool, bool], float]:
+        """Seconds in which a unit sends for one token of a device.
+
+        By its kind, whether its tick has ends, and whether its backward computes attention again.
 
         What depends on the prefix is not in it.
         """
-        forward, backward = self.exchange_bytes()
         exchange_link = self.cluster.link_bytes_s(self.ulysses)
         pipe, hidden = self.mesh.pipe, self.layer.input_elements * self.compute_bytes
         pipe_link = self.cluster.link_bytes_s(self.mesh.seq * pipe)
@@ -295,19 +304,20 @@ class CostModel:
         # Embedding: a sum. Backward: the head's dX is gathered, the embedding's gradient summed. Head: x summed, dX in
         # float32 summed and scattered. A sum passes everything twice.
         seconds = {}
-        for has_ends in (False, True):
+        for has_ends, again in product((False, True), repeat=2):
+            forward, backward = self.exchange_bytes(again)
             ends = share * hidden if has_ends else 0
-            seconds["F", has_ends] = self.layers * forward / exchange_link + (hop + 2 * ends) / pipe_link
-            seconds["B", has_ends] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link
-            seconds["H", has_ends] = share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link
+            seconds["F", has_ends, again] = self.layers * forward / exchange_link + (hop + 2 * ends) / pipe_link
+            seconds["B", has_ends, again] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link
+            seconds["H", has_ends, again] = share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link
         return seconds
 
-    def exchange_bytes(self) -> tuple[float, float]:
+    def exchange_bytes(self, again: bool) -> tuple[float, float]:
         """Returns the bytes that ulysses sends for a token of a device and a layer, forward and backward.
 
         Of all heads a device keeps one share. Forward: q, k, v and out in the compute dtype, LSE in the dtype of sums.
         Backward: q, dout and dq in the compute dtype, LSE, dk and dv in the dtype of sums; then the whole out for the
-        fused kernel, or a row sum for the blockwise one. If attention is computed again: q, out and LSE once more. If
+        fused kernel, or a row sum for the blockwise one. If attention is computed `again`: q, out and LSE once more. If
         keys and values are: k and v.
         """
         layer, size, sum_bytes = self.layer, self.compute_bytes, self.ring.shape.sum_bytes
@@ -315,11 +325,11 @@ class CostModel:
         forward = (2 * layer.attention_elements + kv) * size + rows
         summary = layer.attention_elements * size if self.ring.kernel == "cudnn" else rows
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
-        if self.recompute_attention:
+        if again:
             backward += 2 * layer.attention_elements * size + rows
-        again = self.recompute_kv * kv * size
+        rebuilt = self.recompute_kv * kv * size
         away = (self.ulysses - 1) / self.ulysses
-        return away * forward, away * (backward + again)
+        return away * forward, away * (backward + rebuilt)
 
 
 def cost_model(
@@ -335,6 +345,7 @@ def cost_model(
     recompute_attention: bool,
     kernel: str,
     recompute_kv: float = 0.0,
+    recompute_reach: float = math.inf,
     length: int,
     ring_pass: str = "auto",
     again: tuple[float, float] = (0.0, 0.0),
@@ -354,6 +365,7 @@ def cost_model(
         recompute_attention: whether backward computes attention again.
         kernel: the attention kernel, "blockwise" or "cudnn".
         recompute_kv: the share of backwards in whose ticks keys and values are computed again.
+        recompute_reach: see `CostModel`.
         length: tokens of a sequence.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
         again: see `CostModel`.
@@ -391,6 +403,7 @@ def cost_model(
         recompute_linear=recompute_linear,
         recompute_attention=recompute_attention,
         recompute_kv=recompute_kv,
+        recompute_reach=recompute_reach,
         cluster=cluster,
         again=again,
         stage_layers=-(-model.num_layers // mesh.pipe),

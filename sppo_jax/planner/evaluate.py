@@ -1,5 +1,6 @@
 """What one choice of layout, chunks, schedule and stash costs: a Plan with its memory and its simulated step."""
 
+import math
 from dataclasses import dataclass
 
 from sppo_jax.config import Config
@@ -32,6 +33,7 @@ class Choice:
         kv_grad_dtype: dtype in which dK and dV are accumulated.
         wave: sequences that run as one.
         shapes: the tokens that a tick may have, rising; none: those of its longest chunk.
+        attention_from: the first chunk whose attention outputs are stashed, where they are.
     """
 
     layout: Layout
@@ -43,6 +45,7 @@ class Choice:
     wave: int = 1
     shapes: tuple[int, ...] = ()
     kv: str = "keep"
+    attention_from: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +81,16 @@ def evaluate(choice: Choice) -> Outcome:
     table = _outline_of(choice)
     inputs, attention, rest = choice.places
     stash = StashPlan(
-        inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=choice.kv_grad_dtype, kv=choice.kv
+        inputs=inputs,
+        attention=attention,
+        rest=rest,
+        alpha=(),
+        kv_grad_dtype=choice.kv_grad_dtype,
+        kv=choice.kv,
+        attention_from=choice.attention_from,
     )
-    shape, costs = layout.shape, layout_costs(layout, choice.places, choice.kv, choice.wave)
+    before = table.chunk_starts[choice.attention_from]
+    shape, costs = layout.shape, layout_costs(layout, choice.places, choice.kv, choice.wave, before)
     stash, reason = choose_alpha(stash, choice.alpha, table, shape, costs)
     simulation = _simulate(table, costs, shape, stash)
     return Outcome(
@@ -131,12 +141,13 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     )
 
 
-def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0) -> CostModel:
+def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0, before: int = 0) -> CostModel:
     """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
 
     From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
     Keys and values that are rebuilt are computed again for all groups of layers but the last. Each wave, of `wave`
-    sequences (0: all), gathers weights and scatters gradient sums where these are not resident.
+    sequences (0: all), gathers weights and scatters gradient sums where these are not resident. Where attention outputs
+    are stashed, it is those of ticks that reach further than the first `before` tokens.
     """
     request, (inputs, attention, rest) = layout.request, places
     return cost_model(
@@ -148,7 +159,8 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0
         layers=layout.layers,
         compute_bytes=request.compute_bytes,
         recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
-        recompute_attention=attention == "recompute",
+        recompute_attention=attention == "recompute" or before > 0,
+        recompute_reach=math.inf if attention == "recompute" else before,
         recompute_kv=(layout.interleave - 1) / layout.interleave if kv == "rebuild" else 0.0,
         again=_again(layout, layout.sequences // wave if wave else 1),
         gathers_tables=layout.weights == "gathered",
@@ -170,7 +182,8 @@ def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Cost
     """Returns the seconds of units that the planner used for a plan; arguments as `make_plan`."""
     layout = _layout_of(plan, read_request(config, cluster))
     places = plan.stash.inputs, plan.stash.attention, plan.stash.rest
-    return layout_costs(layout, places, plan.stash.kv, plan.schedule.wave)
+    before = sum(plan.chunk_lengths[: plan.stash.attention_from])
+    return layout_costs(layout, places, plan.stash.kv, plan.schedule.wave, before)
 
 
 def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> Shape:

@@ -147,6 +147,8 @@ def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
         kept=shape.layers * (of_place["keep"] + (rest if stash.rest == "keep" else 0)) + chunk_input,
         shared=shape.layers * of_place["host"],
         rest=shape.layers * rest if stash.rest == "host" else 0,
+        kept_attention=shape.layers * attention if stash.attention == "keep" else 0,
+        shared_attention=shape.layers * attention if stash.attention == "host" else 0,
     )
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 from sppo_jax.config import StashConfig
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
-from sppo_jax.plan.stash import slot_bytes, stash_classes
+from sppo_jax.plan.stash import recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.memory import Shape, refetch_bytes, stash_bytes, token_bytes, usable_host_bytes
@@ -169,11 +169,12 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
             known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], tick)
         forward_s[group] = min(forward_s[group], known[key])
     token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
-    shares = []
+    shares, recomputing = [], recomputing_groups(table, stash)
     for group, hides in enumerate(table.hides_copies):
         tokens = tokens_of[group] / shape.seq
         spare_bytes = link_bytes_s * forward_s[group] - token.rest * tokens
-        shares.append(min(1.0, max(0.0, spare_bytes / (token.shared * tokens))) if hides else 0.0)
+        shared = token.stashed(recomputing[group]).shared
+        shares.append(min(1.0, max(0.0, spare_bytes / (shared * tokens))) if hides else 0.0)
     return shares
 
 

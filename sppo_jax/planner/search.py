@@ -10,6 +10,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.best_first import TIE, BestFirst, start_of
 from sppo_jax.planner.evaluate import Outcome, plan_of
+from sppo_jax.planner.late_attention import with_late_attention
 from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.paper import paper_outcome
@@ -91,7 +92,10 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     reasons = reasons_of(request, best_first, chosen, considered, order)
     if best is not None and best is not chosen:
         reasons["tie"] = tie_reason(best_first, best, chosen)
-    fastest_s = (best or chosen).step_s
+    chosen, late = with_late_attention(request, chosen)
+    if late:
+        reasons["stash"] = f"{late}; {reasons['stash']}"
+    fastest_s = min((best or chosen).step_s, chosen.step_s)
     return _found(request, chosen, fastest_s, reasons, others, considered, start_s)
 
 

@@ -45,7 +45,8 @@ def mesh_of(plan: Plan) -> str:
 
 def stash_of(plan: Plan) -> str:
     """Returns the places of layer inputs, attention outputs and the rest."""
-    return "/".join((plan.stash.inputs, plan.stash.attention, plan.stash.rest))
+    stash = plan.stash
+    return "/".join((stash.inputs, stash.late_attention, stash.rest))
 
 
 def most_alpha(plan: Plan) -> str:
@@ -142,7 +143,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         kind = "none (one device a stage)"
     elif plan.ulysses > 1 and plan.ring > 1:
         kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
-    places = f"layer inputs {stash.inputs}, attention outputs {stash.attention}, the rest {stash.rest}"
+    places = f"layer inputs {stash.inputs}, attention outputs {stash.late_attention}, the rest {stash.rest}"
     groups = plan.schedule.interleave
     schedule = f"{plan.schedule.name}, {groups} groups of layers a stage" if groups > 1 else plan.schedule.name
     if plan.schedule.wave > 1:

@@ -1,0 +1,58 @@
+"""Attention outputs of late chunks: what memory is left holds those whose attention takes longest to compute again.
+
+The attention outputs of a chunk take the same memory wherever the chunk lies in the sequence, but the time to compute
+them grows with the chunk's prefix. The last 38% of the chunks, of equal length, have 62% of the (query, key) pairs.
+"""
+
+from bisect import bisect_left
+from dataclasses import replace
+from functools import cache
+
+from sppo_jax.plan.table import BREADTH_FIRST
+from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
+from sppo_jax.planner.layouts import Request
+
+
+def with_late_attention(request: Request, chosen: Outcome) -> tuple[Outcome, str]:
+    """Stashes the attention outputs of as many late chunks as there is memory for, where this makes a step shorter.
+
+    Only where a breadth-first plan that fits stashes layer inputs and leaves the place of attention outputs open. Fewer
+    chunks take less memory, and a chunk pays less the earlier it is, so that a bisection finds the first chunk.
+
+    Args:
+        request: what was asked for.
+        chosen: the plan that the search chose; backward computes all attention again.
+
+    Returns:
+        The outcome, with the reason; the given one and no reason where nothing is gained.
+    """
+    choice = chosen.choice
+    open_to = request.config.stash.attention == "auto" and request.config.sequence.groups == "static"
+    inputs, attention, rest = choice.places
+    stashes = (attention, rest) == ("recompute", "recompute") and inputs != "recompute"
+    if choice.schedule != BREADTH_FIRST or not (open_to and stashes and chosen.memory.fits(request.cluster)):
+        return chosen, ""
+    num_chunks = len(choice.chunk_lengths)
+    alpha = choice.alpha if isinstance(choice.alpha, str | float) else "all"
+
+    @cache
+    def from_chunk(first: int) -> Outcome:
+        late: Choice = replace(choice, places=(inputs, inputs, rest), attention_from=first, alpha=alpha)
+        return evaluate(late)
+
+    def pays(first: int) -> bool:
+        """Whether it fits to begin with a chunk, and the chunk itself is worth its copies."""
+        found = from_chunk(first)
+        if not found.memory.fits(request.cluster) or (chosen.all_away and not found.all_away):
+            return False
+        return first == num_chunks - 1 or found.step_s <= from_chunk(first + 1).step_s
+
+    candidates = range(1, num_chunks)
+    first = candidates[0] + bisect_left(candidates, True, key=pays) if candidates else num_chunks
+    if first >= num_chunks or from_chunk(first).step_s >= chosen.step_s:
+        return chosen, ""
+    found = from_chunk(first)
+    return found, (
+        f"attention outputs of the last {num_chunks - first} of {num_chunks} chunks, which memory is left for, save "
+        f"{1 - found.step_s / chosen.step_s:.1%} of the step"
+    )

@@ -34,15 +34,16 @@ class Layout(NamedTuple):
     seq: int
     sequences: int
     schedule: str = "auto"
+    interleave: int = 1
 
     @property
     def num_devices(self) -> int:
         return self.data * self.pipe * self.seq
 
     def __str__(self) -> str:
-        if self.num_devices == 1:
-            return "1 device"
-        return f"pipe {self.pipe} x seq {self.seq}" + ("" if self.schedule == "auto" else f", {self.schedule}")
+        devices = "1 device" if self.num_devices == 1 else f"pipe {self.pipe} x seq {self.seq}"
+        groups = f" v={self.interleave}" if self.interleave > 1 else ""
+        return devices + ("" if self.schedule == "auto" else f", {self.schedule}{groups}")
 
 
 def make_config(model: dict, length: int, num_chunks: int, layout: Layout, places: str) -> Config:
@@ -53,7 +54,7 @@ def make_config(model: dict, length: int, num_chunks: int, layout: Layout, place
             "model": model,
             "mesh": {"data": layout.data, "pipe": layout.pipe, "seq": layout.seq},
             "sequence": {"length": length, "chunks": num_chunks, "per_pipeline": layout.sequences},
-            "schedule": {"name": layout.schedule, "interleave": 1},
+            "schedule": {"name": layout.schedule, "interleave": layout.interleave},
             "stash": {**stash, "alpha": 1.0},
             "train": {"steps": 1},
         }

@@ -7,10 +7,11 @@
 
 Both sides have the same model, tokens and attention kernel. The dense step checkpoints each layer and computes logits
 a tile at a time. On one device both take one sequence; on four both take four: the dense step one a device
-(data-parallel), the chunked step all of them through pipe 2 x seq 2, and through pipe 4. Times are medians over rounds
-in which the two sides take turns, and the ratio is the median of the rounds' ratios, so that a load which comes and
-goes strikes both; the ratio of CPU seconds (of all threads) hardly feels it. Results go to --out as JSON and as a
-table, with date and hardware, after each length.
+(data-parallel), the chunked step all of them through pipe 2 x seq 2, and through pipe 4. Breadth-first steps pass two
+groups of layers a stage, on one device, on pipe 2 x seq 2, and on seq 4. Times are medians over rounds in which the two
+sides take turns, and the ratio is the median of the rounds' ratios, so that a load which comes and goes strikes both;
+the ratio of CPU seconds (of all threads) hardly feels it. Results go to --out as JSON and as a table, with date and
+hardware, after each length.
 """
 
 import argparse
@@ -83,6 +84,15 @@ def layouts(num_devices: int) -> list:
     return [Layout(1, 2, 2, 4), Layout(1, 4, 1, 4), Layout(1, 4, 1, 4, "sppo")]
 
 
+def timed_layouts(num_devices: int) -> list:
+    """The layouts whose steps are timed: breadth-first too. Its memory is compiled by `fit.py`."""
+    from cases import Layout
+
+    by_groups = {"schedule": "breadth-first", "interleave": 2}
+    meshes = [(1, 1, 1, 1)] if num_devices == 1 else [(1, 2, 2, 4), (1, 1, 4, 4)]
+    return [*layouts(num_devices), *(Layout(*mesh, **by_groups) for mesh in meshes)]
+
+
 def say(text: str) -> None:
     """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
@@ -101,7 +111,7 @@ def time_steps(args: argparse.Namespace, length: int) -> list[dict]:
     from sppo_jax.pipeline.api import value_and_grad
 
     model, mesh, sides = None, cases.dense_mesh(jax.devices()[: args.devices]), {}
-    for layout in layouts(args.devices):
+    for layout in timed_layouts(args.devices):
         for places in ("keep", "recompute"):
             config = cases.make_config(MODELS[args.model], length, length // args.chunk, layout, places)
             model = model or Decoder(config.model, rngs=nnx.Rngs(0))

@@ -41,6 +41,8 @@ def test_a_tiny_run_writes_json_and_a_table(tmp_path, monkeypatch):
     assert jax.devices()  # flags that come after this change nothing
     assert step.main(["--lengths", "64", "--chunk", "16", "--rounds", "1", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "time_cpu_small_1dev.json").read_text())
-    assert [row["layout"] for row in report["rows"]] == ["1 device, keep", "1 device, recompute"]
+    assert [row["layout"] for row in report["rows"]] == [
+        f"1 device{order}, {places}" for order in ("", ", breadth-first v=2") for places in ("keep", "recompute")
+    ]
     assert all(row["ratio"] > 0 and row["length"] == 64 for row in report["rows"])
     assert "| 64 | 4 | 1 device, keep |" in (tmp_path / "time_cpu_small_1dev.md").read_text()

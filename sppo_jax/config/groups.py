@@ -176,8 +176,8 @@ class StashConfig(Group):
         inputs: place of the inputs of the layers: "keep" is device memory, "host" is host memory, "recompute" computes
             them again from the input of the virtual stage; "auto": chosen by the planner.
         attention: place of the attention outputs: "keep" is device memory, "host" is host memory, "recompute" computes
-            them again in the backward pass; "auto": chosen by the planner, in breadth-first schedules maybe for the late
-            chunks of a sequence alone.
+            them again in the backward pass; "auto": chosen by the planner, in breadth-first schedules maybe for the
+            late chunks of a sequence alone.
         rest: place of the other saved matrix products of a layer: "keep" is device memory, "host" is host memory,
             "recompute" computes them again in the backward pass; "auto": chosen by the planner.
         alpha: share of the tokens of a chunk whose inputs and attention outputs go to the host, where their place is

@@ -19,8 +19,8 @@ from sppo_jax.plan.table import MIN_HOST_GAP
 # What a user's run has, and the tests' environment has not.
 NORMAL_LEVEL = {"xla_backend_optimization_level": 3}
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-# Each time that a block of queries adds to dK and dV of a layer their sum is rounded to bfloat16, by up to 2^-9 of it. In
-# most programs some 25 such roundings, which are independent, come to 5 of 2^-9.
+# Each time that a block of queries adds to dK and dV of a layer, their sum is rounded to bfloat16, by up to 2^-9 of it.
+# In most programs some 25 such roundings, which are independent, come to 5 of 2^-9.
 KV_GRAD_ROUNDING, KV_GRAD_ROUNDINGS = 2**-9, 25
 AFTER_KV = ("query", "query_bias", "query_norm", "output", "mlp_norm", "gate", "up", "down")
 HOST = ("host", "host", "recompute")

@@ -1,4 +1,4 @@
-"""Attention outputs of late chunks: what memory is left holds those whose attention takes longest to compute again.
+"""Attention outputs of late chunks: those whose attention takes longest to compute again get the memory that is left.
 
 The attention outputs of a chunk take the same memory wherever the chunk lies in the sequence, but the time to compute
 them grows with the chunk's prefix. The last 38% of the chunks, of equal length, have 62% of the (query, key) pairs.
@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from sppo_jax.plan.table import BREADTH_FIRST
-from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
+from sppo_jax.planner.evaluate import Outcome, evaluate
 from sppo_jax.planner.layouts import Request
 
 
@@ -33,12 +33,10 @@ def with_late_attention(request: Request, chosen: Outcome) -> tuple[Outcome, str
     if choice.schedule != BREADTH_FIRST or not (open_to and stashes and chosen.memory.fits(request.cluster)):
         return chosen, ""
     num_chunks = len(choice.chunk_lengths)
-    alpha = choice.alpha if isinstance(choice.alpha, str | float) else "all"
 
     @cache
     def from_chunk(first: int) -> Outcome:
-        late: Choice = replace(choice, places=(inputs, inputs, rest), attention_from=first, alpha=alpha)
-        return evaluate(late)
+        return evaluate(replace(choice, places=(inputs, inputs, rest), attention_from=first))
 
     def pays(first: int) -> bool:
         """Whether it fits to begin with a chunk, and the chunk itself is worth its copies."""
@@ -47,12 +45,11 @@ def with_late_attention(request: Request, chosen: Outcome) -> tuple[Outcome, str
             return False
         return first == num_chunks - 1 or found.step_s <= from_chunk(first + 1).step_s
 
-    candidates = range(1, num_chunks)
-    first = candidates[0] + bisect_left(candidates, True, key=pays) if candidates else num_chunks
-    if first >= num_chunks or from_chunk(first).step_s >= chosen.step_s:
+    first = bisect_left(range(num_chunks), True, lo=1, key=pays)
+    if first == num_chunks or from_chunk(first).step_s >= chosen.step_s:
         return chosen, ""
     found = from_chunk(first)
     return found, (
-        f"attention outputs of the last {num_chunks - first} of {num_chunks} chunks, which memory is left for, save "
+        f"attention outputs of the last {num_chunks - first} of {num_chunks} chunks, for which memory is left, save "
         f"{1 - found.step_s / chosen.step_s:.1%} of the step"
     )

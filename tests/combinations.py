@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from itertools import combinations
 
-from programs import Case, host_kinds
+from programs import KV_GRAD_ROUNDINGS, Case, host_kinds
 
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import to_csv
@@ -132,11 +132,15 @@ def draw_by_groups(seed: int) -> Case:
     if places[1] != "recompute" and count > 1:
         # By another generator, so that all else is drawn as it was without.
         plan["attention_from"] = Draws(seed + 1000).number(0, count - 1)
+    dtype, queries = draws.pick(("float64", "float64", "float64", "float32", "bfloat16")), draws.number(1, 11)
+    if plan["kv_grad_dtype"] == "bfloat16":
+        # So few roundings, over all layers, as the tolerance is for.
+        queries = max(queries, math.ceil(sum(plan["chunks"]) * layers / KV_GRAD_ROUNDINGS))
     return Case(
         plan,
         model,
-        dtype=draws.pick(("float64", "float64", "float64", "float32", "bfloat16")),
-        blocks=(draws.number(1, 11), draws.number(1, 19)),
+        dtype=dtype,
+        blocks=(queries, draws.number(1, 19)),
         optimised=draws.chance(0.15),
     )
 

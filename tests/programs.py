@@ -1,6 +1,5 @@
 """One program of the pipeline step, and its loss and every gradient against the dense model's."""
 
-import math
 import warnings
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +18,9 @@ from sppo_jax.plan.table import MIN_HOST_GAP
 # What a user's run has, and the tests' environment has not.
 NORMAL_LEVEL = {"xla_backend_optimization_level": 3}
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-# Each time that a block of queries adds to dK and dV of a layer, their sum is rounded to bfloat16, by up to 2^-9 of it.
-# In most programs some 25 such roundings, which are independent, come to 5 of 2^-9.
-KV_GRAD_ROUNDING, KV_GRAD_ROUNDINGS = 2**-9, 25
+# Each time that a block of queries adds to dK and dV their sum is rounded to bfloat16, by up to 2^-9 of it. In these
+# programs some 25 such roundings, which are independent, come to 5 of 2^-9.
+KV_GRAD_ROUNDINGS, KV_GRAD_TOLERANCE = 25, 1e-2
 AFTER_KV = ("query", "query_bias", "query_norm", "output", "mlp_norm", "gate", "up", "down")
 HOST = ("host", "host", "recompute")
 NOTHING = ("recompute", "recompute", "recompute")
@@ -107,18 +106,10 @@ def compare(case, seed, count, batches=batches, request=None):
             assert_as_exact_as_dense(nnx.state(model, nnx.Param), batch, step, dense, exact)
         return
     rounded, tolerance = plan.stash.kv_grad_dtype == "bfloat16", TOLERANCE[case.dtype]
-    roundings = max(KV_GRAD_ROUNDINGS, plan.sequence_length // case.blocks[0] * model.config.num_layers)
     for batch in drawn:
         if rounded:
             assert_exact_but_for_kv(nnx.state(model, nnx.Param), batch, step, dense, tolerance)
-        assert_exact(
-            plan,
-            model,
-            batch,
-            tolerance=KV_GRAD_ROUNDING * math.sqrt(roundings) if rounded else tolerance,
-            step=step,
-            dense=dense,
-        )
+        assert_exact(plan, model, batch, tolerance=KV_GRAD_TOLERANCE if rounded else tolerance, step=step, dense=dense)
 
 
 def assert_exact_but_for_kv(params, batch, step, dense, tolerance):

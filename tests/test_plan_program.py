@@ -8,7 +8,7 @@ import pytest
 from exactness import small_plan
 
 from sppo_jax.plan.fold import unfold
-from sppo_jax.plan.program import FIELDS, lower
+from sppo_jax.plan.program import FIELDS, HOST_ROWS, lower
 from sppo_jax.plan.ring import AttentionShape
 
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=6, itemsize=4)
@@ -26,7 +26,12 @@ PLANS = {
     "keep": dict(chunks=(16,) * 4, mesh=(1, 2, 1)),
     "short": dict(chunks=(16,) * 2, mesh=(1, 4, 1)),
     "ring": dict(chunks=(16,) * 8, mesh=(1, 2, 4), kind="ring"),
+    "breadth-first": dict(
+        chunks=(16,) * 4, mesh=(1, 2, 1), schedule="breadth-first", interleave=3, sequences=2, wave=2, **HOST
+    ),
 }
+# All units of a compute tick are of one wave and one diagonal.
+SHARING = ("one-stage", "sppo", "unequal", "keep", "short", "ring", "breadth-first")
 
 
 @lru_cache
@@ -111,33 +116,36 @@ def test_a_stash_slot_is_never_overwritten_before_it_is_read(name):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_copies_run_one_compute_tick_after_the_forward_and_one_before_the_backward(name):
-    _, program, specs = made(name)
+    plan, program, specs = made(name)
     compute = [index for index, spec in enumerate(specs) if spec.kind != "H"]
     assert not any(specs[i].write or specs[i].fetch for i in range(len(specs)) if i not in compute)
     uses = any(stash.uses_host for stash in program.classes)
     assert uses == any(spec.write for spec in specs) == any(spec.fetch for spec in specs)
-    written, read = {}, {}
-    for here, following in zip(compute, compute[1:], strict=False):
+    host, num_read = {}, 0
+    for number, (here, following) in enumerate(zip(compute, compute[1:], strict=False)):
         a, b = specs[here], specs[following]
         goes = a.stash if a.kind == "F" and a.stash.uses_host else None
         comes = b.stash if b.kind == "B" and b.stash.uses_host else None
         assert b.write == goes and a.fetch == comes
-        if goes:
-            np.testing.assert_array_equal(program.rows["write_slot"][following], program.rows["stash_slot"][here])
-        if comes:
-            np.testing.assert_array_equal(program.rows["fetch_slot"][here], program.rows["stash_slot"][following])
-    for number, index in enumerate(compute):
-        spec = specs[index]
-        if not spec.stash.uses_host:
-            continue
-        for stage in np.flatnonzero(program.rows["active"][index]):
-            place = (stage, spec.stash, int(program.rows["stash_slot"][index, stage]))
-            if spec.kind == "F":
-                written[place] = number
-            else:
-                read[place] = number
-                assert number - written[place] >= 3
-    assert bool(read) == uses
+        for stage, unit in enumerate(plan.table().ticks[here].units):
+            if goes and unit is not None:
+                place = (stage, goes, int(program.rows["write_row"][following, stage]))
+                assert place not in host and place[2] < program.host_rows[goes]
+                host[place] = unit[1:], number
+        for stage, unit in enumerate(plan.table().ticks[following].units):
+            if comes and unit is not None:
+                key, since = host.pop((stage, comes, int(program.rows["fetch_row"][here, stage])))
+                assert key == unit[1:] and number + 1 - since >= 3
+                num_read += 1
+    assert not host and bool(num_read) == uses
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_rows_on_the_host_are_the_same_on_all_stages_where_ticks_share_diagonals(name):
+    plan, program, _ = made(name)
+    assert plan.table().ticks_share_diagonals == (name in SHARING)
+    for field in HOST_ROWS if name in SHARING else ():
+        np.testing.assert_array_equal(program.rows[field], program.rows[field][:, :1].repeat(plan.mesh.pipe, 1))
 
 
 def test_shares_of_tokens_are_rounded_and_the_rest_goes_whole():

@@ -23,13 +23,14 @@ from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
+from sppo_jax.pipeline.rows import Rows, rows_of
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.state import EvaluationState, Sequences, State, TrainingState
 from sppo_jax.pipeline.storage import sum_over_members
 from sppo_jax.pipeline.tables import Tables
 from sppo_jax.plan.fold import Loop, unfold
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.program import Program, TickSpec
+from sppo_jax.plan.program import HOST_ROWS, Program, TickSpec
 from sppo_jax.plan.stash import StashClass
 
 # Names under which a profile shows the operations of a tick. The names of ticks without ends have a suffix.
@@ -89,20 +90,24 @@ class Executor:
 
     def run(self, state: State) -> State:
         """Runs all ticks."""
-        rows = {name: jnp.asarray(value) for name, value in self.program.rows.items()}
+        me = vocabulary.stage_index(self.num_stages)
+        rows = {name: rows_of(value, me, is_host_row=name in HOST_ROWS) for name, value in self.program.rows.items()}
         return self._run_items(self.program.items, rows, state)
 
-    def _run_items(self, items: tuple, rows: dict, state: State) -> State:
+    def _run_items(self, items: tuple, rows: dict[str, Rows], state: State) -> State:
         place = 0
         for item in items:
             length = len(unfold([item]))
-            part = {name: value[place : place + length] for name, value in rows.items()}
+            part = {name: value.cut(place, length) for name, value in rows.items()}
             place += length
             if not isinstance(item, Loop):
-                state = self.tick(item, {name: value[0] for name, value in part.items()}, state)
+                state = self.tick(item, {name: value.of_tick() for name, value in part.items()}, state)
                 continue
-            part = {n: x.reshape(item.count, length // item.count, *x.shape[1:]) for n, x in part.items()}
-            state, _ = lax.scan(lambda s, r, body=item.body: (self._run_items(body, r, s), None), state, part)
+
+            def turn(i, state, item=item, part=part):
+                return self._run_items(item.body, {n: x.in_turn(i, item.count) for n, x in part.items()}, state)
+
+            state = lax.fori_loop(0, item.count, turn, state)
         return state
 
     def tick(self, spec: TickSpec, row: dict, state: State) -> State:
@@ -118,9 +123,9 @@ class Executor:
             return self._forward_tick(spec, row, state, None)
         me = vocabulary.stage_index(self.num_stages)
         if spec.write is not None:
-            host = stash.write_host(state.host[spec.write], row["write_slot"][me], state.part)
+            host = stash.write_host(state.host[spec.write], row["write_row"], state.part)
             state = state._replace(host={**state.host, spec.write: host}, part=None)
-        coming = self._fetch(spec, row, state, me)
+        coming = self._fetch(spec, row, state)
         if self.plan.schedule.interleave > 1 and self.keeps_order:
             # Otherwise XLA slices the weights of several ticks at once and holds the slices until the last tick.
             begun = self._begun(state)
@@ -155,14 +160,14 @@ class Executor:
         """Returns this device's layers with the weights that it holds."""
         return self.stage if self.sharded is None else self.stage.holding(state.gathered)
 
-    def _fetch(self, spec: TickSpec, row, state: TrainingState, me) -> tuple | None:
+    def _fetch(self, spec: TickSpec, row, state: TrainingState) -> tuple | None:
         """Starts the copies from the host: of a stash for the next backward, of layer inputs for the next rebuild."""
         fetched = refetched = None
         if spec.fetch is not None:
-            fetched = stash.fetch_host(state.host[spec.fetch], row["fetch_slot"][me] + self._begun(state))
+            fetched = stash.fetch_host(state.host[spec.fetch], row["fetch_row"])
         if spec.refetch is not None:
-            host, slot = state.host[spec.refetch], row["refetch_slot"][me] + self._begun(state)
-            refetched = stash.fetch_host(host, slot, self.layout(spec.refetch).input_lines)
+            lines = self.layout(spec.refetch).input_lines
+            refetched = stash.fetch_host(state.host[spec.refetch], row["refetch_row"], lines)
         return None if fetched is refetched is None else (fetched, refetched)
 
     @staticmethod

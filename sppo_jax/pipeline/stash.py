@@ -3,7 +3,7 @@
 Every entry is cut along its first dim: the first `host_rows` go to the host, the others stay. The host parts of a tick
 move as one array. A forward packs them, and the next compute tick writes them. The compute tick before a backward
 fetches them. A tick makes at most one copy in each direction, because the compiler hides only a few copies at once.
-Host reads and writes are unconditional slices at the top level of a tick, with a trash slot for idle stages.
+Host reads and writes are unconditional slices at the top level of a tick; `plan.host_rows` says of which rows.
 """
 
 import math
@@ -80,9 +80,9 @@ class StashLayout:
         shapes = {name: (*lead, *entry.kept_shape) for name, entry in self.entries.items() if entry.kept_shape[0] > 0}
         return {name: jnp.zeros(shape, self.entries[name].dtype) for name, shape in shapes.items()}
 
-    def host_buffer(self) -> jax.Array:
-        """Buffer [slots + 1, layers, lines, units] in pinned host memory; the last slot is trash."""
-        return to_host(jnp.zeros((self.num_slots + 1, self.num_layers, *self.host_shape), UNIT))
+    def host_buffer(self, num_rows: int) -> jax.Array:
+        """Buffer [rows, layers, lines, units] in pinned host memory."""
+        return to_host(jnp.zeros((num_rows, self.num_layers, *self.host_shape), UNIT))
 
     def host_part(self) -> jax.Array:
         """Zeros [layers, lines, units] in device memory, for the part that one tick sends to the host."""
@@ -130,16 +130,16 @@ class StashLayout:
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
-def write_host(host: jax.Array, slot, host_part: jax.Array) -> jax.Array:
-    """Copies a tick's part to its slot on the host."""
-    return buffers.write_slot(host, slot, to_host(host_part))
+def write_host(host: jax.Array, row, host_part: jax.Array) -> jax.Array:
+    """Copies a tick's part to its row on the host."""
+    return buffers.write_slot(host, row, to_host(host_part))
 
 
-def fetch_host(host: jax.Array, slot, num_lines: int | None = None) -> jax.Array:
-    """Copies a slot back from the host, or the first lines of each layer in it."""
+def fetch_host(host: jax.Array, row, num_lines: int | None = None) -> jax.Array:
+    """Copies a row back from the host, or the first lines of each layer in it."""
     if num_lines is None or num_lines == host.shape[2]:
-        return to_device(buffers.read_slot(host, slot))
-    return to_device(buffers.read(host, (slot,), (host.shape[1], num_lines, host.shape[3])))
+        return to_device(buffers.read_slot(host, row))
+    return to_device(buffers.read(host, (row,), (host.shape[1], num_lines, host.shape[3])))
 
 
 def chunk_entries(stash: StashClass, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Entry]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sppo_jax.plan.fold import fold
+from sppo_jax.plan.host_rows import host_rows
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.slots import PrefixSlots, head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
@@ -46,10 +47,11 @@ FIELDS = (
     "rebuild_stash_slot",
     "stash_slot",
     "head_slot",
-    "write_slot",  # host slot of the stash that this tick writes (made one compute tick before)
-    "fetch_slot",  # host slot of the stash that this tick fetches (used one compute tick later)
-    "refetch_slot",  # the same of the stash whose inputs this tick fetches (to rebuild keys and values)
+    "write_row",  # row on the host of the stash that this tick writes (made one compute tick before)
+    "fetch_row",  # row on the host of the stash that this tick fetches (used one compute tick later)
+    "refetch_row",  # the same of the stash whose inputs this tick fetches (to rebuild keys and values)
 )
+HOST_ROWS = ("write_row", "fetch_row", "refetch_row")
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class Program:
         items: nested loops of TickSpecs.
         rows: for each of FIELDS an int32 array [ticks, stages].
         classes: number of slots of each stash class.
+        host_rows: number of rows of each stash class on the host.
         num_sequence_slots: sequences that a stage has in flight.
         num_kv_slots: prefixes, each of a sequence on a virtual stage, whose keys and values a stage holds.
         num_grad_slots: prefixes whose dK and dV a stage holds.
@@ -107,6 +110,7 @@ class Program:
     items: tuple
     rows: dict[str, np.ndarray]
     classes: dict[StashClass, int]
+    host_rows: dict[StashClass, int]
     num_sequence_slots: int
     num_kv_slots: int
     num_grad_slots: int
@@ -133,6 +137,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     of_tick = [classes[group] if train and group is not None else None for group in table.tick_groups]
     slots = _Slots(
         stash=_stash_slots(table, classes) if train else {},
+        host=host_rows(table, of_tick),
         sequences=sequence_slots(table),
         prefixes=prefix_slots(table, plan.stash.kv, train=train),
         waiting=waiting_slots(table),
@@ -152,6 +157,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         items=fold(specs),
         rows=rows,
         classes={name: count for name, (count, _) in slots.stash.items()},
+        host_rows=table.host_rows(classes) if train else {},
         num_sequence_slots=slots.sequences[0],
         num_kv_slots=slots.prefixes.num_kv,
         num_grad_slots=slots.prefixes.num_grads,
@@ -187,6 +193,7 @@ class _Slots(NamedTuple):
     """The number of slots of each buffer, and which slot each thing has; see `plan.slots`."""
 
     stash: dict[StashClass, tuple[int, dict]]
+    host: dict[int, int] | None
     sequences: tuple[int, dict]
     prefixes: PrefixSlots
     waiting: tuple[int, dict]
@@ -334,9 +341,9 @@ def _rows(
                 rows[name][index, stage] = value
     for unit, (came, _) in table.waits.items():
         rows["arrive_slot"][came, unit.virtual_stage % table.num_stages] = slots.waiting[1][unit]
-    for name, others in zip(("write_slot", "fetch_slot", "refetch_slot"), copies, strict=True):
+    for name, others in zip(HOST_ROWS, copies, strict=True):
         for index, other in others.items():
-            rows[name][index] = rows["stash_slot"][other]
+            rows[name][index] = rows["stash_slot"][other] if slots.host is None else slots.host[other]
     changes = {"gather": slots.turns.gathers, "scatter": slots.turns.scatters} if slots.turns else {}
     for name, of_change in changes.items():
         for index, (group, slot) in of_change.items():

@@ -423,6 +423,26 @@ class Table:
         }
 
     @property_of_ticks
+    def ticks_share_diagonals(self) -> bool:
+        """Returns whether all units of a compute tick are of one wave and one diagonal."""
+        diagonals = self.unit_diagonals
+        return all(
+            len({(unit.sequence // self.wave, diagonals[unit[1:]]) for unit in tick.units if unit is not None}) == 1
+            for tick in self.ticks
+            if tick.is_compute
+        )
+
+    def host_rows(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
+        """Returns the rows of each class in a stage's buffer on the host; see `plan.host_rows`."""
+        if not self.ticks_share_diagonals:
+            return {name: count + 1 for name, count in self.stash_peaks(class_of_group).items()}
+        changes: dict[Class, list[Change]] = {}
+        for index, (tick, group) in enumerate(zip(self.ticks, self.tick_groups, strict=True)):
+            if group is not None:
+                changes.setdefault(class_of_group[group], []).append((index, 1 if tick.kind == "F" else -1))
+        return {name: _peak(found, self.repeats) for name, found in changes.items()}
+
+    @property_of_ticks
     def _stash_changes(self) -> list[list[list[Change]]]:
         """Returns for each diagonal group and stage how many stashes come and go, from F to B."""
         groups = self.tick_groups

@@ -155,13 +155,14 @@ def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
 def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int, int]:
     """Returns the bytes of a device's stash buffers: on the device, on the host, and of a copy under way.
 
-    Each class of stashes has a slot more than it needs: what an idle stage writes has to go somewhere.
+    Each class of stashes has a slot more on the device than it needs: what an idle stage writes has to go somewhere.
     """
-    token = token_bytes(shape, stash)
+    token, classes = token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
+    num_rows = table.host_rows(classes)
     device = host = copies = 0
-    for of_class, count in table.stash_peaks(stash_classes(table, stash, shape.seq)).items():
+    for of_class, count in table.stash_peaks(classes).items():
         kept, away = slot_bytes(of_class, token)
-        device, host = device + (count + 1) * kept, host + (count + 1) * away
+        device, host = device + (count + 1) * kept, host + num_rows[of_class] * away
         copies = max(copies, away + refetch_bytes(of_class, shape, stash))
     if shape.platform != "tpu":
         return device, host, copies

@@ -1,0 +1,79 @@
+"""Numbers of a tick, from a table of all ticks and the counters of the loops around the tick.
+
+Rows on the host are special. XLA copies them with the DMA engines of a GPU only where it knows the row of every turn:
+all jax versions where the row is a line in the counter of the innermost loop, jax 0.12 where it is looked up in a
+constant by that counter alone.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The numbers of some ticks that follow one another.
+
+    Args:
+        values: [turns of each loop around, ticks, stages].
+        counters: of these loops, outermost first.
+        me: this device's stage.
+        is_host_row: whether the numbers are rows on the host.
+    """
+
+    values: np.ndarray
+    counters: tuple
+    me: jax.Array
+    is_host_row: bool
+
+    def cut(self, start: int, length: int) -> "Rows":
+        """Returns those of `length` ticks from `start`."""
+        return self._with(self.values[..., start : start + length, :], self.counters)
+
+    def in_turn(self, counter, count: int) -> "Rows":
+        """Returns those of one turn of a loop of `count` turns over all ticks."""
+        *turns, ticks, stages = self.values.shape
+        return self._with(self.values.reshape(*turns, count, ticks // count, stages), (*self.counters, counter))
+
+    def of_tick(self) -> jax.Array:
+        """Returns the number of the first tick: of each stage, or of this one where it is a row on the host."""
+        values = self.values[..., 0, :]
+        if self.is_host_row:
+            return self._host_row(values)
+        return _look_up(values, self.counters)
+
+    def _host_row(self, values: np.ndarray) -> jax.Array:
+        if (values != values[..., :1]).any():
+            return _look_up(values, self.counters)[self.me]
+        values = values[..., 0]
+        if not self.counters:
+            return jnp.int32(values)
+        first, step = _line(values)
+        if step is None:
+            return _look_up(values, self.counters)
+        return jnp.int32(first) + jnp.int32(step) * jnp.asarray(self.counters[-1], jnp.int32)
+
+    def _with(self, values: np.ndarray, counters: tuple) -> "Rows":
+        return Rows(values, counters, self.me, self.is_host_row)
+
+
+def rows_of(values: np.ndarray, me: jax.Array, *, is_host_row: bool) -> Rows:
+    """Returns the numbers of all ticks, [ticks, stages]; other arguments as `Rows`."""
+    return Rows(values, (), me, is_host_row)
+
+
+def _line(values: np.ndarray) -> tuple[int, int | None]:
+    """Returns the first number and the step of each turn of the innermost loop; the step is None if there is none."""
+    turns = values.reshape(-1, values.shape[-1])
+    first = int(turns[0, 0])
+    step = int(turns[0, 1]) - first if turns.shape[1] > 1 else 0
+    return first, step if (turns == first + step * np.arange(turns.shape[1])).all() else None
+
+
+def _look_up(values: np.ndarray, counters: tuple) -> jax.Array:
+    found = jnp.asarray(values)
+    for counter in counters:
+        found = jax.lax.dynamic_index_in_dim(found, jnp.asarray(counter, jnp.int32), 0, keepdims=False)
+    return found

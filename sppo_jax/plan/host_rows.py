@@ -1,0 +1,42 @@
+"""Rows of the stash on the host: one for each forward tick whose stash is there, the same on all stages.
+
+A GPU copies a row with its DMA engines only where the compiler can say the row of every turn of a loop. A row that
+depends on the stage is unknown to the compiler, which then writes a kernel for the copy. So a row is of a tick. It is
+held from the forward tick that fills it to the backward tick that uses it, and a stage that is idle in this tick leaves
+it unused. Where a backward tick has units of several forward ticks, as where Seq1F1B mixes sequences, rows are the slots
+of each stage, and an idle stage uses one row more.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+from sppo_jax.plan.slots import color_intervals
+from sppo_jax.plan.table import Table
+
+Class = TypeVar("Class", bound=Hashable)
+
+
+def host_rows(table: Table, class_of_tick: Sequence[Class | None]) -> dict[int, int] | None:
+    """Returns the row of each compute tick's stash.
+
+    Args:
+        table: a whole table.
+        class_of_tick: class of the stash that each tick makes or uses; None for none.
+
+    Returns:
+        For each compute tick with a class its row in the buffer of the class; None where rows depend on the stage.
+    """
+    if not table.ticks_share_diagonals:
+        return None
+    ticks, spans = table.unit_ticks, {}
+    for index, tick in enumerate(table.ticks):
+        made = class_of_tick[index]
+        if tick.kind == "F" and made is not None:
+            unit = next(unit for unit in tick.units if unit is not None)
+            spans.setdefault(made, {})[index] = (index, ticks[unit._replace(kind="B")])
+    rows: dict[int, int] = {}
+    for of_class in spans.values():
+        _, row_of = color_intervals(of_class)
+        for forward, (_, backward) in of_class.items():
+            rows[forward] = rows[backward] = row_of[forward]
+    return rows

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sppo_jax.pipeline.executor import Executor
+from sppo_jax.pipeline.rows import HostRow
 from sppo_jax.pipeline.stash import StashLayout, chunk_entries
 from sppo_jax.plan.stash import StashClass
 
@@ -44,11 +45,13 @@ def test_a_part_of_more_units_than_an_int32_counts_has_offsets():
     assert jax.eval_shape(there_and_back, values) == values
 
 
-def test_the_compiler_does_not_know_the_slot_that_a_tick_fetches():
-    """A known slot ends XLA 0.12's GPU compiler where another tick wrote it."""
+def test_the_compiler_does_not_know_the_row_that_a_tick_outside_of_loops_fetches():
+    """A known row ends XLA 0.12's GPU compiler where another tick wrote it."""
 
     def fetched(x_TD):
-        return jnp.array([5, 2])[1] + Executor._begun(SimpleNamespace(x_TD=x_TD, dx_TD=jnp.zeros((8, 4))))
+        state = SimpleNamespace(x_TD=x_TD, dx_TD=jnp.zeros((8, 4)))
+        executor = SimpleNamespace(_begun=Executor._begun)
+        return Executor._row_to_fetch(executor, HostRow(jnp.array([5, 2])[1], is_counted=False), state)
 
     x_TD = jnp.ones((8, 4))
     assert fetched(x_TD) == 2

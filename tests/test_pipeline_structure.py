@@ -143,13 +143,13 @@ def carried_host(found):
 def test_the_stash_is_typed_as_host_memory_where_something_is_sent_there_and_nowhere_else():
     _, program, found = trace(**BASE | dict(chunks=(16,) * 8, places=HOST, alpha=0.5))
     (stash,) = [stash for stash in program.classes if stash.uses_host]
-    slots = program.classes[stash] + 1
     scans = carried_host(found)
     assert len(scans) >= 2  # forward and backward segments
     shapes = {var.aval.shape for item in scans for var in item.eqn.invars if is_host(var)}
-    # Slots, layers, lines, and 16-bit units of a line: of half of a device's 8 tokens go the layer's input (24), the
-    # output of 4 heads of 6 and their LSE, all float32. The LSE, 32 units, is the line.
-    assert shapes == {(slots, 2, 13, 32)} and 13 * 32 == 4 * (24 + 4 * 6 + 4) * 2
+    # A row for each diagonal but the last; lines of two layers, and 16-bit units of a line. Of half of a device's 8
+    # tokens go the layer's input (24), the output of 4 heads of 6 and their LSE, all float32. The LSE, 32 units, is
+    # the line.
+    assert shapes == {(8, 2 * 13, 32)} and 13 * 32 == 4 * (24 + 4 * 6 + 4) * 2
     # What a scan writes it carries, so it comes out as it went in: on the host.
     come_out = [[var.aval.shape for var in item.eqn.outvars if is_host(var)] for item in scans]
     go_in = [[var.aval.shape for var in item.eqn.invars if is_host(var)] for item in scans]
@@ -287,9 +287,16 @@ def test_weights_are_gathered_and_their_sums_scattered_once_a_group_and_pass():
     # A tick with ends gathers the embedding, or scatters its gradient. A head does both with its own table.
     ends = Counter(spec.kind for spec in specs if spec.embeds)
     assert ends["F"] == ends["B"] == ends["H"] == 4  # chunks
-    assert found["all_gather"] == 7 * len(like) + ends["F"] + ends["H"]
-    assert found["reduce_scatter"] == 4 * len(like) + ends["B"] + ends["H"]
-    assert (sum(spec.gathers for spec in specs), sum(spec.scatters for spec in specs)) == (7, 4)
+    # Layers are gathered and scattered in loops of at most one turn; the rows say in which ticks there is one.
+    layers = Counter({"all_gather": 0, "reduce_scatter": 0})
+    for one in equations:
+        if one.axes == ("data", "ring", "ulysses") and "while" in one.inside:
+            layers[one.name] += one.times
+    compute = sum(spec.gathers for spec in specs)
+    assert layers == {"all_gather": compute * len(like), "reduce_scatter": sum(s.scatters for s in specs) * len(like)}
+    assert found["all_gather"] - layers["all_gather"] == ends["F"] + ends["H"]
+    assert found["reduce_scatter"] - layers["reduce_scatter"] == ends["B"] + ends["H"]
+    assert (program.rows["gathers"].sum(0) == 7).all() and (program.rows["scatters"].sum(0) == 4).all()
     assert (program.num_weight_slots, program.num_sum_slots) == (3, 2)
     resident = trace(num_layers=8, **groups)[2]
     assert not whole_layers(equations, like, 4) and whole_layers(resident, like, 4)

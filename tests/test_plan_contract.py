@@ -202,12 +202,14 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
     for config, plan, step in plans:
         outline, shape = plan.outline(), shape_of_plan(plan, config)
         classes = outline.stash_peaks(stash_classes(outline, plan.stash, plan.mesh.seq))
-        assert classes == step.program.classes
+        rows = outline.host_rows(stash_classes(outline, plan.stash, plan.mesh.seq))
+        assert classes == step.program.classes and rows == step.program.host_rows
         token = token_bytes(shape, plan.stash)
         for name, layout in layouts(step):
             kept = nbytes(jax.eval_shape(layout.kept_buffers))
-            host = (classes[name] + 1) * nbytes(jax.eval_shape(layout.host_part)) if name.uses_host else 0
-            charged = [size * (classes[name] + 1) for size in slot_bytes(name, token)]
+            host = rows[name] * nbytes(jax.eval_shape(layout.host_part)) if name.uses_host else 0
+            of_device, of_host = slot_bytes(name, token)
+            charged = [of_device * (classes[name] + 1), of_host * rows[name]]
             assert charged == [kept, host], (plan.stash, name)
             seen[bool(kept), bool(host)] += 1
     assert min(seen[True, True], seen[True, False], seen[False, True]) > 10

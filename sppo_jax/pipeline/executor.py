@@ -23,7 +23,7 @@ from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
-from sppo_jax.pipeline.rows import Rows, rows_of
+from sppo_jax.pipeline.rows import HostRow, Rows, rows_of
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.state import EvaluationState, Sequences, State, TrainingState
 from sppo_jax.pipeline.storage import sum_over_members
@@ -121,9 +121,8 @@ class Executor:
         state = self._gather(spec, row, state)
         if not self.train:
             return self._forward_tick(spec, row, state, None)
-        me = vocabulary.stage_index(self.num_stages)
         if spec.write is not None:
-            host = stash.write_host(state.host[spec.write], row["write_row"], state.part)
+            host = self.layout(spec.write).write_host(state.host[spec.write], row["write_row"].number, state.part)
             state = state._replace(host={**state.host, spec.write: host}, part=None)
         coming = self._fetch(spec, row, state)
         if self.plan.schedule.interleave > 1 and self.keeps_order:
@@ -142,18 +141,27 @@ class Executor:
         return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, spec.write: host})
 
     def _gather(self, spec: TickSpec, row, state: State) -> State:
-        """Gathers the weights of the group of layers whose turn begins, on all stages at once."""
+        """Gathers the weights of the group of layers whose turn begins, if one does, on all stages at once."""
         if not spec.gathers:
             return state
         group, slot = row["gather_group"][0], row["gather_slot"][0]
-        return state._replace(gathered=self.sharded.gather(state.gathered, group, slot))
+        # A loop of at most one turn: XLA updates in place what a loop carries, and the order of collectives is known.
+        gathered = lax.fori_loop(
+            0, row["gathers"][0], lambda _, slots: self.sharded.gather(slots, group, slot), state.gathered
+        )
+        return state._replace(gathered=gathered)
 
     def _scatter(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
-        """Adds up the gradients of the group of layers whose turn ends, on all stages at once."""
+        """Adds up the gradients of the group of layers whose turn ends, if one does, on all stages at once."""
         if not spec.scatters:
             return state
         group, slot = row["scatter_group"][0], row["scatter_slot"][0]
-        totals, sums = self.sharded.scatter(state.grads.layers, state.sums, group, slot)
+        totals, sums = lax.fori_loop(
+            0,
+            row["scatters"][0],
+            lambda _, carried: self.sharded.scatter(*carried, group, slot),
+            (state.grads.layers, state.sums),
+        )
         return state._replace(grads=state.grads._replace(layers=totals), sums=sums)
 
     def _held(self, state: State) -> stages.Stage:
@@ -164,20 +172,26 @@ class Executor:
         """Starts the copies from the host: of a stash for the next backward, of layer inputs for the next rebuild."""
         fetched = refetched = None
         if spec.fetch is not None:
-            fetched = stash.fetch_host(state.host[spec.fetch], row["fetch_row"])
+            number = self._row_to_fetch(row["fetch_row"], state)
+            fetched = self.layout(spec.fetch).fetch_host(state.host[spec.fetch], number)
         if spec.refetch is not None:
-            lines = self.layout(spec.refetch).input_lines
-            refetched = stash.fetch_host(state.host[spec.refetch], row["refetch_row"], lines)
+            number = self._row_to_fetch(row["refetch_row"], state)
+            refetched = self.layout(spec.refetch).fetch_host(state.host[spec.refetch], number, inputs_only=True)
         return None if fetched is refetched is None else (fetched, refetched)
+
+    def _row_to_fetch(self, row: HostRow, state: TrainingState) -> jax.Array:
+        """Returns the number of a row; of one that XLA may know only once the tick before is done.
+
+        XLA then starts the copy in this tick and not earlier, where it would hold memory. XLA 0.12 also ends in a
+        segmentation fault where it knows that two ticks write and read one row: it takes what was written, and its
+        pass that legalizes host copies does not find the copy that it looks for. A loop's turns are one tick after
+        another anyway.
+        """
+        return row.number if row.is_counted else row.number + self._begun(state)
 
     @staticmethod
     def _begun(state: TrainingState) -> jax.Array:
-        """Returns 0, but only once the tick before is done, for the slot that this tick fetches from the host.
-
-        XLA then starts the copy in this tick and not earlier, where it would hold memory. XLA 0.12 also ends in a
-        segmentation fault where it knows that two ticks write and read one slot: it takes what was written, and its
-        pass that legalizes host copies does not find the copy that it looks for.
-        """
+        """Returns 0, but only once the tick before is done."""
         return buffers.after(state.x_TD) + buffers.after(state.dx_TD)
 
     # -- what a unit needs of its sequence ------------------------------------------------------------------------

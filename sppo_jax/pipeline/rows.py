@@ -1,15 +1,22 @@
 """Numbers of a tick, from a table of all ticks and the counters of the loops around the tick.
 
-Rows on the host are special. XLA copies them with the DMA engines of a GPU only where it knows the row of every turn:
-all jax versions where the row is a line in the counter of the innermost loop, jax 0.12 where it is looked up in a
-constant by that counter alone.
+Rows on the host are special: XLA copies them with the DMA engines of a GPU only where the row is a line in the counter
+of the innermost loop. What it has to look up, it copies with a kernel.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+
+class HostRow(NamedTuple):
+    """A row on the host, and whether it is a line in a loop's counter."""
+
+    number: jax.Array
+    is_counted: bool
 
 
 @dataclass(frozen=True)
@@ -37,23 +44,20 @@ class Rows:
         *turns, ticks, stages = self.values.shape
         return self._with(self.values.reshape(*turns, count, ticks // count, stages), (*self.counters, counter))
 
-    def of_tick(self) -> jax.Array:
-        """Returns the number of the first tick: of each stage, or of this one where it is a row on the host."""
+    def of_tick(self) -> jax.Array | HostRow:
+        """Returns the number of the first tick for each stage, or this stage's row on the host."""
         values = self.values[..., 0, :]
         if self.is_host_row:
             return self._host_row(values)
         return _look_up(values, self.counters)
 
-    def _host_row(self, values: np.ndarray) -> jax.Array:
-        if (values != values[..., :1]).any():
-            return _look_up(values, self.counters)[self.me]
-        values = values[..., 0]
-        if not self.counters:
-            return jnp.int32(values)
-        first, step = _line(values)
-        if step is None:
-            return _look_up(values, self.counters)
-        return jnp.int32(first) + jnp.int32(step) * jnp.asarray(self.counters[-1], jnp.int32)
+    def _host_row(self, values: np.ndarray) -> HostRow:
+        if self.counters and (values == values[..., :1]).all():
+            first, step = _line(values[..., 0])
+            if step is not None:
+                counter = jnp.asarray(self.counters[-1], jnp.int32)
+                return HostRow(jnp.int32(first) + jnp.int32(step) * counter, is_counted=True)
+        return HostRow(_look_up(values, self.counters)[self.me], is_counted=False)
 
     def _with(self, values: np.ndarray, counters: tuple) -> "Rows":
         return Rows(values, counters, self.me, self.is_host_row)

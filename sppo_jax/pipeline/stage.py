@@ -70,7 +70,7 @@ class Stage:
             named["lse"] = jax.ShapeDtypeStruct(shapes.q_TNH.shape[:2], accumulator(shapes.q_TNH.dtype))
         if self.places.rest != "recompute":
             named.update(_rest_names(shapes.q_TNH, (*shapes.before.shapes, *shapes.after.shapes)))
-        return StashLayout(chunk_entries(stash, named), self.num_layers, num_slots)
+        return StashLayout(chunk_entries(stash, named), self.num_layers, num_slots, self.places.kv == "rebuild")
 
 
 class LayerShapes(NamedTuple):

@@ -58,21 +58,31 @@ class Entry:
 
 @dataclass(frozen=True)
 class StashLayout:
-    """The entries of a stash class and the number of layers stashed (1 where only a stage's input is)."""
+    """The entries of a stash class, and how they lie.
+
+    Args:
+        entries: of one layer, by name.
+        num_layers: layers stashed; 1 where only a stage's input is.
+        num_slots: slots in device memory.
+        splits_rows: whether a copy from the host may want the layer inputs alone. Rows then lie in steps that divide
+            both their lines and those of the inputs: a GPU's DMA engines copy whole steps only.
+    """
 
     entries: dict[str, Entry]
     num_layers: int
     num_slots: int
+    splits_rows: bool = False
 
     @property
     def host_shape(self) -> tuple[int, int]:
-        """Lines and units of a line in one layer's host part; every entry fills whole lines.
+        """Lines and units of a line in the host part of all layers; every entry of a layer fills whole lines.
 
-        One line of all units does not work: long chunks have more units than an int32 offset can count.
+        One line of all units does not work: long chunks have more units than an int32 offset can count. The lines of
+        one entry lie together, layer after layer, so that the layer inputs of all layers are one piece of memory.
         """
         units = [entry.host_units for entry in self.entries.values() if entry.host_rows]
         line = math.gcd(*units)
-        return (sum(units) // line, line) if line else (0, 0)
+        return (self.num_layers * (sum(units) // line), line) if line else (0, 0)
 
     def kept_buffers(self) -> Arrays:
         """Buffers [slots + 1, layers, ...] in device memory; the last slot is trash."""
@@ -81,20 +91,39 @@ class StashLayout:
         return {name: jnp.zeros(shape, self.entries[name].dtype) for name, shape in shapes.items()}
 
     def host_buffer(self, num_rows: int) -> jax.Array:
-        """Buffer [rows, layers, lines, units] in pinned host memory."""
-        return to_host(jnp.zeros((num_rows, self.num_layers, *self.host_shape), UNIT))
+        """Buffer [rows and their steps, lines of a step, units] in pinned host memory."""
+        lines, units = self.host_shape
+        return to_host(jnp.zeros((num_rows * (lines // self._step), self._step, units), UNIT))
+
+    @property
+    def _step(self) -> int:
+        """Lines of one index of the host's buffer."""
+        lines = self.host_shape[0]
+        return math.gcd(lines, self.input_lines) if self.splits_rows else lines
+
+    def write_host(self, host: jax.Array, row, host_part: jax.Array) -> jax.Array:
+        """Copies a tick's part to its row on the host."""
+        steps = host_part.reshape(-1, *host.shape[1:])
+        return buffers.write(host, (row * steps.shape[0],), to_host(steps))
+
+    def fetch_host(self, host: jax.Array, row, *, inputs_only: bool = False) -> jax.Array:
+        """Copies a row back from the host, or the layer inputs in it."""
+        lines, units = self.host_shape
+        wanted = self.input_lines if inputs_only else lines
+        steps = buffers.read(host, (row * (lines // self._step),), (wanted // self._step, *host.shape[1:]))
+        return to_device(steps).reshape(wanted, units)
 
     def host_part(self) -> jax.Array:
-        """Zeros [layers, lines, units] in device memory, for the part that one tick sends to the host."""
-        return jnp.zeros((self.num_layers, *self.host_shape), UNIT)
+        """Zeros [lines, units] in device memory, for the part that one tick sends to the host."""
+        return jnp.zeros(self.host_shape, UNIT)
 
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
-        """First line, and shape in lines, of each entry that has a host part."""
+        """First line, and shape in lines of one layer, of each entry that has a host part."""
         (_, line), places, first = self.host_shape, {}, 0
         for name, entry in self.entries.items():
             if entry.host_rows:
                 shape = (entry.host_units // line, line)
-                places[name], first = (first, shape), first + shape[0]
+                places[name], first = (first, shape), first + self.num_layers * shape[0]
         return places
 
     def put(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, jax.Array]:
@@ -106,14 +135,14 @@ class StashLayout:
                 kept[name] = buffers.write(kept[name], (slot, layer), value[entry.host_rows :])
             if name in lines:
                 first, shape = lines[name]
-                host_part = buffers.write(host_part, (layer, first), entry.pack(value).reshape(shape))
+                host_part = buffers.write(host_part, (first + layer * shape[0],), entry.pack(value).reshape(shape))
         return kept, host_part
 
     @property
     def input_lines(self) -> int:
-        """Lines of the layer input's host part, which are the first."""
+        """Lines of the layer inputs of all layers, which are the first."""
         lines = self._lines()
-        return lines["x"][1][0] if "x" in lines else 0
+        return self.num_layers * lines["x"][1][0] if "x" in lines else 0
 
     def get(self, kept: Arrays, host_part, slot, layer) -> Arrays:
         """Reads one layer's values back."""
@@ -124,22 +153,10 @@ class StashLayout:
         entry, lines, parts = self.entries[name], self._lines(), []
         if name in lines:
             first, shape = lines[name]
-            parts.append(entry.unpack(buffers.read(host_part, (layer, first), shape)))
+            parts.append(entry.unpack(buffers.read(host_part, (first + layer * shape[0],), shape)))
         if name in kept:
             parts.append(buffers.read(kept[name], (slot, layer), entry.kept_shape))
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-
-def write_host(host: jax.Array, row, host_part: jax.Array) -> jax.Array:
-    """Copies a tick's part to its row on the host."""
-    return buffers.write_slot(host, row, to_host(host_part))
-
-
-def fetch_host(host: jax.Array, row, num_lines: int | None = None) -> jax.Array:
-    """Copies a row back from the host, or the first lines of each layer in it."""
-    if num_lines is None or num_lines == host.shape[2]:
-        return to_device(buffers.read_slot(host, row))
-    return to_device(buffers.read(host, (row,), (host.shape[1], num_lines, host.shape[3])))
 
 
 def chunk_entries(stash: StashClass, shapes: dict[str, jax.ShapeDtypeStruct]) -> dict[str, Entry]:

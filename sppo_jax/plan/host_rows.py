@@ -3,8 +3,8 @@
 A GPU copies a row with its DMA engines only where the compiler can say the row of every turn of a loop. A row that
 depends on the stage is unknown to the compiler, which then writes a kernel for the copy. So a row is of a tick. It is
 held from the forward tick that fills it to the backward tick that uses it, and a stage that is idle in this tick leaves
-it unused. Where a backward tick has units of several forward ticks, as where Seq1F1B mixes sequences, rows are the slots
-of each stage, and an idle stage uses one row more.
+it unused. Where a backward tick has units of several forward ticks, as where Seq1F1B mixes sequences, rows are the
+slots of each stage, and an idle stage uses one row more.
 """
 
 from collections.abc import Hashable, Sequence
@@ -28,7 +28,8 @@ def host_rows(table: Table, class_of_tick: Sequence[Class | None]) -> dict[int, 
     """
     if not table.ticks_share_diagonals:
         return None
-    ticks, spans = table.unit_ticks, {}
+    ticks = table.unit_ticks
+    spans: dict[Class, dict[Hashable, tuple[int, int]]] = {}
     for index, tick in enumerate(table.ticks):
         made = class_of_tick[index]
         if tick.kind == "F" and made is not None:
@@ -36,7 +37,6 @@ def host_rows(table: Table, class_of_tick: Sequence[Class | None]) -> dict[int, 
             spans.setdefault(made, {})[index] = (index, ticks[unit._replace(kind="B")])
     rows: dict[int, int] = {}
     for of_class in spans.values():
-        _, row_of = color_intervals(of_class)
-        for forward, (_, backward) in of_class.items():
-            rows[forward] = rows[backward] = row_of[forward]
+        for forward, row in color_intervals(of_class)[1].items():
+            rows[forward] = rows[of_class[forward][1]] = row
     return rows

@@ -27,9 +27,11 @@ FIELDS = (
     "group",  # which of the stage's groups of layers
     "weight_slot",  # of the group's weights; the group itself where weights are resident
     "sum_slot",  # of the sums of the group's gradients (B); the group itself where weights are resident
-    "gather_group",  # whose weights are gathered before the unit, and the slot that they come to
+    "gathers",  # 1 where a group's weights are gathered before the unit: the group, and the slot that they come to
+    "gather_group",
     "gather_slot",
-    "scatter_group",  # whose sums are scattered after the unit, and the slot that they leave
+    "scatters",  # 1 where a group's sums are scattered after the unit: the group, and the slot that they leave
+    "scatter_group",
     "scatter_slot",
     "first",  # 1 where the virtual stage is the first one (takes the embedding)
     "last",  # 1 where it is the last one (gives to the head)
@@ -70,8 +72,9 @@ class TickSpec:
             does any of these, so that few bodies differ.
         rebuild: class of the stash from which keys and values of the group before are made again (B); None for none.
         refetch: class of the stash whose inputs are copied back for the next tick's rebuild; None for none.
-        gathers: whether the weights of a group of layers are gathered first.
-        scatters: whether the gradient sums of a group of layers are scattered at the end.
+        gathers: whether the weights of a group of layers are gathered first where the row says so. A tick that always
+            gathers would have a body of its own, and would cut loops short.
+        scatters: whether the gradient sums of a group of layers are scattered at the end where the row says so.
     """
 
     kind: str
@@ -147,7 +150,8 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     rebuilds = _rebuilds(table) if train and plan.stash.kv == "rebuild" else {}
     copies = _copies(table, of_tick, rebuilds)
     specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies, rebuilds)
-    specs = _with_turns(specs, slots.turns)
+    if slots.turns is not None:
+        specs = [replace(spec, gathers=spec.kind != "H", scatters=spec.kind == "B") for spec in specs]
     rows = _rows(plan, table, of_tick, slots, copies)
     _add_rebuilds(rows, table, rebuilds, slots, of_tick)
     if not train:
@@ -285,15 +289,6 @@ def _specs(
     return specs
 
 
-def _with_turns(specs: list[TickSpec], turns: Turns | None) -> list[TickSpec]:
-    if turns is None:
-        return specs
-    return [
-        replace(spec, gathers=index in turns.gathers, scatters=index in turns.scatters)
-        for index, spec in enumerate(specs)
-    ]
-
-
 def _performed(passes: RingPasses, kind: str, stash: StashClass | None) -> RingPasses:
     """Keeps only what a tick performs, so that ticks that differ in nothing else share a body."""
     forward = passes.forward if kind == "F" or (stash is not None and stash.recomputes) else RingPasses.forward
@@ -347,7 +342,7 @@ def _rows(
     changes = {"gather": slots.turns.gathers, "scatter": slots.turns.scatters} if slots.turns else {}
     for name, of_change in changes.items():
         for index, (group, slot) in of_change.items():
-            rows[f"{name}_group"][index], rows[f"{name}_slot"][index] = group, slot
+            rows[f"{name}s"][index], rows[f"{name}_group"][index], rows[f"{name}_slot"][index] = 1, group, slot
     return rows
 
 

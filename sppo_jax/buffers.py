@@ -55,3 +55,21 @@ def after(x: jax.Array) -> jax.Array:
     because the result is 1 if the first element of `x` is NaN. The step has then failed anyway.
     """
     return jnp.isnan(x[(0,) * x.ndim]).astype(jnp.int32)
+
+
+def hold(x: jax.Array, number: jax.Array, held) -> tuple:
+    """Holds copies on their way back until a loop is through, so that they have the whole loop to hide behind.
+
+    Two barriers with a step between: the compiler's scheduler works from the end, and must meet the ends of the copies
+    before the end of the loop.
+
+    Args:
+        x: a result of the loop.
+        number: a number for which what comes behind the loop has a use.
+        held: tree of arrays that are on their way.
+
+    Returns:
+        The same three.
+    """
+    x, number = lax.optimization_barrier((x, number - 1))
+    return lax.optimization_barrier((x, number + 1, held))

@@ -117,7 +117,9 @@ class Executor:
 
     def _tick(self, spec: TickSpec, row: dict, state: State) -> State:
         if spec.kind == "H":
-            return self._training_head(spec, row, state) if self.train else self._scoring_head(spec, row, state)
+            if not self.train:
+                return self._scoring_head(spec, row, state)
+            return self._training_head(spec, row, state, self._fetch(spec, row, state))
         state = self._gather(spec, row, state)
         if not self.train:
             return self._forward_tick(spec, row, state, None)
@@ -302,7 +304,7 @@ class Executor:
             state = state._replace(kept={**state.kept, spec.stash: filled[0]}, part=filled[1])
         return state
 
-    def _head(self, spec: TickSpec, row, state: State, dhead_VD) -> vocabulary.HeadResult:
+    def _head(self, spec: TickSpec, row, state: State, dhead_VD, held=None) -> vocabulary.HeadResult:
         size = spec.tokens
         # The last stage's output has travelled on to stage 0.
         x_TD = vocabulary.from_stage(state.x_TD[:size], 0, self.num_stages)
@@ -318,6 +320,7 @@ class Executor:
             vocab_size=self.vocab_size,
             num_stages=self.num_stages,
             gradients=self.train,
+            held=held,
         )
 
     def _scoring_head(self, spec: TickSpec, row, state: EvaluationState) -> EvaluationState:
@@ -328,13 +331,15 @@ class Executor:
             hits_MS=buffers.write(state.hits_MS, where, result.hit_T),
         )
 
-    def _training_head(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
+    def _training_head(self, spec: TickSpec, row, state: TrainingState, coming) -> TrainingState:
         tables = self.tables
-        result = self._head(spec, row, state, tables.sum_of_tick(tables.head_name, state.grads))
+        result = self._head(spec, row, state, tables.sum_of_tick(tables.head_name, state.grads), coming)
         grads, dx_share = tables.with_sum(tables.head_name, state.grads, result.dhead_VD, result.dx_share)
         norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
         unused = state.head_dx.shape[1] - vocabulary.share_tokens(spec.tokens, self.num_stages)
         dx = jnp.pad(dx_share, ((0, unused), (0, 0)))
+        if coming is not None:
+            state = state._replace(refetched=result.held[1])
         return state._replace(
             loss=state.loss + result.loss_T.sum(),
             grads=grads._replace(final_norm=norm),

@@ -111,11 +111,9 @@ def run_layers(num_layers: int, body, carry, held=None):
     if ahead:
         carry, _ = lax.scan(lambda c, step: (body(c, step), None), carry, jnp.arange(ahead, dtype=jnp.int32))
     if held is not None:
-        # Two barriers with a step between: the scheduler works from the end, and must meet the copies' ends before the
-        # scan's. The last layer's number goes through both, or its recomputation is hoisted before them.
+        # The last layer's number goes through the barriers too, or its recomputation is hoisted before them.
         first, *rest = carry
-        first, last = lax.optimization_barrier((first, jnp.int32(num_layers - 2)))
-        first, last, held = lax.optimization_barrier((first, last + 1, held))
+        first, last, held = buffers.hold(first, jnp.int32(num_layers - 1), held)
         carry = body((first, *rest), last)
     return carry, held
 

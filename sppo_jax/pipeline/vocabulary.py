@@ -64,6 +64,7 @@ class HeadResult(NamedTuple):
     dnorm: object = None
     dhead_VD: jax.Array | None = None
     hit_T: jax.Array | None = None
+    held: object = None
 
 
 def share_tokens(num_tokens: int, num_stages: int) -> int:
@@ -109,6 +110,7 @@ def head(
     vocab_size: int,
     num_stages: int,
     gradients: bool = True,
+    held=None,
 ) -> HeadResult:
     """Computes loss and gradients of a chunk; every stage computes its share of the vocabulary.
 
@@ -123,10 +125,11 @@ def head(
         vocab_size: of the whole model; rows beyond it are padding.
         num_stages: P.
         gradients: whether to compute gradients; else the result says which targets are the most likely token.
+        held: arrays on their way from the host, held back until the logits are through; see `buffers.hold`.
 
     Returns:
         loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD;
-        without gradients loss and hits.
+        without gradients loss and hits; and `held`.
     """
     acc, num_entries = accumulator(x_TD.dtype), head_VD.shape[0]
     tile = min(TILE_TOKENS, x_TD.shape[0])
@@ -150,11 +153,13 @@ def head(
         return dhead_VD, (loss_C, jnp.einsum("cv,vd->cd", dlogits_CV, head_VD, preferred_element_type=acc))
 
     dhead_VD, (loss, found) = lax.scan(one_tile, dhead_VD, (_tiles(z_TD, tile, 0), _tiles(targets_T, tile, -1)))
+    if held is not None:
+        found, _, held = buffers.hold(found, jnp.int32(0), held)
     loss_T = loss.reshape(-1)[: x_TD.shape[0]]
     if not gradients:
         return HeadResult(loss_T, hit_T=found.reshape(-1)[: x_TD.shape[0]])
     dx_share, dnorm = _through_norm(norm, norm_weights, x_TD, found.reshape(-1, x_TD.shape[1]), num_stages)
-    return HeadResult(loss_T, dx_share, dnorm, dhead_VD)
+    return HeadResult(loss_T, dx_share, dnorm, dhead_VD, held=held)
 
 
 def _through_norm(norm, norm_weights, x_TD, dz_TD, num_stages):

@@ -232,14 +232,19 @@ def _rebuilt(unit: Unit | None, table: Table) -> Unit | None:
 
 
 def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[int, int]) -> _Copies:
-    """Writes a stash during the next compute tick, and fetches the stash during the tick before its backward."""
+    """Writes a stash during the next compute tick, and fetches the stash during the tick before its backward.
+
+    What a rebuild needs is fetched during a head where one comes right before: the forward before the head writes to
+    the host, and two copies of one buffer are not under way at once.
+    """
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     copies = _Copies({}, {}, {})
     for place, index in enumerate(compute):
         made = of_tick[index]
         source = of_tick[rebuilds[index]] if index in rebuilds else None
         if source is not None and source.host_inputs:
-            copies.refetches[compute[place - 1]] = rebuilds[index]
+            before = index - 1 if table.ticks[index - 1].kind == "H" else compute[place - 1]
+            copies.refetches[before] = rebuilds[index]
         if made is None or not made.uses_host:
             continue
         # A stash that is written is read, and one that is read was written: there are neighbours.
@@ -266,7 +271,7 @@ def _specs(
     for index, (tick, shape) in enumerate(zip(table.ticks, table.tick_shapes, strict=True)):
         tokens = shape.tokens // plan.mesh.seq
         if not tick.is_compute:
-            specs.append(TickSpec(tick.kind, tokens))
+            specs.append(TickSpec(tick.kind, tokens, refetch=class_of(copies.refetches.get(index))))
             continue
         embeds = has_ends = shape.has_ends
         if plan.weights == "gathered":

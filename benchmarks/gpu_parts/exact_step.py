@@ -1,6 +1,6 @@
 """The step of part `exact`: a small pipeline, its stash on the host against kept, and both against the dense model.
 
-Two sequences run one after the other, and once more as one wave.
+Two sequences run one after the other, once more as one wave, and once more breadth-first.
 
 On one device the executor's ticks, stash and host copies all run, without exchanges. Flags make kernels deterministic,
 or two runs of one program would differ already.
@@ -23,7 +23,7 @@ from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline import api, layout
 from sppo_jax.planner.make import make_plan
 
-IN_WAVES = ", in waves"
+IN_WAVES, BREADTH_FIRST = ", in waves", ", breadth-first"
 # The stash kept, on the host, and at another share for some diagonals.
 PLACES = {
     "kept": {"inputs": "keep", "attention": "keep", "rest": "recompute", "alpha": 0.0},
@@ -31,7 +31,13 @@ PLACES = {
     "half on the host": {"inputs": "host", "attention": "host", "rest": "recompute", "alpha": 0.5},
 }
 # Programs that must agree bit for bit.
-PAIRS = {"host": "kept", "half on the host": "kept", f"host{IN_WAVES}": f"kept{IN_WAVES}"}
+PAIRS = {
+    "host": "kept",
+    "half on the host": "kept",
+    f"host{IN_WAVES}": f"kept{IN_WAVES}",
+    f"host{BREADTH_FIRST}": f"kept{BREADTH_FIRST}",
+}
+KEPT = ("kept", f"kept{IN_WAVES}", f"kept{BREADTH_FIRST}")
 MOST_TIMES_DENSE = 2.0
 # Kernels that add in a fixed order, the same ones in both programs, and no value kept wider than its dtype.
 _FLAGS = " ".join(
@@ -61,13 +67,13 @@ def cases(*, tiny: bool) -> list[Case]:
         "length": 8192,
         "chunks": 8,
         "sequences": 2,
-        "places": ["kept", f"kept{IN_WAVES}", *PAIRS],
+        "places": [*KEPT, *PAIRS],
     }
     if tiny:
         small = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16}
         small |= {"num_layers": 2, "mlp_size": 48, "compute_dtype": "float32"}
         settings = {"model": model | small, "length": 48, "chunks": 4, "sequences": 2}
-        settings["places"] = ["kept", f"kept{IN_WAVES}", f"host{IN_WAVES}"]
+        settings["places"] = [*KEPT, f"host{IN_WAVES}", f"host{BREADTH_FIRST}"]
     return [Case(part="exact", name="step", settings=settings, expected_s=40, limit_s=420, hbm_gib=16, flags=_FLAGS)]
 
 
@@ -92,7 +98,7 @@ def run(settings: dict, target: Target, emit: Emit) -> None:
         emit(_bitwise(f"{name} against kept", found[PAIRS[name]], found[name]))
     right, rounded = (_run_dense(settings, target, dtype, params, batch) for dtype in ("float32", "bfloat16"))
     bounds = relative_errors(rounded, right)
-    for name in ("kept", f"kept{IN_WAVES}"):
+    for name in KEPT:
         errors = relative_errors(found[name], right)
         times = {leaf: errors[leaf] / max(bounds[leaf], 1e-6) for leaf in errors}
         worst = max(times, key=lambda leaf: times[leaf])
@@ -109,12 +115,18 @@ def _config(settings: dict, target: Target, name: str) -> Config:
                 "chunks": settings["chunks"],
                 "per_pipeline": settings["sequences"],
             },
-            "schedule": {"name": "seq1f1b", "wave": settings["sequences"] if name.endswith(IN_WAVES) else 1},
-            "stash": PLACES[name.removesuffix(IN_WAVES)],
+            "schedule": _schedule(settings, name),
+            "stash": PLACES[name.split(",")[0]],
             "hardware": {"cluster": target.cluster.name},
             "train": {"steps": 1},
         }
     )
+
+
+def _schedule(settings: dict, name: str) -> dict:
+    if name.endswith(BREADTH_FIRST):
+        return {"name": "breadth-first", "interleave": 2}
+    return {"name": "seq1f1b", "wave": settings["sequences"] if name.endswith(IN_WAVES) else 1}
 
 
 def _pipeline(settings: dict, target: Target, name: str):

@@ -1,6 +1,6 @@
 """Part `health`: what the machine can do at best: matrix products, host copies each way and at once, both together.
 
-Letters: R rows of a host buffer, N rows and columns of a matrix.
+Letters: R rows of a host buffer, N rows and columns of a matrix, H elements of a head.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from sppo_jax.compat import to_device, to_host
 from sppo_jax.profile.measure import matmul_work
 from sppo_jax.profile.timing import Timer
 
-# What a turn of a loop does besides nothing: matrix products, a copy to the host, a copy back; rows by counter (the
-# compiler makes a DMA of such a copy) or looked up in a table (a kernel, which reads and writes the host's memory).
+# What a turn of a loop does besides nothing: matrix products, attention, a copy to the host, a copy back; rows by
+# counter (the compiler makes a DMA of such a copy) or looked up in a table (a kernel, which reads and writes the host's
+# memory).
 FILL = "copy out"
 LOOPS = {
     FILL: None,
@@ -30,12 +31,16 @@ LOOPS = {
     "products, copy both ways": {"products": True, "out": True, "back": True},
     "copy both ways, rows by table": {"out": True, "back": True, "by_table": True},
     "products, copy both ways, rows by table": {"products": True, "out": True, "back": True, "by_table": True},
+    "attention": {"attention": True},
+    "attention, copy both ways": {"attention": True, "out": True, "back": True},
+    "attention, copy both ways, rows by table": {"attention": True, "out": True, "back": True, "by_table": True},
 }
+_HEAD_DIM = 128
 
 
 def cases(*, tiny: bool) -> list[Case]:
     """List the cases."""
-    loops = [FILL, "products, copy both ways, rows by table"]
+    loops = [FILL, "products, copy both ways, rows by table", "attention, copy both ways"]
     settings = {"squares": [64], "side": 64, "turns": 4, "num_products": 2, "run_s": 0.001, "loops": loops}
     if not tiny:
         # 128 MiB a row: 2.5 ms at 50 GB/s, about as long as two products of 8192.
@@ -53,7 +58,8 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
     side, turns = settings["side"], settings["turns"]
     square = target.shape(side, side)
     for name in settings["loops"]:
-        loop = target.jit(functools.partial(copy_loop, settings, LOOPS[name]), uses_host=True)
+        kernel = "cudnn" if target.platform == "gpu" else "xla"
+        loop = target.jit(functools.partial(copy_loop, settings | {"kernel": kernel}, LOOPS[name]), uses_host=True)
         yield Program(name, loop, (square, square, target.shape(turns, dtype=jnp.int32)))
 
 
@@ -85,6 +91,7 @@ def _measure_loop(settings: dict, program: Program, fill_s: float) -> dict:
     kinds = LOOPS[program.name] or {"out": True}
     copied_bytes = settings["side"] ** 2 * x.dtype.itemsize * (kinds.get("out", False) + kinds.get("back", False))
     flops = 2 * settings["side"] ** 3 * settings["num_products"] * kinds.get("products", False)
+    flops += 4 * settings["side"] ** 3 * kinds.get("attention", False)
     return {
         "what": program.name,
         "turn_s": seconds,
@@ -97,7 +104,7 @@ def copy_loop(settings: dict, kinds: dict | None, x_NN: jax.Array, w_NN: jax.Arr
     """Fill a buffer in pinned host memory row by row; then run turns of products and copies that can overlap.
 
     Args:
-        settings: number of turns and of products a turn.
+        settings: number of turns and of products a turn, and the kernel of attention.
         kinds: what a turn of the second loop does; None leaves the loop out.
         x_NN, w_NN: matrices; x is what is copied out.
         rows_R: row of the buffer for each turn, where rows are looked up.
@@ -135,6 +142,16 @@ def _turn(settings: dict, kinds: dict, rows_R: jax.Array, w_NN: jax.Array, waiti
     if kinds.get("products"):
         for _ in range(settings["num_products"]):
             x = x @ w_NN
+    elif kinds.get("attention"):
+        x = _attend(x, settings["kernel"])
     else:
         x = x + x  # what is copied out differs from turn to turn
     return x, seen, written
+
+
+def _attend(x_NN: jax.Array, kernel: str) -> jax.Array:
+    """Let each of N tokens attend to all N, with N / H heads."""
+    size = x_NN.shape[0]
+    heads = x_NN.reshape(1, size, -1, min(_HEAD_DIM, size))
+    with jax.numpy_dtype_promotion("standard"):  # jax's own kernel for CPUs mixes dtypes
+        return jax.nn.dot_product_attention(heads, heads, heads, implementation=kernel).reshape(x_NN.shape)

@@ -32,8 +32,11 @@ def cases(*, tiny: bool) -> list[Case]:
     stash = "all on the host"
     settings = {"model": step.ONE_BILLION, "length": 128 * 1024, "stash": stash, "host_gib": 100}
     needs = {"hbm_gib": 70.0, "host_gib": 110.0}
-    name = f"1B at 128K, {stash}"
-    return [Case(part="overlap", name=name, settings=settings, expected_s=70, limit_s=300, **needs)]
+    by_order = {"": settings, ", breadth-first": settings | {"schedule": step.BREADTH_FIRST}}
+    return [
+        Case(part="overlap", name=f"1B at 128K, {stash}{order}", settings=one, expected_s=70, limit_s=300, **needs)
+        for order, one in by_order.items()
+    ]
 
 
 def programs(settings: dict, target: Target) -> Iterator[Program]:
@@ -52,7 +55,13 @@ def run(settings: dict, device: str, emit: Emit) -> None:
             jax.block_until_ready(ready.once())
         path = max(Path(folder).glob("plugins/profile/*/perfetto_trace.json.gz"))
         events = list(device_events(read_trace(path)))
-    emit({"what": f"overlap, {settings['stash']}", "length": settings["length"], **analyse(events)})
+    emit(
+        {
+            "what": f"overlap, {settings['stash']}{step.order_of(settings)}",
+            "length": settings["length"],
+            **analyse(events),
+        }
+    )
 
 
 class Event(NamedTuple):

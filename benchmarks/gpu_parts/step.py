@@ -37,6 +37,7 @@ STASHES = {
 }
 _PINNED_CHUNKS = 16
 ONE_BILLION, EIGHT_BILLION = {"preset": "llama3.2-1b"}, {"preset": "llama3-8b"}
+BREADTH_FIRST = {"name": "breadth-first", "interleave": "auto"}
 TINY = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -67,6 +68,8 @@ def cases(*, tiny: bool) -> list[Case]:
         for stash in STASHES:
             settings = {"model": model, "length": length * _K, "stash": stash, "host_gib": _HOST_GIB}
             found.append(_case(f"{name}, {stash}", settings, expected_s))
+    groups = {"model": ONE_BILLION, "length": 128 * _K, "host_gib": _HOST_GIB, "schedule": BREADTH_FIRST}
+    found += [_case(f"1B at 128K, {stash}, breadth-first", groups | {"stash": stash}, 70) for stash in STASHES]
     wide = {"model": EIGHT_BILLION, "most_layers": True, "length": 128 * _K, "stash": "planned", "host_gib": _HOST_GIB}
     few = {"model": ONE_BILLION | {"num_layers": FEW_LAYERS}, "stash": "planned", "host_gib": _HOST_GIB}
     lengths = [2**22, 2**23]
@@ -103,7 +106,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     figures = Figures.of(ready.compiled)
     emit(
         {
-            "what": f"{config.model.num_layers} layers, {settings['stash']}",
+            "what": f"{config.model.num_layers} layers, {settings['stash']}{order_of(settings)}",
             "length": tokens,
             "num_layers": config.model.num_layers,
             "num_chunks": len(plan.chunk_lengths),
@@ -153,6 +156,11 @@ class Ready:
         return metrics["loss"]
 
 
+def order_of(settings: dict) -> str:
+    """Name the order of a case where it is not depth-first."""
+    return f", {settings['schedule']['name']}" if "schedule" in settings else ""
+
+
 def prepare(settings: dict, device: str) -> Ready:
     """Plan, set the environment as `sppo train` does, compile, and create the first state."""
     cluster = make_cluster(DEVICES[device])
@@ -185,6 +193,7 @@ def config_of(settings: dict, cluster: Cluster) -> Config:
             "chunks": "auto" if planned else settings.get("chunks", _PINNED_CHUNKS),
         },
         "mesh": {"data": 1, "pipe": 1, "seq": 1},
+        "schedule": settings.get("schedule", {}),
         "stash": STASHES[settings["stash"]],
         "hardware": {"cluster": cluster.name, "host_bytes": settings["host_gib"] * _GIB},
         "train": {"steps": 100},

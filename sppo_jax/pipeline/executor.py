@@ -30,7 +30,7 @@ from sppo_jax.pipeline.storage import sum_over_members
 from sppo_jax.pipeline.tables import Tables
 from sppo_jax.plan.fold import Loop, unfold
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.program import HOST_ROWS, Program, TickSpec
+from sppo_jax.plan.program import Program, TickSpec
 from sppo_jax.plan.stash import StashClass
 
 # Names under which a profile shows the operations of a tick. The names of ticks without ends have a suffix.
@@ -91,7 +91,7 @@ class Executor:
     def run(self, state: State) -> State:
         """Runs all ticks."""
         me = vocabulary.stage_index(self.num_stages)
-        rows = {name: rows_of(value, me, is_host_row=name in HOST_ROWS) for name, value in self.program.rows.items()}
+        rows = {name: rows_of(name, value, me) for name, value in self.program.rows.items()}
         return self._run_items(self.program.items, rows, state)
 
     def _run_items(self, items: tuple, rows: dict[str, Rows], state: State) -> State:
@@ -147,10 +147,7 @@ class Executor:
         if not spec.gathers:
             return state
         group, slot = row["gather_group"][0], row["gather_slot"][0]
-        # A loop of at most one turn: XLA updates in place what a loop carries, and the order of collectives is known.
-        gathered = lax.fori_loop(
-            0, row["gathers"][0], lambda _, slots: self.sharded.gather(slots, group, slot), state.gathered
-        )
+        gathered = _where(row["gathers"], lambda slots: self.sharded.gather(slots, group, slot), state.gathered)
         return state._replace(gathered=gathered)
 
     def _scatter(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
@@ -158,10 +155,9 @@ class Executor:
         if not spec.scatters:
             return state
         group, slot = row["scatter_group"][0], row["scatter_slot"][0]
-        totals, sums = lax.fori_loop(
-            0,
-            row["scatters"][0],
-            lambda _, carried: self.sharded.scatter(*carried, group, slot),
+        totals, sums = _where(
+            row["scatters"],
+            lambda carried: self.sharded.scatter(*carried, group, slot),
             (state.grads.layers, state.sums),
         )
         return state._replace(grads=state.grads._replace(layers=totals), sums=sums)
@@ -417,6 +413,17 @@ class Executor:
             kept={**state.kept, spec.stash: kept},
             grads=grads,
         )
+
+
+def _where(flag, change: Callable, carried):
+    """Returns `change(carried)` where the flag is 1, else `carried`; a flag that is an int is known.
+
+    A loop of at most one turn, not a branch: XLA updates in place what a loop carries, and the collectives of loops
+    have an order on CPUs.
+    """
+    if isinstance(flag, int):
+        return change(carried) if flag else carried
+    return lax.fori_loop(0, flag, lambda _, carried: change(carried), carried)
 
 
 def sum_gradients(grads: Physical, shares: Physical, num_members: int, *, are_shares: bool = False) -> Physical:

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sppo_jax.plan.program import FLAGS, HOST_ROWS
+
 
 class HostRow(NamedTuple):
     """A row on the host, and whether it is a line in a loop's counter."""
@@ -27,13 +29,13 @@ class Rows:
         values: [turns of each loop around, ticks, stages].
         counters: of these loops, outermost first.
         me: this device's stage.
-        is_host_row: whether the numbers are rows on the host.
+        field: what the numbers are, one of `program.FIELDS`.
     """
 
     values: np.ndarray
     counters: tuple
     me: jax.Array
-    is_host_row: bool
+    field: str
 
     def cut(self, start: int, length: int) -> "Rows":
         """Returns those of `length` ticks from `start`."""
@@ -44,12 +46,19 @@ class Rows:
         *turns, ticks, stages = self.values.shape
         return self._with(self.values.reshape(*turns, count, ticks // count, stages), (*self.counters, counter))
 
-    def of_tick(self) -> jax.Array | HostRow:
-        """Returns the number of the first tick for each stage, or this stage's row on the host."""
+    def of_tick(self) -> jax.Array | HostRow | int:
+        """Returns the number of the first tick for each stage; of this stage a row on the host.
+
+        A flag is the same for all stages, and an int where it is the same in all turns: the compiler would take it for
+        a constant, drop the branch, and with it what orders collectives on CPUs.
+        """
         values = self.values[..., 0, :]
-        if self.is_host_row:
+        if self.field in HOST_ROWS:
             return self._host_row(values)
-        return _look_up(values, self.counters)
+        if self.field not in FLAGS:
+            return _look_up(values, self.counters)
+        first = int(values.flat[0])
+        return first if (values == first).all() else _look_up(values, self.counters)[0]
 
     def _host_row(self, values: np.ndarray) -> HostRow:
         if self.counters and (values == values[..., :1]).all():
@@ -60,12 +69,12 @@ class Rows:
         return HostRow(_look_up(values, self.counters)[self.me], is_counted=False)
 
     def _with(self, values: np.ndarray, counters: tuple) -> "Rows":
-        return Rows(values, counters, self.me, self.is_host_row)
+        return Rows(values, counters, self.me, self.field)
 
 
-def rows_of(values: np.ndarray, me: jax.Array, *, is_host_row: bool) -> Rows:
+def rows_of(field: str, values: np.ndarray, me: jax.Array) -> Rows:
     """Returns the numbers of all ticks, [ticks, stages]; other arguments as `Rows`."""
-    return Rows(values, (), me, is_host_row)
+    return Rows(values, (), me, field)
 
 
 def _line(values: np.ndarray) -> tuple[int, int | None]:

@@ -54,6 +54,7 @@ FIELDS = (
     "refetch_row",  # the same of the stash whose inputs this tick fetches (to rebuild keys and values)
 )
 HOST_ROWS = ("write_row", "fetch_row", "refetch_row")
+FLAGS = ("gathers", "scatters")  # the same for all stages
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,9 @@ def fit(hbm=70, host=10, exposed=0, kernel=None) -> Fit:
             exposed_bytes=exposed * GIB,
             kernel_bytes=kernel if kernel is None else kernel * GIB,
             loops_unknown=0,
+            spans=(),
         ),
+        waiting_share=0.0123,
         flash_calls=4,
         num_bodies=39,
         compile_s=12.34,
@@ -39,7 +41,12 @@ def test_the_compiler_decides_what_fits():
     assert fit(exposed=3).exposed_share == pytest.approx(0.03)
     values = fit(hbm=80).to_dict()
     assert values["fits"] is False and values["compiler"]["hbm_bytes"] == 80 * GIB
-    assert values["host_copies"] == {"overlapped_bytes": 100 * GIB, "exposed_bytes": 0, "kernel_bytes": None}
+    assert values["host_copies"] == {
+        "overlapped_bytes": 100 * GIB,
+        "exposed_bytes": 0,
+        "kernel_bytes": None,
+        "waiting_share": 0.0123,
+    }
     assert {"predicted", "capacity", "compile_s"} <= set(values) and values["num_bodies"] == 39
     text = fit(exposed=2).describe()
     assert text.endswith("12 s by jax 0.12.0") and values["jax"] == "0.12.0"

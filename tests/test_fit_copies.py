@@ -59,3 +59,23 @@ def test_a_fusion_with_a_convolution_is_a_product_too():
     text = HLO.replace("%read-done", between + "\n  %read-done") + fused
     copies = host_copies(text)
     assert copies.overlapped_bytes == 3 * (8 * 4 + 2 * 8 * 4)
+
+
+def test_copies_wait_for_what_the_products_beside_them_leave():
+    """The write has two products of 4 x 8 by 8 x 16 beside it; the fetch and the whole copy have none."""
+    product = "%d (a: f32[4,8], b: f32[8,16]) -> f32[4,16] {\n  %a = f32[4,8]{1,0} parameter(0)\n"
+    product += "  ROOT %x = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n"
+    copies = host_copies(HLO + product)
+    flops = 2 * 2 * 4 * 8 * 16
+    assert sorted(copies.spans) == [(3, 32, flops), (3, 64, 0), (3, 64, 0)]
+    assert copies.waiting_s(link_bytes_s=1.0, flops_s=flops / 20) == 3 * (12 + 64 + 64)
+    assert copies.waiting_s(link_bytes_s=1.0, flops_s=1.0) == 3 * (64 + 64)
+
+
+def test_copies_of_one_direction_that_are_under_way_together_share_the_link():
+    read = "  %read-start = ((f32[4,8]{1,0:S(5)}, s32[]), f32[2,8]{1,0}, u32[]) fusion-start(%a, %i), calls=%r\n"
+    twice = read + read.replace("read-start", "again-start")
+    text = HLO.replace(read, twice).replace(
+        "%read-done", "%again-done = f32[2,8]{1,0} fusion-done(%again-start)\n  %read-done"
+    )
+    assert sorted(host_copies(text).spans) == [(3, 32, 0), (3, 64, 0), (3, 128, 0)]

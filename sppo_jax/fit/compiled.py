@@ -14,6 +14,7 @@ from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.layouts import COMPUTE_BYTES
 from sppo_jax.units import format_bytes
 
 # XLA's error where it would have to try kernels on a GPU.
@@ -39,6 +40,8 @@ class Fit:
         predicted: the planner's bytes, of the largest stage.
         capacity: the memory of the machine.
         copies: bytes moved between device and host in a step.
+        waiting_share: of the predicted seconds of a step, those by which host copies take longer than the matrix
+            products beside them.
         flash_calls: calls of a fused attention kernel in the program's text.
         num_bodies: bodies of ticks in the program.
         compile_s: seconds the compiler took.
@@ -49,6 +52,7 @@ class Fit:
     predicted: Sizes
     capacity: Sizes
     copies: HostCopies
+    waiting_share: float
     flash_calls: int
     num_bodies: int
     compile_s: float
@@ -78,6 +82,7 @@ class Fit:
                 "overlapped_bytes": self.copies.overlapped_bytes,
                 "exposed_bytes": self.copies.exposed_bytes,
                 "kernel_bytes": self.copies.kernel_bytes,
+                "waiting_share": round(self.waiting_share, 5),
             },
             "flash_calls": self.flash_calls,
             "num_bodies": self.num_bodies,
@@ -104,6 +109,7 @@ class Fit:
         if not moved:
             return "none"
         text = f"{format_bytes(moved)} a step, {self.exposed_share:.1%} of it with no compute beside it"
+        text += f", longer than the matrix products beside it for {self.waiting_share:.1%} of a step"
         if copies.kernel_bytes is None:
             return text
         return f"{text}, {copies.kernel_bytes / moved:.1%} by kernels on the compute units, the rest by DMA engines"
@@ -151,11 +157,17 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
         predicted=Sizes(hbm_bytes=max(plan.predicted.hbm_bytes), host_bytes=max(plan.predicted.host_bytes)),
         capacity=Sizes(hbm_bytes=cluster.device.hbm_bytes, host_bytes=cluster.device_host_bytes),
         copies=figures.copies,
+        waiting_share=_waiting_s(figures.copies, config, cluster) / plan.predicted.step_s,
         flash_calls=figures.flash_calls,
         num_bodies=program.num_bodies,
         compile_s=compile_s,
         jax_version=jax.__version__,
     )
+
+
+def _waiting_s(copies: HostCopies, config: Config, cluster: Cluster) -> float:
+    size = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
+    return copies.waiting_s(cluster.host_link_bytes_s, cluster.device.linear_flops_s(size))
 
 
 def compile_lowered(lowered: Any) -> Any:

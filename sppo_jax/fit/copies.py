@@ -9,7 +9,11 @@ blocks take compute units from the products beside the copy.
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from sppo_jax.fit.products import Products
 
 _HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"^(?:ROOT )?%([\w.\-]+) = ")
@@ -27,6 +31,20 @@ _BITS = {"pred": 8, "bf16": 16}
 _HOST, _LINEAR = "S(5)", "dynamic_slice_config"
 
 
+class Span(NamedTuple):
+    """Copies of one direction that are under way together, and what they have time for.
+
+    Args:
+        times: how often they run.
+        copied_bytes: of one time.
+        product_flops: of the matrix products between their start and their end, at least; see `Products`.
+    """
+
+    times: int
+    copied_bytes: int
+    product_flops: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostCopies:
     """Bytes of one run of a program, both directions together.
@@ -37,12 +55,23 @@ class HostCopies:
         kernel_bytes: of all these, what kernels on the compute units of a GPU copy, and not its DMA engines; None where
             the text tells of no offset whether it is linear, as for TPUs.
         loops_unknown: loops whose turns the text does not say; each counts as one turn.
+        spans: of all copies.
     """
 
     overlapped_bytes: int
     exposed_bytes: int
     kernel_bytes: int | None
     loops_unknown: int
+    spans: tuple[Span, ...]
+
+    def waiting_s(self, link_bytes_s: float, flops_s: float) -> float:
+        """Returns the seconds by which copies take longer than the matrix products beside them.
+
+        Args:
+            link_bytes_s: of a device to its host, one way.
+            flops_s: of matrix products.
+        """
+        return sum(times * max(0.0, copied / link_bytes_s - product / flops_s) for times, copied, product in self.spans)
 
 
 def host_copies(hlo_text: str) -> HostCopies:
@@ -53,15 +82,18 @@ def host_copies(hlo_text: str) -> HostCopies:
     """
     computations, entry = _computations(hlo_text)
     totals: dict[bool, int] = defaultdict(int)
+    products, spans = Products(computations), []
     unknown = by_kernels = 0
     todo = [(entry, 1)]
     while todo:
         name, times = todo.pop()
         lines = computations[name]
-        for overlapped, line in _copies(lines, computations):
-            size = times * _moved_bytes(line)
-            totals[overlapped] += size
-            by_kernels += size if _is_kernel(line, computations) else 0
+        copies = _copies(lines)
+        for copy in copies:
+            size = times * _moved_bytes(copy.line)
+            totals[any(_has_product(x, computations) for x in lines[copy.begin + 1 : copy.end])] += size
+            by_kernels += size if _is_kernel(copy.line, computations) else 0
+        spans += [Span(times, size, products.flops(lines[begin:end])) for begin, end, size in _together(copies)]
         for line in lines:
             for inner, trips in _inner(line):
                 moves = _mentions_host(inner, computations)
@@ -73,6 +105,7 @@ def host_copies(hlo_text: str) -> HostCopies:
         exposed_bytes=totals[False],
         kernel_bytes=by_kernels if _LINEAR in hlo_text else None,
         loops_unknown=unknown,
+        spans=tuple(spans),
     )
 
 
@@ -118,21 +151,53 @@ def _has_product(line: str, computations: dict[str, list[str]]) -> bool:
     return any(_has_product(x, computations) for inner, _ in _inner(line) for x in computations[inner])
 
 
-def _copies(lines: list[str], computations: dict[str, list[str]]) -> list[tuple[bool, str]]:
-    """Returns of each host copy in a computation whether it is overlapped, and the instruction."""
+class _Copy(NamedTuple):
+    """A host copy in a computation: the lines of its start and its end, and the instruction."""
+
+    begin: int
+    end: int
+    line: str
+
+    @property
+    def goes_out(self) -> bool:
+        return "dynamic-update-slice" in self.line or ("dynamic-slice" not in self.line and _writes_host(self.line))
+
+
+def _copies(lines: list[str]) -> list[_Copy]:
+    """Returns the host copies in a computation; one without start and done ends where it begins."""
     starts, found = {}, []
     for index, line in enumerate(lines):
         name = _NAME.match(line)
         done = _DONE.search(line)
         if done and done.group(1) in starts:
             begin = starts[done.group(1)]
-            between = lines[begin + 1 : index]
-            found.append((any(_has_product(x, computations) for x in between), lines[begin]))
+            found.append(_Copy(begin, index, lines[begin]))
         elif name and _HOST in line and "-start(" in line:
             starts[name.group(1)] = index
         elif name and _HOST in line and _COPY.search(line):
-            found.append((False, line))
+            found.append(_Copy(index, index, line))
     return found
+
+
+def _writes_host(line: str) -> bool:
+    """Returns whether the last array that an instruction returns is on the host."""
+    layouts = [layout for _, _, layout in _SHAPE.findall(line.partition(", metadata=")[0]) if layout]
+    return bool(layouts) and _HOST in layouts[-1]
+
+
+def _together(copies: list[_Copy]) -> Iterator[tuple[int, int, int]]:
+    """Yields the first and the last line, and the bytes, of copies of one direction that are under way together."""
+    for goes_out in (True, False):
+        begin = end = size = -1
+        for copy in sorted(copy for copy in copies if copy.goes_out == goes_out):
+            if size >= 0 and copy.begin < end:
+                end, size = max(end, copy.end), size + _moved_bytes(copy.line)
+                continue
+            if size >= 0:
+                yield begin, end, size
+            begin, end, size = copy.begin, copy.end, _moved_bytes(copy.line)
+        if size >= 0:
+            yield begin, end, size
 
 
 def _is_kernel(line: str, computations: dict[str, list[str]]) -> bool:

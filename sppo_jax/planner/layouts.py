@@ -22,7 +22,7 @@ from sppo_jax.planner.memory import Shape
 from sppo_jax.planner.splits import SequenceSplit, sequence_splits
 
 PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
-_COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     return Request(
         config=config,
         cluster=cluster,
-        compute_bytes=_COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
+        compute_bytes=COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
         table=_read_table(config) if config.schedule.table is not None else None,
         # No other schedule lets keys and values be made again, or weights be gathered group by group.
         by_groups=config.stash.kv == "rebuild" or config.mesh.weights == "gathered",

@@ -97,22 +97,27 @@ class Fit:
             values = [getattr(sizes, key) for sizes in (self.compiler, self.predicted, self.capacity)]
             rows.append((name, *map(format_bytes, values), f"{values[0] / values[2]:.1%}"))
         lines = [f"{row[0]:22}" + "".join(f"{cell:>13}" for cell in row[1:4]) + f"  {row[4]}" for row in rows]
-        lines.append(f"{'host copies':22}  {self._describe_copies()}")
+        first, *others = self._describe_copies()
+        lines += [f"{'host copies':22}  {first}", *(f"{'':22}  {line}" for line in others)]
         kernels = f"{self.flash_calls} calls of a fused kernel in the program" if self.flash_calls else "blockwise"
         lines.append(f"{'attention':22}  {kernels}")
         lines.append(f"{'program':22}  {self.num_bodies} bodies of ticks")
         return "\n".join([*lines, f"{'compiled in':22}  {self.compile_s:.0f} s by jax {self.jax_version}"])
 
-    def _describe_copies(self) -> str:
+    def _describe_copies(self) -> list[str]:
         copies = self.copies
         moved = copies.overlapped_bytes + copies.exposed_bytes
         if not moved:
-            return "none"
-        text = f"{format_bytes(moved)} a step, {self.exposed_share:.1%} of it with no compute beside it"
-        text += f", longer than the matrix products beside it for {self.waiting_share:.1%} of a step"
-        if copies.kernel_bytes is None:
-            return text
-        return f"{text}, {copies.kernel_bytes / moved:.1%} by kernels on the compute units, the rest by DMA engines"
+            return ["none"]
+        text = f"{format_bytes(moved)} a step"
+        if copies.kernel_bytes is not None:
+            share = copies.kernel_bytes / moved
+            text += f", {share:.1%} of it by kernels on the compute units, the rest by DMA engines"
+        return [
+            text,
+            f"{self.exposed_share:.1%} of it with no compute beside it",
+            f"longer than the matrix products beside it for {self.waiting_share:.1%} of a step",
+        ]
 
 
 def prepare_environment() -> None:

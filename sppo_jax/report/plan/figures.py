@@ -8,14 +8,15 @@ from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.outline import first_rounds
-from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table, TickShape, Unit
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
+from sppo_jax.planner.memory import Shape
 from sppo_jax.planner.offload import copy_seconds
 from sppo_jax.planner.search import Found
-from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, unit_bytes
+from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
 COLUMNS = {
@@ -84,7 +85,7 @@ class Figures:
         parts: what the step's seconds go to, on the mean of the stages; they sum to the step.
         tokens_s: tokens a second of all devices.
         mfu: share of the datasheet's peak in causal model FLOPs, 0..1; None for a CPU, which has no such peak.
-        link_busy_s: seconds for which the busiest device copies to its host; it copies as much back.
+        link_busy_s: seconds for which the busiest device copies to its host, and back.
         stashed: bytes of each unit's stash on the device and on the host, in what pictures show.
         copies: the copies between device and host, in what pictures show.
     """
@@ -99,7 +100,7 @@ class Figures:
     parts: dict[str, float]
     tokens_s: float
     mfu: float | None
-    link_busy_s: float
+    link_busy_s: tuple[float, float]
     stashed: UnitBytes
     copies: tuple[Copy, ...]
 
@@ -148,10 +149,14 @@ def figures_of(found: Found, config: Config) -> Figures:
         parts=step_parts(outline, costs, step, step_s),
         tokens_s=tokens_s,
         mfu=_mfu(config.model, plan, tokens_s, costs.cluster),
-        link_busy_s=_link_busy_s(outline, unit_bytes(outline, shape, plan.stash), costs.cluster),
+        link_busy_s=_link_busy_s(outline, _copies(outline, shape, plan.stash), costs.cluster),
         stashed=stashed,
-        copies=tuple(host_copies(table, stashed)),
+        copies=_copies(table, shape, plan.stash),
     )
+
+
+def _copies(table: Table, shape: Shape, stash: StashPlan) -> tuple[Copy, ...]:
+    return tuple(host_copies(table, unit_bytes(table, shape, stash), rebuilt_bytes(table, shape, stash)))
 
 
 def drawn_table(plan: Plan) -> Table:
@@ -245,12 +250,15 @@ def _unit_counts(table: Table) -> Counter[tuple[str, int, TickShape]]:
     return counts
 
 
-def _link_busy_s(table: Table, sizes: UnitBytes, cluster: Cluster) -> float:
-    """Returns the seconds for which the busiest device copies to its host."""
-    ticks, rounds, stages = table.unit_ticks, table.tick_rounds, Counter[int]()
-    for copy in host_copies(table, sizes):
-        stages[copy.stage] += copy.size_bytes * rounds[ticks[copy.unit]] if copy.out else 0
-    return max(stages.values(), default=0) / cluster.host_link_bytes_s
+def _link_busy_s(table: Table, copies: Iterable[Copy], cluster: Cluster) -> tuple[float, float]:
+    """Returns the seconds for which the busiest device copies to its host, and back."""
+    ticks, rounds, moved = table.unit_ticks, table.tick_rounds, Counter[tuple[bool, int]]()
+    for copy in copies:
+        moved[copy.out, copy.stage] += copy.size_bytes * rounds[ticks[copy.unit]]
+    out, back = (
+        max((size for (goes_out, _), size in moved.items() if goes_out == way), default=0) for way in (True, False)
+    )
+    return out / cluster.host_link_bytes_s, back / cluster.host_link_bytes_s
 
 
 def _mfu(model: ModelConfig, plan: Plan, tokens_s: float, cluster: Cluster) -> float | None:

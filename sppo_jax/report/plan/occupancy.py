@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, Unit
-from sppo_jax.planner.memory import Memory, Shape, token_bytes
+from sppo_jax.planner.memory import Memory, Shape, refetch_bytes, token_bytes
 
-# Bytes that a device stashes for each (sequence, chunk, virtual stage): in its own memory, and on the host.
-UnitBytes = dict[tuple[int, int, int], tuple[int, int]]
+UnitKey = tuple[int, int, int]  # sequence, chunk, virtual stage
+# Bytes that a device stashes for each unit: in its own memory, and on the host.
+UnitBytes = dict[UnitKey, tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,8 @@ class Copy:
         stage: the stage.
         out: whether the copy goes to the host.
         size_bytes: bytes that a device copies.
-        unit: the forward unit that wrote the activations, or the backward unit that reads them.
+        unit: the forward unit that wrote the activations, or the backward unit that reads them; a forward unit whose
+            layer inputs come back is one whose keys and values are made again.
     """
 
     tick: int
@@ -58,12 +60,24 @@ def unit_bytes(table: Table, shape: Shape, stash: StashPlan) -> UnitBytes:
     return {key: sizes[groups[diagonal]] for key, diagonal in table.unit_diagonals.items()}
 
 
-def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
-    """Returns all copies of a step: out with the next compute tick, back with the compute tick before the backward.
+def rebuilt_bytes(table: Table, shape: Shape, stash: StashPlan) -> dict[UnitKey, int]:
+    """Returns the layer inputs that come back to make keys and values again, of each unit where this is done."""
+    groups, classes = table.diagonal_groups, stash_classes(table, stash, shape.seq)
+    behind = table.num_virtual_stages - table.num_stages
+    return {
+        key: refetch_bytes(classes[groups[diagonal]], shape, stash)
+        for key, diagonal in table.unit_diagonals.items()
+        if key[2] < behind
+    }
+
+
+def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int]) -> list[Copy]:
+    """Returns all copies of a step, each with the tick beside which it runs; see `program._copies`.
 
     Args:
         table: the schedule.
         sizes: bytes from `unit_bytes`.
+        rebuilt: bytes from `rebuilt_bytes`.
     """
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     after = dict(zip(compute, compute[1:], strict=False))
@@ -75,6 +89,13 @@ def host_copies(table: Table, sizes: UnitBytes) -> list[Copy]:
         if size and behind is not None:
             stage = unit.virtual_stage % table.num_stages
             copies.append(Copy(tick=behind, stage=stage, out=unit.kind == "F", size_bytes=size, unit=unit))
+    for (sequence, chunk, virtual_stage), size in rebuilt.items():
+        if not size:
+            continue
+        tick = table.unit_ticks[Unit("B", sequence, chunk, virtual_stage + table.num_stages)]
+        behind = tick - 1 if table.ticks[tick - 1].kind == "H" else before[tick]
+        unit, stage = Unit("F", sequence, chunk, virtual_stage), virtual_stage % table.num_stages
+        copies.append(Copy(tick=behind, stage=stage, out=False, size_bytes=size, unit=unit))
     return copies
 
 

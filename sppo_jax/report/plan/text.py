@@ -78,9 +78,11 @@ def _cells(spent: list[dict[str, float]]) -> str:
 
 def copies_text(figures: Figures) -> str:
     """Returns the seconds that a device's link to its host is busy, and those without compute beside the copy."""
-    exposed, busy, step_s = figures.parts["copies"], figures.link_busy_s, figures.plan.predicted.step_s
+    exposed, step_s = figures.parts["copies"], figures.plan.predicted.step_s
     hidden = f"{seconds(exposed, step_s)} s without compute beside it" if exposed > 1e-9 else "all beside compute"
-    return f"{seconds(busy, step_s)} s each way on the busiest device, {hidden}"
+    out, back = (f"{seconds(busy, step_s)} s" for busy in figures.link_busy_s)
+    ways = f"{out} each way" if out == back else f"{out} to the host and {back} back"
+    return f"{ways} on the busiest device, {hidden}"
 
 
 def left_out_text(figures: Figures) -> str:

@@ -5,7 +5,7 @@ from schedule_cases import all_tables, wave_tables
 
 from sppo_jax.plan.csv_format import from_csv, to_csv
 from sppo_jax.plan.generators import make_table
-from sppo_jax.report.draw.text_timeline import text_timeline
+from sppo_jax.report.draw.text_timeline import text_passes, text_timeline
 
 
 def test_csv_round_trip():
@@ -99,3 +99,9 @@ def test_long_timeline_is_abridged():
     (gap,) = [line for line in lines if "left out" in line]
     shown = sum(len(line[9:].split()) for line in lines if line.startswith("tick"))
     assert shown + int(gap.split()[1]) == len(table.ticks)
+
+
+def test_passes_stand_in_the_order_in_which_they_run():
+    table = make_table("breadth-first", 2, 2, (8,) * 3, 3)
+    lines = text_passes(table).splitlines()
+    assert lines[1] == "each pass takes all 3 chunks: F0a F0b F0c B0c B0b B0a F1a F1b F1c B1c B1b B1a"

@@ -38,3 +38,19 @@ def test_however_narrow_each_kind_has_its_share_of_the_width(num_chunks):
     total = sum(widths.values())
     for kind, share in {"F": 2 / 7, "B": 4 / 7, "H": 1 / 7}.items():
         assert widths[kind] / total == pytest.approx(share, abs=0.03)
+
+
+def test_a_pass_of_a_group_of_layers_is_one_box_where_its_ticks_are_small():
+    table = make_table("breadth-first", 2, 1, (1,) * 40, 3)
+    seconds = {"F": 1.0, "B": 2.0, "H": 0.0}
+    small, wide = (
+        ElementTree.fromstring(timeline_svg(table, lambda unit, tokens: seconds[unit.kind], width=width))
+        for width in (900, 20_000)
+    )
+    for root, labels in ((small, ["g0", "g1", "g2", "g2", "g1", "g0"]), (wide, [])):
+        texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert [text for text in texts if text.startswith("g") and text[1:].isdigit()] == 2 * labels
+    titles = [box.find("{http://www.w3.org/2000/svg}title") for box in small.iter("{http://www.w3.org/2000/svg}rect")]
+    passes = [title.text for title in titles if title is not None and "chunks 0-39" in title.text]
+    assert len(passes) == 2 * 6
+    assert passes[0] == "ticks 0-39, stage 0: forward, sequence 0, chunks 0-39, layers of group 0, 40 s"

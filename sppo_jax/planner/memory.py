@@ -27,7 +27,7 @@ _UNROLLED_LAYERS, _UNROLLED_ARRAYS = 2, 5
 _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
 # fetched), and copies K, V and what is kept once between forward and backward, which want other layouts.
-_TPU_ROWS, _TPU_LANES, _TPU_PARTS = 8, 128, 4
+_TPU_LANES, _TPU_PARTS = 128, 4
 # Share of a host's memory that stays free: the system, reading data, the copies of a save.
 _HOST_RESERVE = 0.05
 # Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
@@ -164,10 +164,7 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
         kept, away = slot_bytes(of_class, token)
         device, host = device + (count + 1) * kept, host + num_rows[of_class] * away
         copies = max(copies, away + refetch_bytes(of_class, shape, stash))
-    if shape.platform != "tpu":
-        return device, host, copies
-    padding = -(-shape.layers // _TPU_ROWS) * _TPU_ROWS / shape.layers
-    return device, int(host * padding), int(copies * padding) * _TPU_PARTS
+    return device, host, copies * (_TPU_PARTS if shape.platform == "tpu" else 1)
 
 
 def refetch_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:

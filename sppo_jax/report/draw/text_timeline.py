@@ -38,6 +38,27 @@ def text_timeline(table: Table, *, width: int = 100, max_blocks: int = 6) -> str
     return "\n".join([*lines, *_legend(table)])
 
 
+def text_passes(table: Table) -> str:
+    """Returns the passes of a breadth-first table in their order, which is the same on every stage.
+
+    Args:
+        table: the table.
+
+    Returns:
+        Lines of text, with a legend at the end.
+    """
+    passes = dict.fromkeys(
+        (unit.kind, unit.sequence // table.wave, unit.virtual_stage // table.num_stages)
+        for tick in table.ticks
+        for unit in tick.units[:1]
+        if unit is not None and unit.kind != "H"
+    )
+    words = [f"{kind}{wave}{_GROUP_LETTERS[group % len(_GROUP_LETTERS)]}" for kind, wave, group in passes]
+    of = "a wave" if table.wave > 1 else "a sequence"
+    legend = f"F forward, B backward; number: {of}; a, b, ...: first, second, ... group of layers of the stage"
+    return "\n".join([_headline(table), f"each pass takes all {table.num_chunks} chunks: {' '.join(words)}", legend])
+
+
 def _headline(table: Table) -> str:
     waves = f" in waves of {table.wave}" if table.wave > 1 else ""
     return (

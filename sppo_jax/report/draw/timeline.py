@@ -1,9 +1,9 @@
 """A schedule as a picture: ticks by stages, widths to scale, as SVG text. No jax here."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import Table, TickShape, Unit
@@ -18,6 +18,8 @@ ROW, GAP, LANE, LEFT, RIGHT, TOP = 30, 4, 6, 64, 8, 34
 CHARACTER_WIDTH = 6.2
 # Cells narrower than this are drawn together.
 NARROW = 1.5
+# Cells of a pass of one group of layers are drawn as one block where they are narrower than this.
+PASS_CELL = 14
 # The share of a debt that is left from one box to the next.
 FADING = 0.98
 # Without a gap, a box reaches under the next box, so that no seam is visible.
@@ -108,6 +110,8 @@ def timeline_svg(
             parts += _lanes([link for link in links if link.stage == stage], window, y + ROW + 2)
     parts += time_axis(window, TOP + table.num_stages * row + 2)
     labels = "labels: sequence.chunk" if table.num_sequences > 1 else "labels: chunk"
+    if table.passes_groups_in_turn:
+        labels += "; g3: all chunks through group 3"
     return "\n".join([*parts, *_legend(height - 10, bool(links), labels), "</svg>"])
 
 
@@ -131,14 +135,49 @@ def _row(table: Table, window: Window, stage: int, y: int) -> list[str]:
     parts: list[str] = []
     narrow: list[int] = []
     owed: dict[str, float] = {}
-    for index in range(window.first, window.last + 1):
-        if (window.starts_s[index + 1] - window.starts_s[index]) * window.scale < NARROW:
-            narrow.append(index)
+    for first, last in _blocks(table, window, stage):
+        if (window.starts_s[last + 1] - window.starts_s[first]) * window.scale < NARROW:
+            narrow += range(first, last + 1)
             continue
         parts += _merged(table, window, stage, narrow, y, owed)
         narrow = []
-        parts += _cell(table, window, stage, index, y)
+        parts += _cell(table, window, stage, first, y) if first == last else _pass(table, window, stage, first, last, y)
     return parts + _merged(table, window, stage, narrow, y, owed)
+
+
+def _blocks(table: Table, window: Window, stage: int) -> Iterator[tuple[int, int]]:
+    """Yields the first and the last tick of each box: a tick, or a pass of a group of layers where ticks are small."""
+
+    key: tuple = ()
+
+    def block_of(index: int) -> tuple:
+        nonlocal key
+        unit = table.ticks[index].units[stage]
+        wide = (window.starts_s[index + 1] - window.starts_s[index]) * window.scale >= PASS_CELL
+        if unit is None or wide or not table.passes_groups_in_turn:
+            key = (index,)
+        elif unit.kind != "H" or key[:1] != ("F",):  # a small head belongs to the pass that it follows
+            key = unit.kind, unit.sequence // table.wave, unit.virtual_stage
+        return key
+
+    for _, ticks in groupby(range(window.first, window.last + 1), block_of):
+        first, *others = ticks
+        yield first, others[-1] if others else first
+
+
+def _pass(table: Table, window: Window, stage: int, first: int, last: int, y: int) -> list[str]:
+    """Draws a pass of one group of layers; shades tell neighbouring groups apart, and the label is the group's."""
+    units = [unit for tick in table.ticks[first : last + 1] if (unit := tick.units[stage]) is not None]
+    kind, group = units[0].kind, units[0].virtual_stage // table.num_stages
+    x, end = window.x(window.starts_s[first]), window.x(window.starts_s[last + 1])
+    chunks = f"chunks {min(unit.chunk for unit in units)}-{max(unit.chunk for unit in units)}"
+    seconds = window.starts_s[last + 1] - window.starts_s[first]
+    what = f"{NAMES[kind]}, sequence {units[0].sequence}, {chunks}, layers of group {group}, {seconds:.4g} s"
+    parts = [_box(x, y, end - x - 0.6, COLORS[kind][group % 2], f"ticks {first}-{last}, stage {stage}: {what}")]
+    if len(f"g{group}") * CHARACTER_WIDTH + 2 < end - x:
+        font = FONT.replace("#222", LABELS[group % 2])
+        parts.append(f"<text x='{(x + end) / 2:.2f}' y='{y + 19}' {font} text-anchor='middle'>g{group}</text>")
+    return parts
 
 
 def _cell(table: Table, window: Window, stage: int, index: int, y: int) -> list[str]:

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from sppo_jax.plan.table import Table
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
-from sppo_jax.report.draw.text_timeline import text_timeline
+from sppo_jax.report.draw.text_timeline import text_passes, text_timeline
 from sppo_jax.report.draw.timeline import FADING
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.report.plan.tables import (
@@ -139,8 +139,9 @@ def _timeline(figures: Figures) -> str:
     step_s = sum(tick_s)
     scaled = scaled_timeline(table, tick_s)
     title = f"Timeline to scale: a column is {seconds(step_s / len(scaled.splitlines()[0].split()[-1]))} s"
-    # The first and the last ticks one by one.
-    ticks = text_timeline(table, width=WIDTH, max_blocks=2).splitlines()
-    wrapped = [line if len(line) <= WIDTH else textwrap.fill(line, WIDTH) for line in ticks]
+    # The first and the last ticks one by one, or all passes of a table that passes one group of layers after another.
+    in_turn = table.passes_groups_in_turn
+    parts = (text_passes(table) if in_turn else text_timeline(table, width=WIDTH, max_blocks=2)).splitlines()
+    wrapped = [line if len(line) <= WIDTH else textwrap.fill(line, WIDTH) for line in parts]
     note = [paragraph("", left_out_text(figures))] if figures.sequences_left_out else []
-    return "\n".join([title, scaled, *note, "", "Ticks", *wrapped])
+    return "\n".join([title, scaled, *note, "", "Passes" if in_turn else "Ticks", *wrapped])

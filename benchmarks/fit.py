@@ -91,8 +91,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     """Write every case, GiB of one device."""
     lines = [
         "| plan | data x pipe x seq | chunks | HBM compiled | predicted | error | host compiled | predicted | "
-        "copies exposed | fused calls | compile s |",
-        "|" + "---|" * 11,
+        "copies exposed | by kernels | outlast products | fused calls | compile s |",
+        "|" + "---|" * 13,
     ]
     for row in rows:
         compiler, predicted, copies = row["compiler"], row["predicted"], row["host_copies"]
@@ -108,11 +108,21 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{compiler['host_bytes'] / GIB:.2f}",
             f"{predicted['host_bytes'] / GIB:.2f}",
             f"{copies['exposed_bytes'] / moved:.1%}" if moved else "",
+            *_later_counted(copies, moved),
             row["flash_calls"],
             f"{row['compile_s']:.0f}",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
+
+
+def _later_counted(copies: dict[str, Any], moved: int) -> tuple[str, str]:
+    """Return the share that kernels copy, and by which copies outlast products; "" where it was not counted."""
+    kernels, waiting = copies.get("kernel_bytes"), copies.get("waiting_share")
+    return (
+        "" if not moved or kernels is None else f"{kernels / moved:.1%}",
+        "" if not moved or waiting is None else f"{waiting:.1%}",
+    )
 
 
 def load() -> dict[str, Any]:
@@ -133,7 +143,10 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
         f"The train step of each plan (forward, backward, optimizer) compiled by XLA:GPU or XLA:TPU of jax "
         f"{jax_version} for clusters that were not there ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
         "none was run. HBM is arguments + outputs + temporaries - aliases, GiB of one device. A copy is exposed if the "
-        "compiled schedule has no matrix product, and no loop with one, between the copy's start and its end. "
+        "compiled schedule has no matrix product, and no loop with one, between the copy's start and its end. Copies by "
+        "kernels run on the compute units, all others on DMA engines; XLA:TPU does not say. Copies outlast the matrix "
+        "products beside them for at most the given share of the predicted step; nothing stands where this was not "
+        "counted. "
         "Predictions are today's planner's, of the plans that were compiled.",
         "",
         *summary(rows),

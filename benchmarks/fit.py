@@ -144,9 +144,9 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
         f"{jax_version} for clusters that were not there ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
         "none was run. HBM is arguments + outputs + temporaries - aliases, GiB of one device. A copy is exposed if the "
         "compiled schedule has no matrix product, and no loop with one, between the copy's start and its end. Copies "
-        "by kernels run on the compute units, all others on DMA engines; XLA:TPU does not say. Copies outlast the matrix "
-        "products beside them for at most the given share of the predicted step; nothing stands where this was not "
-        "counted. "
+        "by kernels run on the compute units, all others on DMA engines; XLA:TPU does not say. Copies outlast the "
+        "matrix products beside them for at most the given share of the predicted step; nothing stands where this "
+        "was not counted. "
         "Predictions are today's planner's, of the plans that were compiled.",
         "",
         *summary(rows),

@@ -91,7 +91,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     """Write every case, GiB of one device."""
     lines = [
         "| plan | data x pipe x seq | chunks | HBM compiled | predicted | error | host compiled | predicted | "
-        "copies exposed | by kernels | outlast products | fused calls | compile s |",
+        "copies exposed | by kernels | outlast compute | fused calls | compile s |",
         "|" + "---|" * 13,
     ]
     for row in rows:
@@ -145,8 +145,8 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
         "none was run. HBM is arguments + outputs + temporaries - aliases, GiB of one device. A copy is exposed if the "
         "compiled schedule has no matrix product, and no loop with one, between the copy's start and its end. Copies "
         "by kernels run on the compute units, all others on DMA engines; XLA:TPU does not say. Copies outlast the "
-        "matrix products beside them for at most the given share of the predicted step; nothing stands where this "
-        "was not counted. "
+        "compute beside them (matrix products, and attention of the chunk with the shortest prefix) for at most the "
+        "given share of the predicted step. Nothing stands where this was not counted. "
         "Predictions are today's planner's, of the plans that were compiled.",
         "",
         *summary(rows),

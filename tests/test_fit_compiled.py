@@ -52,7 +52,7 @@ def test_the_compiler_decides_what_fits():
     assert text.endswith("12 s by jax 0.12.0") and values["jax"] == "0.12.0"
     assert "39 bodies of ticks" in text and "70 GiB" in text and "88.6%" in text
     assert "host copies             100 GiB a step\n" in text and "2.0% of it with no compute beside it\n" in text
-    assert "longer than the matrix products beside it for 1.2% of a step\n" in text
+    assert "longer than the compute beside it for 1.2% of a step\n" in text
     assert "25.0% of it by kernels on the compute units, the rest by DMA engines\n" in fit(kernel=25).describe()
 
 

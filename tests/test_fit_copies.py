@@ -1,5 +1,7 @@
 """Reading host copies off a compiled schedule."""
 
+import pytest
+
 from sppo_jax.fit.copies import host_copies
 
 # A write behind a loop with a product, a fetch behind nothing, and a copy without start and done, in a loop of 3 turns.
@@ -61,15 +63,31 @@ def test_a_fusion_with_a_convolution_is_a_product_too():
     assert copies.overlapped_bytes == 3 * (8 * 4 + 2 * 8 * 4)
 
 
+READ = "  %read-start = ((f32[4,8]{1,0:S(5)}, s32[]), f32[2,8]{1,0}, u32[]) fusion-start(%a, %i), calls=%r\n"
+PRODUCT = (
+    "  %a = f32[4,8]{1,0} parameter(0)\n"
+    "  %x = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
+)
+
+
 def test_copies_wait_for_what_the_products_beside_them_leave():
     """The write has two products of 4 x 8 by 8 x 16 beside it; the fetch and the whole copy have none."""
     product = "%d (a: f32[4,8], b: f32[8,16]) -> f32[4,16] {\n  %a = f32[4,8]{1,0} parameter(0)\n"
     product += "  ROOT %x = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n}\n"
     copies = host_copies(HLO + product)
     flops = 2 * 2 * 4 * 8 * 16
-    assert sorted(copies.spans) == [(3, 32, flops), (3, 64, 0), (3, 64, 0)]
-    assert copies.waiting_s(link_bytes_s=1.0, flops_s=flops / 20) == 3 * (12 + 64 + 64)
-    assert copies.waiting_s(link_bytes_s=1.0, flops_s=1.0) == 3 * (64 + 64)
+    assert sorted(copies.spans) == [("", 3, 32, flops), ("", 3, 64, 0), ("", 3, 64, 0)]
+    assert copies.waiting_s(1.0, flops / 20, {}) == 3 * (12 + 64 + 64)
+    assert copies.waiting_s(1.0, 1.0, {}) == 3 * (64 + 64)
+
+
+def test_a_tick_has_its_least_attention_beside_its_copies():
+    name = 'calls=%r, metadata={op_name="jit(step)/while/body/backward_tick_without_ends/dynamic_slice"}'
+    nothing, some = (host_copies(text.replace("calls=%r", name)) for text in (HLO, HLO.replace(READ, READ + PRODUCT)))
+    assert ("B", 3, 64, 0) in nothing.spans and ("B", 3, 64, 2 * 4 * 8 * 16) in some.spans
+    assert nothing.waiting_s(1.0, 1e9, {"B": 60.0}) == nothing.waiting_s(1.0, 1e9, {})
+    assert some.waiting_s(1.0, 1e9, {"F": 60.0}) == some.waiting_s(1.0, 1e9, {})
+    assert some.waiting_s(1.0, 1e9, {}) - some.waiting_s(1.0, 1e9, {"B": 60.0}) == pytest.approx(3 * 60)
 
 
 def test_copies_of_one_direction_that_are_under_way_together_share_the_link():
@@ -78,4 +96,4 @@ def test_copies_of_one_direction_that_are_under_way_together_share_the_link():
     text = HLO.replace(read, twice).replace(
         "%read-done", "%again-done = f32[2,8]{1,0} fusion-done(%again-start)\n  %read-done"
     )
-    assert sorted(host_copies(text).spans) == [(3, 32, 0), (3, 64, 0), (3, 128, 0)]
+    assert sorted(host_copies(text).spans) == [("", 3, 32, 0), ("", 3, 64, 0), ("", 3, 128, 0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sppo_jax.config import Config
@@ -14,6 +14,7 @@ from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.evaluate import costs_of
 from sppo_jax.planner.layouts import COMPUTE_BYTES
 from sppo_jax.units import format_bytes
 
@@ -40,8 +41,8 @@ class Fit:
         predicted: the planner's bytes, of the largest stage.
         capacity: the memory of the machine.
         copies: bytes moved between device and host in a step.
-        waiting_share: of the predicted seconds of a step, those by which host copies take longer than the matrix
-            products beside them.
+        waiting_share: of the predicted seconds of a step, those by which host copies take longer than the compute
+            beside them: matrix products, and the least attention of a tick.
         flash_calls: calls of a fused attention kernel in the program's text.
         num_bodies: bodies of ticks in the program.
         compile_s: seconds the compiler took.
@@ -116,7 +117,7 @@ class Fit:
         return [
             text,
             f"{self.exposed_share:.1%} of it with no compute beside it",
-            f"longer than the matrix products beside it for {self.waiting_share:.1%} of a step",
+            f"longer than the compute beside it for {self.waiting_share:.1%} of a step",
         ]
 
 
@@ -162,7 +163,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
         predicted=Sizes(hbm_bytes=max(plan.predicted.hbm_bytes), host_bytes=max(plan.predicted.host_bytes)),
         capacity=Sizes(hbm_bytes=cluster.device.hbm_bytes, host_bytes=cluster.device_host_bytes),
         copies=figures.copies,
-        waiting_share=_waiting_s(figures.copies, config, cluster) / plan.predicted.step_s,
+        waiting_share=_waiting_s(figures.copies, config, plan, cluster) / plan.predicted.step_s,
         flash_calls=figures.flash_calls,
         num_bodies=program.num_bodies,
         compile_s=compile_s,
@@ -170,9 +171,18 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
     )
 
 
-def _waiting_s(copies: HostCopies, config: Config, cluster: Cluster) -> float:
+def _waiting_s(copies: HostCopies, config: Config, plan: Plan, cluster: Cluster) -> float:
+    costs, table = costs_of(plan, config), plan.outline()
+    without = replace(costs, layer=replace(costs.layer, pair_flops=0.0))
+    attention_s = {
+        kind: min(
+            costs.compute_s(kind, start, length) - without.compute_s(kind, start, length)
+            for start, length in zip(table.chunk_starts, table.chunk_lengths, strict=False)
+        )
+        for kind in "FB"
+    }
     size = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
-    return copies.waiting_s(cluster.host_link_bytes_s, cluster.device.linear_flops_s(size))
+    return copies.waiting_s(cluster.host_link_bytes_s, cluster.device.linear_flops_s(size), attention_s)
 
 
 def compile_lowered(lowered: Any) -> Any:

@@ -9,7 +9,7 @@ blocks take compute units from the products beside the copy.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ _COPY = re.compile(r" (?:copy|dynamic-slice|dynamic-update-slice)\(")
 _PRODUCT = re.compile(r"__cublas|__cudnn|gemm| dot\(| convolution\(")
 _CALLED = re.compile(r" (?:async-start|fusion|fusion-start)\(.*calls=%([\w.\-]+)")
 _CALLS = re.compile(r" fusion\(.*calls=%([\w.\-]+)")
+_TICK = re.compile(r'op_name="[^"]*?/(forward|backward|head)_tick')
 _BITS = {"pred": 8, "bf16": 16}
 _HOST, _LINEAR = "S(5)", "dynamic_slice_config"
 
@@ -35,11 +36,13 @@ class Span(NamedTuple):
     """Copies of one direction that are under way together, and what they have time for.
 
     Args:
+        kind: of the tick they run in: "F", "B" or "H"; "" where the text does not say.
         times: how often they run.
         copied_bytes: of one time.
         product_flops: of the matrix products between their start and their end, at least; see `Products`.
     """
 
+    kind: str
     times: int
     copied_bytes: int
     product_flops: int
@@ -64,14 +67,20 @@ class HostCopies:
     loops_unknown: int
     spans: tuple[Span, ...]
 
-    def waiting_s(self, link_bytes_s: float, flops_s: float) -> float:
-        """Returns the seconds by which copies take longer than the matrix products beside them.
+    def waiting_s(self, link_bytes_s: float, flops_s: float, attention_s: Mapping[str, float]) -> float:
+        """Returns the seconds by which copies take longer than the matrix products and the attention beside them.
 
         Args:
             link_bytes_s: of a device to its host, one way.
             flops_s: of matrix products.
+            attention_s: seconds of attention in a tick of each kind, at least. It counts where products do, because
+                the same layers have both.
         """
-        return sum(times * max(0.0, copied / link_bytes_s - product / flops_s) for times, copied, product in self.spans)
+        waiting = 0.0
+        for kind, times, copied, product in self.spans:
+            beside = product / flops_s + attention_s.get(kind, 0.0) if product else 0.0
+            waiting += times * max(0.0, copied / link_bytes_s - beside)
+        return waiting
 
 
 def host_copies(hlo_text: str) -> HostCopies:
@@ -93,7 +102,10 @@ def host_copies(hlo_text: str) -> HostCopies:
             size = times * _moved_bytes(copy.line)
             totals[any(_has_product(x, computations) for x in lines[copy.begin + 1 : copy.end])] += size
             by_kernels += size if _is_kernel(copy.line, computations) else 0
-        spans += [Span(times, size, products.flops(lines[begin:end])) for begin, end, size in _together(copies)]
+        spans += [
+            Span(_kind(lines[begin]), times, size, products.flops(lines[begin:end]))
+            for begin, end, size in _together(copies)
+        ]
         for line in lines:
             for inner, trips in _inner(line):
                 moves = _mentions_host(inner, computations)
@@ -177,6 +189,12 @@ def _copies(lines: list[str]) -> list[_Copy]:
         elif name and _HOST in line and _COPY.search(line):
             found.append(_Copy(index, index, line))
     return found
+
+
+def _kind(line: str) -> str:
+    """Returns the kind of the tick in which an instruction was traced; see `executor.TICK_NAMES`."""
+    tick = _TICK.search(line)
+    return tick.group(1)[0].upper() if tick else ""
 
 
 def _writes_host(line: str) -> bool:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sppo_jax.fit.products import Products
+from sppo_jax.fit.products import Products, computations_of
 
-_HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _NAME = re.compile(r"^(?:ROOT )?%([\w.\-]+) = ")
 _BODY = re.compile(r" while\(.*body=%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
@@ -89,7 +88,7 @@ def host_copies(hlo_text: str) -> HostCopies:
     Args:
         hlo_text: `compiled.as_text()`, whose instructions are in the order in which they run.
     """
-    computations, entry = _computations(hlo_text)
+    computations, entry = computations_of(hlo_text)
     totals: dict[bool, int] = defaultdict(int)
     products, spans = Products(computations), []
     unknown = by_kernels = 0
@@ -119,19 +118,6 @@ def host_copies(hlo_text: str) -> HostCopies:
         loops_unknown=unknown,
         spans=tuple(spans),
     )
-
-
-def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    computations: dict[str, list[str]] = {}
-    entry, lines = "", []
-    for line in text.splitlines():
-        header = _HEADER.match(line)
-        if header:
-            lines = computations[header.group(1)] = []
-            entry = header.group(1) if line.startswith("ENTRY") else entry
-        elif line.startswith("  "):
-            lines.append(line.strip())
-    return computations, entry
 
 
 def _inner(line: str) -> list[tuple[str, int | None]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 
+_HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _SHAPE = re.compile(r"[a-z]+\d+(?:e\d+m\d+\w*)?\[([\d,]*)\]")
 _RESULT = re.compile(r"^(?:ROOT )?%([\w.\-]+) = (.*)$")
 _DOT = re.compile(r" dot\(%([\w.\-]+), .*lhs_contracting_dims=\{([\d,]*)\}")
@@ -17,6 +18,20 @@ _CALLS = re.compile(r" fusion\(.*calls=%([\w.\-]+)")
 _BODY = re.compile(r" while\(.*body=%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _BRANCHES = re.compile(r"(?:true_computation|false_computation)=%([\w.\-]+)|branch_computations=\{([^}]*)\}")
+
+
+def computations_of(hlo_text: str) -> tuple[dict[str, list[str]], str]:
+    """Returns the lines of each computation of a text, by name, and the name of the entry."""
+    computations: dict[str, list[str]] = {}
+    entry, lines = "", []
+    for line in hlo_text.splitlines():
+        header = _HEADER.match(line)
+        if header:
+            lines = computations[header.group(1)] = []
+            entry = header.group(1) if line.startswith("ENTRY") else entry
+        elif line.startswith("  "):
+            lines.append(line.strip())
+    return computations, entry
 
 
 class Products:

@@ -1,7 +1,5 @@
 """Rows of the stash on the host: one of each forward tick, free again after its backward."""
 
-from collections import Counter
-
 import pytest
 
 from sppo_jax.plan.generators import make_table
@@ -33,7 +31,7 @@ def test_a_row_holds_one_stash_from_its_forward_to_its_backward(name, every):
         elif tick.kind == "B":
             assert held.pop(place) == units
     assert not held
-    most = Counter({made: 0 for made in set(of_group)})
+    most = {made: 2 for made in of_group}
     for index, row in rows.items():
         most[classes[index]] = max(most[classes[index]], row + 1)
     assert table.host_rows(of_group) == most

@@ -433,14 +433,17 @@ class Table:
         )
 
     def host_rows(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
-        """Returns the rows of each class in a stage's buffer on the host; see `plan.host_rows`."""
+        """Returns the rows of each class in a stage's buffer on the host; see `plan.host_rows`.
+
+        They are two at least: compilers know the only row, and drop what its number depends on.
+        """
         if not self.ticks_share_diagonals:
             return {name: count + 1 for name, count in self.stash_peaks(class_of_group).items()}
         changes: dict[Class, list[Change]] = {}
         for index, (tick, group) in enumerate(zip(self.ticks, self.tick_groups, strict=True)):
             if group is not None:
                 changes.setdefault(class_of_group[group], []).append((index, 1 if tick.kind == "F" else -1))
-        return {name: _peak(found, self.repeats) for name, found in changes.items()}
+        return {name: max(2, _peak(found, self.repeats)) for name, found in changes.items()}
 
     @property_of_ticks
     def _stash_changes(self) -> list[list[list[Change]]]:

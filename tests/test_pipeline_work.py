@@ -4,16 +4,15 @@ from collections import Counter
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from exactness import random_batch, small_model, small_plan
 from flax import nnx
+from no_attention import replace_attention
 
 from sppo_jax.attention import blockwise, ring
-from sppo_jax.attention.tags import Tags
-from sppo_jax.dtypes import accumulator
-from sppo_jax.fit.products import Products, computations_of
+from sppo_jax.fit.hlo_text import computations_of
+from sppo_jax.fit.products import Products
 from sppo_jax.pipeline.api import value_and_grad
 
 CHUNKS, SIZES = (32, 32, 32), dict(hidden_size=64, mlp_size=96, vocab_size=96, num_layers=4)
@@ -29,17 +28,7 @@ PLANS = {
 
 @pytest.fixture
 def no_products_in_attention(monkeypatch):
-    """Attention within a hop that has no matrix products."""
-
-    def attend(q_TNH, *_):
-        return q_TNH.astype(accumulator(q_TNH.dtype)), jnp.zeros(q_TNH.shape[:2], accumulator(q_TNH.dtype))
-
-    def differentiate(q_TNH, prefix, mask, cotangent, gradients):
-        return q_TNH.astype(accumulator(q_TNH.dtype)), gradients
-
-    monkeypatch.setattr(ring, "kernel_of", lambda _: SimpleNamespace(forward=attend, backward=differentiate))
-    for masks in ("find_spans", "find_blocks"):
-        monkeypatch.setattr(ring, masks, lambda *_: Tags(jnp.zeros(1), jnp.zeros(1)))
+    replace_attention(monkeypatch)
 
 
 def step_flops(plan, model):

@@ -4,13 +4,13 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxprs import walk
+from no_attention import replace_attention
 
 from sppo_jax.attention import ring, sequence
 from sppo_jax.attention.operands import Cotangent, Gradients, Prefix
@@ -218,17 +218,8 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
 
 @pytest.fixture
 def cheap_attention(monkeypatch):
-    """Attention between hops that computes nothing: the hops are what counts, and tracing kernels takes minutes."""
-
-    def attend(q_TNH, *_):
-        return q_TNH.astype(accumulator(q_TNH.dtype)), jnp.zeros(q_TNH.shape[:2], accumulator(q_TNH.dtype))
-
-    def differentiate(q_TNH, prefix, mask, cotangent, gradients):
-        return q_TNH.astype(accumulator(q_TNH.dtype)), gradients
-
-    monkeypatch.setattr(ring, "kernel_of", lambda _: SimpleNamespace(forward=attend, backward=differentiate))
-    for masks in ("find_spans", "find_blocks"):
-        monkeypatch.setattr(ring, masks, lambda *_: Tags(jnp.zeros(1), jnp.zeros(1)))
+    """The hops are what counts, and tracing kernels takes minutes."""
+    replace_attention(monkeypatch)
 
 
 def test_ring_bytes_are_those_charged(plans, cheap_attention):

@@ -13,19 +13,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sppo_jax.fit.products import Products, computations_of
+from sppo_jax.fit.hlo_text import branches_of, computations_of, fused_in, loop_of
+from sppo_jax.fit.products import Products
 
 _NAME = re.compile(r"^(?:ROOT )?%([\w.\-]+) = ")
-_BODY = re.compile(r" while\(.*body=%([\w.\-]+)")
-_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
-_BRANCHES = re.compile(r"(?:true_computation|false_computation)=%([\w.\-]+)|branch_computations=\{([^}]*)\}")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
 _DONE = re.compile(r"-done\(%([\w.\-]+)")
 _SLICE = re.compile(r" dynamic-(?:update-)?slice\(")
 _COPY = re.compile(r" (?:copy|dynamic-slice|dynamic-update-slice)\(")
 _PRODUCT = re.compile(r"__cublas|__cudnn|gemm| dot\(| convolution\(")
 _CALLED = re.compile(r" (?:async-start|fusion|fusion-start)\(.*calls=%([\w.\-]+)")
-_CALLS = re.compile(r" fusion\(.*calls=%([\w.\-]+)")
 _TICK = re.compile(r'op_name="[^"]*?/(forward|backward|head)_tick')
 _BITS = {"pred": 8, "bf16": 16}
 _HOST, _LINEAR = "S(5)", "dynamic_slice_config"
@@ -122,16 +119,8 @@ def host_copies(hlo_text: str) -> HostCopies:
 
 def _inner(line: str) -> list[tuple[str, int | None]]:
     """Returns the computations that an instruction runs, and how often (None if the text does not say)."""
-    body = _BODY.search(line)
-    if body:
-        trips = _TRIPS.search(line)
-        return [(body.group(1), int(trips.group(1)) if trips else None)]
-    if " conditional(" not in line:
-        return []
-    found = []
-    for single, several in _BRANCHES.findall(line):
-        found += [(name.strip().lstrip("%"), 1) for name in (single or several).split(",")]
-    return found
+    loop = loop_of(line)
+    return [loop] if loop else [(name, 1) for name in branches_of(line)]
 
 
 def _mentions_host(name: str, computations: dict[str, list[str]]) -> bool:
@@ -143,8 +132,8 @@ def _has_product(line: str, computations: dict[str, list[str]]) -> bool:
     instruction = line.partition(", metadata=")[0]
     if _PRODUCT.search(instruction):
         return True
-    fused = _CALLS.search(instruction)
-    if fused and any(_has_product(x, computations) for x in computations.get(fused.group(1), ())):
+    fused = fused_in(instruction)
+    if fused and any(_has_product(x, computations) for x in computations.get(fused, ())):
         return True
     return any(_has_product(x, computations) for inner, _ in _inner(line) for x in computations[inner])
 

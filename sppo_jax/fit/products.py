@@ -9,29 +9,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 
-_HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+from sppo_jax.fit.hlo_text import branches_of, fused_in, loop_of
+
 _SHAPE = re.compile(r"[a-z]+\d+(?:e\d+m\d+\w*)?\[([\d,]*)\]")
 _RESULT = re.compile(r"^(?:ROOT )?%([\w.\-]+) = (.*)$")
 _DOT = re.compile(r" dot\(%([\w.\-]+), .*lhs_contracting_dims=\{([\d,]*)\}")
 _GEMM = re.compile(r' custom-call\(%([\w.\-]+),.*"__cublas.*"lhs_contracting_dimensions":\[([^\]]*)\]')
-_CALLS = re.compile(r" fusion\(.*calls=%([\w.\-]+)")
-_BODY = re.compile(r" while\(.*body=%([\w.\-]+)")
-_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
-_BRANCHES = re.compile(r"(?:true_computation|false_computation)=%([\w.\-]+)|branch_computations=\{([^}]*)\}")
-
-
-def computations_of(hlo_text: str) -> tuple[dict[str, list[str]], str]:
-    """Returns the lines of each computation of a text, by name, and the name of the entry."""
-    computations: dict[str, list[str]] = {}
-    entry, lines = "", []
-    for line in hlo_text.splitlines():
-        header = _HEADER.match(line)
-        if header:
-            lines = computations[header.group(1)] = []
-            entry = header.group(1) if line.startswith("ENTRY") else entry
-        elif line.startswith("  "):
-            lines.append(line.strip())
-    return computations, entry
 
 
 class Products:
@@ -56,15 +39,14 @@ class Products:
 
     def _of_line(self, line: str) -> int:
         line = line.partition(", metadata=")[0] + line.partition("backend_config=")[2]
-        called, body = _CALLS.search(line), _BODY.search(line)
-        if called:
-            return self._of_computation(called.group(1))
-        if body:
-            trips = _TRIPS.search(line)
-            return self._of_computation(body.group(1)) * (int(trips.group(1)) if trips else 1)
-        if " conditional(" in line:
-            names = [name for single, several in _BRANCHES.findall(line) for name in (single or several).split(",")]
-            return min((self._of_computation(name.strip().lstrip("%")) for name in names), default=0)
+        fused, loop, branches = fused_in(line), loop_of(line), branches_of(line)
+        if fused:
+            return self._of_computation(fused)
+        if loop:
+            body, trips = loop
+            return self._of_computation(body) * (trips or 1)
+        if branches:
+            return min(map(self._of_computation, branches))
         return self._of_product(line)
 
     def _of_product(self, line: str) -> int:

@@ -132,6 +132,8 @@ def draw_by_groups(seed: int) -> Case:
     if places[1] != "recompute" and count > 1:
         # By another generator, so that all else is drawn as it was without.
         plan["attention_from"] = Draws(seed + 1000).number(0, count - 1)
+    if plan["kv"] == "rebuild" and Draws(seed + 2000).chance(0.5):
+        plan["kv"] = "host"
     dtype, queries = draws.pick(("float64", "float64", "float64", "float32", "bfloat16")), draws.number(1, 11)
     if plan["kv_grad_dtype"] == "bfloat16":
         # So few roundings, over all layers, as the tolerance is for.
@@ -200,7 +202,7 @@ def _draw_model(draws: Draws, layers: int, ulysses: int, kernel: str) -> dict:
 def features(case: Case) -> frozenset[str]:
     """Names the features of a program; a share for the host counts only where the schedule lets it leave."""
     plan, model = case.make_plan(), case.model
-    shares, rest = host_kinds(plan)
+    shares, rest, _ = host_kinds(plan)
     found = {
         plan.sequence_kind: plan.mesh.seq > 1,
         case.dtype: True,

@@ -53,10 +53,11 @@ class Case:
         return small_model(dtype=dtype or self.dtype, **scale, **self.model)
 
 
-def host_kinds(plan) -> tuple[bool, bool]:
-    """Returns whether shares of tokens wait on the host, and whether the rest of a layer does."""
+def host_kinds(plan) -> tuple[bool, bool, bool]:
+    """Returns whether shares of tokens wait on the host, whether the rest of a layer does, and keys and values."""
     shares = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention)
-    return shares, plan.stash.rest == "host" and max(plan.table().group_gaps) >= MIN_HOST_GAP
+    has_time = max(plan.table().group_gaps) >= MIN_HOST_GAP
+    return shares, plan.stash.rest == "host" and has_time, plan.stash.kv == "host" and has_time
 
 
 def batches(rng, plan, vocab_size, count):

@@ -43,6 +43,10 @@ CASES = {
     ),
 }
 LATE = dict(attention_from=2)
+CASES["keys-and-values-from-host"] = replace(
+    CASES["one-layer-groups-rebuilt-from-host"],
+    plan=CASES["one-layer-groups-rebuilt-from-host"].plan | dict(kv="host", chunks=(8, 8, 8, 16), interleave=2),
+)
 CASES["late-attention-from-host"] = replace(
     CASES["one-layer-groups-rebuilt-from-host"],
     plan=CASES["one-layer-groups-rebuilt-from-host"].plan
@@ -50,6 +54,12 @@ CASES["late-attention-from-host"] = replace(
     | dict(chunks=(8, 8, 8, 16), interleave=2, places=HOST, alpha=(1.0, 0.5)),
 )
 SLOW = {
+    "keys-and-values-alone-on-the-host": Case(
+        BREADTH_FIRST
+        | dict(chunks=(16, 12, 8, 8), mesh=(1, 2, 2), kind="ring", interleave=2, kv="host", sequences=2)
+        | GATHERED,
+        dict(num_layers=8),
+    ),
     "late-attention-on-two-stages-with-a-ring": Case(
         BREADTH_FIRST
         | dict(chunks=(16, 12, 8, 8), mesh=(1, 2, 2), kind="ring", interleave=2, kv="rebuild", sequences=2)
@@ -126,9 +136,9 @@ def test_more_breadth_first_programs_have_the_dense_loss_and_gradients(name, x64
 
 
 def test_the_planner_takes_every_drawn_program():
-    plans = [draw_by_groups(seed).make_plan() for seed in range(300)]
+    plans = [draw_by_groups(seed).make_plan() for seed in range(400)]
     found = {(plan.stash.kv, plan.weights, plan.schedule.wave, plan.mesh.pipe) for plan in plans}
-    assert len(found) == 2 * 2 * 2 * 4
+    assert len(found) == 3 * 2 * 2 * 4
 
 
 @pytest.mark.slow
@@ -164,3 +174,18 @@ def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_on
     again = [spec for spec in specs if spec.rebuild is not None]
     assert len(again) == 3 * 3 and {spec.kind for spec in again} == {"B"}
     assert sum(spec.refetch is not None for spec in specs) == len(again)
+
+
+def test_keys_and_values_on_the_host_come_back_once():
+    plan = CASES["keys-and-values-from-host"].make_plan()
+    hosted, rebuilt = (lower(replace(plan, stash=replace(plan.stash, kv=kv)), SHAPE) for kv in ("host", "rebuild"))
+    assert (hosted.num_kv_slots, hosted.num_grad_slots, hosted.num_weight_slots) == (2, 1, 1)
+    assert rebuilt.num_weight_slots == 2, "to compute them again, a backward needs the weights of the group before"
+    specs = unfold(hosted.items)
+    again = [spec for spec in specs if spec.rebuild is not None]
+    assert len(again) == 4 and sum(spec.refetch is not None for spec in specs) == len(again)
+    # On the host alone, nothing comes back for the backward of the same chunk. The last chunk's stash is read at once.
+    alone = replace(plan.stash, inputs="keep", attention="keep", kv="host", alpha=(0.0,) * 8)
+    specs = unfold(lower(replace(plan, stash=alone), SHAPE).items)
+    counts = [sum(getattr(spec, name) is not None for spec in specs) for name in ("write", "fetch", "refetch")]
+    assert counts == [7, 0, 4]

@@ -97,6 +97,12 @@ def draw(generator: random.Random):
     )
 
 
+def with_kv_on_host(config):
+    """Returns the config of a breadth-first plan whose keys and values are on the host."""
+    schedule = replace(config.schedule, name="breadth-first", interleave=2)
+    return replace(config, schedule=schedule, stash=replace(config.stash, kv="host"))
+
+
 def with_late_attention(plan):
     """Returns a plan that stashes the attention outputs of late chunks alone, if it has some and the rules allow it."""
     first = len(plan.chunk_lengths) // 2
@@ -127,6 +133,8 @@ def plans():
         while len(found) < NUM_PLANS:
             try:
                 config = draw(generator)
+                if len(found) % 10 == 9:
+                    config = with_kv_on_host(config)
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
@@ -214,6 +222,7 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
             seen[bool(kept), bool(host)] += 1
     assert min(seen[True, True], seen[True, False], seen[False, True]) > 10
     assert sum(plan.stash.attention_from > 0 for _, plan, _ in plans) > 10
+    assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.classes) > 10
 
 
 @pytest.fixture

@@ -185,14 +185,14 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
             dict(stash=replace(STASH, inputs="recompute")),
             "stash.attention and stash.rest must be recompute where stash.inputs=recompute",
         ),
-        (dict(stash=replace(STASH, kv="host")), "stash.kv must be one of keep, rebuild, got 'host'"),
+        (dict(stash=replace(STASH, kv="disk")), "stash.kv must be one of keep, rebuild, host, got 'disk'"),
         (
             dict(stash=replace(STASH, kv="rebuild")),
             "one group of layers at a time, got sppo, interleave 1; use schedule.name=breadth-first, or stash.kv=keep",
         ),
         (
             dict(schedule=BY_GROUPS, stash=replace(AGAIN, alpha=(0.0,) * 9, kv="rebuild")),
-            "stash.kv=rebuild must have layer inputs to rebuild from, got stash.inputs=recompute",
+            "stash.kv=rebuild must have a stash of every layer, got stash.inputs=recompute",
         ),
         (
             dict(schedule=BY_GROUPS, chunk_lengths=(56,), stash=replace(STASH, alpha=(0.0,) * 4, kv="rebuild")),

@@ -186,8 +186,9 @@ class StashConfig(Group):
         kv_grad_dtype: dtype in which the gradients of keys and values are summed; "auto": float32 where it fits, else
             bfloat16.
         kv: how keys and values reach the backward pass: "keep" keeps those of all layers in device memory, "rebuild"
-            keeps those of one group of layers and computes the others again from the inputs of the layers, which needs
-            `schedule.name` "breadth-first"; "auto": "rebuild" where it can be.
+            keeps those of one group of layers and computes the others again from the inputs of the layers, "host"
+            keeps those of one group of layers and brings the others back from host memory; both need
+            `schedule.name` "breadth-first"; "auto": "rebuild" where it can be, else "keep".
     """
 
     group: ClassVar[str] = "stash"
@@ -196,7 +197,7 @@ class StashConfig(Group):
     rest: Place = "auto"
     alpha: Literal["auto"] | float | tuple[float, ...] = "auto"
     kv_grad_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    kv: Literal["auto", "keep", "rebuild"] = "auto"
+    kv: Literal["auto", "keep", "rebuild", "host"] = "auto"
 
     def _check(self) -> None:
         values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)

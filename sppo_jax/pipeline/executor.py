@@ -167,14 +167,14 @@ class Executor:
         return self.stage if self.sharded is None else self.stage.holding(state.gathered)
 
     def _fetch(self, spec: TickSpec, row, state: TrainingState) -> tuple | None:
-        """Starts the copies from the host: of a stash for the next backward, of layer inputs for the next rebuild."""
+        """Starts the copies from the host: for the next backward, and for the next rebuild of keys and values."""
         fetched = refetched = None
         if spec.fetch is not None:
             number = self._row_to_fetch(row["fetch_row"], state)
             fetched = self.layout(spec.fetch).fetch_host(state.host[spec.fetch], number)
         if spec.refetch is not None:
             number = self._row_to_fetch(row["refetch_row"], state)
-            refetched = self.layout(spec.refetch).fetch_host(state.host[spec.refetch], number, inputs_only=True)
+            refetched = self.layout(spec.refetch).fetch_again(state.host[spec.refetch], number)
         return None if fetched is refetched is None else (fetched, refetched)
 
     def _row_to_fetch(self, row: HostRow, state: TrainingState) -> jax.Array:
@@ -376,7 +376,7 @@ class Executor:
         return self._pass_back(spec, row, state, dx_TD, me)
 
     def _rebuild(self, spec: TickSpec, row, state: TrainingState, me) -> Cache:
-        """Makes the keys and values of this stage's chunk in the group of layers before again."""
+        """Writes the keys and values of this stage's chunk in the group of layers before again."""
         spec = replace(spec, tokens=spec.rebuild.tokens, stash=spec.rebuild)
         row = row | {name: row[f"rebuild_{name}"] for name in _REBUILT}
         # Tells the compiler to write after what the tick before has read.

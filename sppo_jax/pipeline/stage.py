@@ -14,7 +14,7 @@ from sppo_jax.attention import groups
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
-from sppo_jax.pipeline.stash import StashLayout, chunk_entries
+from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.stash import StashClass
 
@@ -70,7 +70,10 @@ class Stage:
             named["lse"] = jax.ShapeDtypeStruct(shapes.q_TNH.shape[:2], accumulator(shapes.q_TNH.dtype))
         if self.places.rest != "recompute":
             named.update(_rest_names(shapes.q_TNH, (*shapes.before.shapes, *shapes.after.shapes)))
-        return StashLayout(chunk_entries(stash, named), self.num_layers, num_slots, self.places.kv == "rebuild")
+        if self.places.kv == "host":
+            named.update(dict.fromkeys(KEYS_VALUES, shapes.k_TKH))
+        again = {"keep": (), "rebuild": ("x",), "host": KEYS_VALUES}[self.places.kv]
+        return StashLayout(chunk_entries(stash, named), self.num_layers, num_slots, again)
 
 
 class LayerShapes(NamedTuple):
@@ -160,7 +163,7 @@ def _forward_layer(stage, weights, x, unit, layer, cache, split, *, write=True):
     if write:
         cache = groups.write_prefix(cache, k, v, unit.chunk, layer, split)
     out, lse = groups.forward(q, k, cache, unit.chunk, layer, split)
-    values = {"x": x, "out": out, "lse": lse}
+    values = {"x": x, "out": out, "lse": lse, "k": k, "v": v}
     if not save_rest:
         return stage.block.after(weights, x, out), cache, values
     y, vjp_after = stage.block.vjp_after(weights, x, out)
@@ -215,22 +218,27 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
 
 
 def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=None) -> Cache:
-    """Makes the keys and values of a chunk in a group of layers again, from the layer inputs in its stash.
+    """Writes the keys and values of a chunk in a group of layers again.
+
+    They are in its stash, or are computed from the layer inputs there.
 
     Args:
         stage: the layers.
         unit: the chunk; `unit.group` is the group of layers.
         cache: keys and values; the chunk's are written.
         split: how `seq` is divided.
-        stash: (layout, kept buffers, inputs fetched from the host).
+        stash: (layout, kept buffers, what was fetched from the host).
         behind: see `attention.sequence.write_blocks`.
     """
     layout, kept, fetched = stash
 
     def body(carry, layer):
         (cache,) = carry
-        x_TD = layout.get_one("x", kept, fetched, unit.stash_slot, layer)
-        _, k, v = stage.block.before(stage.layer_weights(unit, layer), x_TD, unit.positions_T)
+        values = layout.get_again(kept, fetched, unit.stash_slot, layer)
+        if layout.again == KEYS_VALUES:
+            k, v = values["k"], values["v"]
+        else:
+            _, k, v = stage.block.before(stage.layer_weights(unit, layer), values["x"], unit.positions_T)
         return (groups.write_prefix(cache, k, v, unit.chunk, layer, split, behind=behind),)
 
     return run_layers(stage.num_layers, body, (cache,))[0][0]

@@ -19,6 +19,7 @@ from sppo_jax.plan.stash import StashClass
 
 Arrays = dict[str, jax.Array]
 UNIT = jnp.uint16  # element of packed arrays of any dtype
+KEYS_VALUES = ("k", "v")
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,22 @@ class StashLayout:
         entries: of one layer, by name.
         num_layers: layers stashed; 1 where only a stage's input is.
         num_slots: slots in device memory.
-        splits_rows: whether a copy from the host may want the layer inputs alone. Rows then lie in steps that divide
-            both their lines and those of the inputs: a GPU's DMA engines copy whole steps only.
+        again: the entries that make keys and values be there again: the layer inputs, or keys and values. They lie
+            first, and come back from the host by themselves. Rows then lie in steps that divide both their lines and
+            those of these entries: a GPU's DMA engines copy whole steps only.
     """
 
     entries: dict[str, Entry]
     num_layers: int
     num_slots: int
-    splits_rows: bool = False
+    again: tuple[str, ...] = ()
 
     @property
     def host_shape(self) -> tuple[int, int]:
         """Lines and units of a line in the host part of all layers; every entry of a layer fills whole lines.
 
         One line of all units does not work: long chunks have more units than an int32 offset can count. The lines of
-        one entry lie together, layer after layer, so that the layer inputs of all layers are one piece of memory.
+        one entry lie together, layer after layer, so that each entry of all layers is one piece of memory.
         """
         units = [entry.host_units for entry in self.entries.values() if entry.host_rows]
         line = math.gcd(*units)
@@ -99,19 +101,26 @@ class StashLayout:
     def _step(self) -> int:
         """Lines of one index of the host's buffer."""
         lines = self.host_shape[0]
-        return math.gcd(lines, self.input_lines) if self.splits_rows else lines
+        return math.gcd(lines, self.again_lines)
 
     def write_host(self, host: jax.Array, row, host_part: jax.Array) -> jax.Array:
         """Copies a tick's part to its row on the host."""
         steps = host_part.reshape(-1, *host.shape[1:])
         return buffers.write(host, (row * steps.shape[0],), to_host(steps))
 
-    def fetch_host(self, host: jax.Array, row, *, inputs_only: bool = False) -> jax.Array:
-        """Copies a row back from the host, or the layer inputs in it."""
-        lines, units = self.host_shape
-        wanted = self.input_lines if inputs_only else lines
-        steps = buffers.read(host, (row * (lines // self._step),), (wanted // self._step, *host.shape[1:]))
-        return to_device(steps).reshape(wanted, units)
+    def fetch_host(self, host: jax.Array, row) -> jax.Array:
+        """Copies what a backward reads of a row back from the host: all but keys and values."""
+        return self._fetch(host, row, self._unread_lines, self.host_shape[0])
+
+    def fetch_again(self, host: jax.Array, row) -> jax.Array:
+        """Copies the entries of `again` in a row back from the host."""
+        return self._fetch(host, row, 0, self.again_lines)
+
+    def _fetch(self, host: jax.Array, row, begin: int, end: int) -> jax.Array:
+        (lines, units), step = self.host_shape, self._step
+        first = row * (lines // step) + begin // step
+        steps = buffers.read(host, (first,), ((end - begin) // step, *host.shape[1:]))
+        return to_device(steps).reshape(end - begin, units)
 
     def host_part(self) -> jax.Array:
         """Zeros [lines, units] in device memory, for the part that one tick sends to the host."""
@@ -120,7 +129,8 @@ class StashLayout:
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
         """First line, and shape in lines of one layer, of each entry that has a host part."""
         (_, line), places, first = self.host_shape, {}, 0
-        for name, entry in self.entries.items():
+        for name in sorted(self.entries, key=lambda name: name not in self.again):
+            entry = self.entries[name]
             if entry.host_rows:
                 shape = (entry.host_units // line, line)
                 places[name], first = (first, shape), first + self.num_layers * shape[0]
@@ -139,20 +149,37 @@ class StashLayout:
         return kept, host_part
 
     @property
-    def input_lines(self) -> int:
-        """Lines of the layer inputs of all layers, which are the first."""
-        lines = self._lines()
-        return self.num_layers * lines["x"][1][0] if "x" in lines else 0
+    def again_lines(self) -> int:
+        """Lines of the entries of `again` of all layers, which are the first."""
+        return self.num_layers * sum(shape[0] for name, (_, shape) in self._lines().items() if name in self.again)
 
-    def get(self, kept: Arrays, host_part, slot, layer) -> Arrays:
-        """Reads one layer's values back."""
-        return {name: self.get_one(name, kept, host_part, slot, layer) for name in self.entries}
+    @property
+    def _unread_lines(self) -> int:
+        """Lines of keys and values, which no backward of the same chunk reads."""
+        return self.again_lines if self._unread else 0
 
-    def get_one(self, name: str, kept: Arrays, host_part, slot, layer) -> jax.Array:
-        """Reads one of a layer's values back."""
+    @property
+    def _unread(self) -> tuple[str, ...]:
+        return self.again if self.again == KEYS_VALUES else ()
+
+    def get(self, kept: Arrays, fetched, slot, layer) -> Arrays:
+        """Reads back what a layer's backward needs; `fetched` is from `fetch_host`."""
+        skipped = self._unread_lines
+        return {
+            name: self._get_one(name, kept, fetched, slot, layer, skipped)
+            for name in self.entries
+            if name not in self._unread
+        }
+
+    def get_again(self, kept: Arrays, fetched, slot, layer) -> Arrays:
+        """Reads one layer's entries of `again` back; `fetched` is from `fetch_again`."""
+        return {name: self._get_one(name, kept, fetched, slot, layer, 0) for name in self.again}
+
+    def _get_one(self, name: str, kept: Arrays, host_part, slot, layer, skipped: int) -> jax.Array:
         entry, lines, parts = self.entries[name], self._lines(), []
         if name in lines:
             first, shape = lines[name]
+            first -= skipped
             parts.append(entry.unpack(buffers.read(host_part, (first + layer * shape[0],), shape)))
         if name in kept:
             parts.append(buffers.read(kept[name], (slot, layer), entry.kept_shape))
@@ -164,9 +191,11 @@ def chunk_entries(stash: StashClass, shapes: dict[str, jax.ShapeDtypeStruct]) ->
 
     Args:
         stash: the class.
-        shapes: arrays of one layer: `x`, `out`, `lse` with tokens first, and others, which move whole or not at all.
+        shapes: arrays of one layer: `x`, `out`, `lse`, `k`, `v` with tokens first, and others, which move whole or not
+            at all.
     """
     rows = {"x": stash.host_inputs, "out": stash.host_attention, "lse": stash.host_attention}
+    rows |= dict.fromkeys(KEYS_VALUES, stash.host_kv)
     entries = {}
     for name, value in shapes.items():
         shape = value.shape or (1,)

@@ -61,7 +61,7 @@ class TrainingState(NamedTuple):
         kept, host: the stash of each class, on the device and on the host.
         part: a forward's stash on its way to the host.
         fetched: stash that came back from the host for the next backward.
-        refetched: layer inputs that came back for the next rebuild of keys and values.
+        refetched: layer inputs, or keys and values, that came back for the next rebuild of keys and values.
         head_dx: this stage's share of the cotangents from the head, by slot.
         grads: gradients of tables and final norm; where weights are gathered this device's shares of the sums, and of
             the layers' sums too.

@@ -18,7 +18,7 @@ from sppo_jax.units import format_bytes
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
-KV_PLACES = ("keep", "rebuild")
+KV_PLACES = ("keep", "rebuild", "host")
 WEIGHTS = ("resident", "gathered")
 GROUPS = ("static", "flex")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
@@ -89,7 +89,8 @@ class StashPlan:
             that goes to the host, where their place is "host".
         kv_grad_dtype: dtype in which dK and dV are accumulated.
         kv: how keys and values reach the backward: "keep" keeps those of every group of layers in device memory;
-            "rebuild" makes those of one group at a time again from its layer inputs.
+            "rebuild" makes those of one group at a time again from its layer inputs; "host" stashes those of every
+            chunk on the host, where its stash may go there, and brings those of one group at a time back.
     """
 
     inputs: str
@@ -367,16 +368,16 @@ def _check_kv(plan: Plan, table: Table) -> None:
         return
     if plan.schedule.csv is not None or not table.passes_groups_in_turn:
         raise ValueError(
-            "stash.kv=rebuild must have a schedule that passes one group of layers at a time, got "
+            f"stash.kv={kv} must have a schedule that passes one group of layers at a time, got "
             f"{_schedule(plan.schedule)}; use schedule.name=breadth-first, or stash.kv=keep"
         )
     if plan.stash.inputs == "recompute":
         raise ValueError(
-            "stash.kv=rebuild must have layer inputs to rebuild from, got stash.inputs=recompute; use "
-            "stash.inputs=host or keep, or stash.kv=keep"
+            f"stash.kv={kv} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
+            "keep, or stash.kv=keep"
         )
     if len(plan.chunk_lengths) == 1:
-        raise ValueError("stash.kv=rebuild must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
+        raise ValueError(f"stash.kv={kv} must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
 
 
 def _check_attention_from(plan: Plan, table: Table) -> None:

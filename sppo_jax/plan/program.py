@@ -71,8 +71,9 @@ class TickSpec:
         embeds: whether it looks up embeddings (F), or adds to the embedding's gradient (B).
         has_ends: where tables are gathered, whether it embeds (F), or gathers the head's dX (B); elsewhere whether it
             does any of these, so that few bodies differ.
-        rebuild: class of the stash from which keys and values of the group before are made again (B); None for none.
-        refetch: class of the stash whose inputs are copied back for the next tick's rebuild; None for none.
+        rebuild: class of the stash from which keys and values of the group before are written again (B); None for none.
+        refetch: class of the stash whose inputs, or keys and values, are copied back for the next tick's rebuild; None
+            for none.
         gathers: whether the weights of a group of layers are gathered first where the row says so. A tick that always
             gathers would have a body of its own, and would cut loops short.
         scatters: whether the gradient sums of a group of layers are scattered at the end where the row says so.
@@ -148,8 +149,8 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         heads=head_slots(table),
         turns=turns_of(table, plan.stash.kv, train=train) if plan.weights == "gathered" else None,
     )
-    rebuilds = _rebuilds(table) if train and plan.stash.kv == "rebuild" else {}
-    copies = _copies(table, of_tick, rebuilds)
+    rebuilds = _rebuilds(table) if train and plan.stash.kv != "keep" else {}
+    copies = _copies(table, of_tick, rebuilds, plan.stash.kv)
     specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies, rebuilds)
     if slots.turns is not None:
         specs = [replace(spec, gathers=spec.kind != "H", scatters=spec.kind == "B") for spec in specs]
@@ -232,7 +233,7 @@ def _rebuilt(unit: Unit | None, table: Table) -> Unit | None:
     return unit._replace(kind="F", virtual_stage=unit.virtual_stage - table.num_stages)
 
 
-def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[int, int]) -> _Copies:
+def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[int, int], kv: str) -> _Copies:
     """Writes a stash during the next compute tick, and fetches the stash during the tick before its backward.
 
     What a rebuild needs is fetched during a head where one comes right before: the forward before the head writes to
@@ -243,7 +244,7 @@ def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[i
     for place, index in enumerate(compute):
         made = of_tick[index]
         source = of_tick[rebuilds[index]] if index in rebuilds else None
-        if source is not None and source.host_inputs:
+        if source is not None and (source.host_kv if kv == "host" else source.host_inputs):
             before = index - 1 if table.ticks[index - 1].kind == "H" else compute[place - 1]
             copies.refetches[before] = rebuilds[index]
         if made is None or not made.uses_host:
@@ -251,7 +252,7 @@ def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[i
         # A stash that is written is read, and one that is read was written: there are neighbours.
         if table.ticks[index].kind == "F":
             copies.writes[compute[place + 1]] = index
-        else:
+        elif made.returns:
             copies.fetches[compute[place - 1]] = index
     return copies
 

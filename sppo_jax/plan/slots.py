@@ -83,7 +83,7 @@ def prefix_slots(table: Table, kv: str, *, train: bool = True) -> PrefixSlots:
 
     Args:
         table: a whole table.
-        kv: "keep" or "rebuild".
+        kv: where keys and values are; see `StashPlan`.
         train: whether there are backwards.
     """
     ticks, last = table.unit_ticks, table.num_chunks - 1

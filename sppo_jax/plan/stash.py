@@ -10,7 +10,8 @@ from sppo_jax.plan.table import Table
 class StashClass:
     """Stashes of one shape: tokens of a tick on one device, and how many of them go to the host.
 
-    Where a class `recomputes`, its stashes hold no attention outputs, and backward computes attention again.
+    Where a class `recomputes`, its stashes hold no attention outputs, and backward computes attention again. Where
+    keys and values are stashed, those of all tokens go to the host (`host_kv`), or those of none.
     """
 
     tokens: int
@@ -18,9 +19,16 @@ class StashClass:
     host_attention: int = 0
     host_rest: bool = False
     recomputes: bool = False
+    host_kv: int = 0
 
     @property
     def uses_host(self) -> bool:
+        """Whether anything goes to the host."""
+        return self.returns or bool(self.host_kv)
+
+    @property
+    def returns(self) -> bool:
+        """Whether anything comes back for the backward of the same chunk, as keys and values do not."""
         return bool(self.host_inputs or self.host_attention or self.host_rest)
 
 
@@ -32,6 +40,7 @@ class TokenBytes:
         kept: of what always stays on the device.
         shared: of layer inputs and attention outputs whose place is the host, where alpha says how many tokens go.
         rest: of the rest where its place is the host, where all tokens go or none.
+        kv: of keys and values where their place is the host, where all tokens go or none.
         kept_attention: of attention outputs, which are a part of `kept`, or 0.
         shared_attention: of attention outputs, which are a part of `shared`, or 0.
     """
@@ -39,13 +48,14 @@ class TokenBytes:
     kept: int
     shared: int
     rest: int
+    kv: int = 0
     kept_attention: int = 0
     shared_attention: int = 0
 
     @property
     def away(self) -> int:
         """Bytes whose place is the host."""
-        return self.shared + self.rest
+        return self.shared + self.rest + self.kv
 
     def stashed(self, recomputes: bool) -> "TokenBytes":
         """Returns the bytes of a token in the stashes of a class, which may have no attention outputs."""
@@ -80,6 +90,7 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
             host_attention=count if stash.attention == "host" and not recomputing[group] else 0,
             host_rest=hides and stash.rest == "host",
             recomputes=recomputing[group],
+            host_kv=tokens if hides and stash.kv == "host" else 0,
         )
 
     groups = zip(table.group_tokens, table.hides_copies, strict=True)
@@ -90,4 +101,5 @@ def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:
     """Returns the bytes of one stash of a class: on the device, and on the host."""
     token = token.stashed(of.recomputes)
     away = max(of.host_inputs, of.host_attention) * token.shared + of.tokens * token.rest * of.host_rest
+    away += of.host_kv * token.kv
     return of.tokens * (token.kept + token.away) - away, away

@@ -48,7 +48,7 @@ def turns_of(table: Table, kv: str, *, train: bool = True) -> Turns:
 
     Args:
         table: a whole table, or an outline.
-        kv: "keep" or "rebuild". To rebuild keys and values, a backward needs the weights of the group before too.
+        kv: see `StashPlan`. To rebuild keys and values, a backward needs the weights of the group before too.
         train: whether there are backwards.
     """
     passes = _passes(table, train=train)

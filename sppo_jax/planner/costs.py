@@ -62,7 +62,8 @@ class CostModel:
         compute_bytes: bytes of an activation.
         recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention again.
-        recompute_kv: the share of backwards in whose ticks keys and values are computed again.
+        rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
+        recompute_kv: whether they are computed again there, too.
         recompute_reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
         cluster: the devices and what joins them.
         again: how often a stage gathers the weights of all its layers, and scatters their sums, after the first time.
@@ -83,7 +84,8 @@ class CostModel:
     compute_bytes: int
     recompute_linear: int
     recompute_attention: bool
-    recompute_kv: float
+    rewrite_kv: float
+    recompute_kv: bool
     recompute_reach: float
     cluster: Cluster
     again: tuple[float, float]
@@ -242,7 +244,7 @@ class CostModel:
         token_s = self.layers * self.layer.linear_flops / linear_flops_s
         pair_s = self.layers * self.layer.pair_flops / attention_flops_s
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
-        kv_s = self.recompute_kv * self.layers * kv_flops / linear_flops_s
+        kv_s = self.rewrite_kv * self.recompute_kv * self.layers * kv_flops / linear_flops_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         return {
             "F": (token_s, pair_s),
@@ -318,7 +320,7 @@ class CostModel:
         Of all heads a device keeps one share. Forward: q, k, v and out in the compute dtype, LSE in the dtype of sums.
         Backward: q, dout and dq in the compute dtype, LSE, dk and dv in the dtype of sums; then the whole out for the
         fused kernel, or a row sum for the blockwise one. If attention is computed `again`: q, out and LSE once more. If
-        keys and values are: k and v.
+        keys and values are written again: k and v.
         """
         layer, size, sum_bytes = self.layer, self.compute_bytes, self.ring.shape.sum_bytes
         kv, rows = 2 * self.kv_heads * self.head_dim, sum_bytes * layer.lse_elements
@@ -327,9 +329,9 @@ class CostModel:
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
         if again:
             backward += 2 * layer.attention_elements * size + rows
-        rebuilt = self.recompute_kv * kv * size
+        rewritten = self.rewrite_kv * kv * size
         away = (self.ulysses - 1) / self.ulysses
-        return away * forward, away * (backward + rebuilt)
+        return away * forward, away * (backward + rewritten)
 
 
 def cost_model(
@@ -344,7 +346,8 @@ def cost_model(
     recompute_linear: int,
     recompute_attention: bool,
     kernel: str,
-    recompute_kv: float = 0.0,
+    rewrite_kv: float = 0.0,
+    recompute_kv: bool = False,
     recompute_reach: float = math.inf,
     length: int,
     ring_pass: str = "auto",
@@ -364,7 +367,8 @@ def cost_model(
         recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
         recompute_attention: whether backward computes attention again.
         kernel: the attention kernel, "blockwise" or "cudnn".
-        recompute_kv: the share of backwards in whose ticks keys and values are computed again.
+        rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
+        recompute_kv: whether they are computed again there, too.
         recompute_reach: see `CostModel`.
         length: tokens of a sequence.
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
@@ -402,6 +406,7 @@ def cost_model(
         compute_bytes=compute_bytes,
         recompute_linear=recompute_linear,
         recompute_attention=recompute_attention,
+        rewrite_kv=rewrite_kv,
         recompute_kv=recompute_kv,
         recompute_reach=recompute_reach,
         cluster=cluster,

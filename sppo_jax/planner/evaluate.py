@@ -145,9 +145,9 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0
     """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
 
     From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
-    Keys and values that are rebuilt are computed again for all groups of layers but the last. Each wave, of `wave`
-    sequences (0: all), gathers weights and scatters gradient sums where these are not resident. Where attention outputs
-    are stashed, it is those of ticks that reach further than the first `before` tokens.
+    Keys and values that are rebuilt or fetched are exchanged again for all groups of layers but the last. Each wave, of
+    `wave` sequences (0: all), gathers weights and scatters gradient sums where these are not resident. Where attention
+    outputs are stashed, it is those of ticks that reach further than the first `before` tokens.
     """
     request, (inputs, attention, rest) = layout.request, places
     return cost_model(
@@ -161,7 +161,8 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0
         recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
         recompute_attention=attention == "recompute" or before > 0,
         recompute_reach=math.inf if attention == "recompute" else before,
-        recompute_kv=(layout.interleave - 1) / layout.interleave if kv == "rebuild" else 0.0,
+        rewrite_kv=0.0 if kv == "keep" else (layout.interleave - 1) / layout.interleave,
+        recompute_kv=kv == "rebuild",
         again=_again(layout, layout.sequences // wave if wave else 1),
         gathers_tables=layout.weights == "gathered",
         kernel=request.kernel,

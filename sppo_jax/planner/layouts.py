@@ -139,7 +139,7 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         compute_bytes=COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
         table=_read_table(config) if config.schedule.table is not None else None,
         # No other schedule lets keys and values be made again, or weights be gathered group by group.
-        by_groups=config.stash.kv == "rebuild" or config.mesh.weights == "gathered",
+        by_groups=config.stash.kv in ("rebuild", "host") or config.mesh.weights == "gathered",
     )
 
 

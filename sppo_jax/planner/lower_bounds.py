@@ -235,7 +235,7 @@ class LowerBounds:
         prefix = (length + tokens) // layout.mesh.seq * layout.split.ulysses
         of_group = prefix * layout.layers * 2 * heads * model.head_dim
         # Of the group that goes backward, and of the one before, whose keys and values are made again.
-        kv_groups = 2 if stash.kv == "rebuild" else layout.interleave
+        kv_groups = layout.interleave if stash.kv == "keep" else 2
         grad_groups = 1 if partition.passes_groups_in_turn else layout.interleave
         # Sequences that are not cut have their gradients one after another.
         grad_sequences = 1 if partition.passes_groups_in_turn and partition.num_chunks == 1 else wave

@@ -147,6 +147,7 @@ def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
         kept=shape.layers * (of_place["keep"] + (rest if stash.rest == "keep" else 0)) + chunk_input,
         shared=shape.layers * of_place["host"],
         rest=shape.layers * rest if stash.rest == "host" else 0,
+        kv=shape.layers * layer.kv_elements * size if stash.kv == "host" else 0,
         kept_attention=shape.layers * attention if stash.attention == "keep" else 0,
         shared_attention=shape.layers * attention if stash.attention == "host" else 0,
     )
@@ -163,15 +164,27 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     for of_class, count in table.stash_peaks(classes).items():
         kept, away = slot_bytes(of_class, token)
         device, host = device + (count + 1) * kept, host + num_rows[of_class] * away
-        copies = max(copies, away + refetch_bytes(of_class, shape, stash))
+        copies = max(copies, away, fetched_bytes(of_class, shape, stash))
     return device, host, copies * (_TPU_PARTS if shape.platform == "tpu" else 1)
 
 
 def refetch_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
-    """Returns the bytes of layer inputs that come back from the host to make a chunk's keys and values again."""
-    if stash.kv != "rebuild":
+    """Returns the bytes that come back from the host so that a chunk's keys and values are there again.
+
+    That is the keys and values themselves, or the layer inputs to compute them from.
+    """
+    if stash.kv == "host":
+        return of_class.host_kv * token_bytes(shape, stash).kv
+    if stash.kv == "keep":
         return 0
     return of_class.host_inputs * shape.layers * layer_costs(shape.model).input_elements * shape.compute_bytes
+
+
+def fetched_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
+    """Returns the bytes that come back from the host for one chunk: its stash, and for its keys and values."""
+    token = token_bytes(shape, stash)
+    unread = of_class.host_kv * token.kv
+    return slot_bytes(of_class, token)[1] - unread + refetch_bytes(of_class, shape, stash)
 
 
 def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
@@ -192,7 +205,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     prefix = (tokens + most) * shape.ulysses // shape.seq
     head_dim = model.head_dim if shape.platform != "tpu" else -(-model.head_dim // _TPU_LANES) * _TPU_LANES
     peaks, of_group = table.prefix_peaks, shape.layers * prefix * 2 * heads * head_dim
-    kv = of_group * (peaks.rebuilt if stash.kv == "rebuild" else peaks.kept)
+    kv = of_group * (peaks.kept if stash.kv == "keep" else peaks.rebuilt)
     kv_grad = of_group * peaks.grads * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
     stash_device, stash_host, copies = stash_bytes(table, shape, stash)

@@ -9,7 +9,7 @@ from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.stash import recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import Shape, refetch_bytes, stash_bytes, token_bytes, usable_host_bytes
+from sppo_jax.planner.memory import Shape, fetched_bytes, stash_bytes, token_bytes, usable_host_bytes
 from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
@@ -139,16 +139,15 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
 
     A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
     alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal. Where keys and values are
-    made again, the layer inputs come back a second time.
+    made again, the layer inputs come back a second time; keys and values on the host come back once.
     """
     token = token_bytes(shape, stash)
     if not token.away:
         return (0.0,) * len(table.ticks)
     classes = stash_classes(table, stash, shape.seq)
-    copied = [slot_bytes(of_class, token)[1] for of_class in classes]
     of_kind = {
-        "F": copied,
-        "B": [size + refetch_bytes(one, shape, stash) for size, one in zip(copied, classes, strict=True)],
+        "F": [slot_bytes(of_class, token)[1] for of_class in classes],
+        "B": [fetched_bytes(of_class, shape, stash) for of_class in classes],
     }
     link_bytes_s = costs.cluster.host_link_bytes_s
     ticks = zip(table.ticks, table.tick_groups, strict=True)
@@ -172,7 +171,7 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
     shares, recomputing = [], recomputing_groups(table, stash)
     for group, hides in enumerate(table.hides_copies):
         tokens = tokens_of[group] / shape.seq
-        spare_bytes = link_bytes_s * forward_s[group] - token.rest * tokens
+        spare_bytes = link_bytes_s * forward_s[group] - (token.rest + token.kv) * tokens
         shared = token.stashed(recomputing[group]).shared
         shares.append(min(1.0, max(0.0, spare_bytes / (shared * tokens))) if hides else 0.0)
     return shares

@@ -156,7 +156,8 @@ def figures_of(found: Found, config: Config) -> Figures:
 
 
 def _copies(table: Table, shape: Shape, stash: StashPlan) -> tuple[Copy, ...]:
-    return tuple(host_copies(table, unit_bytes(table, shape, stash), rebuilt_bytes(table, shape, stash)))
+    sizes, rebuilt = unit_bytes(table, shape, stash), rebuilt_bytes(table, shape, stash)
+    return tuple(host_copies(table, sizes, rebuilt, stash.kv))
 
 
 def drawn_table(plan: Plan) -> Table:

@@ -61,36 +61,35 @@ def unit_bytes(table: Table, shape: Shape, stash: StashPlan) -> UnitBytes:
 
 
 def rebuilt_bytes(table: Table, shape: Shape, stash: StashPlan) -> dict[UnitKey, int]:
-    """Returns the layer inputs that come back to make keys and values again, of each unit where this is done."""
+    """Returns for each unit the bytes that come back so that its keys and values are there again."""
     groups, classes = table.diagonal_groups, stash_classes(table, stash, shape.seq)
-    behind = table.num_virtual_stages - table.num_stages
-    return {
-        key: refetch_bytes(classes[groups[diagonal]], shape, stash)
-        for key, diagonal in table.unit_diagonals.items()
-        if key[2] < behind
-    }
+    diagonals = table.unit_diagonals.items()
+    return {key: refetch_bytes(classes[groups[diagonal]], shape, stash) for key, diagonal in diagonals}
 
 
-def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int]) -> list[Copy]:
+def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_place: str) -> list[Copy]:
     """Returns all copies of a step, each with the tick beside which it runs; see `program._copies`.
 
     Args:
         table: the schedule.
         sizes: bytes from `unit_bytes`.
         rebuilt: bytes from `rebuilt_bytes`.
+        kv_place: how keys and values reach the backward. Those on the host are a part of the stash that leaves, and
+            not of the stash that comes back for the backward.
     """
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     after = dict(zip(compute, compute[1:], strict=False))
     before = dict(zip(compute[1:], compute, strict=False))
     copies = []
     for unit, tick in table.unit_ticks.items():
-        size = sizes[unit.sequence, unit.chunk, unit.virtual_stage][1]
+        key = unit.sequence, unit.chunk, unit.virtual_stage
+        size = sizes[key][1] - (rebuilt[key] if unit.kind == "B" and kv_place == "host" else 0)
         behind = {"F": after, "B": before}.get(unit.kind, {}).get(tick)
         if size and behind is not None:
             stage = unit.virtual_stage % table.num_stages
             copies.append(Copy(tick=behind, stage=stage, out=unit.kind == "F", size_bytes=size, unit=unit))
     for (sequence, chunk, virtual_stage), size in rebuilt.items():
-        if not size:
+        if not size or virtual_stage >= table.num_virtual_stages - table.num_stages:
             continue
         tick = table.unit_ticks[Unit("B", sequence, chunk, virtual_stage + table.num_stages)]
         behind = tick - 1 if table.ticks[tick - 1].kind == "H" else before[tick]
@@ -109,11 +108,11 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_pla
         memory: what is allocated.
         sizes: bytes from `unit_bytes`.
         stage: the stage of the device.
-        kv_place: how keys and values reach the backward, "keep" or "rebuild".
+        kv_place: how keys and values reach the backward; see `StashPlan`.
     """
     of_stage = [tick.units[stage] if tick.is_compute else None for tick in table.ticks]
     length, peaks = sum(table.chunk_lengths), table.prefix_peaks
-    num_kv = peaks.rebuilt if kv_place == "rebuild" else peaks.kept
+    num_kv = peaks.kept if kv_place == "keep" else peaks.rebuilt
     kv, grads = memory.hbm.get("kv", 0), memory.hbm.get("kv_grad", 0)
     tokens, grad_tokens = _prefix_tokens(table, of_stage, kv_place)
     device, host = _stash(of_stage, sizes)
@@ -129,7 +128,7 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_pla
 
 def _prefix_tokens(table: Table, of_stage: list[Unit | None], kv_place: str) -> tuple[list[int], list[int]]:
     """Returns, for each tick, tokens with K/V and tokens with dK/dV, added up over sequences and groups of layers."""
-    starts, ends, rebuilds = table.chunk_starts, table.chunk_starts[1:], kv_place == "rebuild"
+    starts, ends, rebuilds = table.chunk_starts, table.chunk_starts[1:], kv_place != "keep"
     last_group = table.num_virtual_stages - table.num_stages
     last = {(unit.sequence, unit.virtual_stage): index for index, unit in enumerate(of_stage) if unit is not None}
     written: dict[tuple[int, int], int] = {}

@@ -31,9 +31,9 @@ def problem(cluster, model, length=8192, **groups):
         ),
         (
             "h100:1x8",
-            {"preset": "llama3-8b"},
-            {"length": 2**21, "stash": {"kv": "keep"}},
-            ["K/V", "dK/dV", "parameters and optimizer"],
+            {"preset": "llama3-8b", "num_layers": 1, "num_kv_heads": 32},
+            {"length": 2**24},
+            ["K/V", "dK/dV", "between stages and head"],
             "use more devices, which share K/V (sppo plan --min-devices), or a shorter sequence (sppo plan --max-",
         ),
         (

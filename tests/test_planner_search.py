@@ -199,9 +199,10 @@ def test_bounds_of_groups_of_one_layer_are_below_what_they_bound(length, sequenc
     assert {one.layout.interleave for one in bounded(request, 3 * sequences)} == {1, 5}
 
 
-@pytest.mark.parametrize(("length", "sequences"), [(2**19, 1), (2**21, 2)])
-def test_bounds_of_breadth_first_plans_are_below_what_they_bound(length, sequences):
+@pytest.mark.parametrize(("length", "sequences", "kv"), [(2**19, 1, "auto"), (2**21, 2, "auto"), (2**19, 1, "host")])
+def test_bounds_of_breadth_first_plans_are_below_what_they_bound(length, sequences, kv):
     groups = {"mesh": {"data": 1}, "sequence": {"per_pipeline": sequences}, "schedule": {"name": "breadth-first"}}
+    groups["stash"] = {"kv": kv}
     request = read_request(large("llama3-8b", "h100:1x8", length, **groups))
     found = list(bounded(request, 11))
     assert {one.layout.mesh.pipe for one in found} >= {1, 2, 4} and any(one.lets_chunks_wait for one in found)
@@ -219,6 +220,25 @@ def test_a_breadth_first_plan_is_found_where_no_other_fits():
     # What is asked for is tried even where others fit.
     pinned = search(large("llama3-8b", "h100:1x8", 2**18, schedule={"name": "breadth-first"}))
     assert pinned.fits and pinned.plan.reasons["schedule"].startswith("as requested")
+
+
+def test_keys_and_values_on_the_host_need_host_memory():
+    def asked(**groups):
+        return large("llama3-8b", "h100:1x8", 2**19, stash={"kv": "host"}, **groups)
+
+    found = search(asked())
+    held = memory_of(found.plan, asked()).host
+    assert found.fits and found.plan.stash.kv == "host" and found.plan.schedule.name == "breadth-first"
+    # Of 32 layers, K and V of 8 heads of 128 elements in bfloat16, on 8 devices.
+    keys_values = 32 * 2 * 8 * 128 * 2 * 2**19 // 8
+    assert held > 0.95 * keys_values
+    # Places may change, keys and values stay there.
+    tight = search(asked(hardware={"host_bytes": 8 * keys_values // 2}))
+    assert not tight.fits and memory_of(tight.plan, asked()).host > keys_values / 2
+    assert "over host memory by" in tight.problem and "change stash.kv=host:" in tight.problem
+    found = search(large("llama3-8b", "h100:1x8", 2**19, stash={"kv": "host", "inputs": "host", "alpha": 1.0}))
+    inputs = 32 * 4096 * 2 * 2**19 // 8
+    assert memory_of(found.plan, asked()).host > 0.95 * (keys_values + inputs)
 
 
 def test_the_faster_order_is_chosen():
@@ -420,6 +440,19 @@ def test_a_pin_that_stops_every_plan_is_named(groups, words):
     assert "over HBM by" in found.problem
     assert found.stopped_by == words.removeprefix("change ").removesuffix(":") * words.startswith("change ")
     assert found.plan.reasons["hbm"].startswith("DOES NOT FIT")
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        (dict(stash={"kv": "keep"}), "change stash.kv=keep: "),
+        (dict(schedule={"name": "seq1f1b"}), "change schedule.name=seq1f1b: "),
+        (dict(mesh={"pipe": 8}, schedule={"name": "sppo"}), "change schedule.name=sppo: "),
+    ],
+)
+def test_a_pin_that_rules_breadth_first_out_is_named(groups, words):
+    found = search(large("llama3-8b", "h100:1x8", 2**21, **groups))
+    assert not found.fits and words in found.problem
 
 
 def test_host_memory_can_be_what_stops_it():

@@ -256,7 +256,9 @@ class LowerBounds:
         # What is too much for the host stays on the device, but no more than where both are over by the same share.
         even = (away * device_bytes - held * host_bytes) / (device_bytes + host_bytes)
         spilled = max(0, min(even, away - host_bytes))
-        host = self._host_bytes(layout, tokens, stash) / host_bytes - 1
+        # Keys and values there do not spill, but those of the last group may be read back too soon to leave.
+        keys_values = whole * (layout.interleave - 1) * token.kv
+        host = max(keys_values, self._host_bytes(layout, tokens, stash)) / host_bytes - 1
         return max(host, (held + spilled) / device_bytes - 1)
 
     def _between_groups_bytes(self, partition: Partition, tokens: int) -> float:

@@ -46,11 +46,14 @@ def place_options(config: StashConfig) -> list[Places]:
         ValueError: a place is asked for that the other places do not allow.
     """
     asked = (config.inputs, config.attention, config.rest)
+    # Keys and values that come again need a stash of every layer; see `StashPlan`.
+    needs_stash = config.kv in ("rebuild", "host") and config.inputs == "auto"
+    open_places = [places for places in _PLACES if not needs_stash or places[0] != "recompute"]
 
     def as_asked(places: Places) -> bool:
         return all(want in ("auto", place) for want, place in zip(asked, places, strict=True))
 
-    found = [places for places in _PLACES if as_asked(places)]
+    found = [places for places in open_places if as_asked(places)]
     if not found:
         found = [
             (one, two, three) for one, two, three in product(STASH_PLACES, repeat=3) if as_asked((one, two, three))
@@ -145,13 +148,15 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
     if not token.away:
         return (0.0,) * len(table.ticks)
     classes = stash_classes(table, stash, shape.seq)
-    of_kind = {
-        "F": [slot_bytes(of_class, token)[1] for of_class in classes],
-        "B": [fetched_bytes(of_class, shape, stash) for of_class in classes],
-    }
     link_bytes_s = costs.cluster.host_link_bytes_s
+    # Many groups of diagonals have few classes.
+    of_class = {
+        one: {"F": slot_bytes(one, token)[1] / link_bytes_s, "B": fetched_bytes(one, shape, stash) / link_bytes_s}
+        for one in set(classes)
+    }
+    of_group = [of_class[one] for one in classes]
     ticks = zip(table.ticks, table.tick_groups, strict=True)
-    return tuple(0.0 if group is None else of_kind[tick.kind][group] / link_bytes_s for tick, group in ticks)
+    return tuple(0.0 if group is None else of_group[group][tick.kind] for tick, group in ticks)
 
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:

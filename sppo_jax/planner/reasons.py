@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from sppo_jax.config import Config
+from sppo_jax.hardware import Cluster
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
 from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
@@ -26,6 +27,8 @@ _RELEASED = (
     ("schedule", ("wave",)),
     ("schedule", ("name", "interleave")),
     ("mesh", ("pipe", "seq")),
+    ("mesh", ("weights",)),
+    ("stash", ("kv",)),
 )
 # What holds device memory, in words.
 HOLDERS = {
@@ -108,13 +111,8 @@ def _advice(request: Request, memory: Memory) -> str:
 def _nearest_change(request: Request) -> tuple[str, str]:
     """Returns the settings that stop every plan, and what fits without them; both empty if it is not them."""
     for names, config in _released(request.config):
-        try:
-            relaxed = read_request(config, request.cluster)
-            dtype = config.stash.kv_grad_dtype
-            found = BestFirst(relaxed, "bfloat16" if dtype == "auto" else dtype, start_of(relaxed)).least()
-        except ValueError:
-            continue
-        if found.memory.fits(request.cluster):
+        found = _least(config, request.cluster)
+        if found is not None and found.memory.fits(request.cluster):
             mesh, places = found.choice.layout.mesh, "/".join(found.choice.places)
             return names, (
                 f"change {names}: a plan of pipe {mesh.pipe} x seq {mesh.seq} with {len(found.choice.chunk_lengths)} "
@@ -122,6 +120,21 @@ def _nearest_change(request: Request) -> tuple[str, str]:
                 f"and stash {places} then fits"
             )
     return "", ""
+
+
+def _least(config: Config, cluster: Cluster) -> Outcome | None:
+    """Returns about the smallest outcome of a config, of the order that is tried first if that one fits."""
+    found, dtype = None, config.stash.kv_grad_dtype
+    try:
+        request = read_request(config, cluster)
+        for by_groups in (request.by_groups, True)[: 1 + request.may_go_by_groups]:
+            asked = replace(request, by_groups=by_groups)
+            found = BestFirst(asked, "bfloat16" if dtype == "auto" else dtype, start_of(asked)).least()
+            if found.memory.fits(cluster):
+                break
+    except ValueError:
+        pass
+    return found
 
 
 def _released(config: Config) -> Iterator[tuple[str, Config]]:

@@ -63,6 +63,7 @@ def small_plan(
     shapes=(),
     weights="resident",
     attention_from=0,
+    waiting="keep",
 ) -> Plan:
     """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
@@ -90,6 +91,7 @@ def small_plan(
             kv_grad_dtype=kv_grad_dtype,
             kv=kv,
             attention_from=attention_from,
+            waiting=waiting,
         ),
         kv_slots=table.kv_peak,
         predicted=Predicted(step_s=0.0, bubble_fraction=0.0, hbm_bytes=(0,) * pipe, host_bytes=(0,) * pipe),

@@ -53,7 +53,15 @@ CASES["late-attention-from-host"] = replace(
     | LATE
     | dict(chunks=(8, 8, 8, 16), interleave=2, places=HOST, alpha=(1.0, 0.5)),
 )
+CASES["chunks-wait-on-the-host"] = replace(
+    CASES["two-stages-rebuilt"], plan=CASES["two-stages-rebuilt"].plan | dict(waiting="host")
+)
 SLOW = {
+    "one-stage-waits-on-the-host": replace(
+        CASES["one-layer-groups-rebuilt-from-host"],
+        plan=CASES["one-layer-groups-rebuilt-from-host"].plan | dict(waiting="host"),
+    ),
+    "a-wave-waits-on-the-host": replace(CASES["wave-of-2"], plan=CASES["wave-of-2"].plan | dict(waiting="host")),
     "keys-and-values-alone-on-the-host": Case(
         BREADTH_FIRST
         | dict(chunks=(16, 12, 8, 8), mesh=(1, 2, 2), kind="ring", interleave=2, kv="host", sequences=2)

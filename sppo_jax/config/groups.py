@@ -189,6 +189,8 @@ class StashConfig(Group):
             keeps those of one group of layers and computes the others again from the inputs of the layers, "host"
             keeps those of one group of layers and brings the others back from host memory; both need
             `schedule.name` "breadth-first"; "auto": "rebuild" where it can be, else "keep".
+        waiting: where chunks wait between two groups of layers: "keep" is device memory, "host" is host memory, which
+            needs `schedule.name` "breadth-first"; "auto": "host" where nothing else fits.
     """
 
     group: ClassVar[str] = "stash"
@@ -198,6 +200,7 @@ class StashConfig(Group):
     alpha: Literal["auto"] | float | tuple[float, ...] = "auto"
     kv_grad_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     kv: Literal["auto", "keep", "rebuild", "host"] = "auto"
+    waiting: Literal["auto", "keep", "host"] = "auto"
 
     def _check(self) -> None:
         values = self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)

@@ -20,6 +20,7 @@ from sppo_jax import buffers
 from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
+from sppo_jax.compat import to_device, to_host
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
@@ -127,6 +128,7 @@ class Executor:
             host = self.layout(spec.write).write_host(state.host[spec.write], row["write_row"].number, state.part)
             state = state._replace(host={**state.host, spec.write: host}, part=None)
         coming = self._fetch(spec, row, state)
+        arrived_TD = state.x_TD if spec.put == "F" else state.dx_TD
         if self.plan.schedule.interleave > 1 and self.keeps_order:
             # Otherwise XLA slices the weights of several ticks at once and holds the slices until the last tick.
             begun = self._begun(state)
@@ -136,11 +138,13 @@ class Executor:
         else:
             written = ("kv_slot", "sequence_slot", "stash_slot", "arrive_slot")
             state = self._forward_tick(spec, row | {name: row[name] + state.order for name in written}, state, coming)
-        if spec.write is None:
+        if spec.write is spec.put is None:
             return state
+        room = state.room if spec.put is None else self._put(row, state, arrived_TD)
         # Without the barrier XLA lets the copy to the host end ticks later, and its source holds memory till then.
-        x_TD, dx_TD, host = lax.optimization_barrier((state.x_TD, state.dx_TD, state.host[spec.write]))
-        return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, spec.write: host})
+        written = {} if spec.write is None else {spec.write: state.host[spec.write]}
+        x_TD, dx_TD, written, room = lax.optimization_barrier((state.x_TD, state.dx_TD, written, room))
+        return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, **written}, room=room)
 
     def _gather(self, spec: TickSpec, row, state: State) -> State:
         """Gathers the weights of the group of layers whose turn begins, if one does, on all stages at once."""
@@ -167,15 +171,28 @@ class Executor:
         return self.stage if self.sharded is None else self.stage.holding(state.gathered)
 
     def _fetch(self, spec: TickSpec, row, state: TrainingState) -> tuple | None:
-        """Starts the copies from the host: for the next backward, and for the next rebuild of keys and values."""
-        fetched = refetched = None
+        """Starts the copies from the host: a stash, what a rebuild of keys and values needs, a chunk that waits."""
+        fetched = refetched = taken = None
         if spec.fetch is not None:
             number = self._row_to_fetch(row["fetch_row"], state)
             fetched = self.layout(spec.fetch).fetch_host(state.host[spec.fetch], number)
         if spec.refetch is not None:
             number = self._row_to_fetch(row["refetch_row"], state)
             refetched = self.layout(spec.refetch).fetch_again(state.host[spec.refetch], number)
-        return None if fetched is refetched is None else (fetched, refetched)
+        if spec.take:
+            number = self._row_to_fetch(row["take_row"], state)
+            taken = to_device(buffers.read_slot(state.room, number))
+        return None if fetched is refetched is taken is None else (fetched, refetched, taken)
+
+    def _put(self, row, state: TrainingState, arrived_TD) -> jax.Array:
+        """Returns the waiting room on the host with what came in the tick before, behind the fetch of this tick."""
+        number, room = row["put_row"].number, state.room
+        if state.taken is not None:
+            # Without an order between the two XLA copies the whole room.
+            _, room = lax.optimization_barrier((state.taken, room))
+            if not self.keeps_order:
+                number += buffers.after(state.taken)
+        return buffers.write_slot(room, number, to_host(arrived_TD))
 
     def _row_to_fetch(self, row: HostRow, state: TrainingState) -> jax.Array:
         """Returns the number of a row; of one that XLA may know only once the tick before is done.
@@ -253,12 +270,15 @@ class Executor:
 
     # -- ticks ----------------------------------------------------------------------------------------------------
 
-    def _arrived(self, register_TD, row, state: State, size: int) -> jax.Array:
+    def _arrived(self, spec: TickSpec, register_TD, row, state: State) -> jax.Array:
         """Returns what came to this stage for its chunk: from the register, or from the waiting room."""
-        if not self.program.num_waiting_slots:
+        me, size = vocabulary.stage_index(self.num_stages), spec.tokens
+        if spec.waited:
+            waited_TD = state.taken[:size]
+        elif self.program.num_waiting_slots:
+            waited_TD = buffers.read(state.waiting, (row["wait_slot"][me],), (size, register_TD.shape[1]))
+        else:
             return register_TD[:size]
-        me = vocabulary.stage_index(self.num_stages)
-        waited_TD = buffers.read(state.waiting, (row["wait_slot"][me],), (size, register_TD.shape[1]))
         return jnp.where(row["waits"][me] == 1, waited_TD, register_TD[:size])
 
     def _let_wait(self, register_TD, row, state: State) -> jax.Array:
@@ -271,7 +291,7 @@ class Executor:
     def _input(self, spec: TickSpec, row, state: State) -> jax.Array:
         """Returns x_TD of this stage's chunk: its embedding where the chunk enters, else from the stage before."""
         me, size = vocabulary.stage_index(self.num_stages), spec.tokens
-        arrived_TD = self._arrived(state.x_TD, row, state, size)
+        arrived_TD = self._arrived(spec, state.x_TD, row, state)
         if not spec.embeds:
             return arrived_TD
         tokens_T = self._own(self.sequences.tokens, row, 0, size)
@@ -294,16 +314,17 @@ class Executor:
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
         waiting = self._let_wait(register, row, state)
         state = state._replace(x_TD=register, waiting=waiting, cache=cache, tags=tags)
-        if held is not None:
-            state = state._replace(fetched=held[0], refetched=held[1])
+        if self.train:
+            fetched, refetched, taken = held or (state.fetched, state.refetched, None)
+            state = state._replace(fetched=fetched, refetched=refetched, taken=taken)
         if spec.stash is not None:
             state = state._replace(kept={**state.kept, spec.stash: filled[0]}, part=filled[1])
         return state
 
     def _head(self, spec: TickSpec, row, state: State, dhead_VD, held=None) -> vocabulary.HeadResult:
         size = spec.tokens
-        # The last stage's output has travelled on to stage 0.
-        x_TD = vocabulary.from_stage(state.x_TD[:size], 0, self.num_stages)
+        # The last stage's output has travelled on to stage 0, and may have waited there.
+        x_TD = vocabulary.from_stage(self._arrived(spec, state.x_TD, row, state), 0, self.num_stages)
         targets_T = jnp.where(self._real(row, 0, size), self._own(self.sequences.targets, row, 0, size), -1)
         return vocabulary.head(
             self.norm,
@@ -345,7 +366,7 @@ class Executor:
     def _output_cotangent(self, spec: TickSpec, row, state: TrainingState, me) -> jax.Array:
         """Returns dy_TD of this stage's chunk: from the head on the last stage, else from the stage behind."""
         last, size = self.num_stages - 1, spec.tokens
-        arrived_TD = self._arrived(state.dx_TD, row, state, size)
+        arrived_TD = self._arrived(spec, state.dx_TD, row, state)
         if spec.has_ends:
             share = buffers.read_slot(state.head_dx, row["head_slot"][last])
             share = share[: vocabulary.share_tokens(size, self.num_stages)]
@@ -371,8 +392,9 @@ class Executor:
         stage = self._held(state)
         dx_TD, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))
-        fetched, refetched = held or (None, None)
-        state = state._replace(dcache=sums.prefix, sums=sums.layers, fetched=fetched, refetched=refetched)
+        fetched, refetched, taken = held or (None, None, None)
+        coming = dict(fetched=fetched, refetched=refetched, taken=taken)
+        state = state._replace(dcache=sums.prefix, sums=sums.layers, **coming)
         return self._pass_back(spec, row, state, dx_TD, me)
 
     def _rebuild(self, spec: TickSpec, row, state: TrainingState, me) -> Cache:

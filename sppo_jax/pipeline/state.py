@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from sppo_jax.attention.sequence import Cache
 from sppo_jax.attention.tags import Tags
+from sppo_jax.compat import to_host
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
@@ -62,6 +63,8 @@ class TrainingState(NamedTuple):
         part: a forward's stash on its way to the host.
         fetched: stash that came back from the host for the next backward.
         refetched: layer inputs, or keys and values, that came back for the next rebuild of keys and values.
+        room: waiting room [rows, T, D] on the host; of no rows where chunks wait on the device.
+        taken: what came back from there for the next tick.
         head_dx: this stage's share of the cotangents from the head, by slot.
         grads: gradients of tables and final norm; where weights are gathered this device's shares of the sums, and of
             the layers' sums too.
@@ -82,6 +85,8 @@ class TrainingState(NamedTuple):
     part: jax.Array | None
     fetched: jax.Array | None
     refetched: jax.Array | None
+    room: jax.Array
+    taken: jax.Array | None
     head_dx: jax.Array
     grads: Physical
     sums: Any
@@ -134,6 +139,8 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
         part=None,
         fetched=None,
         refetched=None,
+        room=_waiting_room(program.num_waiting_rows, in_every_run["x_TD"]),
+        taken=None,
         head_dx=jnp.zeros((program.num_head_slots, share, tables.hidden_size), tables.dtype),
         # Constants have no gradient.
         grads=Physical(
@@ -143,6 +150,11 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
         ),
         sums=sharded.sums(program.num_sum_slots) if sharded else sums(executor.stage.weights.params),
     )
+
+
+def _waiting_room(num_rows: int, register_TD: jax.Array) -> jax.Array:
+    room = jnp.zeros((num_rows, *register_TD.shape), register_TD.dtype)
+    return to_host(room) if num_rows else room
 
 
 def _in_every_run(executor: "Executor", cache_shape: tuple[int, ...]) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from sppo_jax.plan.json_format import SCHEMA_VERSION, read_object, read_plan
 from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
+from sppo_jax.plan.waiting import waiting_room, with_late_heads
 from sppo_jax.units import format_bytes
 
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 STASH_PLACES = ("keep", "host", "recompute")
 KV_PLACES = ("keep", "rebuild", "host")
+WAITING_PLACES = ("keep", "host")
 WEIGHTS = ("resident", "gathered")
 GROUPS = ("static", "flex")
 KV_GRAD_DTYPES = ("float32", "bfloat16")
@@ -91,6 +93,8 @@ class StashPlan:
         kv: how keys and values reach the backward: "keep" keeps those of every group of layers in device memory;
             "rebuild" makes those of one group at a time again from its layer inputs; "host" stashes those of every
             chunk on the host, where its stash may go there, and brings those of one group at a time back.
+        waiting: where chunks wait between two groups of layers, forward and backward: "keep" or "host". With "host"
+            each head runs right before the backward of its chunk, and the chunk waits on the host for both.
     """
 
     inputs: str
@@ -100,6 +104,7 @@ class StashPlan:
     kv_grad_dtype: str = "float32"
     kv: str = "keep"
     attention_from: int = 0
+    waiting: str = "keep"
 
     @property
     def late_attention(self) -> str:
@@ -175,6 +180,7 @@ class Plan:
         outline = self.outline() if self.schedule.csv is None else self.table()
         _check_table(self, outline)
         _check_kv(self, outline)
+        _check_waiting(self, outline)
         _check_attention_from(self, outline)
         _check_weights(self, outline)
         _check_alpha(self.stash.alpha, outline)
@@ -190,12 +196,18 @@ class Plan:
 
     def table(self) -> Table:
         """Returns the schedule table, checked."""
-        return _checked_table(self.schedule, self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths)
+        sizes = self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths
+        return _checked_table(self.schedule, *sizes, late_heads=self.has_late_heads)
 
     def outline(self) -> Table:
         """Returns the schedule table, what it repeats written once; not checked."""
         sizes = self.mesh.pipe, self.sequences_per_pipeline, self.chunk_lengths
-        return schedule_table(self.schedule, *sizes, outline=True)
+        return schedule_table(self.schedule, *sizes, outline=True, late_heads=self.has_late_heads)
+
+    @property
+    def has_late_heads(self) -> bool:
+        """Whether each head runs right before the backward of its chunk; see `waiting.with_late_heads`."""
+        return self.stash.waiting == "host"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as dicts, lists, strings and numbers."""
@@ -230,6 +242,7 @@ class Plan:
             ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}{_shapes(self.schedule.shapes)}"),
             ("schedule", f"{_schedule(self.schedule)}, kv slots {self.kv_slots}"),
             ("stash", f"inputs {stash.inputs}, attention {stash.late_attention}, rest {stash.rest}, kv {stash.kv}"),
+            ("waiting", stash.waiting),
             ("alpha", _abridge(stash.alpha)),
             ("kv_grad_dtype", stash.kv_grad_dtype),
             ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
@@ -254,6 +267,7 @@ def schedule_table(
     chunk_lengths: tuple[int, ...],
     *,
     outline: bool = False,
+    late_heads: bool = False,
 ) -> Table:
     """Returns the table of a schedule, not checked; equal arguments give the same object, with its cached properties.
 
@@ -263,28 +277,44 @@ def schedule_table(
         num_sequences: sequences of a pipeline.
         chunk_lengths: tokens of each chunk.
         outline: whether to write once what repeats; a table given by hand is the same either way.
+        late_heads: whether heads run late, see `waiting.with_late_heads`; nothing for a table given by hand.
     """
     if schedule.csv is not None:
         table = _csv_table(schedule.csv)
         return table.with_chunks(table.chunk_lengths, schedule.shapes) if schedule.shapes else table
     counts = num_stages, num_sequences, len(chunk_lengths), schedule.interleave, schedule.wave
-    return _counted_table(schedule.name, *counts, outline=outline).with_chunks(chunk_lengths, schedule.shapes)
+    table = _counted_table(schedule.name, *counts, outline=outline, late_heads=late_heads)
+    return table.with_chunks(chunk_lengths, schedule.shapes)
 
 
 @lru_cache(maxsize=16)
 def _counted_table(
-    name: str, num_stages: int, num_sequences: int, num_chunks: int, interleave: int, wave: int, *, outline: bool
+    name: str,
+    num_stages: int,
+    num_sequences: int,
+    num_chunks: int,
+    interleave: int,
+    wave: int,
+    *,
+    outline: bool,
+    late_heads: bool,
 ) -> Table:
     """Returns the table of a schedule with chunks of one token."""
     make = make_outline if outline else make_table
-    return make(name, num_stages, num_sequences, (1,) * num_chunks, interleave, wave)
+    table = make(name, num_stages, num_sequences, (1,) * num_chunks, interleave, wave)
+    return with_late_heads(table) if late_heads else table
 
 
 @lru_cache(maxsize=16)
 def _checked_table(
-    schedule: SchedulePlan, num_stages: int, num_sequences: int, chunk_lengths: tuple[int, ...]
+    schedule: SchedulePlan,
+    num_stages: int,
+    num_sequences: int,
+    chunk_lengths: tuple[int, ...],
+    *,
+    late_heads: bool = False,
 ) -> Table:
-    table = schedule_table(schedule, num_stages, num_sequences, chunk_lengths)
+    table = schedule_table(schedule, num_stages, num_sequences, chunk_lengths, late_heads=late_heads)
     check(table)
     return table
 
@@ -378,6 +408,20 @@ def _check_kv(plan: Plan, table: Table) -> None:
         )
     if len(plan.chunk_lengths) == 1:
         raise ValueError(f"stash.kv={kv} must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
+
+
+def _check_waiting(plan: Plan, table: Table) -> None:
+    waiting = plan.stash.waiting
+    if waiting not in WAITING_PLACES:
+        raise ValueError(f"stash.waiting must be one of {', '.join(WAITING_PLACES)}, got {waiting!r}; choose one")
+    if waiting == "keep":
+        return
+    if plan.schedule.csv is not None or not table.passes_groups_in_turn:
+        raise ValueError(
+            f"stash.waiting=host must have a schedule in which chunks wait between groups of layers, got "
+            f"{_schedule(plan.schedule)}; use schedule.name=breadth-first, or stash.waiting=keep"
+        )
+    waiting_room(table)
 
 
 def _check_attention_from(plan: Plan, table: Table) -> None:

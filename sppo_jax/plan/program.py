@@ -18,6 +18,7 @@ from sppo_jax.plan.slots import PrefixSlots, head_slots, prefix_slots, sequence_
 from sppo_jax.plan.stash import StashClass, stash_classes
 from sppo_jax.plan.table import Table, Unit
 from sppo_jax.plan.turns import Turns, turns_of
+from sppo_jax.plan.waiting import Room, waiting_room
 
 FIELDS = (
     "active",  # 1 where the stage has a unit in this tick
@@ -52,8 +53,11 @@ FIELDS = (
     "write_row",  # row on the host of the stash that this tick writes (made one compute tick before)
     "fetch_row",  # row on the host of the stash that this tick fetches (used one compute tick later)
     "refetch_row",  # the same of the stash whose inputs this tick fetches (to rebuild keys and values)
+    "put_row",  # row on the host where what came in the compute tick before waits from this tick on
+    "take_row",  # row on the host whose chunk this tick fetches for the next compute tick, or the head before that one
 )
-HOST_ROWS = ("write_row", "fetch_row", "refetch_row")
+STASH_ROWS = ("write_row", "fetch_row", "refetch_row")
+HOST_ROWS = (*STASH_ROWS, "put_row", "take_row")
 FLAGS = ("gathers", "scatters")  # the same for all stages
 
 
@@ -77,6 +81,10 @@ class TickSpec:
         gathers: whether the weights of a group of layers are gathered first where the row says so. A tick that always
             gathers would have a body of its own, and would cut loops short.
         scatters: whether the gradient sums of a group of layers are scattered at the end where the row says so.
+        put: the kind of the compute tick before, if what came in it is written to the waiting room on the host; else
+            None.
+        take: whether a chunk is fetched from the waiting room on the host.
+        waited: whether the compute tick before has fetched the input of some unit of this tick from there.
     """
 
     kind: str
@@ -91,6 +99,9 @@ class TickSpec:
     refetch: StashClass | None = None
     gathers: bool = False
     scatters: bool = False
+    put: str | None = None
+    take: bool = False
+    waited: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,8 @@ class Program:
         num_sequence_slots: sequences that a stage has in flight.
         num_kv_slots: prefixes, each of a sequence on a virtual stage, whose keys and values a stage holds.
         num_grad_slots: prefixes whose dK and dV a stage holds.
-        num_waiting_slots: chunks that wait at once between two groups of layers.
+        num_waiting_slots: chunks that wait at once between two groups of layers on the device.
+        num_waiting_rows: rows on the host for chunks that wait between two groups of layers.
         num_head_slots: head gradients that wait at once.
         num_weight_slots: groups of layers whose weights a stage holds.
         num_sum_slots: groups of layers whose gradient sums a stage holds.
@@ -120,6 +132,7 @@ class Program:
     num_kv_slots: int
     num_grad_slots: int
     num_waiting_slots: int
+    num_waiting_rows: int
     num_head_slots: int
     num_weight_slots: int
     num_sum_slots: int
@@ -140,12 +153,15 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     table = plan.table()
     classes = stash_classes(table, plan.stash, plan.mesh.seq) if train else ()
     of_tick = [classes[group] if train and group is not None else None for group in table.tick_groups]
+    on_host = train and plan.stash.waiting == "host"
+    room = waiting_room(table) if on_host else Room(0, {}, {})
     slots = _Slots(
         stash=_stash_slots(table, classes) if train else {},
         host=host_rows(table, of_tick),
         sequences=sequence_slots(table),
         prefixes=prefix_slots(table, plan.stash.kv, train=train),
-        waiting=waiting_slots(table),
+        # An evaluation has room on the device: no stash, and no gradients of keys and values.
+        waiting=(0, {}) if on_host else waiting_slots(table),
         heads=head_slots(table),
         turns=turns_of(table, plan.stash.kv, train=train) if plan.weights == "gathered" else None,
     )
@@ -154,7 +170,9 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies, rebuilds)
     if slots.turns is not None:
         specs = [replace(spec, gathers=spec.kind != "H", scatters=spec.kind == "B") for spec in specs]
+    specs = _with_room(specs, table, room)
     rows = _rows(plan, table, of_tick, slots, copies)
+    _add_room(rows, table, room)
     _add_rebuilds(rows, table, rebuilds, slots, of_tick)
     if not train:
         chosen = [index for index, tick in enumerate(table.ticks) if tick.kind != "B"]
@@ -168,6 +186,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         num_kv_slots=slots.prefixes.num_kv,
         num_grad_slots=slots.prefixes.num_grads,
         num_waiting_slots=slots.waiting[0],
+        num_waiting_rows=room.num_rows,
         num_head_slots=slots.heads[0],
         num_weight_slots=slots.turns.num_weights if slots.turns else table.num_groups,
         num_sum_slots=slots.turns.num_sums if slots.turns else table.num_groups,
@@ -245,7 +264,8 @@ def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[i
         made = of_tick[index]
         source = of_tick[rebuilds[index]] if index in rebuilds else None
         if source is not None and (source.host_kv if kv == "host" else source.host_inputs):
-            before = index - 1 if table.ticks[index - 1].kind == "H" else compute[place - 1]
+            in_head = table.ticks[index - 1].kind == "H" and table.ticks[compute[place - 1]].kind == "F"
+            before = index - 1 if in_head else compute[place - 1]
             copies.refetches[before] = rebuilds[index]
         if made is None or not made.uses_host:
             continue
@@ -296,6 +316,29 @@ def _specs(
     return specs
 
 
+def _with_room(specs: list[TickSpec], table: Table, room: Room) -> list[TickSpec]:
+    """Adds what ticks do with the waiting room on the host."""
+    found, before, waited = [], None, False
+    for index, (spec, tick) in enumerate(zip(specs, table.ticks, strict=True)):
+        if tick.is_compute:
+            spec = replace(spec, put=before if index in room.puts else None, take=index in room.takes)
+        found.append(replace(spec, waited=waited))
+        if tick.is_compute:
+            before, waited = tick.kind, spec.take
+    return found
+
+
+def _add_room(rows: dict[str, np.ndarray], table: Table, room: Room) -> None:
+    """Fills in the rows of the waiting room on the host."""
+    if not room.num_rows:
+        return
+    for unit, (_, used) in table.waits.items():
+        rows["waits"][used, table.waits_at(unit)] = 1
+    for name, of_tick in (("put_row", room.puts), ("take_row", room.takes)):
+        for index, row in of_tick.items():
+            rows[name][index] = row
+
+
 def _performed(passes: RingPasses, kind: str, stash: StashClass | None) -> RingPasses:
     """Keeps only what a tick performs, so that ticks that differ in nothing else share a body."""
     forward = passes.forward if kind == "F" or (stash is not None and stash.recomputes) else RingPasses.forward
@@ -341,9 +384,9 @@ def _rows(
                 values["stash_slot"] = slots.stash[made][1][stage, unit.sequence, unit.chunk, unit.virtual_stage]
             for name, value in values.items():
                 rows[name][index, stage] = value
-    for unit, (came, _) in table.waits.items():
-        rows["arrive_slot"][came, unit.virtual_stage % table.num_stages] = slots.waiting[1][unit]
-    for name, others in zip(HOST_ROWS, copies, strict=True):
+    for unit, slot in slots.waiting[1].items():
+        rows["arrive_slot"][table.waits[unit][0], table.waits_at(unit)] = slot
+    for name, others in zip(STASH_ROWS, copies, strict=True):
         for index, other in others.items():
             rows[name][index] = rows["stash_slot"][other] if slots.host is None else slots.host[other]
     changes = {"gather": slots.turns.gathers, "scatter": slots.turns.scatters} if slots.turns else {}

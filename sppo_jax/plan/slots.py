@@ -113,7 +113,7 @@ def waiting_slots(table: Table) -> tuple[int, dict[Unit, int]]:
     spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
     for unit, (came, tick) in table.waits.items():
         # It comes at the end of a tick, and leaves at the start of another one.
-        spans[unit.virtual_stage % table.num_stages][unit] = 2 * came + 1, 2 * tick
+        spans[table.waits_at(unit)][unit] = 2 * came + 1, 2 * tick
     return _color_stages(spans)
 
 

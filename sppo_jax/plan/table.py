@@ -288,17 +288,15 @@ class Table:
     def tick_tokens(self) -> tuple[int, ...]:
         """Returns the static token count of each tick: that of its diagonal group.
 
-        It depends on the group alone, so the forward and the backward tick of a unit have one shape. A head tick
-        has that of the forward tick before it.
+        It depends on the group alone, so the forward, the head and the backward tick of a unit have one shape.
         """
-        of_group = self.group_tokens
-        tokens: list[int] = []
-        forward = 0
-        for tick, group in zip(self.ticks, self.tick_groups, strict=True):
-            tokens.append(forward if group is None else of_group[group])
-            if tick.kind == "F":
-                forward = tokens[-1]
-        return tuple(tokens)
+        of_group, groups, diagonals = self.group_tokens, self.diagonal_groups, self.unit_diagonals
+
+        def group_of(tick: Tick) -> int:
+            # All units of a tick are in one group, by construction of the groups.
+            return groups[diagonals[next(unit for unit in tick.units if unit is not None)[1:]]]
+
+        return tuple(of_group[group_of(tick)] for tick in self.ticks)
 
     @cached_property
     def tick_shapes(self) -> tuple[TickShape, ...]:
@@ -326,26 +324,37 @@ class Table:
     def waits(self) -> dict[Unit, tuple[int, int]]:
         """Returns, for each unit whose input waits, the ticks in which the input comes and is used.
 
-        An input that comes in the tick of its kind right before is still in the register.
+        An input is in the register until the next tick of the kind that it comes from is over.
         """
-        ordinals: dict[str, dict[int, int]] = {"F": {}, "B": {}}
-        for number, tick in enumerate(self.ticks):
-            if tick.is_compute:
-                ordinals[tick.kind][number] = len(ordinals[tick.kind])
+        before: dict[str, list[int]] = {"F": [], "B": []}  # of each tick the ticks of a kind before it
+        for tick in self.ticks:
+            for kind, numbers in before.items():
+                numbers.append((numbers[-1] if numbers else 0) + (tick.kind == kind))
         found: dict[Unit, tuple[int, int]] = {}
         for unit, index in self.unit_ticks.items():
-            step = {"F": -1, "B": 1, "H": 0}[unit.kind]
-            came = self.unit_ticks.get(unit._replace(virtual_stage=unit.virtual_stage + step), index)
-            if came != index and ordinals[unit.kind][index] != ordinals[unit.kind][came] + 1:
+            source = self._source_of(unit)
+            came = self.unit_ticks.get(source, index)
+            if came != index and before[source.kind][index - 1] != before[source.kind][came]:
                 found[unit] = came, index
         return found
+
+    @staticmethod
+    def _source_of(unit: Unit) -> Unit:
+        """Returns the unit whose output is the input of another; one that does not exist for the first."""
+        if unit.kind == "H":
+            return unit._replace(kind="F")
+        return unit._replace(virtual_stage=unit.virtual_stage + {"F": -1, "B": 1}[unit.kind])
+
+    def waits_at(self, unit: Unit) -> int:
+        """Returns the stage where the input of a unit waits; a head's where the last stage's output has travelled on to."""
+        return 0 if unit.kind == "H" else unit.virtual_stage % self.num_stages
 
     @property_of_ticks
     def waiting_peak(self) -> int:
         """Returns the number of chunks that wait at once between two groups of layers, the most of any stage."""
         changes: dict[int, list[Change]] = {}
         for unit, (came, tick) in self.waits.items():
-            changes.setdefault(unit.virtual_stage % self.num_stages, []).extend([(came + 1, 1), (tick, -1)])
+            changes.setdefault(self.waits_at(unit), []).extend([(came + 1, 1), (tick, -1)])
         return max((_peak(of_stage, self.repeats) for of_stage in changes.values()), default=0)
 
     @property_of_ticks

@@ -249,6 +249,7 @@ class BestFirst:
                 wave=candidate.partition.wave,
                 shapes=candidate.partition.shapes,
                 kv=candidate.partition.kv(candidate.places),
+                waiting=self.request.waiting,
             )
             self.outcomes[number] = evaluate(choice)
         return self.outcomes[number]

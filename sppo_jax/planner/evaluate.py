@@ -34,6 +34,7 @@ class Choice:
         wave: sequences that run as one.
         shapes: the tokens that a tick may have, rising; none: those of its longest chunk.
         attention_from: the first chunk whose attention outputs are stashed, where they are.
+        waiting: where chunks wait between two groups of layers.
     """
 
     layout: Layout
@@ -46,6 +47,7 @@ class Choice:
     shapes: tuple[int, ...] = ()
     kv: str = "keep"
     attention_from: int = 0
+    waiting: str = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ def evaluate(choice: Choice) -> Outcome:
         kv_grad_dtype=choice.kv_grad_dtype,
         kv=choice.kv,
         attention_from=choice.attention_from,
+        waiting=choice.waiting,
     )
     before = table.chunk_starts[choice.attention_from]
     shape, costs = layout.shape, layout_costs(layout, choice.places, choice.kv, choice.wave, before)
@@ -210,7 +213,7 @@ def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) ->
 def _outline_of(choice: Choice) -> Table:
     layout = choice.layout
     sizes = layout.mesh.pipe, layout.sequences, choice.chunk_lengths
-    return schedule_table(_schedule_of(choice), *sizes, outline=True)
+    return schedule_table(_schedule_of(choice), *sizes, outline=True, late_heads=choice.waiting == "host")
 
 
 def _schedule_of(choice: Choice) -> SchedulePlan:

@@ -37,6 +37,7 @@ class Request:
         by_groups: whether a schedule that the config leaves open is breadth-first, which holds the least; else it is
             any of the others.
         with_rings: whether tokens may travel on a ring.
+        waiting: where chunks wait between two groups of layers, "keep" or "host".
     """
 
     config: Config
@@ -45,6 +46,7 @@ class Request:
     table: tuple[Table, str] | None
     by_groups: bool = False
     with_rings: bool = True
+    waiting: str = "keep"
 
     @property
     def schedule_name(self) -> str:
@@ -58,6 +60,11 @@ class Request:
         config = self.config
         open_choice = config.schedule.name == "auto" and config.schedule.interleave != 1 and config.stash.kv != "keep"
         return open_choice and not self.by_groups and self.table is None
+
+    @property
+    def may_wait_on_host(self) -> bool:
+        """Whether chunks may wait on the host between groups of layers, and do not yet."""
+        return (self.may_go_by_groups or self.by_groups) and self.config.stash.waiting == "auto"
 
     @property
     def compares_orders(self) -> bool:
@@ -138,8 +145,11 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         cluster=cluster,
         compute_bytes=COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
         table=_read_table(config) if config.schedule.table is not None else None,
-        # No other schedule lets keys and values be made again, or weights be gathered group by group.
-        by_groups=config.stash.kv in ("rebuild", "host") or config.mesh.weights == "gathered",
+        # No other schedule has what these ask for.
+        by_groups=config.stash.kv in ("rebuild", "host")
+        or config.stash.waiting == "host"
+        or config.mesh.weights == "gathered",
+        waiting="host" if config.stash.waiting == "host" else "keep",
     )
 
 

@@ -264,6 +264,8 @@ class LowerBounds:
     def _between_groups_bytes(self, partition: Partition, tokens: int) -> float:
         """Returns the least bytes of chunks that wait for their next group of layers, and of the heads' dX."""
         pipe, length = partition.layout.mesh.pipe, self.request.config.sequence.length
+        if self.request.waiting == "host":
+            return 0.0
         wave_tokens = partition.wave * length
         waiting = max(0, wave_tokens - (pipe - 2) * tokens) if partition.lets_chunks_wait else 0
         # The last chunk goes backward first, behind the heads of all. One chunk's dX is in the memory of one chunk.

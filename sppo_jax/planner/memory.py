@@ -11,6 +11,7 @@ from sppo_jax.plan.spread import padded, spread
 from sppo_jax.plan.stash import StashClass, TokenBytes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import slot_counts
+from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.units import format_bytes
 
 # Adam keeps two moments of each parameter.
@@ -208,7 +209,10 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     kv = of_group * (peaks.kept if stash.kv == "keep" else peaks.rebuilt)
     kv_grad = of_group * peaks.grads * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
-    stash_device, stash_host, copies = stash_bytes(table, shape, stash)
+    stash_device, host, copies = stash_bytes(table, shape, stash)
+    if stash.waiting == "host":
+        # One chunk is used while the next one comes.
+        waiting, host = 2 * local, host + waiting_room(table).num_rows * waiting_bytes(shape, local)
     head_share = table.head_peak * -(-local // table.num_stages)
     weights, grads = weight_bytes(shape, table.num_groups, table.num_stages, stash.kv)
     loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
@@ -226,13 +230,18 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "kv_grad": kv_grad,
             "stash": stash_device,
             "copies": copies,
-            "waiting": waiting * model.hidden_size * size,
+            "waiting": waiting_bytes(shape, waiting),
             "carries": (2 * local + head_share) * model.hidden_size * size,
             "batch": batch_bytes(table, shape.seq),
             "work": max(backward_work(shape, stash, local) + group_work(shape, local), loss, tables[1]) + copied,
         },
-        host=stash_host,
+        host=host,
     )
+
+
+def waiting_bytes(shape: Shape, tokens: int) -> int:
+    """Returns the bytes of a chunk of so many tokens of a device that waits between two groups of layers."""
+    return tokens * shape.model.hidden_size * shape.compute_bytes
 
 
 def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tuple[int, int]:

@@ -8,8 +8,9 @@ from sppo_jax.config import StashConfig
 from sppo_jax.plan.plan import STASH_PLACES, StashPlan
 from sppo_jax.plan.stash import recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
+from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import Shape, fetched_bytes, stash_bytes, token_bytes, usable_host_bytes
+from sppo_jax.planner.memory import Shape, fetched_bytes, stash_bytes, token_bytes, usable_host_bytes, waiting_bytes
 from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
@@ -144,19 +145,27 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
     alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal. Where keys and values are
     made again, the layer inputs come back a second time; keys and values on the host come back once.
     """
-    token = token_bytes(shape, stash)
+    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
+    waiting_s = _waiting_seconds(table, shape, stash, link_bytes_s)
     if not token.away:
-        return (0.0,) * len(table.ticks)
+        return waiting_s
     classes = stash_classes(table, stash, shape.seq)
-    link_bytes_s = costs.cluster.host_link_bytes_s
     # Many groups of diagonals have few classes.
     of_class = {
         one: {"F": slot_bytes(one, token)[1] / link_bytes_s, "B": fetched_bytes(one, shape, stash) / link_bytes_s}
         for one in set(classes)
     }
     of_group = [of_class[one] for one in classes]
-    ticks = zip(table.ticks, table.tick_groups, strict=True)
-    return tuple(0.0 if group is None else of_group[group][tick.kind] for tick, group in ticks)
+    ticks = zip(table.ticks, table.tick_groups, waiting_s, strict=True)
+    return tuple(more if group is None else of_group[group][tick.kind] + more for tick, group, more in ticks)
+
+
+def _waiting_seconds(table: Table, shape: Shape, stash: StashPlan, link_bytes_s: float) -> tuple[float, ...]:
+    """Returns the seconds for which each tick copies chunks to and from the waiting room: one after the other."""
+    if stash.waiting == "keep":
+        return (0.0,) * len(table.ticks)
+    room, one_s = waiting_room(table), waiting_bytes(shape, -(-table.most_tokens // shape.seq)) / link_bytes_s
+    return tuple(one_s * ((index in room.puts) + (index in room.takes)) for index in range(len(table.ticks)))
 
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:

@@ -313,8 +313,9 @@ def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:
         return "as requested"
     if schedule == BREADTH_FIRST:
         passes = "all chunks pass one group of layers after another, forward and back"
-        asked = config.stash.kv in ("rebuild", "host")
-        return f"stash.kv={config.stash.kv} asks for it; {passes}" if asked else passes
+        asked = [f"stash.kv={config.stash.kv}"] if config.stash.kv in ("rebuild", "host") else []
+        asked += ["stash.waiting=host"] if config.stash.waiting == "host" else []
+        return f"{', '.join(asked)} asks for it; {passes}" if asked else passes
     reason = {
         "1f1b": "sequences are not cut",
         "seq1f1b": "several sequences a pipeline overlap, so the pipeline fills and drains once",

@@ -28,6 +28,7 @@ _RELEASED = (
     ("schedule", ("name", "interleave")),
     ("mesh", ("pipe", "seq")),
     ("mesh", ("weights",)),
+    ("stash", ("waiting",)),
     ("stash", ("kv",)),
 )
 # What holds device memory, in words.
@@ -197,6 +198,9 @@ def reasons_of(
     else:
         wide = best.choice.kv_grad_dtype == "float32"
         reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
+    if best.choice.waiting == "host":
+        asked = request.config.stash.waiting == "host"
+        reasons["waiting"] = "as requested" if asked else "no plan fits whose chunks wait on the device"
     reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
     reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
     why = schedule_reason(layout, best.choice.schedule, best.choice.wave)

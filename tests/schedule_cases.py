@@ -4,7 +4,7 @@ from functools import lru_cache
 from itertools import product
 
 from sppo_jax.plan.generators import GENERATORS, make_table
-from sppo_jax.plan.table import Table
+from sppo_jax.plan.table import Table, Unit
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +43,7 @@ def wave_tables() -> tuple[Table, ...]:
 def runs(table: Table) -> bool:
     """Runs a table on a machine with a register for each stage and direction; returns whether it completes.
 
-    What comes round to the first stage again, or backward to the last, may wait there.
+    What comes round to the first stage again, or backward to the last, may wait there; for its head too.
 
     Independent of the checker: it computes nothing but what each unit finds in its registers.
     """
@@ -59,7 +59,7 @@ def runs(table: Table) -> bool:
             if unit.kind != tick.kind or (unit in done and unit.kind != "H"):
                 return False
             if unit.kind == "H":
-                found = forward.get(0) == (*key, last) and unit.virtual_stage == last
+                found = Unit("F", *key, last) in before and unit.virtual_stage == last
                 found = found and (stage > 0 or unit not in done)
             else:
                 found = unit.virtual_stage % table.num_stages == stage and _ready(

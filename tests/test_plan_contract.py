@@ -25,6 +25,7 @@ from sppo_jax.pipeline.stage import Stage
 from sppo_jax.plan.fold import unfold
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.stash import slot_bytes, stash_classes
+from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.make import make_plan
@@ -196,7 +197,9 @@ def test_slots_and_ticks_are_those_charged(plans):
         for tick, count in zip(outline.ticks, outline.tick_rounds, strict=True):
             rounds[tick.kind] += count
         assert rounds == Counter(spec.kind for spec in unfold(program.items))
-        peaks, waits = outline.prefix_peaks, outline.waiting_peak
+        peaks, on_host = outline.prefix_peaks, plan.stash.waiting == "host"
+        waits, rows = (0, waiting_room(outline).num_rows) if on_host else (outline.waiting_peak, 0)
+        assert rows == program.num_waiting_rows
         assert outline.kv_peak == program.num_sequence_slots and outline.head_peak == program.num_head_slots
         assert (peaks.kept, peaks.grads, waits) == (
             program.num_kv_slots,

@@ -60,8 +60,8 @@ def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
     values = make().to_dict()
     del values["schedule"]["shapes"], values["stash"]["kv"]
     assert Plan.from_dict({**values, "schema_version": 4}) == make() and make().schedule.shapes == ()
-    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 8, got 9; plan again"):
-        Plan.from_dict({**make().to_dict(), "schema_version": 9})
+    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 9, got 10; plan again"):
+        Plan.from_dict({**make().to_dict(), "schema_version": 10})
     with pytest.raises(ValueError, match=r"schedule of plan\.json must have every key, got none named shapes"):
         Plan.from_dict(values)
 
@@ -82,6 +82,26 @@ def test_a_plan_from_before_late_attention_stashes_it_all():
     values = make().to_dict()
     del values["stash"]["attention_from"]
     assert Plan.from_dict({**values, "schema_version": 7}) == make() and make().stash.attention_from == 0
+
+
+def test_a_plan_from_before_waiting_rooms_on_the_host_keeps_them():
+    values = make().to_dict()
+    del values["stash"]["waiting"]
+    assert Plan.from_dict({**values, "schema_version": 8}) == make() and make().stash.waiting == "keep"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "schedule", "words"),
+    [
+        ((16, 16, 24), "breadth-first", "at least 4 chunks on 2 stages, so that each waits for 2 ticks or more, got 3"),
+        ((16, 16, 16, 8), "sppo", "must have a schedule in which chunks wait between groups of layers, got sppo"),
+    ],
+)
+def test_chunks_that_wait_on_the_host_wait_long_enough(chunks, schedule, words):
+    plan = SchedulePlan(name=schedule, interleave=2)
+    with pytest.raises(ValueError, match="stash.waiting=host must have") as error:
+        make(chunk_lengths=chunks, schedule=plan, stash=replace(STASH, waiting="host"))
+    assert words in str(error.value)
 
 
 def test_a_plan_with_shapes_holds_together():
@@ -143,8 +163,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 8, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 8, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 9, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 9, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -166,7 +186,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 8, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 9, got 1"),
         (dict(schedule=SchedulePlan(name="sppo", wave=2)), "divide the 1 sequences of a pipeline (nearest: 1), got 2"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),

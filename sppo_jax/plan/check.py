@@ -1,7 +1,7 @@
 """The proof that a schedule table can run in lock-step, with one carry register in each direction.
 
-A chunk that comes round to the first stage again (backward: to the last) may wait there, in the waiting room, for the next
-group of layers or for its head.
+A chunk that comes round to the first stage again (backward: to the last) may wait there, in the waiting room: for the
+next group of layers, or for its head.
 """
 
 from collections import Counter

@@ -346,7 +346,7 @@ class Table:
         return unit._replace(virtual_stage=unit.virtual_stage + {"F": -1, "B": 1}[unit.kind])
 
     def waits_at(self, unit: Unit) -> int:
-        """Returns the stage where the input of a unit waits; a head's where the last stage's output has travelled on to."""
+        """Returns the stage where the input of a unit waits; the last stage's output has travelled on to the first."""
         return 0 if unit.kind == "H" else unit.virtual_stage % self.num_stages
 
     @property_of_ticks

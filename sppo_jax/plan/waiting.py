@@ -74,6 +74,6 @@ def _too_soon(table: Table) -> str:
     chunks = f"chunks of a wave of {table.wave}" if table.wave > 1 else "chunks"
     return (
         f"stash.waiting=host must have a breadth-first schedule with at least {least} {chunks} on {table.num_stages} "
-        f"stages, so that each waits for {MIN_HOST_GAP - 1} ticks or more, got {table.wave * table.num_chunks}; use more "
-        "chunks, or stash.waiting=keep"
+        f"stages, so that each waits for {MIN_HOST_GAP - 1} ticks or more, got {table.wave * table.num_chunks}; use "
+        "more chunks, or stash.waiting=keep"
     )

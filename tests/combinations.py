@@ -134,6 +134,8 @@ def draw_by_groups(seed: int) -> Case:
         plan["attention_from"] = Draws(seed + 1000).number(0, count - 1)
     if plan["kv"] == "rebuild" and Draws(seed + 2000).chance(0.5):
         plan["kv"] = "host"
+    if wave * count >= pipe + 2 and Draws(seed + 3000).chance(0.4):
+        plan["waiting"] = "host"
     dtype, queries = draws.pick(("float64", "float64", "float64", "float32", "bfloat16")), draws.number(1, 11)
     if plan["kv_grad_dtype"] == "bfloat16":
         # So few roundings, over all layers, as the tolerance is for.

@@ -146,7 +146,7 @@ def test_more_breadth_first_programs_have_the_dense_loss_and_gradients(name, x64
 def test_the_planner_takes_every_drawn_program():
     plans = [draw_by_groups(seed).make_plan() for seed in range(400)]
     found = {(plan.stash.kv, plan.weights, plan.schedule.wave, plan.mesh.pipe) for plan in plans}
-    assert len(found) == 3 * 2 * 2 * 4
+    assert len(found) == 3 * 2 * 2 * 4 and {plan.stash.waiting for plan in plans} == {"keep", "host"}
 
 
 @pytest.mark.slow
@@ -182,6 +182,22 @@ def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_on
     again = [spec for spec in specs if spec.rebuild is not None]
     assert len(again) == 3 * 3 and {spec.kind for spec in again} == {"B"}
     assert sum(spec.refetch is not None for spec in specs) == len(again)
+
+
+def test_what_waits_on_the_host_goes_there_and_comes_back_once():
+    plan = CASES["chunks-wait-on-the-host"].make_plan()
+    hosted, kept = (lower(replace(plan, stash=replace(plan.stash, waiting=place)), SHAPE) for place in ("host", "keep"))
+    assert (hosted.num_waiting_slots, hosted.num_head_slots) == (0, 1) and hosted.num_waiting_rows == 4
+    assert (kept.num_waiting_slots, kept.num_head_slots, kept.num_waiting_rows) == (4, 5, 0)
+    specs = unfold(hosted.items)
+    # Of 2 sequences 5 chunks wait once forward, once backward, and all but the last for their heads.
+    counts = [sum(map(bool, of)) for of in zip(*((spec.put, spec.take) for spec in specs), strict=True)]
+    assert counts == [2 * (5 + 4 + 5)] * 2
+    assert [spec.put for spec in specs if spec.put and spec.kind == "B"] == ["B"] * (2 * 5)
+    taken = [after.waited for before, after in zip(specs, specs[1:], strict=False) if before.take]
+    assert all(taken) and not any(spec.waited for spec in specs if spec.kind == "F" and spec.stash is None)
+    evaluated = lower(plan, SHAPE, train=False)
+    assert evaluated.num_waiting_rows == 0 and evaluated.num_waiting_slots > 0
 
 
 def test_keys_and_values_on_the_host_come_back_once():

@@ -18,6 +18,11 @@ CASES = {
         | dict(kv="rebuild", weights="gathered"),
         {},
     ),
+    "waiting on the host": (
+        dict(chunks=(12, 8, 4, 8), mesh=(1, 2, 1), sequences=2, schedule="breadth-first", interleave=2)
+        | dict(kv="rebuild", waiting="host"),
+        {},
+    ),
     "one stage": (dict(chunks=(12, 20), sequences=2), {}),
 }
 

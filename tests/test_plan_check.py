@@ -183,7 +183,8 @@ def test_a_head_may_run_late():
     rng = random.Random(0)
     later = [head_late(table, rng) for table in rng.sample(all_tables(), 150)]
     found = [table for table in later if table is not None]
-    assert len(found) > 50 and all(accepts(table) and runs(table) for table in found)
+    right = [accepts(table) for table in found]
+    assert right == [runs(table) for table in found] and sum(right) > 50
 
 
 def test_the_checker_agrees_with_the_literal_machine_on_random_swaps_of_ticks():

@@ -11,6 +11,7 @@ from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
+from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner import best_first
 from sppo_jax.planner.best_first import start_of
 from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of
@@ -239,6 +240,30 @@ def test_keys_and_values_on_the_host_need_host_memory():
     found = search(large("llama3-8b", "h100:1x8", 2**19, stash={"kv": "host", "inputs": "host", "alpha": 1.0}))
     inputs = 32 * 4096 * 2 * 2**19 // 8
     assert memory_of(found.plan, asked()).host > 0.95 * (keys_values + inputs)
+
+
+def test_chunks_wait_on_the_host_where_asked():
+    config = large("llama3-8b", "h100:1x8", 2**20, stash={"waiting": "host"}, schedule={"interleave": 16})
+    kept = large("llama3-8b", "h100:1x8", 2**20, schedule={"name": "breadth-first", "interleave": 16})
+    found = search(config)
+    plan, memory = found.plan, memory_of(found.plan, config)
+    assert found.fits and (plan.schedule.name, plan.stash.waiting) == ("breadth-first", "host")
+    assert "stash.waiting=host asks for it" in plan.reasons["schedule"] and plan.reasons["waiting"] == "as requested"
+    other = replace(plan, stash=replace(plan.stash, waiting="keep"))
+    before, local = memory_of(other, kept), max(plan.chunk_lengths) // 8
+    # One chunk is used and one comes; on the host there are as many as wait.
+    assert memory.hbm["waiting"] == 2 * local * 4096 * 2
+    rows = waiting_room(plan.outline()).num_rows
+    assert memory.host - before.host == rows * local * 4096 * 2 and rows == len(plan.chunk_lengths) - 1
+    assert memory.hbm["carries"] < before.hbm["carries"]
+    # One link carries what waits, too.
+    assert simulation_of(plan, config).step_s >= simulation_of(other, kept).step_s
+    with pytest.raises(
+        ValueError, match="stash.waiting=host must have a breadth-first schedule with at least 3 chunks"
+    ):
+        search(
+            large("llama3-8b", "h100:1x8", 2**20, stash={"waiting": "host"}, mesh={"pipe": 1}, sequence={"chunks": 2})
+        )
 
 
 def test_the_faster_order_is_chosen():

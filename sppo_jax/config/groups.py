@@ -190,7 +190,7 @@ class StashConfig(Group):
             keeps those of one group of layers and brings the others back from host memory; both need
             `schedule.name` "breadth-first"; "auto": "rebuild" where it can be, else "keep".
         waiting: where chunks wait between two groups of layers: "keep" is device memory, "host" is host memory, which
-            needs `schedule.name` "breadth-first"; "auto": "host" where nothing else fits.
+            needs `schedule.name` "breadth-first"; "auto": "keep".
     """
 
     group: ClassVar[str] = "stash"

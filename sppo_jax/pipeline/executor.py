@@ -343,9 +343,15 @@ class Executor:
     def _scoring_head(self, spec: TickSpec, row, state: EvaluationState) -> EvaluationState:
         result = self._head(spec, row, state, None)
         where = (row["sequence"][0], row["start"][0] // self.seq)
+        real_T = self._real(row, 0, spec.tokens)
+
+        def write(found_MS, of_chunk_T):
+            # Behind a chunk's padding there may be the next chunk: late heads go from the last chunk to the first.
+            before_T = self._own(found_MS, row, 0, spec.tokens)
+            return buffers.write(found_MS, where, jnp.where(real_T, of_chunk_T, before_T))
+
         return state._replace(
-            losses_MS=buffers.write(state.losses_MS, where, result.loss_T),
-            hits_MS=buffers.write(state.hits_MS, where, result.hit_T),
+            losses_MS=write(state.losses_MS, result.loss_T), hits_MS=write(state.hits_MS, result.hit_T)
         )
 
     def _training_head(self, spec: TickSpec, row, state: TrainingState, coming) -> TrainingState:

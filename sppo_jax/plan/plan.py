@@ -7,23 +7,20 @@ from functools import lru_cache
 from typing import Any
 
 from sppo_jax.plan.check import check
+from sppo_jax.plan.check_stash import check_places, check_stash
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.json_format import SCHEMA_VERSION, read_object, read_plan
 from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
-from sppo_jax.plan.waiting import waiting_room, with_late_heads
+from sppo_jax.plan.waiting import with_late_heads
 from sppo_jax.units import format_bytes
 
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
-STASH_PLACES = ("keep", "host", "recompute")
-KV_PLACES = ("keep", "rebuild", "host")
-WAITING_PLACES = ("keep", "host")
 WEIGHTS = ("resident", "gathered")
 GROUPS = ("static", "flex")
-KV_GRAD_DTYPES = ("float32", "bfloat16")
 KERNELS = ("blockwise", "cudnn")
 
 
@@ -75,6 +72,12 @@ class SchedulePlan:
     csv: str | None = None
     wave: int = 1
     shapes: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The schedule in a few words."""
+        waves = f", waves of {self.wave} sequences" if self.wave > 1 else ""
+        return f"{self.name}, interleave {self.interleave}{waves}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,13 +178,11 @@ class Plan:
     def __post_init__(self) -> None:
         _check_versions(self)
         _check_sequence(self)
-        _check_places(self.stash)
+        check_places(self.stash)
         # A table given by hand has to be checked first; one that is generated is where it runs.
         outline = self.outline() if self.schedule.csv is None else self.table()
         _check_table(self, outline)
-        _check_kv(self, outline)
-        _check_waiting(self, outline)
-        _check_attention_from(self, outline)
+        check_stash(self, outline)
         _check_weights(self, outline)
         _check_alpha(self.stash.alpha, outline)
 
@@ -240,7 +241,7 @@ class Plan:
             ("sequence", f"{self.sequence_length} tokens, {self.sequences_per_pipeline} per pipeline"),
             ("sequence_kind", f"{self.sequence_kind} (ulysses {self.ulysses} x ring {self.ring})"),
             ("chunks", f"{len(self.chunk_lengths)}: {_abridge(self.chunk_lengths)}{_shapes(self.schedule.shapes)}"),
-            ("schedule", f"{_schedule(self.schedule)}, kv slots {self.kv_slots}"),
+            ("schedule", f"{self.schedule.label}, kv slots {self.kv_slots}"),
             ("stash", f"inputs {stash.inputs}, attention {stash.late_attention}, rest {stash.rest}, kv {stash.kv}"),
             ("waiting", stash.waiting),
             ("alpha", _abridge(stash.alpha)),
@@ -373,83 +374,6 @@ def _check_sequence(plan: Plan) -> None:
     check_shapes(plan.schedule.shapes, plan.chunk_lengths, plan.mesh.seq)
 
 
-def _check_places(stash: StashPlan) -> None:
-    for key in ("inputs", "attention", "rest"):
-        if getattr(stash, key) not in STASH_PLACES:
-            raise ValueError(
-                f"stash.{key} must be one of {', '.join(STASH_PLACES)}, got {getattr(stash, key)!r}; choose one"
-            )
-    if stash.kv_grad_dtype not in KV_GRAD_DTYPES:
-        raise ValueError(
-            f"stash.kv_grad_dtype must be one of {', '.join(KV_GRAD_DTYPES)}, got {stash.kv_grad_dtype!r}; choose one"
-        )
-    if stash.inputs == "recompute" and (stash.attention, stash.rest) != ("recompute", "recompute"):
-        raise ValueError(
-            "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
-            f"got {stash.attention} and {stash.rest}; set stash.inputs=keep, or set all three to recompute"
-        )
-
-
-def _check_kv(plan: Plan, table: Table) -> None:
-    kv = plan.stash.kv
-    if kv not in KV_PLACES:
-        raise ValueError(f"stash.kv must be one of {', '.join(KV_PLACES)}, got {kv!r}; choose one")
-    if kv == "keep":
-        return
-    if plan.schedule.csv is not None or not table.passes_groups_in_turn:
-        raise ValueError(
-            f"stash.kv={kv} must have a schedule that passes one group of layers at a time, got "
-            f"{_schedule(plan.schedule)}; use schedule.name=breadth-first, or stash.kv=keep"
-        )
-    if plan.stash.inputs == "recompute":
-        raise ValueError(
-            f"stash.kv={kv} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
-            "keep, or stash.kv=keep"
-        )
-    if len(plan.chunk_lengths) == 1:
-        raise ValueError(f"stash.kv={kv} must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
-
-
-def _check_waiting(plan: Plan, table: Table) -> None:
-    waiting = plan.stash.waiting
-    if waiting not in WAITING_PLACES:
-        raise ValueError(f"stash.waiting must be one of {', '.join(WAITING_PLACES)}, got {waiting!r}; choose one")
-    if waiting == "keep":
-        return
-    if plan.schedule.csv is not None or not table.passes_groups_in_turn:
-        raise ValueError(
-            f"stash.waiting=host must have a schedule in which chunks wait between groups of layers, got "
-            f"{_schedule(plan.schedule)}; use schedule.name=breadth-first, or stash.waiting=keep"
-        )
-    waiting_room(table)
-
-
-def _check_attention_from(plan: Plan, table: Table) -> None:
-    first, last = plan.stash.attention_from, len(plan.chunk_lengths) - 1
-    if not first:
-        return
-    if plan.stash.attention == "recompute":
-        raise ValueError(
-            f"stash.attention_from must be 0 where no attention outputs are stashed, got {first} with "
-            "stash.attention=recompute; use stash.attention=host or keep"
-        )
-    if not 0 < first <= last:
-        raise ValueError(f"stash.attention_from must be a chunk's number, 0 to {last}, got {first}; plan again")
-    if plan.groups == "flex":
-        raise ValueError(
-            f"stash.attention_from must be 0 where each document has its own group of devices, got {first}; use "
-            "sequence.groups=static"
-        )
-    starts, of_group = table.chunk_starts, table.group_chunks
-    for tick, shape, group in zip(table.ticks, table.tick_shapes, table.tick_groups, strict=True):
-        if group is not None and (of_group[group] < first) != (shape.reach <= starts[first]):
-            raise ValueError(
-                f"stash.attention_from={first} must part the ticks of the schedule into those that stash attention "
-                f"outputs and those that do not, got {_schedule(plan.schedule)}, where chunks on both sides share "
-                f"buffers (a {tick.kind} tick); use schedule.name=breadth-first or sppo, or attention_from=0"
-            )
-
-
 def _check_weights(plan: Plan, table: Table) -> None:
     if plan.weights not in WEIGHTS:
         raise ValueError(f"weights of a plan must be one of {', '.join(WEIGHTS)}, got {plan.weights!r}; choose one")
@@ -458,7 +382,7 @@ def _check_weights(plan: Plan, table: Table) -> None:
     if plan.schedule.csv is not None or not table.passes_groups_in_turn or plan.schedule.interleave < 2:
         raise ValueError(
             "mesh.weights=gathered must have a schedule that passes one of several groups of layers at a time, got "
-            f"{_schedule(plan.schedule)}; use schedule.name=breadth-first, or mesh.weights=resident"
+            f"{plan.schedule.label}; use schedule.name=breadth-first, or mesh.weights=resident"
         )
     if plan.mesh.data * plan.mesh.seq == 1:
         raise ValueError(
@@ -504,11 +428,6 @@ def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
                 f"after they are written, got {value} at diagonal {diagonal}, which is read back after "
                 f"{table.group_gaps[group]}; set 0 there"
             )
-
-
-def _schedule(schedule: SchedulePlan) -> str:
-    waves = f", waves of {schedule.wave} sequences" if schedule.wave > 1 else ""
-    return f"{schedule.name}, interleave {schedule.interleave}{waves}"
 
 
 def _shapes(shapes: tuple[int, ...]) -> str:

@@ -37,7 +37,6 @@ class Request:
         by_groups: whether a schedule that the config leaves open is breadth-first, which holds the least; else it is
             any of the others.
         with_rings: whether tokens may travel on a ring.
-        waiting: where chunks wait between two groups of layers, "keep" or "host".
     """
 
     config: Config
@@ -46,7 +45,6 @@ class Request:
     table: tuple[Table, str] | None
     by_groups: bool = False
     with_rings: bool = True
-    waiting: str = "keep"
 
     @property
     def schedule_name(self) -> str:
@@ -62,9 +60,9 @@ class Request:
         return open_choice and not self.by_groups and self.table is None
 
     @property
-    def may_wait_on_host(self) -> bool:
-        """Whether chunks may wait on the host between groups of layers, and do not yet."""
-        return (self.may_go_by_groups or self.by_groups) and self.config.stash.waiting == "auto"
+    def waiting(self) -> str:
+        """Where chunks wait between two groups of layers, "keep" or "host"."""
+        return "host" if self.config.stash.waiting == "host" else "keep"
 
     @property
     def compares_orders(self) -> bool:
@@ -149,7 +147,6 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         by_groups=config.stash.kv in ("rebuild", "host")
         or config.stash.waiting == "host"
         or config.mesh.weights == "gathered",
-        waiting="host" if config.stash.waiting == "host" else "keep",
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
-from sppo_jax.plan.plan import STASH_PLACES, StashPlan
+from sppo_jax.plan.check_stash import STASH_PLACES
+from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.spread import padded, spread
 from sppo_jax.plan.stash import StashClass, TokenBytes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
@@ -24,6 +25,9 @@ _WORK_ARRAYS = 7
 # Where weights are gathered and a group has one or two layers, no loop over layers keeps the compiler from beginning
 # work early. It then holds so many arrays of the MLP (gate, up, their product, two cotangents) and of the others.
 _UNROLLED_LAYERS, _UNROLLED_ARRAYS = 2, 5
+# The same where chunks wait on the host, with groups of 1, 2 and more layers. Elsewhere the dX of heads, which only the
+# first pass of the backward needs, has been in the place of some of these arrays.
+_LATE_HEAD_ARRAYS = (7.6, 11.0, 8.4)
 # Copies of a layer's largest matrix at once: a slice, the gradient and its transpose in the compute dtype; two sums.
 _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
@@ -292,6 +296,10 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
     at_once = _WORK_ARRAYS * elements
     if shape.weights == "gathered" and shape.layers <= _UNROLLED_LAYERS:
         at_once = max(at_once, _UNROLLED_ARRAYS * (shape.model.mlp_size + elements))
+    if stash.waiting == "host":
+        # Without a gate there are half as many arrays of the MLP.
+        of_mlp = shape.model.mlp_size // (1 if shape.model.mlp == "swiglu" else 2)
+        at_once = max(at_once, int(_LATE_HEAD_ARRAYS[min(shape.layers, 3) - 1] * (of_mlp + elements)))
     work = matrix + tokens * at_once * size
     if stash.inputs == "recompute":
         # A chunk's stash is made again for all layers of the virtual stage.

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import product
 
 from sppo_jax.config import StashConfig
-from sppo_jax.plan.plan import STASH_PLACES, StashPlan
+from sppo_jax.plan.check_stash import STASH_PLACES
+from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.stash import recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.plan.waiting import waiting_room

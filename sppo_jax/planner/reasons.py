@@ -199,8 +199,7 @@ def reasons_of(
         wide = best.choice.kv_grad_dtype == "float32"
         reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
     if best.choice.waiting == "host":
-        asked = request.config.stash.waiting == "host"
-        reasons["waiting"] = "as requested" if asked else "no plan fits whose chunks wait on the device"
+        reasons["waiting"] = "as requested"
     reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
     reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
     why = schedule_reason(layout, best.choice.schedule, best.choice.wave)

@@ -81,8 +81,6 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     if config.planner == "paper":
         return _found_by_paper(request, start_s)
     won, lost = _orders(request)
-    if won.best is None and request.may_wait_on_host:
-        won, lost = _waiting_on_host(request, won, lost)
     best_first, best = won.best_first, won.best
     considered = won.considered + (lost.considered if lost else 0)
     chosen = best_first.simplest_tie(best) if best is not None else best_first.least()
@@ -128,15 +126,6 @@ def _orders(request: Request) -> tuple[_Order, _Order | None]:
     except ValueError:  # the layers do not fall into groups
         return others, None
     return (others, by_groups) if by_groups.best is None else (by_groups, others)
-
-
-def _waiting_on_host(request: Request, won: _Order, lost: _Order | None) -> tuple[_Order, _Order | None]:
-    """Searches plans whose chunks wait on the host between groups; returns the orders of before where none fits."""
-    try:
-        on_host = _best(replace(request, by_groups=True, waiting="host"))
-    except ValueError:  # the layers do not fall into groups
-        return won, lost
-    return (won, lost) if on_host.best is None else (on_host, won)
 
 
 def _best(request: Request, limit_s: float = math.inf) -> _Order:

@@ -164,6 +164,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         ),
         ("stash", places, ("stash",)),
         *_alpha(plan),
+        *([("waiting", "on the host, between two groups of layers", ("waiting",))] if stash.waiting == "host" else []),
         ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
         ("kernel", plan.kernel, ("kernel",)),
     ]

@@ -1,0 +1,111 @@
+"""What a plan may say of its stash: the places of activations, and what each place asks of the schedule."""
+
+from typing import TYPE_CHECKING
+
+from sppo_jax.plan.table import Table
+from sppo_jax.plan.waiting import waiting_room
+
+if TYPE_CHECKING:
+    from sppo_jax.plan.plan import Plan, StashPlan
+
+STASH_PLACES = ("keep", "host", "recompute")
+KV_PLACES = ("keep", "rebuild", "host")
+WAITING_PLACES = ("keep", "host")
+KV_GRAD_DTYPES = ("float32", "bfloat16")
+
+
+def check_places(stash: "StashPlan") -> None:
+    """Checks the places of activations, each by itself and together.
+
+    Raises:
+        ValueError: says the rule, what was found, and what to change.
+    """
+    for key in ("inputs", "attention", "rest"):
+        if getattr(stash, key) not in STASH_PLACES:
+            raise ValueError(
+                f"stash.{key} must be one of {', '.join(STASH_PLACES)}, got {getattr(stash, key)!r}; choose one"
+            )
+    if stash.kv_grad_dtype not in KV_GRAD_DTYPES:
+        raise ValueError(
+            f"stash.kv_grad_dtype must be one of {', '.join(KV_GRAD_DTYPES)}, got {stash.kv_grad_dtype!r}; choose one"
+        )
+    if stash.inputs == "recompute" and (stash.attention, stash.rest) != ("recompute", "recompute"):
+        raise ValueError(
+            "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
+            f"got {stash.attention} and {stash.rest}; set stash.inputs=keep, or set all three to recompute"
+        )
+
+
+def check_stash(plan: "Plan", table: Table) -> None:
+    """Checks the places of activations against the schedule.
+
+    Args:
+        plan: the plan.
+        table: its schedule, or the outline.
+
+    Raises:
+        ValueError: says the rule, what was found, and what to change.
+    """
+    _check_kv(plan, table)
+    _check_waiting(plan, table)
+    _check_attention_from(plan, table)
+
+
+def _check_kv(plan: "Plan", table: Table) -> None:
+    kv = plan.stash.kv
+    if kv not in KV_PLACES:
+        raise ValueError(f"stash.kv must be one of {', '.join(KV_PLACES)}, got {kv!r}; choose one")
+    if kv == "keep":
+        return
+    if plan.schedule.csv is not None or not table.passes_groups_in_turn:
+        raise ValueError(
+            f"stash.kv={kv} must have a schedule that passes one group of layers at a time, got "
+            f"{plan.schedule.label}; use schedule.name=breadth-first, or stash.kv=keep"
+        )
+    if plan.stash.inputs == "recompute":
+        raise ValueError(
+            f"stash.kv={kv} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
+            "keep, or stash.kv=keep"
+        )
+    if len(plan.chunk_lengths) == 1:
+        raise ValueError(f"stash.kv={kv} must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
+
+
+def _check_waiting(plan: "Plan", table: Table) -> None:
+    waiting = plan.stash.waiting
+    if waiting not in WAITING_PLACES:
+        raise ValueError(f"stash.waiting must be one of {', '.join(WAITING_PLACES)}, got {waiting!r}; choose one")
+    if waiting == "keep":
+        return
+    if plan.schedule.csv is not None or not table.passes_groups_in_turn:
+        raise ValueError(
+            f"stash.waiting=host must have a schedule in which chunks wait between groups of layers, got "
+            f"{plan.schedule.label}; use schedule.name=breadth-first, or stash.waiting=keep"
+        )
+    waiting_room(table)
+
+
+def _check_attention_from(plan: "Plan", table: Table) -> None:
+    first, last = plan.stash.attention_from, len(plan.chunk_lengths) - 1
+    if not first:
+        return
+    if plan.stash.attention == "recompute":
+        raise ValueError(
+            f"stash.attention_from must be 0 where no attention outputs are stashed, got {first} with "
+            "stash.attention=recompute; use stash.attention=host or keep"
+        )
+    if not 0 < first <= last:
+        raise ValueError(f"stash.attention_from must be a chunk's number, 0 to {last}, got {first}; plan again")
+    if plan.groups == "flex":
+        raise ValueError(
+            f"stash.attention_from must be 0 where each document has its own group of devices, got {first}; use "
+            "sequence.groups=static"
+        )
+    starts, of_group = table.chunk_starts, table.group_chunks
+    for tick, shape, group in zip(table.ticks, table.tick_shapes, table.tick_groups, strict=True):
+        if group is not None and (of_group[group] < first) != (shape.reach <= starts[first]):
+            raise ValueError(
+                f"stash.attention_from={first} must part the ticks of the schedule into those that stash attention "
+                f"outputs and those that do not, got {plan.schedule.label}, where chunks on both sides share "
+                f"buffers (a {tick.kind} tick); use schedule.name=breadth-first or sppo, or attention_from=0"
+            )

@@ -68,6 +68,12 @@ def test_pins_stay():
     assert plan.stash.rest == "recompute"
 
 
+@pytest.mark.parametrize(("key", "place"), [("kv", "host"), ("kv", "rebuild"), ("waiting", "host")])
+def test_places_that_the_paper_does_not_know_are_as_asked(key, place):
+    plan = make_plan(config("llama3-8b", "h100:1x8", 128, stash={key: place}, planner="paper"))
+    assert getattr(plan.stash, key) == place and plan.schedule.name == "breadth-first"
+
+
 def test_what_does_not_fit_is_said():
     found = search(config("gpt-65b", "a100-80g:1x8", 512, planner="paper"))
     assert not found.fits and found.problem.startswith("no plan fits") and "\n" not in found.problem

@@ -142,9 +142,9 @@ class Executor:
             return state
         room = state.room if spec.put is None else self._put(row, state, arrived_TD)
         # Without the barrier XLA lets the copy to the host end ticks later, and its source holds memory till then.
-        written = {} if spec.write is None else {spec.write: state.host[spec.write]}
-        x_TD, dx_TD, written, room = lax.optimization_barrier((state.x_TD, state.dx_TD, written, room))
-        return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, **written}, room=room)
+        host = {} if spec.write is None else {spec.write: state.host[spec.write]}
+        x_TD, dx_TD, host, room = lax.optimization_barrier((state.x_TD, state.dx_TD, host, room))
+        return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, **host}, room=room)
 
     def _gather(self, spec: TickSpec, row, state: State) -> State:
         """Gathers the weights of the group of layers whose turn begins, if one does, on all stages at once."""

@@ -143,6 +143,9 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
                 kv_grad_dtype=dtype,
                 wave=partition.wave,
                 shapes=partition.shapes,
+                # The paper keeps keys and values on the device.
+                kv="keep" if asked.kv == "auto" else asked.kv,
+                waiting=request.waiting,
             )
             tried.append(evaluate(choice))
             if tried[-1].memory.fits(request.cluster):
@@ -168,5 +171,6 @@ def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, s
         "chunks": "2K to 16K tokens, of about equal FLOPs",
         "schedule": schedule_reason(choice.layout, choice.schedule, choice.wave),
         "stash": places,
+        **({"waiting": "as requested"} if choice.waiting == "host" else {}),
         "kv_grad_dtype": "sums over many chunks" if choice.kv_grad_dtype == "float32" else "float32 does not fit",
     }

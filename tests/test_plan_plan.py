@@ -94,7 +94,11 @@ def test_a_plan_from_before_waiting_rooms_on_the_host_keeps_them():
     ("chunks", "schedule", "words"),
     [
         ((16, 16, 24), "breadth-first", "at least 4 chunks on 2 stages, so that each waits for 2 ticks or more, got 3"),
-        ((16, 16, 16, 8), "sppo", "must have a schedule in which chunks wait between groups of layers, got sppo"),
+        (
+            (16, 16, 16, 8),
+            "sppo",
+            "must have a schedule that passes one group of layers at a time, got sppo, interleave 2; use",
+        ),
     ],
 )
 def test_chunks_that_wait_on_the_host_wait_long_enough(chunks, schedule, words):

@@ -9,9 +9,15 @@ if TYPE_CHECKING:
     from sppo_jax.plan.plan import Plan, StashPlan
 
 STASH_PLACES = ("keep", "host", "recompute")
-KV_PLACES = ("keep", "rebuild", "host")
-WAITING_PLACES = ("keep", "host")
-KV_GRAD_DTYPES = ("float32", "bfloat16")
+# What each setting may be, in the order in which they are checked.
+PLACES = {
+    "inputs": STASH_PLACES,
+    "attention": STASH_PLACES,
+    "rest": STASH_PLACES,
+    "kv_grad_dtype": ("float32", "bfloat16"),
+    "kv": ("keep", "rebuild", "host"),
+    "waiting": ("keep", "host"),
+}
 
 
 def check_places(stash: "StashPlan") -> None:
@@ -20,15 +26,9 @@ def check_places(stash: "StashPlan") -> None:
     Raises:
         ValueError: says the rule, what was found, and what to change.
     """
-    for key in ("inputs", "attention", "rest"):
-        if getattr(stash, key) not in STASH_PLACES:
-            raise ValueError(
-                f"stash.{key} must be one of {', '.join(STASH_PLACES)}, got {getattr(stash, key)!r}; choose one"
-            )
-    if stash.kv_grad_dtype not in KV_GRAD_DTYPES:
-        raise ValueError(
-            f"stash.kv_grad_dtype must be one of {', '.join(KV_GRAD_DTYPES)}, got {stash.kv_grad_dtype!r}; choose one"
-        )
+    for key, places in PLACES.items():
+        if getattr(stash, key) not in places:
+            raise ValueError(f"stash.{key} must be one of {', '.join(places)}, got {getattr(stash, key)!r}; choose one")
     if stash.inputs == "recompute" and (stash.attention, stash.rest) != ("recompute", "recompute"):
         raise ValueError(
             "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
@@ -46,22 +46,26 @@ def check_stash(plan: "Plan", table: Table) -> None:
     Raises:
         ValueError: says the rule, what was found, and what to change.
     """
-    _check_kv(plan, table)
-    _check_waiting(plan, table)
+    for key in ("kv", "waiting"):
+        _check_groups_in_turn(plan, table, key)
+    if plan.stash.kv != "keep":
+        _check_kv(plan)
+    if plan.stash.waiting == "host":
+        waiting_room(table)
     _check_attention_from(plan, table)
 
 
-def _check_kv(plan: "Plan", table: Table) -> None:
-    kv = plan.stash.kv
-    if kv not in KV_PLACES:
-        raise ValueError(f"stash.kv must be one of {', '.join(KV_PLACES)}, got {kv!r}; choose one")
-    if kv == "keep":
-        return
-    if plan.schedule.csv is not None or not table.passes_groups_in_turn:
+def _check_groups_in_turn(plan: "Plan", table: Table, key: str) -> None:
+    place = getattr(plan.stash, key)
+    if place != "keep" and (plan.schedule.csv is not None or not table.passes_groups_in_turn):
         raise ValueError(
-            f"stash.kv={kv} must have a schedule that passes one group of layers at a time, got "
-            f"{plan.schedule.label}; use schedule.name=breadth-first, or stash.kv=keep"
+            f"stash.{key}={place} must have a schedule that passes one group of layers at a time, got "
+            f"{plan.schedule.label}; use schedule.name=breadth-first, or stash.{key}=keep"
         )
+
+
+def _check_kv(plan: "Plan") -> None:
+    kv = plan.stash.kv
     if plan.stash.inputs == "recompute":
         raise ValueError(
             f"stash.kv={kv} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
@@ -69,20 +73,6 @@ def _check_kv(plan: "Plan", table: Table) -> None:
         )
     if len(plan.chunk_lengths) == 1:
         raise ValueError(f"stash.kv={kv} must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
-
-
-def _check_waiting(plan: "Plan", table: Table) -> None:
-    waiting = plan.stash.waiting
-    if waiting not in WAITING_PLACES:
-        raise ValueError(f"stash.waiting must be one of {', '.join(WAITING_PLACES)}, got {waiting!r}; choose one")
-    if waiting == "keep":
-        return
-    if plan.schedule.csv is not None or not table.passes_groups_in_turn:
-        raise ValueError(
-            f"stash.waiting=host must have a schedule in which chunks wait between groups of layers, got "
-            f"{plan.schedule.label}; use schedule.name=breadth-first, or stash.waiting=keep"
-        )
-    waiting_room(table)
 
 
 def _check_attention_from(plan: "Plan", table: Table) -> None:

@@ -40,3 +40,13 @@ def host_rows(table: Table, class_of_tick: Sequence[Class | None]) -> dict[int, 
         for forward, row in color_intervals(of_class)[1].items():
             rows[forward] = rows[of_class[forward][1]] = row
     return rows
+
+
+def refetching_tick(table: Table, backward: int) -> int:
+    """Returns the tick beside which comes back what a backward tick needs to make keys and values again.
+
+    It is the compute tick before. Where that one is a forward and heads follow, it is the last head: the forward writes
+    to the host, and two copies of one buffer are not under way at once.
+    """
+    before = next(index for index in range(backward - 1, -1, -1) if table.ticks[index].is_compute)
+    return backward - 1 if table.ticks[before].kind == "F" else before

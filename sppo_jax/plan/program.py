@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sppo_jax.plan.fold import fold
-from sppo_jax.plan.host_rows import host_rows
+from sppo_jax.plan.host_rows import host_rows, refetching_tick
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.slots import PrefixSlots, head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
@@ -253,20 +253,14 @@ def _rebuilt(unit: Unit | None, table: Table) -> Unit | None:
 
 
 def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[int, int], kv: str) -> _Copies:
-    """Writes a stash during the next compute tick, and fetches the stash during the tick before its backward.
-
-    What a rebuild needs is fetched during a head where one comes right before: the forward before the head writes to
-    the host, and two copies of one buffer are not under way at once.
-    """
+    """Writes a stash during the next compute tick, and fetches the stash during the tick before its backward."""
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     copies = _Copies({}, {}, {})
     for place, index in enumerate(compute):
         made = of_tick[index]
         source = of_tick[rebuilds[index]] if index in rebuilds else None
         if source is not None and (source.host_kv if kv == "host" else source.host_inputs):
-            in_head = table.ticks[index - 1].kind == "H" and table.ticks[compute[place - 1]].kind == "F"
-            before = index - 1 if in_head else compute[place - 1]
-            copies.refetches[before] = rebuilds[index]
+            copies.refetches[refetching_tick(table, index)] = rebuilds[index]
         if made is None or not made.uses_host:
             continue
         # A stash that is written is read, and one that is read was written: there are neighbours.

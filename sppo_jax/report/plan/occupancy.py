@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sppo_jax.plan.host_rows import refetching_tick
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, Unit
@@ -92,8 +93,7 @@ def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_
         if not size or virtual_stage >= table.num_virtual_stages - table.num_stages:
             continue
         tick = table.unit_ticks[Unit("B", sequence, chunk, virtual_stage + table.num_stages)]
-        in_head = table.ticks[tick - 1].kind == "H" and table.ticks[before[tick]].kind == "F"
-        behind = tick - 1 if in_head else before[tick]
+        behind = refetching_tick(table, tick)
         unit, stage = Unit("F", sequence, chunk, virtual_stage), virtual_stage % table.num_stages
         copies.append(Copy(tick=behind, stage=stage, out=False, size_bytes=size, unit=unit))
     return copies

@@ -29,7 +29,8 @@ class MeshConfig(Group):
         seq: number of devices that share the tokens of a chunk; at least 1, or "auto": chosen by the planner.
         weights: what a device holds of the layers of its stage during a step: "resident" is the weights and gradient
             sums of all of them, "gathered" is those of one group of layers at a time and its share of the others, which
-            needs `schedule.name` "breadth-first" and stages of at least 2 devices; "auto": "gathered" where it can be.
+            needs `schedule.name` "breadth-first" and stages of at least 2 devices; "auto": "gathered" where it can be,
+            unless "resident" fits and makes a step shorter by more than 0.5%.
     """
 
     group: ClassVar[str] = "mesh"
@@ -188,9 +189,10 @@ class StashConfig(Group):
         kv: how keys and values reach the backward pass: "keep" keeps those of all layers in device memory, "rebuild"
             keeps those of one group of layers and computes the others again from the inputs of the layers, "host"
             keeps those of one group of layers and brings the others back from host memory; both need
-            `schedule.name` "breadth-first"; "auto": "rebuild" where it can be, else "keep".
+            `schedule.name` "breadth-first"; "auto": "rebuild" where it can be, else "keep", unless another way fits and
+            makes a step shorter by more than 0.5%.
         waiting: where chunks wait between two groups of layers: "keep" is device memory, "host" is host memory, which
-            needs `schedule.name` "breadth-first"; "auto": "keep".
+            needs `schedule.name` "breadth-first"; "auto": "keep" where that fits, else "host".
     """
 
     group: ClassVar[str] = "stash"

@@ -151,6 +151,15 @@ class BestFirst:
             self._send_more(number)
         return None
 
+    def next_best(self, fastest: Outcome, count: int) -> list[Outcome]:
+        """Returns up to `count` outcomes that fit and come next after the fastest one, in this order."""
+        found: list[Outcome] = []
+        while len(found) < count and (outcome := self.best()) is not None:
+            found.append(outcome)
+        for outcome in found:
+            heapq.heappush(self.heap, (outcome.step_s, self._number_of(outcome), 2))
+        return [outcome for outcome in found if outcome is not fastest]
+
     def with_equal_cost(self, fastest: Outcome) -> Outcome:
         """Returns the fastest outcome if chunks of equal cost are tried too, with its layout and places.
 

@@ -13,6 +13,15 @@ from sppo_jax.planner.evaluate import Outcome, evaluate
 from sppo_jax.planner.layouts import Request
 
 
+def late_attention_is_open(request: Request, chosen: Outcome) -> bool:
+    """Returns whether a plan could stash attention outputs of late chunks: breadth-first, and it computes all again."""
+    choice = chosen.choice
+    open_to = request.config.stash.attention == "auto" and request.config.sequence.groups == "static"
+    inputs, attention, rest = choice.places
+    stashes = (attention, rest) == ("recompute", "recompute") and inputs != "recompute"
+    return choice.schedule == BREADTH_FIRST and open_to and stashes and chosen.memory.fits(request.cluster)
+
+
 def with_late_attention(request: Request, chosen: Outcome) -> tuple[Outcome, str]:
     """Stashes the attention outputs of as many late chunks as there is memory for, where this makes a step shorter.
 
@@ -26,12 +35,9 @@ def with_late_attention(request: Request, chosen: Outcome) -> tuple[Outcome, str
     Returns:
         The outcome, with the reason; the given one and no reason where nothing is gained.
     """
-    choice = chosen.choice
-    open_to = request.config.stash.attention == "auto" and request.config.sequence.groups == "static"
-    inputs, attention, rest = choice.places
-    stashes = (attention, rest) == ("recompute", "recompute") and inputs != "recompute"
-    if choice.schedule != BREADTH_FIRST or not (open_to and stashes and chosen.memory.fits(request.cluster)):
+    if not late_attention_is_open(request, chosen):
         return chosen, ""
+    choice, (inputs, _, rest) = chosen.choice, chosen.choice.places
     num_chunks = len(choice.chunk_lengths)
 
     @cache

@@ -18,6 +18,7 @@ from sppo_jax.plan.table import BREADTH_FIRST, Table
 from sppo_jax.plan.waves import check_wave
 from sppo_jax.planner.advice import nearest_changes, rules_of
 from sppo_jax.planner.chunks import check_length, equal_lengths, given_lengths
+from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.memory import Shape
 from sppo_jax.planner.splits import SequenceSplit, sequence_splits
 
@@ -36,7 +37,7 @@ class Request:
         table: the table given by hand, and its text, if any.
         by_groups: whether a schedule that the config leaves open is breadth-first, which holds the least; else it is
             any of the others.
-        with_rings: whether tokens may travel on a ring.
+        dials: what a breadth-first plan does where the config leaves that open.
     """
 
     config: Config
@@ -44,7 +45,7 @@ class Request:
     compute_bytes: int
     table: tuple[Table, str] | None
     by_groups: bool = False
-    with_rings: bool = True
+    dials: Dials = Dials()
 
     @property
     def schedule_name(self) -> str:
@@ -62,7 +63,8 @@ class Request:
     @property
     def waiting(self) -> str:
         """Where chunks wait between two groups of layers, "keep" or "host"."""
-        return "host" if self.config.stash.waiting == "host" else "keep"
+        asked = self.config.stash.waiting
+        return self.dials.waiting if asked == "auto" else asked
 
     @property
     def compares_orders(self) -> bool:
@@ -253,8 +255,6 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
     for mesh, sequences in meshes:
         try:
             splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
-            if not request.with_rings:
-                splits = _without_ring(splits)
             _check_tokens(request, mesh)
             if config.schedule.wave != "auto":
                 check_wave(config.schedule.name, sequences, config.schedule.wave)
@@ -277,16 +277,10 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
     return found, errors
 
 
-def _without_ring(splits: list[SequenceSplit]) -> list[SequenceSplit]:
-    found = [split for split in splits if split.ring == 1]
-    if not found:
-        raise ValueError("a search without rings must have a split without a ring, got none; use sequence.kind=ulysses")
-    return found
-
-
 def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
     """Returns what a device holds of its stage's layers: as asked, or its share where the schedule allows."""
     asked, members = request.config.mesh.weights, mesh.data * mesh.seq
+    asked = "resident" if asked == "auto" and request.dials.weights == "resident" else asked
     possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and members > 1
     if asked == "gathered" and not possible:
         raise ValueError(

@@ -225,6 +225,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     if not table.heads_among_backwards:
         loss -= kv_grad
     copied = kv * size + stash_device if shape.platform == "tpu" else 0
+    layer_work = backward_work(shape, stash, local) + group_work(shape, local) + ring_work(shape, local, prefix)
     return Memory(
         hbm={
             "params": stage.own * (1 + _MOMENTS) * shape.sum_bytes,
@@ -237,7 +238,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "waiting": waiting_bytes(shape, waiting),
             "carries": (2 * local + head_share) * model.hidden_size * size,
             "batch": batch_bytes(table, shape.seq),
-            "work": max(backward_work(shape, stash, local) + group_work(shape, local), loss, tables[1]) + copied,
+            "work": max(layer_work, loss, tables[1]) + copied,
         },
         host=host,
     )
@@ -306,6 +307,26 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
         work += shape.layers * tokens * stashed
     return work
+
+
+def ring_work(shape: Shape, tokens: int, prefix_tokens: int) -> int:
+    """Returns what a hop of the ring sends and receives in a backward, whichever travels; without a ring 0.
+
+    That is queries, output, its cotangent, LSE and the gradient of the queries; or keys, values and their gradients.
+
+    Args:
+        shape: of the model on a stage.
+        tokens: of the tick on one device.
+        prefix_tokens: whose keys and values a device holds, after the all-to-all.
+    """
+    if shape.seq == shape.ulysses:
+        return 0
+    model, size = shape.model, shape.compute_bytes
+    rows = tokens * shape.ulysses * (model.num_heads // shape.ulysses)
+    queries = rows * (model.head_dim * (3 * size + shape.sum_bytes) + shape.sum_bytes)
+    heads = kv_heads_per_device(model, shape.ulysses)
+    keys_values = 2 * prefix_tokens * heads * model.head_dim * (size + shape.sum_bytes)
+    return 2 * min(queries, keys_values)
 
 
 def group_work(shape: Shape, tokens: int) -> int:

@@ -31,11 +31,11 @@ _PLACES: tuple[Places, ...] = (
 )
 
 
-def kv_place(config: StashConfig, schedule: str, places: Places, num_chunks: int) -> str:
-    """Returns how keys and values reach the backward: as asked, or made again where the schedule allows."""
+def kv_place(config: StashConfig, usual: str, schedule: str, places: Places, num_chunks: int) -> str:
+    """Returns how keys and values reach the backward: as asked, or as usual where schedule and places allow that."""
     if config.kv != "auto":
         return config.kv
-    return "rebuild" if schedule == BREADTH_FIRST and places[0] != "recompute" and num_chunks > 1 else "keep"
+    return usual if schedule == BREADTH_FIRST and places[0] != "recompute" and num_chunks > 1 else "keep"
 
 
 def place_options(config: StashConfig) -> list[Places]:

@@ -65,7 +65,8 @@ class Partition:
 
     def kv(self, places: Places) -> str:
         """Returns how keys and values reach the backward with some places."""
-        return kv_place(self.layout.request.config.stash, self.schedule, places, self.num_chunks)
+        request = self.layout.request
+        return kv_place(request.config.stash, request.dials.kv, self.schedule, places, self.num_chunks)
 
     @cached_property
     def chunk_lengths(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
 from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
+from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory, usable_bytes, usable_host_bytes
@@ -198,12 +199,29 @@ def reasons_of(
     else:
         wide = best.choice.kv_grad_dtype == "float32"
         reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
-    if best.choice.waiting == "host":
-        reasons["waiting"] = "as requested"
     reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
     reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
     why = schedule_reason(layout, best.choice.schedule, best.choice.wave)
     reasons["schedule"] = "; ".join(filter(None, (why, order, reasons["schedule"])))
+    return reasons
+
+
+def dial_reasons(chosen: Outcome, usual: Outcome | None) -> dict[str, str]:
+    """Returns why a breadth-first plan does something in another than the usual way.
+
+    Args:
+        chosen: what was chosen.
+        usual: the fastest plan that does everything as usual; None if none fits, or none is fast enough.
+    """
+    reasons, dials = {}, chosen.choice.layout.request.dials
+    longer = f"the usual way takes {usual.step_s / chosen.step_s:.3f}x as long" if usual else "no other way is as fast"
+    if chosen.choice.waiting == "host":
+        own = dials.waiting == "host"
+        reasons["waiting"] = "nothing fits with the chunks in device memory" if own else "as requested"
+    if dials.kv != Dials().kv and chosen.choice.kv == dials.kv:
+        reasons["kv"] = f"K/V: {dials.kv} instead of rebuild; {longer}"
+    if dials.weights == "resident":
+        reasons["weights"] = f"all of a stage's weights are there all the time; {longer}"
     return reasons
 
 

@@ -8,15 +8,29 @@ from typing import NamedTuple
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.best_first import TIE, BestFirst, start_of
-from sppo_jax.planner.evaluate import Outcome, plan_of
-from sppo_jax.planner.late_attention import with_late_attention
+from sppo_jax.planner.dials import Dials, faster_ways, with_room_on_the_host
+from sppo_jax.planner.evaluate import Outcome, evaluate, plan_of
+from sppo_jax.planner.late_attention import late_attention_is_open, with_late_attention
 from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.paper import paper_outcome
-from sppo_jax.planner.reasons import order_reason, over, problem_of, reasons_of, tie_reason, times_slower
+from sppo_jax.planner.reasons import (
+    dial_reasons,
+    order_reason,
+    over,
+    problem_of,
+    reasons_of,
+    tie_reason,
+    times_slower,
+)
 
 NUM_REJECTED = 5
+# How many of the next fastest plans are tried with attention outputs of late chunks.
+_LATE_TRIED = 4
+# A breadth-first plan with the usual dials may be slower than the fastest other one by so much and still be considered.
+_DIALS_GAIN = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +82,7 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     the plans that take at most 0.5% longer than the fastest, the simplest is chosen. Breadth-first schedules are
     searched by themselves, after all others, as far as their bounds undercut the fastest of these. On CPUs and TPUs
     breadth-first is searched only where no other schedule fits, for lack of a step that was seen to be faster there.
+    Other ways of a breadth-first plan (`dials`) are searched last, as far as they undercut the fastest plan so far.
 
     Args:
         config: the settings.
@@ -83,28 +98,57 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     won, lost = _orders(request)
     best_first, best = won.best_first, won.best
     considered = won.considered + (lost.considered if lost else 0)
-    chosen = best_first.simplest_tie(best) if best is not None else best_first.least()
+    chosen, late, why_late = _chosen(request, best_first, best)
     others = best_first.others(chosen, NUM_REJECTED)
     of_other_order = lost.best if lost else None
     if of_other_order is not None:
         others = sorted([*others[: NUM_REJECTED - 1], of_other_order], key=lambda outcome: outcome.step_s)
     order = order_reason(chosen, of_other_order, searched=lost is not None and best is not None)
-    reasons = reasons_of(request, best_first, chosen, considered, order)
-    if best is not None and best is not chosen:
+    reasons = reasons_of(request, best_first, chosen, considered, order) | dial_reasons(chosen, won.usual)
+    if best is not None and chosen.step_s > best.step_s:
         reasons["tie"] = tie_reason(best_first, best, chosen)
-    chosen, late = with_late_attention(request, chosen)
-    if late:
-        reasons["stash"] = f"{late}; {reasons['stash']}"
-    fastest_s = min((best or chosen).step_s, chosen.step_s)
-    return _found(request, chosen, fastest_s, reasons, others, considered, start_s)
+    if why_late:
+        reasons["stash"] = f"{why_late}; {reasons['stash']}"
+    fastest_s = min((best or late).step_s, late.step_s)
+    return _found(request, late, fastest_s, reasons, others, considered, start_s)
+
+
+def _chosen(request: Request, best_first: BestFirst, best: Outcome | None) -> tuple[Outcome, Outcome, str]:
+    """Returns the plan to choose, the same with attention outputs of late chunks where these pay, and why they do.
+
+    These save more than plans that tie differ by. So the plan is the fastest with them, or one that ties with that.
+
+    Args:
+        request: what was asked for.
+        best_first: the search, over.
+        best: the fastest outcome without them; None if none fits.
+    """
+    if best is None:
+        least = best_first.least()
+        return least, least, ""
+    simplest = best_first.simplest_tie(best)
+    if not any(late_attention_is_open(request, outcome) for outcome in (best, simplest)):
+        return simplest, simplest, ""
+    tried = [simplest, *([best] if best is not simplest else []), *best_first.next_best(best, _LATE_TRIED)]
+    found = [(outcome, *with_late_attention(request, outcome)) for outcome in tried]
+    fastest_s = min(late.step_s for _, late, _ in found)
+    return next(one for one in found if one[1].step_s <= fastest_s * (1 + TIE))
 
 
 class _Order(NamedTuple):
-    """A search of the schedules of one order, over: its last best-first search, what fits, the choices considered."""
+    """A search of the schedules of one order, over.
+
+    Attributes:
+        best_first: its last best-first search.
+        best: the fastest outcome that fits, if any.
+        considered: the choices considered.
+        usual: of breadth-first plans, the fastest with the usual dials, if any.
+    """
 
     best_first: BestFirst
     best: Outcome | None
     considered: int
+    usual: Outcome | None = None
 
 
 def _orders(request: Request) -> tuple[_Order, _Order | None]:
@@ -112,20 +156,51 @@ def _orders(request: Request) -> tuple[_Order, _Order | None]:
 
     Where nothing fits, the order with the smallest plan comes first.
     """
-    others = _best(request)
+    others = _by_groups(request) if request.schedule_name == BREADTH_FIRST else _best(request)
     fits, errs = others.best is not None, not others.best_first.unfit
     if not request.may_go_by_groups or (not request.compares_orders if fits else errs):
         return others, None
     try:
         limit_s = others.best.step_s * (1 - TIE) if others.best else math.inf
-        # The compiler took up to 23% more memory for breadth-first plans with a ring than was predicted.
-        by_groups = _best(replace(request, by_groups=True, with_rings=not fits), limit_s)
+        by_groups = _by_groups(replace(request, by_groups=True), limit_s)
         if by_groups.best is None and others.best is None:
             excess = [order.best_first.least_excess() for order in (others, by_groups)]
             return (others, by_groups) if excess[0] <= excess[1] else (by_groups, others)
     except ValueError:  # the layers do not fall into groups
         return others, None
-    return (others, by_groups) if by_groups.best is None else (by_groups, others)
+    wins = by_groups.best is not None and by_groups.best.step_s < limit_s
+    return (by_groups, others) if wins else (others, by_groups)
+
+
+def _by_groups(request: Request, limit_s: float = math.inf) -> _Order:
+    """Returns the search for the fastest breadth-first outcome: with the usual dials, then with one changed at a time.
+
+    What a changed dial gains must be more than a tie. The waiting room goes to the host only where nothing else fits.
+
+    Args:
+        request: what is asked for.
+        limit_s: what the outcome should undercut; one that other dials cannot bring below this may be missing.
+    """
+    found = usual = _best(request, limit_s * (1 + _DIALS_GAIN))
+    considered, room = usual.considered, with_room_on_the_host(request.config, request.dials)
+    ways = [room] if usual.best is None and room is not None else []
+    ways += faster_ways(request.config, request.dials) if usual.best is not None else []
+    for dials in ways:
+        most_s = min(limit_s, found.best.step_s * (1 - TIE)) if found.best else limit_s
+        if usual.best is None or _might_take_less(usual.best, dials, most_s):
+            other = _best(replace(request, dials=dials), most_s)
+            considered += other.considered
+            found = other if other.best is not None else found
+    return found._replace(considered=considered, usual=usual.best)
+
+
+def _might_take_less(usual: Outcome, dials: Dials, most_s: float) -> bool:
+    """Returns whether a plan takes less than `most_s` with other dials, whatever memory it takes then."""
+    choice = usual.choice
+    layout = replace(choice.layout, weights="resident") if dials.weights == "resident" else choice.layout
+    kv = dials.kv if choice.kv != "keep" else "keep"
+    changed = replace(choice, layout=layout, kv=kv)
+    return (layout.weights, kv) != (choice.layout.weights, choice.kv) and evaluate(changed).step_s < most_s
 
 
 def _best(request: Request, limit_s: float = math.inf) -> _Order:

@@ -151,16 +151,20 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     of_groups = " in two groups of layers" if stash.kv != "keep" else ""
     sequences = f"{plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'}"
     schedule += f", K/V of {sequences} at once{of_groups}"
-    weights = "gathered: whole weights and gradient sums of one group of layers at a time"
+    weights = {
+        "gathered": "gathered: whole weights and gradient sums of one group of layers at a time",
+        "resident": "resident: whole weights and gradient sums of all layers of a stage",
+    }[plan.weights]
+    says_weights = plan.weights == "gathered" or "weights" in plan.reasons
     return [
         ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
-        *([("weights", weights, ())] if plan.weights == "gathered" else []),
+        *([("weights", weights, ("weights",))] if says_weights else []),
         ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
         ("chunks", chunks_of(plan), ("chunks",)),
         (
             "schedule",
             schedule,
-            ("schedule", "wave"),
+            ("schedule", "wave", "kv"),
         ),
         ("stash", places, ("stash",)),
         *_alpha(plan),

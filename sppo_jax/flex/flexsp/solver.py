@@ -263,7 +263,7 @@ def plan_batch(
             f"{lengths.max()}; drop the document or use more devices"
         )
     counts = microbatch_counts(lengths, costs.cluster_tokens)
-    options = _options(lengths, costs, counts, num_buckets)
+    options = _options(lengths, costs, counts, num_buckets, most_token_error)
     options.sort(key=lambda option: (max(option.token_error, most_token_error), option.total_ns))
     best: tuple[int, list[np.ndarray], list[GroupPlan]] | None = None
     num_planned = 0
@@ -278,16 +278,20 @@ def plan_batch(
     return best[1:] if best else _more_microbatches(lengths, costs, counts.stop)
 
 
-def _options(lengths: np.ndarray, costs: GroupCosts, counts: range, num_buckets: int | None) -> list[_Option]:
+def _options(
+    lengths: np.ndarray, costs: GroupCosts, counts: range, num_buckets: int | None, most_token_error: float
+) -> list[_Option]:
     """Returns the microbatches of each number, with the time that they would take and what their buckets add."""
     work_ns = least_work_ns(costs.times_KD(lengths), costs)
     options: list[_Option] = []
+    fastest_ns = _NEVER
     for count, microbatches in zip(counts, blast(lengths, counts), strict=True):
-        # Where the work alone takes longer than an estimate that was made, the work is estimate enough.
-        estimates = [work_ns // count + costs.fixed_ns] * count
-        if not options or sum(estimates) < min(option.total_ns for option in options):
-            estimates = [estimate_ns(lengths[own], costs) for own in microbatches]
         error = max(bucket(lengths[own], num_buckets).token_error for own in microbatches) if num_buckets else 0.0
+        estimates = [work_ns // count + costs.fixed_ns] * count
+        # The work alone is estimate enough where buckets add too much, or where an estimate that was made is shorter.
+        if error <= most_token_error and sum(estimates) < fastest_ns:
+            estimates = [estimate_ns(lengths[own], costs) for own in microbatches]
+            fastest_ns = min(fastest_ns, sum(estimates))
         options.append(_Option(microbatches=microbatches, estimates=estimates, token_error=error))
     return options
 

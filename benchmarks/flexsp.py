@@ -8,14 +8,16 @@ the planner are measured. Parts:
 
 * `optima`: 100 microbatches of at most 16 devices and 20 documents, whose optimum HiGHS proves.
 * `large`: 20 batches of 512 documents of each corpus on 64 devices, beside HiGHS with 16 buckets and 10 nodes.
-* `buckets`: tokens that FlexSP's 16 buckets add to each microbatch.
+* `buckets`: tokens that FlexSP's 16 buckets add to each microbatch, with the planner's bound on them and without.
 * `cells`: gains over DeepSpeed beside those of the paper; only Wikipedia's lengths are published, so only it is judged.
+* `documents`: what the judged cells would be with other documents, and with 28 GB instead of 30.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -28,20 +30,19 @@ from typing import Any
 
 import numpy as np
 
-from sppo_jax.flex.flexsp.blaster import blast, microbatch_counts
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
-from sppo_jax.flex.flexsp.bucketing import bucket
+from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR, bucket
 from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs, part_of_cluster
 from sppo_jax.flex.flexsp.milp import solve_groups
 from sppo_jax.flex.flexsp.solver import plan_batch, plan_groups
-from sppo_jax.flex.flexsp.systems import PUBLISHED, sample_batches, simulate_cell
+from sppo_jax.flex.flexsp.systems import PUBLISHED, released_batches, sample_batches, simulate_cell
 from sppo_jax.flex.lengths import corpora
 
 RESULT = Path(__file__).parent / "results" / "flexsp.json"
 HARDWARE = "simulated; solver times on 2 CPU cores"
 NUM_OPTIMA, NUM_BATCHES = 100, 20
-# Batches of a cell that is judged, and of one that is not.
-NUM_CELL_BATCHES, NUM_OTHER_BATCHES = 40, 5
+# Batches of a cell that is not judged.
+NUM_OTHER_BATCHES = 5
 OPTIMUM_NODES, LARGE_NODES, NUM_BUCKETS = 20_000, 10, 16
 # A plan is called optimal if HiGHS proves that none is faster by more than this share.
 OPTIMUM_GAP = 1e-5
@@ -165,51 +166,60 @@ def _least_ms(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def buckets(say: Callable[[str], None]) -> dict[str, Any]:
-    """Measures the tokens that 16 buckets add to each microbatch of the fast planner's choice, and to each batch."""
-    costs, result = flexsp_costs(MODELS["7b"]), {}
-    for corpus in corpora():
-        errors, whole = [], []
-        for lengths in sample_batches(corpus, 192, NUM_BATCHES):
-            microbatches = plan_batch(lengths, costs)[0]
-            own_errors = [bucket(lengths[own], NUM_BUCKETS).token_error for own in microbatches]
-            added = sum(error * lengths[own].sum() for error, own in zip(own_errors, microbatches, strict=True))
-            errors += own_errors
-            whole.append(float(added / lengths.sum()))
-        result[corpus] = {
-            "microbatch_mean": statistics.mean(errors),
-            "microbatch_worst": max(errors),
-            "batch_mean": statistics.mean(whole),
-            "batch_worst": max(whole),
-            "worst_by_more_microbatches": [_worst_error(corpus, more) for more in range(3)],
-        }
+    """Measures the tokens that 16 buckets add to each microbatch that the bucketed planner uses."""
+    result = {corpus: _bucket_figures([("7b", 192)], corpus) for corpus in corpora()}
+    judged = [(cell.model, cell.max_kilotokens) for cell in PUBLISHED if cell.judged]
+    result["wikipedia-released"] = _bucket_figures(judged, None)
     say("buckets: done")
     return result
 
 
-def _worst_error(corpus: str, more: int) -> float:
-    """Returns the largest error of a microbatch if each batch has so many microbatches more than the fewest (M_min)."""
-    costs, errors = flexsp_costs(MODELS["7b"]), []
-    for lengths in sample_batches(corpus, 192, NUM_BATCHES):
-        count = microbatch_counts(lengths, costs.cluster_tokens)[0] + more
-        errors += [bucket(lengths[own], NUM_BUCKETS).token_error for own in blast(lengths, [count])[0]]
-    return max(errors)
+def _bucket_figures(models: Sequence[tuple[str, int]], corpus: str | None) -> dict[str, Any]:
+    """Returns what buckets add, and what the bound on it costs in simulated time.
+
+    Args:
+        models: models, each with its longest document in thousands of tokens.
+        corpus: 20 batches of a corpus; None for the 40 released batches of Wikipedia.
+    """
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    times: dict[bool, list[int]] = {True: [], False: []}
+    for model, longest in models:
+        costs = flexsp_costs(MODELS[model], max_kilotokens=longest)
+        for lengths in sample_batches(corpus, longest, NUM_BATCHES) if corpus else released_batches(longest):
+            for bound, most in ((True, MOST_TOKEN_ERROR), (False, math.inf)):
+                microbatches, plans = plan_batch(lengths, costs, num_buckets=NUM_BUCKETS, most_token_error=most)
+                errors[bound] += [bucket(lengths[own], NUM_BUCKETS).token_error for own in microbatches]
+                times[bound].append(sum(plan.time_ns for plan in plans))
+    return {
+        "batches": len(times[True]),
+        "microbatches": len(errors[True]),
+        "microbatch_mean": statistics.mean(errors[True]),
+        "microbatch_worst": max(errors[True]),
+        "unbounded_mean": statistics.mean(errors[False]),
+        "unbounded_worst": max(errors[False]),
+        "batches_changed": sum(own != other for own, other in zip(times[True], times[False], strict=True)),
+        "time_over_unbounded": sum(times[True]) / sum(times[False]),
+        "time_over_unbounded_worst": max(own / other for own, other in zip(times[True], times[False], strict=True)),
+    }
 
 
 def cells(say: Callable[[str], None]) -> dict[str, Any]:
     """Simulates the cells of the paper's main result."""
     rows = []
     for cell in PUBLISHED:
-        num_batches = NUM_CELL_BATCHES if cell.judged else NUM_OTHER_BATCHES
-        seconds = simulate_cell(cell, num_batches, ("static", "batch", "flexsp", "own"))
+        longest = cell.max_kilotokens
+        batches = released_batches(longest) if cell.judged else sample_batches(cell.corpus, longest, NUM_OTHER_BATCHES)
+        seconds = simulate_cell(cell, batches, ("static", "batch", "flexsp", "unbounded", "own"))
         rows.append(
             {
                 "model": cell.model,
                 "max_kilotokens": cell.max_kilotokens,
                 "corpus": cell.corpus,
                 "judged": cell.judged,
-                "batches": num_batches,
+                "batches": len(batches),
                 "seconds": seconds,
                 "gain": seconds["static"] / seconds["flexsp"],
+                "gain_unbounded": seconds["static"] / seconds["unbounded"],
                 "gain_without_buckets": seconds["static"] / seconds["own"],
                 "gain_of_batch_degree": seconds["static"] / seconds["batch"],
                 "published": cell.over_deepspeed,
@@ -217,16 +227,41 @@ def cells(say: Callable[[str], None]) -> dict[str, Any]:
             }
         )
         say(f"cells: {cell.model} {cell.max_kilotokens}K {cell.corpus} done")
-    errors = [abs(row["gain"] / row["published"] - 1) for row in rows if row["judged"]]
-    return {
-        "batches": NUM_CELL_BATCHES,
-        "error_mean": statistics.mean(errors),
-        "error_worst": max(errors),
-        "rows": rows,
+    judged = [row for row in rows if row["judged"]]
+    return {**_errors(judged, "gain"), "unbounded": _errors(judged, "gain_unbounded"), "rows": rows}
+
+
+def _errors(rows: Sequence[dict[str, Any]], gain: str) -> dict[str, float]:
+    errors = [abs(row[gain] / row["published"] - 1) for row in rows]
+    return {"error_mean": statistics.mean(errors), "error_worst": max(errors)}
+
+
+def documents(say: Callable[[str], None]) -> dict[str, Any]:
+    """Simulates the judged cells with other documents, and with the memory of the authors' training program."""
+    choices: dict[str, tuple[Callable[[int], list[np.ndarray]], float]] = {
+        "batches 3 to 42 (the authors' simulation; judged)": (released_batches, 30.0),
+        "batches 3 to 42, 28 GB": (released_batches, 28.0),
+        "batches 0 to 6, 28 GB (the authors' training program)": (
+            lambda longest: released_batches(longest, first=0, count=7),
+            28.0,
+        ),
+        "batches 10 to 49 (40 steps after 10)": (lambda longest: released_batches(longest, first=10), 30.0),
+        "40 batches of the whole distribution": (lambda longest: sample_batches("wikipedia", longest, 40), 30.0),
     }
+    result = {}
+    for name, (batches, memory_limit_gb) in choices.items():
+        rows = []
+        for cell in PUBLISHED:
+            if cell.judged:
+                own = batches(cell.max_kilotokens)
+                seconds = simulate_cell(cell, own, ("static", "flexsp"), memory_limit_gb=memory_limit_gb)
+                rows.append({"gain": seconds["static"] / seconds["flexsp"], "published": cell.over_deepspeed})
+        result[name] = {**_errors(rows, "gain"), "gains": [row["gain"] for row in rows]}
+        say(f"documents: {name} done")
+    return result
 
 
-PARTS = {"optima": optima, "buckets": buckets, "cells": cells, "large": large}
+PARTS = {"optima": optima, "buckets": buckets, "cells": cells, "documents": documents, "large": large}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -249,8 +284,9 @@ def table(result: dict[str, Any]) -> str:
     for corpus, own in result.get("buckets", {}).items():
         lines += [
             f"buckets, {corpus}: {own['microbatch_mean']:.2%} more tokens in a microbatch on average, at most "
-            f"{own['microbatch_worst']:.2%}; in a batch at most {own['batch_worst']:.2%}; with M_min, M_min + 1, "
-            f"M_min + 2 microbatches at most {', '.join(f'{x:.2%}' for x in own['worst_by_more_microbatches'])}"
+            f"{own['microbatch_worst']:.2%}; without the bound {own['unbounded_worst']:.2%} at most. The bound changes "
+            f"{own['batches_changed']} of {own['batches']} batches; all take {own['time_over_unbounded']:.4f} of the "
+            f"time without it, a single batch at most {own['time_over_unbounded_worst']:.3f}"
         ]
     if "cells" in result:
         own = result["cells"]
@@ -266,7 +302,13 @@ def table(result: dict[str, Any]) -> str:
                 f"{row['published']:.2f} | {error} | {row['gain_without_buckets']:.2f} | "
                 f"{row['gain_of_batch_degree']:.2f} | {row['published_over_megatron']:.2f} (published) |"
             ]
-        lines += [f"Wikipedia's cells: mean error {own['error_mean']:.1%}, worst {own['error_worst']:.1%}"]
+        lines += [
+            f"Wikipedia's cells: mean error {own['error_mean']:.1%}, worst {own['error_worst']:.1%}; without the bound "
+            f"on what buckets add {own['unbounded']['error_mean']:.1%}, {own['unbounded']['error_worst']:.1%}"
+        ]
+    for name, own in result.get("documents", {}).items():
+        gains = ", ".join(f"{gain:.2f}" for gain in own["gains"])
+        lines += [f"{name}: gains {gains}; mean error {own['error_mean']:.1%}, worst {own['error_worst']:.1%}"]
     return "\n".join(lines)
 
 

@@ -58,7 +58,7 @@ def test_the_table_of_flexsps_problem_is_that_of_the_stored_result():
     for row in rows:
         if row["corpus"] == "wikipedia":
             name = f"{row['model'].upper()}, {row['max_kilotokens']}K"
-            assert f"| {name} | {row['gain']:.2f} | {row['published']:.2f} |" in page
+            assert f"| {name} | {row['gain']:.2f} | {row['gain_unbounded']:.2f} | {row['published']:.2f} |" in page
     measured = json.loads((BENCHMARKS / "results" / "flex.json").read_text())["measured"]["cases"]
     for case in measured.values():
         assert f"| 1 | {case['rows']['per_batch']['cpu_ratio_to_packed']:.2f} | " in page

@@ -1,7 +1,8 @@
 """Document lengths: corpora to sample from, and a user's own list.
 
 Wikipedia's lengths are published: `wikipedia_lengths.csv` has 426 quantiles of the 1,000,000 lengths released with
-FlexSP, and its first line names the source. The lists of GitHub and CommonCrawl are not published. The corpora named
+FlexSP, and `wikipedia_documents.csv` has the first 26,112 of them in their order. The first line of each file names the
+source. The lists of GitHub and CommonCrawl are not published. The corpora named
 "github-assumed" and "commoncrawl-assumed" are log-normal guesses: both have longer documents than Wikipedia on average.
 Nothing that is judged may depend on the two guesses.
 """
@@ -42,6 +43,13 @@ def wikipedia() -> Quantiles:
     rows = [line.split(",") for line in text.splitlines() if not line.startswith("#")]
     shares, tokens = zip(*((float(share), float(length)) for share, length in rows), strict=True)
     return Quantiles(shares=shares, tokens=tokens, assumed=False)
+
+
+def wikipedia_documents() -> np.ndarray:
+    """Returns the first 26,112 published lengths of Wikipedia's documents in their order, int64 [documents]."""
+    text = files("sppo_jax.flex").joinpath("wikipedia_documents.csv").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if not line.startswith("#")]
+    return np.array(",".join(rows).split(","), np.int64)
 
 
 def log_normal(*, median: float, sigma: float) -> Quantiles:

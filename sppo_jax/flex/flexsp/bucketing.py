@@ -1,10 +1,17 @@
-"""FlexSP's buckets: documents of similar length are one kind, as long as the longest of them."""
+"""FlexSP's buckets: documents of similar length are one kind, as long as the longest of them.
+
+FlexSP's paper says that its 16 buckets add at most 2.3% of tokens to a microbatch. Departure: the released code adds
+buckets where 16 of them would take more than half of the room that a microbatch leaves; here there are never more.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+
+# The most tokens that the buckets of a microbatch may add, over the tokens of its documents.
+MOST_TOKEN_ERROR = 0.023
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -145,13 +145,21 @@ class GroupCosts:
         return np.rint((compute + s * np.array(self.exchange_ms)) * NS_PER_MS).astype(np.int64)
 
 
-def flexsp_costs(model: FlexspModel, *, num_devices: int = 64, max_kilotokens: int = 192) -> GroupCosts:
+def flexsp_costs(
+    model: FlexspModel,
+    *,
+    num_devices: int = 64,
+    max_kilotokens: int = 192,
+    memory_limit_gb: float = MEMORY_LIMIT_GB,
+) -> GroupCosts:
     """Returns FlexSP's costs of a model on a cluster; degree 1 is excluded, as in the released code.
 
     Args:
         model: one of `MODELS`.
         num_devices: a power of two, 2 to 64, which the measured bandwidths cover.
         max_kilotokens: the longest document in thousands of tokens; its positions are parameters of the model.
+        memory_limit_gb: memory of a device for model states and activations; 30 in the scripts that the authors
+            released for their simulation, 28 in their training program.
 
     Raises:
         ValueError: if no bandwidth was measured for the number of devices, or the model's states alone do not fit.
@@ -160,10 +168,10 @@ def flexsp_costs(model: FlexspModel, *, num_devices: int = 64, max_kilotokens: i
         known = ", ".join(map(str, ALL_TO_ALL_GB_S))
         raise ValueError(f"num_devices must be one of {known}, got {num_devices}; choose one of these")
     states_mb = model.billions(max_kilotokens) * 16 * 1024 / num_devices
-    device_tokens = int((MEMORY_LIMIT_GB * 1024 - states_mb) / model.activation_mb)
+    device_tokens = int((memory_limit_gb * 1024 - states_mb) / model.activation_mb)
     if device_tokens < 1:
         raise ValueError(
-            f"model states must take less than {MEMORY_LIMIT_GB:g} GB a device, got {states_mb / 1024:.1f} GB "
+            f"model states must take less than {memory_limit_gb:g} GB a device, got {states_mb / 1024:.1f} GB "
             f"for {model.name} on {num_devices} devices; use more devices"
         )
     degrees = tuple(degree for degree in ALL_TO_ALL_GB_S if degree <= num_devices)

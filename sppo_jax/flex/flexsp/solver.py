@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.flex.flexsp.blaster import blast, microbatch_counts
-from sppo_jax.flex.flexsp.bucketing import bucketed
+from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR, bucket, bucketed
 from sppo_jax.flex.flexsp.compositions import compositions, fluid_times, least_work_ns
 from sppo_jax.flex.flexsp.costs import GroupCosts
 from sppo_jax.flex.flexsp.group_plan import GroupPlan, make_plan
@@ -209,19 +209,46 @@ class _State:
         self.loads_G[group] += self.own_K[number]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Option:
+    """A number of microbatches.
+
+    Args:
+        microbatches: the documents of each.
+        estimates: nanoseconds of each with divisible documents.
+        token_error: the largest share of tokens that the buckets add to one of them.
+    """
+
+    microbatches: list[np.ndarray]
+    estimates: list[int]
+    token_error: float
+
+    @property
+    def total_ns(self) -> int:
+        """Nanoseconds of all microbatches."""
+        return sum(self.estimates)
+
+
 def plan_batch(
-    lengths: np.ndarray, costs: GroupCosts, *, num_buckets: int | None = None
+    lengths: np.ndarray,
+    costs: GroupCosts,
+    *,
+    num_buckets: int | None = None,
+    most_token_error: float = MOST_TOKEN_ERROR,
 ) -> tuple[list[np.ndarray], list[GroupPlan]]:
     """Plans a global batch: microbatches by the blaster, for the number of microbatches that is fastest.
 
     FlexSP plans M_min .. M_min + 4 microbatches. Here these numbers are sorted by the time with divisible documents.
     Numbers are planned in this order until `NUM_COUNTS_PLANNED` are planned, or the estimate is no faster than a plan.
-    More microbatches are tried only if none of these numbers has a plan.
+    A number is passed over if the buckets of one of its microbatches add too many tokens. Where all numbers are, or the
+    others have no plan, the number with the smallest error that has a plan is taken. More microbatches are tried only
+    if none of these numbers has a plan.
 
     Args:
         lengths: tokens of each document, int64 [documents], at least one.
         costs: times and limits.
         num_buckets: see `plan_groups`.
+        most_token_error: the largest share of tokens that the buckets of a microbatch may add.
 
     Returns:
         The documents of each microbatch (indices into `lengths`) and their plans, whose documents are indices into the
@@ -236,31 +263,45 @@ def plan_batch(
             f"{lengths.max()}; drop the document or use more devices"
         )
     counts = microbatch_counts(lengths, costs.cluster_tokens)
-    work_ns = least_work_ns(costs.times_KD(lengths), costs)
-    options: list[tuple[int, list[np.ndarray], list[int]]] = []
-    for count, microbatches in zip(counts, blast(lengths, counts), strict=True):
-        # Where the work alone takes longer than an estimate that was made, the work is estimate enough.
-        estimates = [work_ns // count + costs.fixed_ns] * count
-        if not options or sum(estimates) < min(total_ns for total_ns, _, _ in options):
-            estimates = [estimate_ns(lengths[own], costs) for own in microbatches]
-        options.append((sum(estimates), microbatches, estimates))
+    options = _options(lengths, costs, counts, num_buckets, most_token_error)
+    options.sort(key=lambda option: (max(option.token_error, most_token_error), option.total_ns))
     best: tuple[int, list[np.ndarray], list[GroupPlan]] | None = None
     num_planned = 0
-    for total_ns, microbatches, estimates in sorted(options, key=lambda option: option[0]):
-        if best and (total_ns >= best[0] or num_planned == NUM_COUNTS_PLANNED):
+    for option in options:
+        passed_over = option.token_error > most_token_error
+        if best and (passed_over or option.total_ns >= best[0] or num_planned == NUM_COUNTS_PLANNED):
             break
-        plans = _plan_all(lengths, costs, microbatches, estimates, best[0] if best else _NEVER, num_buckets)
+        plans = _plan_all(lengths, costs, option, best[0] if best else _NEVER, num_buckets)
         num_planned += 1
         if plans is not None:
-            best = (sum(plan.time_ns for plan in plans), microbatches, plans)
+            best = (sum(plan.time_ns for plan in plans), option.microbatches, plans)
     return best[1:] if best else _more_microbatches(lengths, costs, counts.stop)
+
+
+def _options(
+    lengths: np.ndarray, costs: GroupCosts, counts: range, num_buckets: int | None, most_token_error: float
+) -> list[_Option]:
+    """Returns the microbatches of each number, with the time that they would take and what their buckets add."""
+    work_ns = least_work_ns(costs.times_KD(lengths), costs)
+    options: list[_Option] = []
+    fastest_ns = _NEVER
+    for count, microbatches in zip(counts, blast(lengths, counts), strict=True):
+        error = max(bucket(lengths[own], num_buckets).token_error for own in microbatches) if num_buckets else 0.0
+        estimates = [work_ns // count + costs.fixed_ns] * count
+        # The work alone is estimate enough where buckets add too much, or where an estimate that was made is shorter.
+        if error <= most_token_error and sum(estimates) < fastest_ns:
+            estimates = [estimate_ns(lengths[own], costs) for own in microbatches]
+            fastest_ns = min(fastest_ns, sum(estimates))
+        options.append(_Option(microbatches=microbatches, estimates=estimates, token_error=error))
+    return options
 
 
 def _more_microbatches(lengths: np.ndarray, costs: GroupCosts, least: int) -> tuple[list[np.ndarray], list[GroupPlan]]:
     """Plans the first number of microbatches that has a plan; as many as documents always have one."""
     for count in range(least, len(lengths) + 1):
         (microbatches,) = blast(lengths, [count])
-        plans = _plan_all(lengths, costs, microbatches, [0] * count, _NEVER, None)
+        option = _Option(microbatches=microbatches, estimates=[0] * count, token_error=0.0)
+        plans = _plan_all(lengths, costs, option, _NEVER, None)
         if plans is not None:
             return microbatches, plans
     raise AssertionError("a document that fits into the cluster has a plan of its own")
@@ -274,16 +315,11 @@ def estimate_ns(lengths: np.ndarray, costs: GroupCosts) -> int:
 
 
 def _plan_all(
-    lengths: np.ndarray,
-    costs: GroupCosts,
-    microbatches: list[np.ndarray],
-    estimates: list[int],
-    limit_ns: int,
-    num_buckets: int | None,
+    lengths: np.ndarray, costs: GroupCosts, option: _Option, limit_ns: int, num_buckets: int | None
 ) -> list[GroupPlan] | None:
     """Plans microbatches; None if one has no plan, or once all together cannot be faster than the limit."""
-    plans, left_ns, spent_ns = [], sum(estimates), 0
-    for own, estimate in zip(microbatches, estimates, strict=True):
+    plans, left_ns, spent_ns = [], option.total_ns, 0
+    for own, estimate in zip(option.microbatches, option.estimates, strict=True):
         plan = plan_groups(lengths[own], costs, num_buckets=num_buckets)
         if plan is None:
             return None

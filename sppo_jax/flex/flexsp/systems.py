@@ -1,37 +1,52 @@
 """Systems of FlexSP's paper in simulation: a static degree, the best degree of each batch, and FlexSP; published gains.
 
-All systems pay the costs of `costs.py`; nothing is fitted to the published gains. The packing of the two
-baselines follows the released code: best-fit decreasing of the whole batch into groups of one degree that are filled to
-90% of their tokens (or to the longest document); groups run in microbatches of N / degree. Departures: groups that run
-together are alike in time (the released code keeps the order of packing), and the documents of the last microbatch are
-dealt longest first to the group that ends first (the released code evens tokens). FlexSP's groups come from the fast
-planner instead of SCIP, with lengths in 16 buckets as in the released code; "own" plans with the documents' own
-lengths. Megatron has no released constants and is
-not simulated.
+All systems pay the costs of `costs.py`; nothing is fitted to the published gains.
+
+Documents. For Wikipedia they are those that the authors' released scripts simulate for the same cells: the released
+lengths in their order, padded to 128, longer ones dropped, 512 a batch, batches 3 to 42 (`start_iter` and `iter_num` of
+`solver.py` and `scripts/solver_all.sh`). The scripts name a list `wikipedia_1`; the one list released stands for it.
+The lengths of the other corpora are not published, and are guesses here.
+
+Baselines. Packing follows the released code: best-fit decreasing of the whole batch into groups of one degree that are
+filled to 90% of their tokens (or to the longest document); groups run in microbatches of N / degree. Departures: groups
+that run together are alike in time (the released code keeps the order of packing), and the documents of the last
+microbatch are dealt longest first to the group that ends first (the released code evens tokens). Both make a baseline
+faster. Neither touches DeepSpeed on Wikipedia: at degree 64 a microbatch is one group.
+
+FlexSP. Groups come from the fast planner, with lengths in 16 buckets as in the released code, which takes SCIP's plan
+after ten seconds. Departure: the planner passes over numbers of microbatches whose buckets add more than 2.3% of tokens
+(`solver.py`), the most that the paper states; "unbounded" does not, like the released code. "own" plans with the
+documents' own lengths.
+
+Megatron has no released constants and is not simulated.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs
+from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR
+from sppo_jax.flex.flexsp.costs import MEMORY_LIMIT_GB, MODELS, GroupCosts, flexsp_costs
 from sppo_jax.flex.flexsp.solver import plan_batch
-from sppo_jax.flex.lengths import corpora, padded, stratified_lengths
+from sppo_jax.flex.lengths import corpora, padded, stratified_lengths, wikipedia_documents
 
 BATCH_SIZE = 512
 PADDING = 128
 FILL = 0.9
 NUM_BUCKETS = 16
-System = Literal["static", "batch", "flexsp", "own"]
+# The authors' simulation of the published figure: its first batch (counted from 0) and its number of batches.
+FIRST_BATCH, NUM_RELEASED = 3, 40
+System = Literal["static", "batch", "flexsp", "unbounded", "own"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedCell:
-    """A cell of FlexSP's main result: 64 A100-40GB, 512 documents a step, read off a figure to a few percent.
+    """A cell of FlexSP's main result: 64 A100-40GB, 512 documents a step; gains as printed in the figure.
 
     Args:
         model: key of `MODELS`.
@@ -81,6 +96,19 @@ PUBLISHED = tuple(
 )
 
 
+def released_batches(max_kilotokens: int, *, first: int = FIRST_BATCH, count: int = NUM_RELEASED) -> list[np.ndarray]:
+    """Returns batches of 512 of Wikipedia's released lengths in their order, padded to 128; longer ones are dropped.
+
+    Args:
+        max_kilotokens: longest document in thousands of tokens, padding counted.
+        first: the first batch, counted from 0; the default is that of the authors' simulation.
+        count: number of batches, at most 50 - `first`.
+    """
+    lengths = padded(wikipedia_documents(), PADDING)
+    kept = lengths[lengths <= max_kilotokens * 1000 - PADDING]
+    return list(kept[first * BATCH_SIZE : (first + count) * BATCH_SIZE].reshape(count, BATCH_SIZE))
+
+
 def sample_batches(corpus: str, max_kilotokens: int, num_batches: int) -> list[np.ndarray]:
     """Returns batches of 512 lengths padded to 128; longer documents are dropped, as in the released code.
 
@@ -102,7 +130,8 @@ def batch_ns(system: System, lengths: np.ndarray, costs: GroupCosts, *, static_d
 
     Args:
         system: "static" has one degree for all batches, "batch" the best degree of each batch (FlexSP's ablation
-            BatchAda), "flexsp" groups of many degrees planned with bucketed lengths, "own" with the documents' own.
+            BatchAda), "flexsp" groups of many degrees planned with bucketed lengths, "unbounded" the same whatever
+            the buckets add, "own" groups planned with the documents' own lengths.
         lengths: tokens of each document of the batch, int64 [documents].
         costs: times and limits.
         static_degree: the degree of "static".
@@ -110,9 +139,11 @@ def batch_ns(system: System, lengths: np.ndarray, costs: GroupCosts, *, static_d
     Raises:
         ValueError: if no degree has groups that hold the longest document.
     """
-    if system in ("flexsp", "own"):
-        num_buckets = NUM_BUCKETS if system == "flexsp" else None
-        return sum(plan.time_ns for plan in plan_batch(lengths, costs, num_buckets=num_buckets)[1])
+    if system in ("flexsp", "unbounded", "own"):
+        num_buckets = None if system == "own" else NUM_BUCKETS
+        most = math.inf if system == "unbounded" else MOST_TOKEN_ERROR
+        _, plans = plan_batch(lengths, costs, num_buckets=num_buckets, most_token_error=most)
+        return sum(plan.time_ns for plan in plans)
     degrees = (static_degree,) if system == "static" else costs.degrees
     times = [time for degree in degrees if (time := one_degree_ns(lengths, costs, degree)) is not None]
     if not times:
@@ -169,19 +200,27 @@ def _dealt_ns(numbers: np.ndarray, at_once: int, lengths: np.ndarray, times_K: n
     return int(loads.max())
 
 
-def simulate_cell(cell: PublishedCell, num_batches: int, systems: Sequence[System]) -> dict[System, float]:
+def simulate_cell(
+    cell: PublishedCell,
+    batches: Sequence[np.ndarray],
+    systems: Sequence[System],
+    *,
+    memory_limit_gb: float = MEMORY_LIMIT_GB,
+) -> dict[System, float]:
     """Returns simulated seconds a step of each system, the mean over batches.
 
     Args:
-        cell: model, longest document and corpus.
-        num_batches: batches of 512 documents.
+        cell: model, longest document and static degree.
+        batches: lengths of the documents of each batch, int64 [documents] each.
         systems: systems to simulate.
+        memory_limit_gb: see `flexsp_costs`.
     """
-    costs = flexsp_costs(MODELS[cell.model], num_devices=64, max_kilotokens=cell.max_kilotokens)
-    batches = sample_batches(cell.corpus, cell.max_kilotokens, num_batches)
+    costs = flexsp_costs(
+        MODELS[cell.model], num_devices=64, max_kilotokens=cell.max_kilotokens, memory_limit_gb=memory_limit_gb
+    )
     return {
         system: sum(batch_ns(system, lengths, costs, static_degree=cell.static_degree) for lengths in batches)
-        / num_batches
+        / len(batches)
         / 1e9
         for system in systems
     }

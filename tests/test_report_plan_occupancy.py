@@ -3,9 +3,10 @@
 from collections import Counter
 
 import pytest
-from report_cases import small_figures
+from report_cases import HOST, MODEL, small_figures
 from test_report_plan_figures import CASES
 
+from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.report.plan.occupancy import occupancy
 
 GROUPS = [name for name in CASES if name != "copies too slow to hide"]
@@ -72,3 +73,22 @@ def test_layer_inputs_come_back_a_second_time_where_keys_and_values_are_made_aga
 
 def key(unit):
     return unit.sequence, unit.chunk, unit.virtual_stage
+
+
+def test_chunks_that_wait_on_the_host_are_copied_there_and_back():
+    groups = CASES["breadth-first"]
+    kept, figures = small_figures(**groups), small_figures(**groups, stash={**HOST, "waiting": "host"})
+    table, plan = figures.table, figures.plan
+    assert (plan.stash.waiting, kept.plan.stash.waiting) == ("host", "keep")
+    # Stashes, of two layers, have another size.
+    one = max(plan.chunk_lengths) // plan.mesh.seq * MODEL["hidden_size"] * 2
+    out, back = ([copy for copy in figures.copies if copy.size_bytes == one and copy.out == way] for way in (True, False))
+    room = waiting_room(table)
+    assert {copy.tick for copy in out} == room.puts.keys() and {copy.tick for copy in back} == room.takes.keys()
+    assert len(out) == len(back) == len(table.waits) > 0
+    takes = {copy.unit: copy.tick for copy in back}
+    for copy in out:
+        came, used = table.waits[copy.unit]
+        assert came < copy.tick <= takes[copy.unit] < used + (copy.unit.kind == "H")
+        assert copy.stage == (0 if copy.unit.kind == "H" else copy.unit.virtual_stage % 4)
+    assert len(figures.copies) - len(out) - len(back) == len(kept.copies)

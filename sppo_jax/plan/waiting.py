@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from sppo_jax.plan.slots import color_intervals
-from sppo_jax.plan.table import MIN_HOST_GAP, Table, Tick
+from sppo_jax.plan.table import MIN_HOST_GAP, Table, Tick, Unit
 
 
 @dataclass(frozen=True)
@@ -44,28 +44,39 @@ def with_late_heads(table: Table) -> Table:
     return replace(table, ticks=tuple(ticks))
 
 
-def waiting_room(table: Table) -> Room:
-    """Returns the rows of a table with late heads.
+def room_ticks(table: Table) -> dict[Unit, tuple[int, int]]:
+    """Returns, for each unit whose input waits, the ticks that write the input and that fetch it.
 
     Raises:
         ValueError: a chunk does not wait long enough to leave and to come back, or none waits.
     """
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     number = {index: place for place, index in enumerate(compute)}
-    spans: dict[Hashable, tuple[int, int]] = {}
+    found: dict[Unit, tuple[int, int]] = {}
     for unit, (came, used) in table.waits.items():
         use = number[used if unit.kind != "H" else used + 1]  # a late head is right before a backward
         if use - number[came] < MIN_HOST_GAP:
             raise ValueError(_too_soon(table))
-        spans[came] = number[came] + 1, use - 1
-    if not spans:
+        found[unit] = compute[number[came] + 1], compute[use - 1]
+    if not found:
         raise ValueError(_too_soon(table))
+    return found
+
+
+def waiting_room(table: Table) -> Room:
+    """Returns the rows of a table with late heads.
+
+    Raises:
+        ValueError: see `room_ticks`.
+    """
+    # What comes in one tick has one row, whatever units use it.
+    spans: dict[Hashable, tuple[int, int]] = {put: (put, take) for put, take in room_ticks(table).values()}
     num_rows, rows = color_intervals(spans)
     return Room(
         # Compilers know the only row, and drop what its number depends on.
         num_rows=max(2, num_rows),
-        puts={compute[spans[came][0]]: row for came, row in rows.items()},
-        takes={compute[spans[came][1]]: row for came, row in rows.items()},
+        puts={spans[put][0]: row for put, row in rows.items()},
+        takes={spans[put][1]: row for put, row in rows.items()},
     )
 
 

@@ -16,7 +16,7 @@ from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.memory import Shape
 from sppo_jax.planner.offload import copy_seconds
 from sppo_jax.planner.search import Found
-from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes
+from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
 COLUMNS = {
@@ -157,7 +157,8 @@ def figures_of(found: Found, config: Config) -> Figures:
 
 def _copies(table: Table, shape: Shape, stash: StashPlan) -> tuple[Copy, ...]:
     sizes, rebuilt = unit_bytes(table, shape, stash), rebuilt_bytes(table, shape, stash)
-    return tuple(host_copies(table, sizes, rebuilt, stash.kv))
+    waiting = waiting_copies(table, shape) if stash.waiting == "host" else []
+    return tuple(host_copies(table, sizes, rebuilt, stash.kv) + waiting)
 
 
 def drawn_table(plan: Plan) -> Table:

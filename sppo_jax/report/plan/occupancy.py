@@ -6,7 +6,8 @@ from sppo_jax.plan.host_rows import refetching_tick
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, Unit
-from sppo_jax.planner.memory import Memory, Shape, refetch_bytes, token_bytes
+from sppo_jax.plan.waiting import room_ticks
+from sppo_jax.planner.memory import Memory, Shape, refetch_bytes, token_bytes, waiting_bytes
 
 UnitKey = tuple[int, int, int]  # sequence, chunk, virtual stage
 # Bytes that a device stashes for each unit: in its own memory, and on the host.
@@ -15,7 +16,7 @@ UnitBytes = dict[UnitKey, tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """One unit's activations on their way to the host or back.
+    """One unit's activations, or its input, on their way to the host or back.
 
     Args:
         tick: the tick with which the copy starts, and which runs beside the copy.
@@ -23,7 +24,8 @@ class Copy:
         out: whether the copy goes to the host.
         size_bytes: bytes that a device copies.
         unit: the forward unit that wrote the activations, or the backward unit that reads them; a forward unit whose
-            layer inputs come back is one whose keys and values are made again.
+            layer inputs come back is one whose keys and values are made again. Of a chunk that waits between two groups
+            of layers, the unit that reads the chunk.
     """
 
     tick: int
@@ -96,6 +98,19 @@ def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_
         behind = refetching_tick(table, tick)
         unit, stage = Unit("F", sequence, chunk, virtual_stage), virtual_stage % table.num_stages
         copies.append(Copy(tick=behind, stage=stage, out=False, size_bytes=size, unit=unit))
+    return copies
+
+
+def waiting_copies(table: Table, shape: Shape) -> list[Copy]:
+    """Returns the copies of chunks that wait on the host between two groups of layers; see `waiting.Room`."""
+    size_bytes = waiting_bytes(shape, -(-table.most_tokens // shape.seq))
+    copies = []
+    for unit, (put, take) in room_ticks(table).items():
+        stage = table.waits_at(unit)
+        copies += [
+            Copy(tick=tick, stage=stage, out=out, size_bytes=size_bytes, unit=unit)
+            for tick, out in ((put, True), (take, False))
+        ]
     return copies
 
 

@@ -47,7 +47,7 @@ def choices(request, dtypes=("float32",), among=None):
     """Every choice there is, table by table, or those of some partitions."""
     for partition, dtype in itertools.product(among or partitions(request), dtypes):
         for places in place_options(request.config.stash):
-            for alpha in ("hidden", "all"):
+            for alpha, kv in itertools.product(("hidden", "all"), partition.kv(places)):
                 yield (
                     partition,
                     Choice(
@@ -59,7 +59,7 @@ def choices(request, dtypes=("float32",), among=None):
                         kv_grad_dtype=dtype,
                         wave=partition.wave,
                         shapes=partition.shapes,
-                        kv=partition.kv(places),
+                        kv=kv,
                     ),
                 )
 
@@ -167,7 +167,7 @@ def bounded(request, every):
             kv_grad_dtype="float32",
             wave=one.wave,
             shapes=one.shapes,
-            kv=one.kv(places),
+            kv=one.kv(places)[number % len(one.kv(places))],
         )
         if one.num_chunks * one.wave > 128:
             continue

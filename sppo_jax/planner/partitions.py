@@ -14,7 +14,7 @@ from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request, layouts
-from sppo_jax.planner.offload import Places, kv_place
+from sppo_jax.planner.offload import Places, kv_places
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
@@ -63,9 +63,9 @@ class Partition:
         """Whether chunks wait between two groups of layers."""
         return self.schedule == BREADTH_FIRST and self.wave * self.num_chunks > self.layout.mesh.pipe
 
-    def kv(self, places: Places) -> str:
-        """Returns how keys and values reach the backward with some places."""
-        return kv_place(self.layout.request.config.stash, self.schedule, places, self.num_chunks)
+    def kv(self, places: Places) -> tuple[str, ...]:
+        """Returns how keys and values may reach the backward with some places: fastest first, least memory last."""
+        return kv_places(self.layout.request.config.stash, self.schedule, places, self.num_chunks)
 
     @cached_property
     def chunk_lengths(self) -> tuple[int, ...]:

@@ -237,7 +237,7 @@ def _kv_bytes(plan, num_layers: int, shape) -> int:
     """Bytes of K, V, dK and dV of a device, without the room behind the sequence."""
     gradient = 4 if plan.stash.kv_grad_dtype == "float32" else 2
     peaks, tokens = plan.table().prefix_peaks, plan.sequence_length // plan.ring
-    num_kv = peaks.rebuilt if plan.stash.kv == "rebuild" else peaks.kept
+    num_kv = peaks.rebuilt if plan.stash.kv != "keep" else peaks.kept
     of_group = 2 * num_layers * tokens * shape.num_kv_heads * shape.head_dim
     return of_group * (num_kv * shape.itemsize + peaks.grads * gradient)
 

@@ -134,6 +134,8 @@ def draw_by_groups(seed: int) -> Case:
         plan["attention_from"] = Draws(seed + 1000).number(0, count - 1)
     if plan["kv"] == "rebuild" and Draws(seed + 2000).chance(0.5):
         plan["kv"] = "host"
+    if count == 1 and places[0] != "recompute" and Draws(seed + 4000).chance(0.7):
+        plan["kv"] = "recompute"
     if wave * count >= pipe + 2 and Draws(seed + 3000).chance(0.4):
         plan["waiting"] = "host"
     dtype, queries = draws.pick(("float64", "float64", "float64", "float32", "bfloat16")), draws.number(1, 11)

@@ -56,7 +56,45 @@ CASES["late-attention-from-host"] = replace(
 CASES["chunks-wait-on-the-host"] = replace(
     CASES["two-stages-rebuilt"], plan=CASES["two-stages-rebuilt"].plan | dict(waiting="host")
 )
+CASES["one-chunk-in-a-wave-of-2"] = Case(
+    BREADTH_FIRST
+    | dict(chunks=(32,), mesh=(1, 1, 2), sequences=4, wave=2, interleave=4, places=INPUTS_ON_HOST, alpha=1.0)
+    | dict(kv="recompute")
+    | GATHERED,
+    dict(num_layers=4),
+)
 SLOW = {
+    "one-chunk-on-two-stages": Case(
+        BREADTH_FIRST
+        | dict(chunks=(24,), mesh=(1, 2, 2), kind="ring", sequences=2, interleave=2, kv="recompute")
+        | dict(places=("host", "host", "keep"), alpha=1.0),
+        dict(num_layers=8, qk_norm=True),
+    ),
+    "one-chunk-rounded-up": Case(
+        BREADTH_FIRST
+        | dict(chunks=(24,), shapes=(28,), mesh=(1, 1, 4), kind="hybrid", ulysses=2, interleave=2, kv="recompute")
+        | dict(places=HOST, alpha=(0.6,))
+        | GATHERED,
+        dict(num_layers=6),
+    ),
+    "one-chunk-with-the-fused-kernel": Case(
+        BREADTH_FIRST
+        | dict(chunks=(64,), mesh=(2, 1, 2), interleave=2, kernel="cudnn", kv="recompute", kv_grad_dtype="bfloat16")
+        | GATHERED,
+        dict(num_layers=2, head_dim=8),
+        optimised=True,
+    ),
+    "two-chunks-rebuilt-resident": Case(
+        BREADTH_FIRST
+        | dict(chunks=(16, 16), mesh=(1, 1, 2), interleave=3, places=INPUTS_ON_HOST, alpha=1.0, kv="rebuild"),
+        dict(num_layers=3),
+    ),
+    "two-chunks-rebuilt-gathered": Case(
+        BREADTH_FIRST
+        | dict(chunks=(12, 20), mesh=(1, 1, 2), interleave=2, places=INPUTS_ON_HOST, alpha=1.0, kv="rebuild")
+        | GATHERED,
+        dict(num_layers=4),
+    ),
     "one-stage-waits-on-the-host": replace(
         CASES["one-layer-groups-rebuilt-from-host"],
         plan=CASES["one-layer-groups-rebuilt-from-host"].plan | dict(waiting="host"),
@@ -144,9 +182,12 @@ def test_more_breadth_first_programs_have_the_dense_loss_and_gradients(name, x64
 
 
 def test_the_planner_takes_every_drawn_program():
-    plans = [draw_by_groups(seed).make_plan() for seed in range(400)]
+    plans = [draw_by_groups(seed).make_plan() for seed in range(700)]
     found = {(plan.stash.kv, plan.weights, plan.schedule.wave, plan.mesh.pipe) for plan in plans}
-    assert len(found) == 3 * 2 * 2 * 4 and {plan.stash.waiting for plan in plans} == {"keep", "host"}
+    alone = {combination[1:] for combination in found if combination[0] == "recompute"}
+    assert len(found) - len(alone) == 3 * 2 * 2 * 4 and {plan.stash.waiting for plan in plans} == {"keep", "host"}
+    # Few draws have one chunk: all weights with all waves, and all numbers of stages.
+    assert len({combination[:2] for combination in alone}) == 2 * 2 and len({pipe for *_, pipe in alone}) == 4
 
 
 @pytest.mark.slow
@@ -182,6 +223,16 @@ def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_on
     again = [spec for spec in specs if spec.rebuild is not None]
     assert len(again) == 3 * 3 and {spec.kind for spec in again} == {"B"}
     assert sum(spec.refetch is not None for spec in specs) == len(again)
+
+
+def test_an_only_chunk_makes_its_keys_and_values_in_its_own_backward():
+    plan = CASES["one-chunk-in-a-wave-of-2"].make_plan()
+    again, kept = (lower(replace(plan, stash=replace(plan.stash, kv=kv)), SHAPE) for kv in ("recompute", "keep"))
+    assert (again.num_kv_slots, again.num_grad_slots, kept.num_kv_slots) == (1, 1, 2 * 4)
+    assert again.num_weight_slots == 1 and lower(plan, SHAPE, train=False).num_kv_slots == 1
+    # Nothing comes back a second time, and no tick works for another one: only where keys and values lie differs.
+    assert unfold(again.items) == unfold(kept.items)
+    assert not any(spec.rebuild or spec.refetch for spec in unfold(again.items))
 
 
 def test_what_waits_on_the_host_goes_there_and_comes_back_once():

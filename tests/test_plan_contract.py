@@ -104,6 +104,13 @@ def with_kv_on_host(config):
     return replace(config, schedule=schedule, stash=replace(config.stash, kv="host"))
 
 
+def with_one_chunk_made_again(config):
+    """Returns the config of a breadth-first plan whose only chunk makes its keys and values again."""
+    schedule = replace(config.schedule, name="breadth-first", interleave=2)
+    sequence = replace(config.sequence, chunks=1, shapes="auto")
+    return replace(config, schedule=schedule, sequence=sequence, stash=replace(config.stash, kv="rebuild"))
+
+
 def with_late_attention(plan):
     """Returns a plan that stashes the attention outputs of late chunks alone, if it has some and the rules allow it."""
     first = len(plan.chunk_lengths) // 2
@@ -136,6 +143,8 @@ def plans():
                 config = draw(generator)
                 if len(found) % 10 == 9:
                     config = with_kv_on_host(config)
+                elif len(found) % 10 == 5:
+                    config = with_one_chunk_made_again(config)
                 plan = make_plan(config)
                 if len(found) % 4 == 3:
                     config = with_shapes(config, plan)
@@ -201,11 +210,13 @@ def test_slots_and_ticks_are_those_charged(plans):
         waits, rows = (0, waiting_room(outline).num_rows) if on_host else (outline.waiting_peak, 0)
         assert rows == program.num_waiting_rows
         assert outline.kv_peak == program.num_sequence_slots and outline.head_peak == program.num_head_slots
-        assert (peaks.kept, peaks.grads, waits) == (
+        kv_slots = peaks.kept if plan.stash.kv == "keep" else peaks.rebuilt
+        assert (kv_slots, peaks.grads, waits) == (
             program.num_kv_slots,
             program.num_grad_slots,
             program.num_waiting_slots,
         )
+    assert {plan.stash.kv for _, plan, _ in plans} == {"keep", "recompute", "host"}
 
 
 def test_stash_bytes_are_those_charged_class_by_class(plans):

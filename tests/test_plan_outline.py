@@ -81,9 +81,10 @@ def test_an_outline_holds_as_much_at_once_as_its_table_has_slots():
             name: count for name, (count, _) in slots.items()
         }
         assert outline.kv_peak == table.kv_peak == sequence_slots(table)[0]
-        slots = {kv: prefix_slots(table, kv) for kv in ("keep", "rebuild")}
-        counts = slots["keep"].num_kv, slots["rebuild"].num_kv, slots["keep"].num_grads
-        if table.passes_groups_in_turn and table.num_chunks > 1:
+        again = "rebuild" if table.num_chunks > 1 else "recompute"
+        slots = {kv: prefix_slots(table, kv) for kv in ("keep", again)}
+        counts = slots["keep"].num_kv, slots[again].num_kv, slots["keep"].num_grads
+        if table.passes_groups_in_turn:
             assert outline.prefix_peaks == table.prefix_peaks == counts
         assert (outline.prefix_peaks.kept, outline.prefix_peaks.grads) == (counts[0], counts[2])
         assert outline.waiting_peak == table.waiting_peak == waiting_slots(table)[0]

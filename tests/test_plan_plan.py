@@ -209,7 +209,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
             dict(stash=replace(STASH, inputs="recompute")),
             "stash.attention and stash.rest must be recompute where stash.inputs=recompute",
         ),
-        (dict(stash=replace(STASH, kv="disk")), "stash.kv must be one of keep, rebuild, host, got 'disk'"),
+        (dict(stash=replace(STASH, kv="disk")), "stash.kv must be one of keep, recompute, rebuild, host, got 'disk'"),
         (
             dict(stash=replace(STASH, kv="rebuild")),
             "one group of layers at a time, got sppo, interleave 1; use schedule.name=breadth-first, or stash.kv=keep",
@@ -220,7 +220,11 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         ),
         (
             dict(schedule=BY_GROUPS, chunk_lengths=(56,), stash=replace(STASH, alpha=(0.0,) * 4, kv="rebuild")),
-            "stash.kv=rebuild must have at least 2 chunks, got 1",
+            "stash.kv=rebuild must have at least 2 chunks, got 1; use stash.kv=recompute, or stash.kv=keep",
+        ),
+        (
+            dict(schedule=BY_GROUPS, stash=replace(STASH, alpha=(0.0,) * 9, kv="recompute")),
+            "stash.kv=recompute must have exactly 1 chunk, got 4; use stash.kv=rebuild, or stash.kv=keep",
         ),
         (
             dict(stash=replace(AGAIN, alpha=STASH.alpha, attention_from=1)),

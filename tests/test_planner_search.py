@@ -49,7 +49,7 @@ def choices(request, dtypes=("float32",), among=None):
     """Every choice there is, table by table, or those of some partitions."""
     for partition, dtype in itertools.product(among or partitions(request), dtypes):
         for places in place_options(request.config.stash):
-            for alpha in ("hidden", "all"):
+            for alpha, kv in itertools.product(("hidden", "all"), partition.kv(places)):
                 yield (
                     partition,
                     Choice(
@@ -61,7 +61,7 @@ def choices(request, dtypes=("float32",), among=None):
                         kv_grad_dtype=dtype,
                         wave=partition.wave,
                         shapes=partition.shapes,
-                        kv=partition.kv(places),
+                        kv=kv,
                         waiting=request.waiting,
                     ),
                 )
@@ -185,7 +185,7 @@ def bounded(request, every):
             kv_grad_dtype="float32",
             wave=one.wave,
             shapes=one.shapes,
-            kv=one.kv(places),
+            kv=one.kv(places)[number % len(one.kv(places))],
         )
         if one.num_chunks * one.wave > 128:
             continue
@@ -239,6 +239,12 @@ def test_a_breadth_first_plan_is_found_where_no_other_fits():
     # What is asked for is tried even where others fit.
     pinned = search(large("llama3-8b", "h100:1x8", 2**18, schedule={"name": "breadth-first"}))
     assert pinned.fits and pinned.plan.reasons["schedule"].startswith("as requested")
+
+
+@pytest.mark.parametrize(("kv", "planned"), [("host", "host"), ("rebuild", "recompute")])
+def test_the_way_of_keys_and_values_that_is_asked_for_rules_out_chunk_counts_without_it(kv, planned):
+    plan = search(large("llama3-8b", "h100:1x8", 2**17, stash={"kv": kv})).plan
+    assert plan.stash.kv == planned and (len(plan.chunk_lengths) == 1) == (planned == "recompute")
 
 
 def test_keys_and_values_on_the_host_need_host_memory():

@@ -82,7 +82,9 @@ def test_chunks_that_wait_on_the_host_are_copied_there_and_back():
     assert (plan.stash.waiting, kept.plan.stash.waiting) == ("host", "keep")
     # Stashes, of two layers, have another size.
     one = max(plan.chunk_lengths) // plan.mesh.seq * MODEL["hidden_size"] * 2
-    out, back = ([copy for copy in figures.copies if copy.size_bytes == one and copy.out == way] for way in (True, False))
+    out, back = (
+        [copy for copy in figures.copies if copy.size_bytes == one and copy.out == way] for way in (True, False)
+    )
     room = waiting_room(table)
     assert {copy.tick for copy in out} == room.puts.keys() and {copy.tick for copy in back} == room.takes.keys()
     assert len(out) == len(back) == len(table.waits) > 0

@@ -187,10 +187,11 @@ class StashConfig(Group):
         kv_grad_dtype: dtype in which the gradients of keys and values are summed; "auto": float32 where it fits, else
             bfloat16.
         kv: how keys and values reach the backward pass: "keep" keeps those of all layers in device memory, "rebuild"
-            keeps those of one group of layers and computes the others again from the inputs of the layers, "host"
-            keeps those of one group of layers and brings the others back from host memory; both need
-            `schedule.name` "breadth-first"; "auto": "rebuild" where it can be, else "keep", unless another way fits and
-            makes a step shorter by more than 0.5%.
+            keeps those of one group of layers and computes the others again from the inputs of the layers (those of an
+            only chunk in its own backward: "recompute" in a plan), "host" keeps those of one group of layers and brings
+            the others back from host memory, which takes at least 2 chunks; both need `schedule.name` "breadth-first";
+            "auto": "rebuild" where it can be, else "keep", unless another way fits and makes a step shorter by more
+            than 0.5%.
         waiting: where chunks wait between two groups of layers: "keep" is device memory, "host" is host memory, which
             needs `schedule.name` "breadth-first"; "auto": "keep" where that fits, else "host".
     """

@@ -387,6 +387,9 @@ class Executor:
         dy_TD = self._output_cotangent(spec, row, state, me)
         if spec.rebuild is not None:
             state = state._replace(cache=self._rebuild(spec, row, state, me))
+        if self.plan.stash.kv == "recompute":
+            # Tells the compiler to write keys and values after what the tick before has read.
+            row = row | {"kv_slot": row["kv_slot"] + self._begun(state)}
         splits = stages.Splits(
             backward=self._split(spec.passes.backward),
             forward=self._split(spec.passes.forward),
@@ -396,11 +399,11 @@ class Executor:
         sums = stages.Sums(state.dcache, state.sums)
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
         stage = self._held(state)
-        dx_TD, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
+        dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))
         fetched, refetched, taken = held or (None, None, None)
         coming = dict(fetched=fetched, refetched=refetched, taken=taken)
-        state = state._replace(dcache=sums.prefix, sums=sums.layers, **coming)
+        state = state._replace(cache=cache, dcache=sums.prefix, sums=sums.layers, **coming)
         return self._pass_back(spec, row, state, dx_TD, me)
 
     def _rebuild(self, spec: TickSpec, row, state: TrainingState, me) -> Cache:

@@ -72,7 +72,7 @@ class Stage:
             named.update(_rest_names(shapes.q_TNH, (*shapes.before.shapes, *shapes.after.shapes)))
         if self.places.kv == "host":
             named.update(dict.fromkeys(KEYS_VALUES, shapes.k_TKH))
-        again = {"keep": (), "rebuild": ("x",), "host": KEYS_VALUES}[self.places.kv]
+        again = {"rebuild": ("x",), "host": KEYS_VALUES}.get(self.places.kv, ())
         return StashLayout(chunk_entries(stash, named), self.num_layers, num_slots, again)
 
 
@@ -189,6 +189,8 @@ class Splits(NamedTuple):
 def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: Splits, stash, held=None):
     """Runs a group of layers backward on a chunk, after the later chunks of the sequence.
 
+    An only chunk's keys and values may be written again here, layer by layer; see `StashPlan.kv`.
+
     Args:
         stage: the layers.
         unit: the chunk; `unit.chunk` has the tags of the backward.
@@ -200,21 +202,23 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
         held: arrays on their way from the host for the next tick, see `run_layers`.
 
     Returns:
-        dx_TD, sums, held.
+        dx_TD, cache, sums, held.
     """
     layout, kept, fetched = stash
+    writes = stage.places.kv == "recompute"
     if layout.num_layers != stage.num_layers:
         layout, kept, fetched = _rerun(stage, unit, layout.get(kept, fetched, unit.stash_slot, 0)["x"], cache, splits)
         unit = unit._replace(stash_slot=0)
 
     def body(carry, step):
-        dy, sums = carry
+        dy, sums, *written = carry
         layer = stage.num_layers - 1 - step
         saved = layout.get(kept, fetched, unit.stash_slot, layer)
-        return _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits)
+        dx, sums, after = _backward_layer(stage, unit, layer, dy, saved, written[0] if writes else cache, sums, splits)
+        return (dx, sums, after) if writes else (dx, sums)
 
-    (dx_TD, sums), held = run_layers(stage.num_layers, body, (dy_TD, sums), held)
-    return dx_TD, sums, held
+    (dx_TD, sums, *written), held = run_layers(stage.num_layers, body, (dy_TD, sums, *[cache] * writes), held)
+    return dx_TD, written[0] if writes else cache, sums, held
 
 
 def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=None) -> Cache:
@@ -263,34 +267,42 @@ def _rerun(stage, unit, x_TD, cache, splits):
 
 
 def _saved_vjps(stage, weights, saved, unit):
-    """Rebuilds q, the shape of k and the vjp of `before` from saved leaves; the vjp of `after` needs `out` first."""
+    """Rebuilds q, the shape of k and the vjp of `before` from saved leaves; the vjp of `after` needs `out` first.
+
+    Keys and values themselves are computed only where the backward writes them again.
+    """
     x = saved["x"]
     shapes = stage.shapes(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
     wanted = (*shapes.before.shapes, *shapes.after.shapes)
     leaves = [saved[f"rest{i}"].reshape(leaf.shape) for i, leaf in enumerate(wanted)]
     cut = len(shapes.before.shapes)
     vjp_before = shapes.before.restore(leaves[:cut], weights, x, unit.positions_T)
-    return saved["q"], shapes.k_TKH, vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out)
+    k = v = shapes.k_TKH
+    if stage.places.kv == "recompute":
+        _, k, v = stage.block.before(weights, x, unit.positions_T)
+    return (saved["q"], k, v), vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out)
 
 
 def _made_vjps(stage, weights, saved, unit):
     """Returns what `_saved_vjps` returns, recomputed from the layer's input."""
     x = saved["x"]
-    (q, k, _), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
-    return q, k, vjp_before, lambda out: stage.block.vjp_after(weights, x, out)[1]
+    projected, vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
+    return projected, vjp_before, lambda out: stage.block.vjp_after(weights, x, out)[1]
 
 
 def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
-    """One layer; returns the cotangent of its input and the accumulators."""
+    """One layer; returns the cotangent of its input, the accumulators and the cache."""
     weights = stage.layer_weights(unit, layer)
     vjps = _saved_vjps if "q" in saved else _made_vjps
-    q, like_k, vjp_before, vjp_after = vjps(stage, weights, saved, unit)
+    (q, k, v), vjp_before, vjp_after = vjps(stage, weights, saved, unit)
+    if stage.places.kv == "recompute":
+        cache = groups.write_prefix(cache, k, v, splits.forward_chunk, layer, splits.forward)
     if "out" in saved:
         out, lse = saved["out"], saved["lse"]
     else:
-        out, lse = groups.forward(q, like_k, cache, splits.forward_chunk, layer, splits.forward)
+        out, lse = groups.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
     dparams_after, dx_after, dout = vjp_after(out)(dy)
-    attention = (q, out, lse, dout, like_k)
+    attention = (q, out, lse, dout, k)
     dq, dk, dv, prefix = groups.backward(*attention, cache, sums.prefix, unit.chunk, layer, splits.backward)
     dparams_before, dx_before = vjp_before((dq, dk, dv))
     layers = jax.tree.map(
@@ -301,4 +313,4 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
         dparams_after,
         dparams_before,
     )
-    return (dx_after + dx_before, Sums(prefix, layers))
+    return dx_after + dx_before, Sums(prefix, layers), cache

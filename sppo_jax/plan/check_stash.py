@@ -15,7 +15,7 @@ PLACES = {
     "attention": STASH_PLACES,
     "rest": STASH_PLACES,
     "kv_grad_dtype": ("float32", "bfloat16"),
-    "kv": ("keep", "rebuild", "host"),
+    "kv": ("keep", "recompute", "rebuild", "host"),
     "waiting": ("keep", "host"),
 }
 
@@ -71,8 +71,11 @@ def _check_kv(plan: "Plan") -> None:
             f"stash.kv={kv} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
             "keep, or stash.kv=keep"
         )
-    if len(plan.chunk_lengths) == 1:
-        raise ValueError(f"stash.kv={kv} must have at least 2 chunks, got 1; use sequence.chunks=2, or stash.kv=keep")
+    if (len(plan.chunk_lengths) == 1) != (kv == "recompute"):
+        count, use = ("exactly 1 chunk", "rebuild") if kv == "recompute" else ("at least 2 chunks", "recompute")
+        raise ValueError(
+            f"stash.kv={kv} must have {count}, got {len(plan.chunk_lengths)}; use stash.kv={use}, or stash.kv=keep"
+        )
 
 
 def _check_attention_from(plan: "Plan", table: Table) -> None:

@@ -94,8 +94,10 @@ class StashPlan:
             that goes to the host, where their place is "host".
         kv_grad_dtype: dtype in which dK and dV are accumulated.
         kv: how keys and values reach the backward: "keep" keeps those of every group of layers in device memory;
-            "rebuild" makes those of one group at a time again from its layer inputs; "host" stashes those of every
-            chunk on the host, where its stash may go there, and brings those of one group at a time back.
+            "rebuild" makes those of one group at a time again from its layer inputs, while the group behind goes
+            backward; "recompute" makes them again in the backward of the chunk itself, which is the only one of its
+            sequence; "host" stashes those of every chunk on the host, where its stash may go there, and brings those
+            of one group at a time back.
         waiting: where chunks wait between two groups of layers, forward and backward: "keep" or "host". With "host"
             each head runs right before the backward of its chunk, and the chunk waits on the host for both.
     """

@@ -165,7 +165,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         heads=head_slots(table),
         turns=turns_of(table, plan.stash.kv, train=train) if plan.weights == "gathered" else None,
     )
-    rebuilds = _rebuilds(table) if train and plan.stash.kv != "keep" else {}
+    rebuilds = _rebuilds(table) if train and plan.stash.kv in ("rebuild", "host") else {}
     copies = _copies(table, of_tick, rebuilds, plan.stash.kv)
     specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies, rebuilds)
     if slots.turns is not None:

@@ -98,11 +98,11 @@ def prefix_slots(table: Table, kv: str, *, train: bool = True) -> PrefixSlots:
         begin, done = (ticks[Unit("B", sequence, chunk, virtual_stage)] for chunk in (last, 0))
         grad_spans[stage][key] = (begin if table.passes_groups_in_turn else first), done
         behind = Unit("B", sequence, last, virtual_stage + table.num_stages)
-        if kv == "keep" or behind not in ticks:
+        if kv == "keep" or (behind not in ticks and kv != "recompute"):
             kv_spans[stage]["FB", key] = first, done
         else:
             kv_spans[stage]["F", key] = first, end
-            kv_spans[stage]["B", key] = ticks[behind], done
+            kv_spans[stage]["B", key] = begin if kv == "recompute" else ticks[behind], done
     (num_kv, slots), (num_grads, grads) = _color_stages(kv_spans), _color_stages(grad_spans)
     forward, backward = ({key: slot for (passes, key), slot in slots.items() if kind in passes} for kind in "FB")
     return PrefixSlots(num_kv, num_grads, forward, backward, grads)

@@ -93,7 +93,7 @@ class PrefixPeaks(NamedTuple):
     Args:
         kept: whose keys and values stay from the forward of the first chunk to the backward of the first chunk.
         rebuilt: whose keys and values leave after the forward, but for the last group, and are made again while the
-            group behind goes backward.
+            group behind goes backward. Where a sequence is one chunk, its own backward makes them again.
         grads: whose dK and dV have a buffer. Where groups pass in turn, from the backward of the last chunk to that of
             the first; else as long as `kept`.
     """
@@ -387,12 +387,13 @@ class Table:
     def _prefix_changes(self, unit: Unit) -> tuple[list[int], list[int], list[int]]:
         """Returns how a unit changes the prefixes of `PrefixPeaks`, field by field."""
         begins, ends = unit.chunk == 0, unit.chunk == self.num_chunks - 1
+        own_tick = [1, -1] if begins and ends else []
         is_last = unit.virtual_stage // self.num_stages == self.num_groups - 1
         if unit.kind == "F":
-            return [1] * begins, [1] * begins + [-1] * (ends and not is_last), []
+            return [1] * begins, own_tick or [1] * begins + [-1] * (ends and not is_last), []
         # The first backward of a group begins to rebuild the group before.
         rebuilds = ends and unit.virtual_stage >= self.num_stages
-        return [-1] * begins, [1] * rebuilds + [-1] * begins, [1] * ends + [-1] * begins
+        return [-1] * begins, own_tick or [1] * rebuilds + [-1] * begins, [1] * ends + [-1] * begins
 
     @property
     def passes_groups_in_turn(self) -> bool:

@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sppo_jax.plan.table import BREADTH_FIRST
@@ -248,6 +248,7 @@ class BestFirst:
     def _evaluate(self, number: int) -> Outcome:
         if number not in self.outcomes:
             candidate = self.candidates[number]
+            ways = candidate.partition.kv(candidate.places)
             choice = Choice(
                 layout=candidate.partition.layout,
                 chunk_lengths=candidate.partition.chunk_lengths,
@@ -257,10 +258,14 @@ class BestFirst:
                 kv_grad_dtype=self.dtype,
                 wave=candidate.partition.wave,
                 shapes=candidate.partition.shapes,
-                kv=candidate.partition.kv(candidate.places),
+                kv=ways[0],
                 waiting=self.request.waiting,
             )
-            self.outcomes[number] = evaluate(choice)
+            outcome = evaluate(choice)
+            for kv in ways[1:]:
+                if not outcome.memory.fits(self.request.cluster):
+                    outcome = evaluate(replace(choice, kv=kv))
+            self.outcomes[number] = outcome
         return self.outcomes[number]
 
     def least(self) -> Outcome:

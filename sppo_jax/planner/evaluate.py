@@ -148,7 +148,8 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0
     """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
 
     From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
-    Keys and values that are rebuilt or fetched are exchanged again for all groups of layers but the last. Each wave, of
+    Keys and values that are rebuilt or fetched are exchanged again for all groups of layers but the last; those that a
+    backward computes for itself for all. Each wave, of
     `wave` sequences (0: all), gathers weights and scatters gradient sums where these are not resident. Where attention
     outputs are stashed, it is those of ticks that reach further than the first `before` tokens.
     """
@@ -164,8 +165,9 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0
         recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
         recompute_attention=attention == "recompute" or before > 0,
         recompute_reach=math.inf if attention == "recompute" else before,
-        rewrite_kv=0.0 if kv == "keep" else (layout.interleave - 1) / layout.interleave,
-        recompute_kv=kv == "rebuild",
+        rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (layout.interleave - 1) / layout.interleave),
+        # A backward that computes the linear parts again has keys and values anyway.
+        recompute_kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
         again=_again(layout, layout.sequences // wave if wave else 1),
         gathers_tables=layout.weights == "gathered",
         kernel=request.kernel,

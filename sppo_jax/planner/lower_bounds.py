@@ -228,18 +228,19 @@ class LowerBounds:
         layout, wave, request = partition.layout, partition.wave, self.request
         shape, length = layout.shape, request.config.sequence.length
         smallest = self._memory_of_one_chunk(layout, tokens)
-        stash, model = replace(_stash(places, self.dtype), kv=partition.kv(places)), request.config.model
+        stash, model = replace(_stash(places, self.dtype), kv=partition.kv(places)[-1]), request.config.model
         # On every schedule a stage holds a whole wave at once, with space for a longest chunk behind each prefix.
         whole, chunk = wave * length // layout.mesh.seq, tokens // layout.mesh.seq
         heads = kv_heads_per_device(model, layout.split.ulysses)
         prefix = (length + tokens) // layout.mesh.seq * layout.split.ulysses
         of_group = prefix * layout.layers * 2 * heads * model.head_dim
-        # Of the group that goes backward, and of the one before, whose keys and values are made again.
-        kv_groups = layout.interleave if stash.kv == "keep" else 2
+        # Of the group that goes backward, and of the one before, whose keys and values are made again; one sequence's
+        # where its own backward makes them.
+        kv_groups = {"keep": wave * layout.interleave, "recompute": 1}.get(stash.kv, 2 * wave)
         grad_groups = 1 if partition.passes_groups_in_turn else layout.interleave
         # Sequences that are not cut have their gradients one after another.
         grad_sequences = 1 if partition.passes_groups_in_turn and partition.num_chunks == 1 else wave
-        kv = wave * of_group * kv_groups * request.compute_bytes
+        kv = of_group * kv_groups * request.compute_bytes
         kv += (
             grad_sequences * of_group * grad_groups * (2 if self.dtype == "bfloat16" else max(4, request.compute_bytes))
         )

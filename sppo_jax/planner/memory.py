@@ -180,7 +180,7 @@ def refetch_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
     """
     if stash.kv == "host":
         return of_class.host_kv * token_bytes(shape, stash).kv
-    if stash.kv == "keep":
+    if stash.kv != "rebuild":
         return 0
     return of_class.host_inputs * shape.layers * layer_costs(shape.model).input_elements * shape.compute_bytes
 

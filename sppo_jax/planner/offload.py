@@ -31,11 +31,17 @@ _PLACES: tuple[Places, ...] = (
 )
 
 
-def kv_place(config: StashConfig, usual: str, schedule: str, places: Places, num_chunks: int) -> str:
-    """Returns how keys and values reach the backward: as asked, or as usual where schedule and places allow that."""
+def kv_places(config: StashConfig, usual: str, schedule: str, places: Places, num_chunks: int) -> tuple[str, ...]:
+    """Returns how keys and values may reach the backward, fastest first: as asked, or as usual where possible.
+
+    The backward of an only chunk makes them for itself. It saves nothing but memory, so they are kept where they fit.
+    """
+    again = "rebuild" if num_chunks > 1 else "recompute"
     if config.kv != "auto":
-        return config.kv
-    return usual if schedule == BREADTH_FIRST and places[0] != "recompute" and num_chunks > 1 else "keep"
+        return (again if config.kv == "rebuild" else config.kv,)
+    if schedule != BREADTH_FIRST or places[0] == "recompute":
+        return ("keep",)
+    return (usual,) if num_chunks > 1 else ("keep", again)
 
 
 def place_options(config: StashConfig) -> list[Places]:

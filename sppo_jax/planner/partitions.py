@@ -14,7 +14,7 @@ from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request, layouts
-from sppo_jax.planner.offload import Places, kv_place
+from sppo_jax.planner.offload import Places, kv_places
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
@@ -63,10 +63,10 @@ class Partition:
         """Whether chunks wait between two groups of layers."""
         return self.schedule == BREADTH_FIRST and self.wave * self.num_chunks > self.layout.mesh.pipe
 
-    def kv(self, places: Places) -> str:
-        """Returns how keys and values reach the backward with some places."""
+    def kv(self, places: Places) -> tuple[str, ...]:
+        """Returns how keys and values may reach the backward with some places: fastest first, least memory last."""
         request = self.layout.request
-        return kv_place(request.config.stash, request.dials.kv, self.schedule, places, self.num_chunks)
+        return kv_places(request.config.stash, request.dials.kv, self.schedule, places, self.num_chunks)
 
     @cached_property
     def chunk_lengths(self) -> tuple[int, ...]:
@@ -290,7 +290,10 @@ def _least_count(layout: Layout) -> int:
     """Returns the least number of chunks to consider."""
     if layout.request.schedule_name != BREADTH_FIRST:
         return 1
-    return -(-layout.request.config.sequence.length // (layout.mesh.seq * _MOST_TOKENS))
+    request = layout.request
+    # Keys and values that come back from the host need a chunk to come back beside.
+    least = 2 if request.config.stash.kv == "host" else 1
+    return max(least, -(-request.config.sequence.length // (layout.mesh.seq * _MOST_TOKENS)))
 
 
 def _few_chunks(layout: Layout) -> list[int]:

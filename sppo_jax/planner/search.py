@@ -198,7 +198,7 @@ def _might_take_less(usual: Outcome, dials: Dials, most_s: float) -> bool:
     """Returns whether a plan takes less than `most_s` with other dials, whatever memory it takes then."""
     choice = usual.choice
     layout = replace(choice.layout, weights="resident") if dials.weights == "resident" else choice.layout
-    kv = dials.kv if choice.kv != "keep" else "keep"
+    kv = dials.kv if choice.kv == "rebuild" else choice.kv
     changed = replace(choice, layout=layout, kv=kv)
     return (layout.weights, kv) != (choice.layout.weights, choice.kv) and evaluate(changed).step_s < most_s
 

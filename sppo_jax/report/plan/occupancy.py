@@ -144,7 +144,7 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_pla
 
 def _prefix_tokens(table: Table, of_stage: list[Unit | None], kv_place: str) -> tuple[list[int], list[int]]:
     """Returns, for each tick, tokens with K/V and tokens with dK/dV, added up over sequences and groups of layers."""
-    starts, ends, rebuilds = table.chunk_starts, table.chunk_starts[1:], kv_place != "keep"
+    starts, ends, rebuilds = table.chunk_starts, table.chunk_starts[1:], kv_place in ("rebuild", "host")
     last_group = table.num_virtual_stages - table.num_stages
     last = {(unit.sequence, unit.virtual_stage): index for index, unit in enumerate(of_stage) if unit is not None}
     written: dict[tuple[int, int], int] = {}
@@ -157,13 +157,15 @@ def _prefix_tokens(table: Table, of_stage: list[Unit | None], kv_place: str) -> 
                 written[key] = ends[unit.chunk]
             else:
                 summed[key] = ends[unit.chunk]
+                if kv_place == "recompute":
+                    written[key] = ends[unit.chunk]
                 if rebuilds and unit.virtual_stage >= table.num_stages:
                     # Those of the group before are made again, last chunk first.
                     written[unit.sequence, unit.virtual_stage - table.num_stages] = ends[-1] - starts[unit.chunk]
         tokens.append(sum(written.values()))
         grad_tokens.append(sum(summed.values()))
-        if unit is not None and rebuilds and unit.kind == "F" and ends[unit.chunk] == ends[-1]:
-            if unit.virtual_stage < last_group:
+        if unit is not None and kv_place != "keep" and unit.kind == "F" and ends[unit.chunk] == ends[-1]:
+            if unit.virtual_stage < last_group or kv_place == "recompute":
                 written.pop((unit.sequence, unit.virtual_stage))
         if unit is not None and last[unit.sequence, unit.virtual_stage] == index:
             written.pop((unit.sequence, unit.virtual_stage), None)

@@ -148,7 +148,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     schedule = f"{plan.schedule.name}, {groups} groups of layers a stage" if groups > 1 else plan.schedule.name
     if plan.schedule.wave > 1:
         schedule += f", waves of {plan.schedule.wave} sequences"
-    of_groups = " in two groups of layers" if stash.kv != "keep" else ""
+    of_groups = {"keep": "", "recompute": " in one group of layers"}.get(stash.kv, " in two groups of layers")
     sequences = f"{plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'}"
     schedule += f", K/V of {sequences} at once{of_groups}"
     weights = {

@@ -61,19 +61,27 @@ class Start:
     Args:
         candidates: the candidates; those of a partition follow each other, and so do the partitions of a layout.
         bounds: of each candidate, about the least seconds of its step.
+        lower_bounds: what these come from.
     """
 
     candidates: tuple[Candidate, ...]
     bounds: tuple[float, ...]
+    lower_bounds: LowerBounds
 
 
-def start_of(request: Request, among: Iterable[Partition] | None = None, options: list[Places] | None = None) -> Start:
+def start_of(
+    request: Request,
+    among: Iterable[Partition] | None = None,
+    options: list[Places] | None = None,
+    lower_bounds: LowerBounds | None = None,
+) -> Start:
     """Returns all candidates of a request.
 
     Args:
         request: what is asked for.
         among: their partitions; None: all that the request has.
         options: their places; None: all that the request has.
+        lower_bounds: bounds that know something of them; None: new ones.
 
     Raises:
         ValueError: the config, the model and the devices allow none.
@@ -81,14 +89,14 @@ def start_of(request: Request, among: Iterable[Partition] | None = None, options
     asked = request.config.stash
     alpha = "hidden" if asked.alpha == "auto" else asked.alpha
     # Seconds do not depend on the dtype of dK and dV.
-    lower_bounds = LowerBounds(request, "float32")
+    lower_bounds = lower_bounds or LowerBounds(request, "float32")
     candidates: list[Candidate] = []
     bounds: list[float] = []
     options = place_options(asked) if options is None else options
     for partition in partitions(request) if among is None else among:
         candidates += [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
         bounds += lower_bounds.rough_step_s(partition, options)
-    return Start(candidates=tuple(candidates), bounds=tuple(bounds))
+    return Start(candidates=tuple(candidates), bounds=tuple(bounds), lower_bounds=lower_bounds)
 
 
 class BestFirst:
@@ -96,7 +104,7 @@ class BestFirst:
 
     def __init__(self, request: Request, kv_grad_dtype: str, start: Start) -> None:
         self.request, self.dtype = request, kv_grad_dtype
-        self.lower_bounds = LowerBounds(request, kv_grad_dtype)
+        self.lower_bounds = start.lower_bounds.with_dtype(kv_grad_dtype)
         self.candidates: list[Candidate] = []
         self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, candidate
         self.bounds: list[float] = []  # of each candidate, the least seconds of its step as far as it is refined
@@ -168,7 +176,7 @@ class BestFirst:
         if given or on_cpus or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
             return fastest
         partitions_of_equal_cost = equal_cost_partitions(choice.layout, len(choice.chunk_lengths))
-        self._add(start_of(self.request, partitions_of_equal_cost, [choice.places]))
+        self._add(start_of(self.request, partitions_of_equal_cost, [choice.places], self.lower_bounds))
         heapq.heappush(self.heap, (fastest.step_s, self._number_of(fastest), 2))
         return self.best() or fastest
 

@@ -1,6 +1,7 @@
 """Lower bounds of a choice's step and memory, by which the search orders and drops choices before it builds tables."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -38,13 +39,19 @@ class LowerBounds:
 
     def __init__(self, request: Request, kv_grad_dtype: str) -> None:
         self.request, self.dtype = request, kv_grad_dtype
-        self._smallest: dict[tuple[MeshShape, int, int], Memory] = {}
+        self._smallest: dict[tuple[MeshShape, int, int, str], Memory] = {}
         self._models: dict[tuple, CostModel] = {}
         self._of_one_and_none: dict[tuple, tuple[CostModel, CostModel]] = {}
         self._overheads: dict[Layout, float] = {}
         self._streams: dict[tuple, float] = {}
         self._sampled: dict[tuple, dict[tuple, _Sampled]] = {}
         self._of_layers: dict[tuple, list[list[float]]] = {}
+
+    def with_dtype(self, kv_grad_dtype: str) -> "LowerBounds":
+        """Returns the bounds with dK and dV in another dtype; they share what is known, for seconds do not differ."""
+        other = copy(self)
+        other.dtype = kv_grad_dtype
+        return other
 
     def rough_step_s(self, partition: Partition, options: Sequence[Places]) -> list[float]:
         """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
@@ -136,7 +143,8 @@ class LowerBounds:
             sent: whether they send, or only compute.
         """
         rows, split = costs.cluster.device.attention_rows, (layout.split.ulysses, layout.split.ring)
-        recompute = costs.recompute_linear, costs.recompute_attention
+        # What is recomputed changes the backwards alone.
+        recompute = (costs.recompute_linear, costs.recompute_attention) if kind == "B" else ()
         of_costs = layout.mesh, layout.weights, split, recompute, rows
         key = of_costs, kind, chunks, sent
         if key not in self._of_layers:
@@ -152,8 +160,9 @@ class LowerBounds:
         with_ends = [fixed + layers * (unit - fixed) for fixed, unit in zip(fixed_s, one_s, strict=True)]
         if layout.interleave == 1 or not sent or kind == "H":
             return with_ends, with_ends
-        ends_s = [costs.ends_s(kind, max(chunk[1:])) for chunk in chunks]
-        return with_ends, [unit - more_s for unit, more_s in zip(with_ends, ends_s, strict=True)]
+        lengths = [max(chunk[1:]) for chunk in chunks]
+        ends_s = {tokens: costs.ends_s(kind, tokens) for tokens in set(lengths)}
+        return with_ends, [unit - ends_s[tokens] for unit, tokens in zip(with_ends, lengths, strict=True)]
 
     def _sampled_stream_s(self, partition: Partition, sampled: "_Sampled") -> float:
         """Returns about the least seconds of all ticks of a kind.
@@ -283,7 +292,7 @@ class LowerBounds:
 
     def _memory_of_one_chunk(self, layout: Layout, tokens: int) -> Memory:
         """Returns the memory of one chunk with nothing stashed; all layers of a stage in one group or in several."""
-        key = layout.mesh, layout.split.ulysses, tokens
+        key = layout.mesh, layout.split.ulysses, tokens, self.dtype
         if key not in self._smallest:
             one_group = SchedulePlan(name="sppo", interleave=1)
             table = schedule_table(one_group, layout.mesh.pipe, 1, (tokens,), outline=True)
@@ -378,6 +387,8 @@ def breadth_first_seconds(units: list[float], num_stages: int, num_groups: int) 
 
 def _tick_seconds(units: list[float], between: list[float], num_stages: int, num_groups: int) -> list[float]:
     """Returns the seconds of each tick; a group of one chunk a stage enters every `num_stages * num_groups` ticks."""
+    if num_groups == 1:
+        return _slowest_of_neighbours(units, num_stages)
     tick_s: list[float] = []
     # The slowest of the group before from each of its chunks on.
     staying: list[float] = []
@@ -388,11 +399,19 @@ def _tick_seconds(units: list[float], between: list[float], num_stages: int, num
         entered += [slowest] * (num_stages - len(group))
         # While a group enters, the group before it leaves.
         tick_s += [*map(max, entered, staying[1:]), *entered[max(0, len(staying) - 1) :]]
-        if num_groups > 1:
-            alone = (num_groups - 1) * num_stages - 1
-            tick_s += [max(between[first : first + num_stages])] * alone + [slowest]
+        alone = (num_groups - 1) * num_stages - 1
+        tick_s += [max(between[first : first + num_stages])] * alone + [slowest]
         staying = list(accumulate(reversed(group), max))[::-1]
     return tick_s + staying[1:]
+
+
+def _slowest_of_neighbours(units: list[float], num_stages: int) -> list[float]:
+    """Returns the seconds of ticks in which up to so many neighbours are in the pipeline, from the first in alone."""
+    slowest, reach = units, 1
+    while reach < num_stages:
+        more = min(reach, num_stages - reach)
+        slowest, reach = [*slowest[:more], *map(max, slowest[more:], slowest), *slowest[-more:]], reach + more
+    return slowest
 
 
 @lru_cache(maxsize=64)

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -108,7 +108,7 @@ class BestFirst:
         self.candidates: list[Candidate] = []
         self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, candidate
         self.bounds: list[float] = []  # of each candidate, the least seconds of its step as far as it is refined
-        self.excesses: list[float] = []  # of each candidate, roughly by how much its least memory is too large
+        self._excesses: dict[tuple, float] = {}  # by what a candidate's rough excess depends on
         self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
         self.errors: list[ValueError] = []
@@ -120,28 +120,21 @@ class BestFirst:
         first = len(self.candidates)
         self.candidates += start.candidates
         self.bounds += start.bounds
-        self.excesses += self._rough_excesses(start.candidates)
-        for number in range(first, len(self.candidates)):
-            if self.excesses[number] > 0:
-                self._drop(number, self.excesses[number])
-            else:
-                self.heap.append((self.bounds[number], number, 0))
+        self.heap += [(self.bounds[number], number, 0) for number in range(first, len(self.candidates))]
         heapq.heapify(self.heap)
 
-    def _rough_excesses(self, candidates: Iterable[Candidate]) -> list[float]:
-        """Returns the rough excess of each candidate, which depends on its layout, wave, order and places alone."""
-        excesses, layout = [], None
-        known: dict[tuple, float] = {}
-        for candidate in candidates:
-            if candidate.partition.layout is not layout:
-                layout, known = candidate.partition.layout, {}
-            partition = candidate.partition
-            held = partition.passes_groups_in_turn, partition.lets_chunks_wait, partition.num_chunks == 1
-            key = partition.wave, held, partition.kv(candidate.places), candidate.places
-            if key not in known:
-                known[key] = self.lower_bounds.rough_excess(candidate.partition, candidate.places)
-            excesses.append(known[key])
-        return excesses
+    def _rough_excess(self, number: int) -> float:
+        """Returns roughly by how much a candidate's least memory is too large; partitions of a layout share it."""
+        partition, places = self.candidates[number].partition, self.candidates[number].places
+        held = partition.passes_groups_in_turn, partition.lets_chunks_wait, partition.num_chunks == 1
+        key = partition.layout, partition.wave, held, partition.kv(places), places
+        if key not in self._excesses:
+            self._excesses[key] = self.lower_bounds.rough_excess(partition, places)
+        return self._excesses[key]
+
+    def _may_fit(self, number: int) -> bool:
+        """Returns whether nothing that is known so far says that a candidate does not fit."""
+        return number not in self.unfit and self._rough_excess(number) <= 0
 
     def _drop(self, number: int, excess: float) -> None:
         self.unfit.add(number)
@@ -184,7 +177,7 @@ class BestFirst:
         """Returns the simplest outcome found that fits and ties with the fastest; the fastest if none is simpler."""
         number, limit_s, tried = self._number_of(fastest), fastest.step_s * (1 + TIE), 0
         own = self.candidates[number].complexity
-        near = [other for bound, other, _ in self.heap if bound <= limit_s]
+        near = [other for bound, other, _ in self.heap if bound <= limit_s and self._rough_excess(other) <= 0]
         simpler = sorted((self.candidates[other].complexity, self.bounds[other], other) for other in near)
         for complexity, _, other in simpler[:_TIES_BOUNDED]:
             if complexity >= own or tried == _TIES_TRIED:
@@ -220,7 +213,6 @@ class BestFirst:
         if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not outcome.all_away:
             self.candidates.append(candidate._replace(alpha="all"))
             self.bounds.append(outcome.step_s)
-            self.excesses.append(self.excesses[number])
             heapq.heappush(self.heap, (outcome.step_s, len(self.candidates) - 1, 1))
 
     def _refine(self) -> int | None:
@@ -230,6 +222,10 @@ class BestFirst:
             return number
         try:
             if level == 0:
+                excess = self._rough_excess(number)
+                if excess > 0:
+                    self._drop(number, excess)
+                    return None
                 excess, least_s = self._bound(number)
                 self.bounds[number] = bound = max(bound, least_s)
                 if excess > 0:
@@ -289,7 +285,11 @@ class BestFirst:
         known = [(self.lower_bounds.excess_of(outcome.memory), number) for number, outcome in self.outcomes.items()]
         larger = sorted((excess, number) for excess, number in known if excess > 0)
         if fits:
-            larger = sorted(larger + [(more, number) for more, bound, number in self.too_large if bound < best.step_s])
+            # Not all that are below the simplest tie were looked at.
+            waiting = [number for bound, number, level in self.heap if level == 0 and bound < best.step_s]
+            dropped = [(more, number) for more, bound, number in self.too_large if bound < best.step_s]
+            dropped += [(more, number) for number in waiting if (more := self._rough_excess(number)) > 0]
+            larger = sorted(larger + dropped)
         for _, number in larger if not fits else larger[:_TOO_LARGE_TRIED]:
             if len(found) < (_MOST_TOO_LARGE if fits else count):
                 other = self._other(number, seen)
@@ -347,23 +347,31 @@ class BestFirst:
                 partition, is_alike = candidate.partition, alike(candidate.partition) == common
             if is_alike:
                 related.append(number)
-        fitting = [number for number in related if number not in self.unfit]
-        possible = {of(self.candidates[number]) for number in fitting}
-        slower = [number for number in fitting if of(self.candidates[number]) != mine]
-        faster = [number for number in related if self.bounds[number] < best.step_s]
-        larger = [number for number in faster if of(self.candidates[number]) not in possible]
-        return self._lowest(slower), self._lowest(larger)
+        related.sort(key=lambda number: (self.bounds[number], number))
+        values = {number: of(self.candidates[number]) for number in related}
+        possible: dict[Hashable, bool] = {}
 
-    def _lowest(self, numbers: list[int]) -> tuple[Candidate, float] | None:
-        bound, number = min(((self.bounds[number], number) for number in numbers), default=(math.inf, 0))
-        return None if bound == math.inf else (self.candidates[number], bound)
+        def is_possible(value: Hashable) -> bool:
+            if value not in possible:
+                possible[value] = any(values[one] == value and self._may_fit(one) for one in related)
+            return possible[value]
+
+        slower = (one for one in related if values[one] != mine and self._may_fit(one))
+        larger = (one for one in related if self.bounds[one] < best.step_s and not is_possible(values[one]))
+        return self._first(slower), self._first(larger)
+
+    def _first(self, numbers: Iterator[int]) -> tuple[Candidate, float] | None:
+        number = next(numbers, None)
+        if number is None or self.bounds[number] == math.inf:
+            return None
+        return self.candidates[number], self.bounds[number]
 
     def _smallest(self) -> list[int]:
         """Returns of each layout and places the choice of the shortest chunks, least bound of memory first."""
         least: dict[tuple, tuple[float, int, int]] = {}
         for number, candidate in enumerate(self.candidates):
             key = candidate.partition.layout, candidate.places
-            value = self.excesses[number], -candidate.partition.num_chunks, number
+            value = self._rough_excess(number), -candidate.partition.num_chunks, number
             least[key] = min(value, least.get(key, value))
         return [number for _, _, number in sorted(least.values())]
 

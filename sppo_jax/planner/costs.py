@@ -318,8 +318,9 @@ class CostModel:
         # Embedding: a sum. Backward: the head's dX is gathered, the embedding's gradient summed. Head: x summed, dX in
         # float32 summed and scattered. A sum passes everything twice.
         seconds = {}
+        exchanged = {again: self.exchange_bytes(again) for again in (False, True)}
         for has_ends, again in product((False, True), repeat=2):
-            forward, backward = self.exchange_bytes(again)
+            forward, backward = exchanged[again]
             ends = share * hidden if has_ends else 0
             seconds["F", has_ends, again] = self.layers * forward / exchange_link + (hop + 2 * ends) / pipe_link
             seconds["B", has_ends, again] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link

@@ -40,6 +40,7 @@ class LowerBounds:
     def __init__(self, request: Request, kv_grad_dtype: str) -> None:
         self.request, self.dtype = request, kv_grad_dtype
         self._smallest: dict[tuple[MeshShape, int, int, str], Memory] = {}
+        self._weights: dict[tuple[Layout, str], int] = {}
         self._models: dict[tuple, CostModel] = {}
         self._of_one_and_none: dict[tuple, tuple[CostModel, CostModel]] = {}
         self._overheads: dict[Layout, float] = {}
@@ -237,7 +238,7 @@ class LowerBounds:
         layout, wave, request = partition.layout, partition.wave, self.request
         shape, length = layout.shape, request.config.sequence.length
         smallest = self._memory_of_one_chunk(layout, tokens)
-        stash, model = replace(_stash(places, self.dtype), kv=partition.kv(places)), request.config.model
+        stash, model = _stash(places, self.dtype, partition.kv(places)), request.config.model
         # On every schedule a stage holds a whole wave at once, with space for a longest chunk behind each prefix.
         whole, chunk = wave * length // layout.mesh.seq, tokens // layout.mesh.seq
         heads = kv_heads_per_device(model, layout.split.ulysses)
@@ -259,8 +260,7 @@ class LowerBounds:
         device_bytes, host_bytes = usable_bytes(request.cluster), usable_host_bytes(request.cluster)
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
         between = self._between_groups_bytes(partition, tokens)
-        weights = sum(weight_bytes(shape, layout.interleave, layout.mesh.pipe, stash.kv))
-        weights -= smallest.hbm["weights"] + smallest.hbm["grads"]
+        weights = self._weight_bytes(layout, stash.kv) - smallest.hbm["weights"] - smallest.hbm["grads"]
         held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept + between + weights
         # What is too much for the host stays on the device, but no more than where both are over by the same share.
         even = (away * device_bytes - held * host_bytes) / (device_bytes + host_bytes)
@@ -269,6 +269,13 @@ class LowerBounds:
         keys_values = whole * (layout.interleave - 1) * token.kv
         host = max(keys_values, self._host_bytes(layout, tokens, stash)) / host_bytes - 1
         return max(host, (held + spilled) / device_bytes - 1)
+
+    def _weight_bytes(self, layout: Layout, kv: str) -> int:
+        """Returns the bytes of a layout's working weights and of their gradient sums."""
+        key = layout, kv
+        if key not in self._weights:
+            self._weights[key] = sum(weight_bytes(layout.shape, layout.interleave, layout.mesh.pipe, kv))
+        return self._weights[key]
 
     def _between_groups_bytes(self, partition: Partition, tokens: int) -> float:
         """Returns the least bytes of chunks that wait for their next group of layers, and of the heads' dX."""
@@ -420,6 +427,7 @@ def _recomputed(places: Places) -> tuple[bool, ...]:
     return tuple(place == "recompute" for place in places)
 
 
-def _stash(places: Places, kv_grad_dtype: str) -> StashPlan:
+@lru_cache(maxsize=64)
+def _stash(places: Places, kv_grad_dtype: str, kv: str = "keep") -> StashPlan:
     inputs, attention, rest = places
-    return StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=kv_grad_dtype)
+    return StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=kv_grad_dtype, kv=kv)

@@ -109,7 +109,7 @@ class Ring:
         return 2 * bound * self.shape.num_kv_heads * self.shape.head_dim
 
     def bound(self, reach: int) -> int:
-        """Returns the keys of a member that may travel: a power-of-two share of the sequence, so that shapes are few."""
+        """Returns the keys of a member that may travel: a power-of-two share of a sequence, so that shapes are few."""
         bound, seq = self.length, self.members * self.ulysses
         while bound % 2 == 0 and bound // 2 >= reach and bound // 2 % seq == 0:
             bound //= 2

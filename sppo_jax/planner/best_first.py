@@ -3,10 +3,11 @@
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sppo_jax.plan.table import BREADTH_FIRST
+from sppo_jax.planner.bodies import with_fewer_bodies
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.lower_bounds import LowerBounds
@@ -86,17 +87,32 @@ def start_of(
     Raises:
         ValueError: the config, the model and the devices allow none.
     """
-    asked = request.config.stash
-    alpha = "hidden" if asked.alpha == "auto" else asked.alpha
     # Seconds do not depend on the dtype of dK and dV.
     lower_bounds = lower_bounds or LowerBounds(request, "float32")
     candidates: list[Candidate] = []
     bounds: list[float] = []
-    options = place_options(asked) if options is None else options
+    options = place_options(request.config.stash) if options is None else options
     for partition in partitions(request) if among is None else among:
-        candidates += [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
+        candidates += _candidates(request, partition, options)
         bounds += lower_bounds.rough_step_s(partition, options)
     return Start(candidates=tuple(candidates), bounds=tuple(bounds), lower_bounds=lower_bounds)
+
+
+def start_of_sizes(request: Request) -> Start:
+    """Returns all candidates of a request without bounds of their seconds, for searches of small ones.
+
+    Raises:
+        ValueError: as `start_of`.
+    """
+    options = place_options(request.config.stash)
+    found = [one for partition in partitions(request) for one in _candidates(request, partition, options)]
+    return Start(candidates=tuple(found), bounds=(0.0,) * len(found), lower_bounds=LowerBounds(request, "float32"))
+
+
+def _candidates(request: Request, partition: Partition, options: list[Places]) -> list[Candidate]:
+    asked = request.config.stash.alpha
+    alpha = "hidden" if asked == "auto" else asked
+    return [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
 
 
 class BestFirst:
@@ -111,6 +127,7 @@ class BestFirst:
         self._excesses: dict[tuple, float] = {}  # by what a candidate's rough excess depends on
         self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
+        self.lost_by_fewer_shapes_s: dict[int, float] = {}  # of candidates with fewer tick shapes, for fewer bodies
         self.errors: list[ValueError] = []
         # bound, candidate, and how far it is refined: 0 a few chunks, 1 every chunk, 2 simulated
         self.heap: list[tuple[float, int, int]] = []
@@ -171,7 +188,26 @@ class BestFirst:
         partitions_of_equal_cost = equal_cost_partitions(choice.layout, len(choice.chunk_lengths))
         self._add(start_of(self.request, partitions_of_equal_cost, [choice.places], self.lower_bounds))
         heapq.heappush(self.heap, (fastest.step_s, self._number_of(fastest), 2))
-        return self.best() or fastest
+        best = self.best() or fastest
+        return self._with_fewer_bodies(best, fastest, fastest.step_s)
+
+    def _with_fewer_bodies(self, best: Outcome, other: Outcome, limit_s: float) -> Outcome:
+        """Returns an outcome in as few tick shapes as its bodies ask for, or another if it then takes too long."""
+        candidate = self.candidate_of(best)
+        if candidate.partition.balance != "cost" or self.request.config.sequence.shapes != "auto":
+            return best
+        fewer = with_fewer_bodies(best)
+        if fewer is best:
+            return best
+        if fewer.step_s > limit_s:
+            return other
+        number = len(self.candidates)
+        partition = replace(candidate.partition, most_shapes=len(fewer.choice.shapes))
+        self.candidates.append(candidate._replace(partition=partition))
+        self.bounds.append(fewer.step_s)
+        self.outcomes[number] = fewer
+        self.lost_by_fewer_shapes_s[number] = fewer.step_s - best.step_s
+        return fewer
 
     def simplest_tie(self, fastest: Outcome) -> Outcome:
         """Returns the simplest outcome found that fits and ties with the fastest; the fastest if none is simpler."""
@@ -190,7 +226,7 @@ class BestFirst:
                 self.unfit.add(other)
             elif outcome and outcome.step_s <= limit_s:
                 heapq.heappush(self.heap, (fastest.step_s, number, 2))
-                return outcome
+                return self._with_fewer_bodies(outcome, fastest, limit_s)
         return fastest
 
     def _may_tie(self, number: int, limit_s: float) -> bool:
@@ -271,8 +307,29 @@ class BestFirst:
         return min(self.outcomes.values(), key=lambda outcome: self.lower_bounds.excess_of(outcome.memory))
 
     def least_excess(self) -> float:
-        """Returns by which share of a memory the outcome of `least` is too large."""
-        return self.lower_bounds.excess_of(self.least().memory)
+        """Returns by which share of a memory the outcome of `least` is too large.
+
+        Raises:
+            ValueError: no choice keeps the rules; the first error.
+        """
+        least = math.inf
+        for number in self._smallest()[:_LEAST_TRIED]:
+            # Those that follow are larger.
+            if self._rough_excess(number) >= least:
+                break
+            outcome = self._try(number)
+            least = min(least, self.lower_bounds.excess_of(outcome.memory)) if outcome else least
+        if not self.outcomes:
+            raise self.errors[0]
+        return min(self.lower_bounds.excess_of(outcome.memory) for outcome in self.outcomes.values())
+
+    def least_that_fits(self) -> Outcome | None:
+        """Returns the outcome of `least` if it fits, else None."""
+        for number in self._smallest()[:_LEAST_TRIED]:
+            if self._rough_excess(number) <= 0:
+                self._try(number)
+        fitting = [outcome for outcome in self.outcomes.values() if outcome.memory.fits(self.request.cluster)]
+        return min(fitting, key=lambda outcome: self.lower_bounds.excess_of(outcome.memory), default=None)
 
     def others(self, best: Outcome, count: int) -> list[Outcome]:
         """Returns up to `count` outcomes of other kinds than `best`, fastest first.
@@ -395,6 +452,10 @@ class BestFirst:
         if not outcome.memory.host:
             places = tuple("keep" if place == "host" else place for place in places)
         return *others, places
+
+    def lost_by_fewer_shapes(self, outcome: Outcome) -> float | None:
+        """Returns the seconds that an outcome loses by tick shapes left out for fewer bodies; None if it has all."""
+        return self.lost_by_fewer_shapes_s.get(self._number_of(outcome))
 
     def candidate_of(self, outcome: Outcome) -> Candidate:
         """Returns the candidate whose outcome it is."""

@@ -1,7 +1,7 @@
 """Runs of equally long chunks that get as far along a sequence as a limit of each chunk's cost allows."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,7 +9,8 @@ import numpy as np
 MostTokens = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-class _Level(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class _Level:
     """The farthest ends with at most so many runs, one entry for each number of chunks that was reached.
 
     An entry that needs no run more than a level before has `count` 0.
@@ -48,7 +49,7 @@ def longest_runs(
     tried = np.array(counts, dtype=np.int64)
     one, zero = np.ones(1, np.int64), np.zeros(1, np.int64)
     # The first run is as long as it may be.
-    levels = [_Level(zero, zero, one * np.iinfo(np.int64).max, zero, zero)]
+    levels = [_Level(done=zero, end=zero, tokens=one * np.iinfo(np.int64).max, count=zero, parent=zero)]
     found = []
     for runs in range(1, max_runs + 1):
         if runs >= max_runs - 1:

@@ -134,7 +134,8 @@ class LowerBounds:
     ) -> tuple[list[float], list[float]]:
         """Returns the seconds of each chunk's unit on a virtual stage, in a tick with ends and in one without.
 
-        They are linear in the layers, so all interleaves share what is worked out once.
+        They are linear in the layers, so all interleaves share what is worked out once. What ticks with ends take
+        more does not depend on what is recomputed.
 
         Args:
             layout: the layout.
@@ -155,14 +156,20 @@ class LowerBounds:
                 self._of_one_and_none[of_costs] = both
             one, none = self._of_one_and_none[of_costs]
             seconds = one.seconds if sent else one.compute_s
-            units = [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
+            if kind == "H":
+                # Heads do not depend on the prefix.
+                of_tokens = {one[1:]: seconds(kind, 0, one[1], TickShape(one[2], 0)) for one in chunks}
+                units = [of_tokens[one[1:]] for one in chunks]
+            else:
+                units = [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
             self._of_layers[key] = [units if kind == "H" else _without_layers(none, kind, chunks, sent), units]
         layers, (fixed_s, one_s) = costs.layers, self._of_layers[key]
         with_ends = [fixed + layers * (unit - fixed) for fixed, unit in zip(fixed_s, one_s, strict=True)]
         if layout.interleave == 1 or not sent or kind == "H":
             return with_ends, with_ends
         lengths = [max(chunk[1:]) for chunk in chunks]
-        ends_s = {tokens: costs.ends_s(kind, tokens) for tokens in set(lengths)}
+        end_costs = self._costs(layout, _RECOMPUTE)
+        ends_s = {tokens: end_costs.ends_s(kind, tokens) for tokens in set(lengths)}
         return with_ends, [unit - ends_s[tokens] for unit, tokens in zip(with_ends, lengths, strict=True)]
 
     def _sampled_stream_s(self, partition: Partition, sampled: "_Sampled") -> float:
@@ -222,7 +229,8 @@ class LowerBounds:
         costs = self._costs(partition.layout, places, whole_waves=partition.balance == "equal")
         chunks, sent = tuple((start, tokens, 0) for start in starts), not on_ring or partition.balance == "equal"
         # Of interleaved ticks only those with ends take more: each chunk has a tick of its own in which it enters.
-        ends_s = count * costs.ends_s(kind, length / count) if partition.layout.interleave > 1 else 0.0
+        interleaved, end_costs = partition.layout.interleave > 1, self._costs(partition.layout, _RECOMPUTE)
+        ends_s = count * end_costs.ends_s(kind, length / count) if interleaved else 0.0
         units = self._units(partition.layout, costs, kind, chunks, sent)[1]
         # What rises by steps, on a ring or with whole blocks of attention, may rise between groups of chunks alone.
         first_s, last_s = (costs.compute_s(kind, starts[at], tokens) if on_ring else units[at] for at in (0, -1))
@@ -337,8 +345,9 @@ def _without_layers(none: CostModel, kind: str, chunks: tuple[tuple[int, int, in
     """Returns what each chunk's F or B takes besides its layers, by the costs of none."""
     if not sent:
         return [0.0] * len(chunks)
-    overhead_s = none.cluster.device.overhead_s
-    return [none.transfer_s(kind, 0, max(tokens, padded)) + overhead_s for _, tokens, padded in chunks]
+    overhead_s, lengths = none.cluster.device.overhead_s, [max(chunk[1:]) for chunk in chunks]
+    known = {tokens: none.transfer_s(kind, 0, tokens) + overhead_s for tokens in set(lengths)}
+    return [known[tokens] for tokens in lengths]
 
 
 def _at_least(units: list[float], copies: list[float]) -> list[float]:

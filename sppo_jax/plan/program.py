@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sppo_jax.plan.fold import fold
+from sppo_jax.plan.fold import fold, num_segments
 from sppo_jax.plan.host_rows import host_rows, refetching_tick
-from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.slots import PrefixSlots, head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
 from sppo_jax.plan.stash import StashClass, stash_classes
@@ -151,10 +151,9 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         The program.
     """
     table = plan.table()
-    classes = stash_classes(table, plan.stash, plan.mesh.seq) if train else ()
-    of_tick = [classes[group] if train and group is not None else None for group in table.tick_groups]
+    ticks = _ticks_of(table, plan.stash, plan.mesh.seq, train=train)
+    classes, of_tick, room, rebuilds, copies = ticks
     on_host = train and plan.stash.waiting == "host"
-    room = waiting_room(table) if on_host else Room(0, {}, {})
     slots = _Slots(
         stash=_stash_slots(table, classes) if train else {},
         host=host_rows(table, of_tick),
@@ -165,12 +164,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         heads=head_slots(table),
         turns=turns_of(table, plan.stash.kv, train=train) if plan.weights == "gathered" else None,
     )
-    rebuilds = _rebuilds(table) if train and plan.stash.kv in ("rebuild", "host") else {}
-    copies = _copies(table, of_tick, rebuilds, plan.stash.kv)
-    specs = _specs(plan, table, ring_of(plan, shape), of_tick, copies, rebuilds)
-    if slots.turns is not None:
-        specs = [replace(spec, gathers=spec.kind != "H", scatters=spec.kind == "B") for spec in specs]
-    specs = _with_room(specs, table, room)
+    specs = _specs(table, ring_of(plan, shape), plan.mesh.seq, plan.weights, ticks)
     rows = _rows(plan, table, of_tick, slots, copies)
     _add_room(rows, table, room)
     _add_rebuilds(rows, table, rebuilds, slots, of_tick)
@@ -194,6 +188,19 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     )
 
 
+def num_bodies(table: Table, stash: StashPlan, ring: Ring, seq: int, weights: str) -> int:
+    """Returns the number of bodies of ticks that a training step compiles.
+
+    Args:
+        table: the schedule, or its outline, whose repeats are counted once.
+        stash: the places, with alpha.
+        ring: what travels on the ring.
+        seq: devices of a stage.
+        weights: what a device holds of its stage's layers; see `plan.Plan`.
+    """
+    return num_segments(fold(_specs(table, ring, seq, weights, _ticks_of(table, stash, seq, train=True))))
+
+
 def ring_of(plan: Plan, shape: AttentionShape) -> Ring:
     """Returns the ring of a plan."""
     return Ring(
@@ -212,6 +219,24 @@ class _Copies(NamedTuple):
     writes: dict[int, int]
     fetches: dict[int, int]
     refetches: dict[int, int]
+
+
+class _Ticks(NamedTuple):
+    """The class of each diagonal group and of each tick, the waiting room, and what ticks rebuild and copy."""
+
+    classes: tuple[StashClass, ...]
+    of_tick: list[StashClass | None]
+    room: Room
+    rebuilds: dict[int, int]
+    copies: _Copies
+
+
+def _ticks_of(table: Table, stash: StashPlan, seq: int, *, train: bool) -> _Ticks:
+    classes = stash_classes(table, stash, seq) if train else ()
+    of_tick = [classes[group] if train and group is not None else None for group in table.tick_groups]
+    room = waiting_room(table) if train and stash.waiting == "host" else Room(0, {}, {})
+    rebuilds = _rebuilds(table) if train and stash.kv in ("rebuild", "host") else {}
+    return _Ticks(classes, of_tick, room, rebuilds, _copies(table, of_tick, rebuilds, stash.kv))
 
 
 class _Slots(NamedTuple):
@@ -271,26 +296,20 @@ def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[i
     return copies
 
 
-def _specs(
-    plan: Plan,
-    table: Table,
-    ring: Ring,
-    of_tick: Sequence[StashClass | None],
-    copies: _Copies,
-    rebuilds: dict[int, int],
-) -> list[TickSpec]:
+def _specs(table: Table, ring: Ring, seq: int, weights: str, ticks: _Ticks) -> list[TickSpec]:
     specs = []
+    _, of_tick, room, rebuilds, copies = ticks
 
     def class_of(index: int | None) -> StashClass | None:
         return None if index is None else of_tick[index]
 
     for index, (tick, shape) in enumerate(zip(table.ticks, table.tick_shapes, strict=True)):
-        tokens = shape.tokens // plan.mesh.seq
+        tokens = shape.tokens // seq
         if not tick.is_compute:
             specs.append(TickSpec(tick.kind, tokens, refetch=class_of(copies.refetches.get(index))))
             continue
         embeds = has_ends = shape.has_ends
-        if plan.weights == "gathered":
+        if weights == "gathered":
             met = {unit.virtual_stage for unit in tick.units if unit is not None}
             embeds, has_ends = 0 in met, (0 if tick.kind == "F" else table.num_virtual_stages - 1) in met
         specs.append(
@@ -307,7 +326,9 @@ def _specs(
                 refetch=class_of(copies.refetches.get(index)),
             )
         )
-    return specs
+    if weights == "gathered":
+        specs = [replace(spec, gathers=spec.kind != "H", scatters=spec.kind == "B") for spec in specs]
+    return _with_room(specs, table, room)
 
 
 def _with_room(specs: list[TickSpec], table: Table, room: Room) -> list[TickSpec]:

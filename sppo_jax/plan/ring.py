@@ -73,7 +73,7 @@ class Ring:
         """
         if self.members == 1:
             return RingPasses()
-        bound = self._bound(reach)
+        bound = self.bound(reach)
         forward = self._fewer(self.forward_bytes("kv", tokens, bound), self.forward_bytes("q", tokens, bound))
         backward = self._fewer(self.backward_bytes("kv", tokens, bound), self.backward_bytes("q", tokens, bound))
         return RingPasses(forward, backward, bound if "kv" in (forward, backward) else 0)
@@ -108,8 +108,8 @@ class Ring:
         """Returns the elements of keys and values that travel."""
         return 2 * bound * self.shape.num_kv_heads * self.shape.head_dim
 
-    def _bound(self, reach: int) -> int:
-        """Returns the keys of a member that travel: a power-of-two share of the sequence, so that shapes are few."""
+    def bound(self, reach: int) -> int:
+        """Returns the keys of a member that may travel: a power-of-two share of a sequence, so that shapes are few."""
         bound, seq = self.length, self.members * self.ulysses
         while bound % 2 == 0 and bound // 2 >= reach and bound // 2 % seq == 0:
             bound //= 2

@@ -93,8 +93,15 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
             host_kv=tokens if hides and stash.kv == "host" else 0,
         )
 
-    groups = zip(table.group_tokens, table.hides_copies, strict=True)
-    return tuple(make(group, of_tick, hides) for group, (of_tick, hides) in enumerate(groups))
+    # Many groups have few classes.
+    known: dict[tuple, StashClass] = {}
+    found = []
+    for group, (of_tick, hides) in enumerate(zip(table.group_tokens, table.hides_copies, strict=True)):
+        key = of_tick, hides, alpha[group], recomputing[group]
+        if key not in known:
+            known[key] = make(group, of_tick, hides)
+        found.append(known[key])
+    return tuple(found)
 
 
 def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from sppo_jax.plan.peaks import Change, Repeat, peak
 from sppo_jax.plan.shapes import rounded_up
 
 # Kinds of units: forward, backward, and head. All stages compute the units of SHARED_KINDS together.
@@ -21,7 +22,6 @@ BREADTH_FIRST = "breadth-first"
 MIN_HOST_GAP = 3
 Class = TypeVar("Class", bound=Hashable)
 Value = TypeVar("Value")
-Change = tuple[int, int]  # a tick, and by how much what is held grows in it or shrinks behind it
 
 
 class Unit(NamedTuple):
@@ -55,22 +55,6 @@ class Tick:
     def is_compute(self) -> bool:
         """Whether each stage computes a unit of its own, on its own layers."""
         return self.kind not in SHARED_KINDS
-
-
-class Repeat(NamedTuple):
-    """Ticks of a table that run several times, for the next sequences each time.
-
-    Args:
-        start: the first of the ticks.
-        stop: the tick after the last of them.
-        rounds: how often they run.
-        sequences: sequences by which a round goes on.
-    """
-
-    start: int
-    stop: int
-    rounds: int
-    sequences: int
 
 
 class TickShape(NamedTuple):
@@ -331,19 +315,15 @@ class Table:
             for kind, numbers in before.items():
                 numbers.append((numbers[-1] if numbers else 0) + (tick.kind == kind))
         found: dict[Unit, tuple[int, int]] = {}
-        for unit, index in self.unit_ticks.items():
-            source = self._source_of(unit)
-            came = self.unit_ticks.get(source, index)
-            if came != index and before[source.kind][index - 1] != before[source.kind][came]:
+        unit_ticks = self.unit_ticks
+        for unit, index in unit_ticks.items():
+            kind, sequence, chunk, virtual_stage = unit
+            # The unit whose output is the input; none of this name for the first.
+            of_kind, step = {"F": ("F", -1), "B": ("B", 1), "H": ("F", 0)}[kind]
+            came = unit_ticks.get((of_kind, sequence, chunk, virtual_stage + step), index)  # type: ignore[call-overload]
+            if came != index and before[of_kind][index - 1] != before[of_kind][came]:
                 found[unit] = came, index
         return found
-
-    @staticmethod
-    def _source_of(unit: Unit) -> Unit:
-        """Returns the unit whose output is the input of another; one that does not exist for the first."""
-        if unit.kind == "H":
-            return unit._replace(kind="F")
-        return unit._replace(virtual_stage=unit.virtual_stage + {"F": -1, "B": 1}[unit.kind])
 
     def waits_at(self, unit: Unit) -> int:
         """Returns the stage where the input of a unit waits; the last stage's output has travelled on to the first."""
@@ -355,7 +335,7 @@ class Table:
         changes: dict[int, list[Change]] = {}
         for unit, (came, tick) in self.waits.items():
             changes.setdefault(self.waits_at(unit), []).extend([(came + 1, 1), (tick, -1)])
-        return max((_peak(of_stage, self.repeats) for of_stage in changes.values()), default=0)
+        return max((peak(of_stage, self.repeats) for of_stage in changes.values()), default=0)
 
     @property_of_ticks
     def kv_peak(self) -> int:
@@ -368,7 +348,7 @@ class Table:
             for stage, unit in enumerate(tick.units):
                 if unit is not None and unit.chunk == 0 and unit.virtual_stage == stage and unit.kind != "H":
                     changes[stage].append((index, 1 if unit.kind == "F" else -1))
-        return max(_peak(of_stage, self.repeats) for of_stage in changes)
+        return max(peak(of_stage, self.repeats) for of_stage in changes)
 
     @property_of_ticks
     def prefix_peaks(self) -> PrefixPeaks:
@@ -376,12 +356,13 @@ class Table:
         changes: tuple[list[list[Change]], ...] = tuple(
             [[] for _ in range(self.num_stages)] for _ in PrefixPeaks._fields
         )
+        ends = 0, self.num_chunks - 1
         for index, tick in enumerate(self.ticks):
             for stage, unit in enumerate(tick.units):
-                if unit is not None and tick.is_compute:
+                if unit is not None and unit[2] in ends and tick.is_compute:
                     for of_stage, change in zip(changes, self._prefix_changes(unit), strict=True):
                         of_stage[stage] += [(index, one) for one in change]
-        kept, rebuilt, grads = (max(_peak(one, self.repeats) for one in of_kind) for of_kind in changes)
+        kept, rebuilt, grads = (max(peak(one, self.repeats) for one in of_kind) for of_kind in changes)
         return PrefixPeaks(kept, rebuilt, grads if self.passes_groups_in_turn else kept)
 
     def _prefix_changes(self, unit: Unit) -> tuple[list[int], list[int], list[int]]:
@@ -409,12 +390,12 @@ class Table:
             unit = tick.units[-1]
             if unit is not None and unit.kind != "F" and unit.virtual_stage == last:
                 changes.append((index, 1 if unit.kind == "H" else -1))
-        return _peak(changes, self.repeats)
+        return peak(changes, self.repeats)
 
     @property_of_ticks
     def in_flight(self) -> tuple[int, ...]:
         """Returns the greatest number of chunk stashes that each stage holds at once."""
-        return tuple(_peak(chain(*groups), self.repeats) for groups in zip(*self._stash_changes, strict=True))
+        return tuple(peak(chain(*groups), self.repeats) for groups in zip(*self._stash_changes, strict=True))
 
     def stash_peaks(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
         """Returns the number of stashes of each class that a stage holds at once, the most of any stage.
@@ -422,15 +403,25 @@ class Table:
         Args:
             class_of_group: the class of each diagonal group; only stashes of one class share a buffer.
         """
-        stages: dict[Class, list[list[Iterable[Change]]]] = {}
-        for group, changes in enumerate(self._stash_changes):
-            of_class = stages.setdefault(class_of_group[group], [[] for _ in range(self.num_stages)])
-            for stage, of_stage in enumerate(changes):
-                of_class[stage].append(of_stage)
-        return {
-            name: max(_peak(chain(*of_stage), self.repeats) for of_stage in of_class)
-            for name, of_class in stages.items()
-        }
+        return self._by_class("stash_peaks", self._stash_peaks, class_of_group)
+
+    def _stash_peaks(self, numbers: Sequence[int]) -> list[int]:
+        stages: list[list[list[Iterable[Change]]]] = [[[] for _ in range(self.num_stages)] for _ in set(numbers)]
+        for number, changes in zip(numbers, self._stash_changes, strict=True):
+            for of_class, of_stage in zip(stages[number], changes, strict=True):
+                of_class.append(of_stage)
+        return [max(peak(chain(*of_stage), self.repeats) for of_stage in of_class) for of_class in stages]
+
+    def _by_class(
+        self, name: str, work_out: Callable[[Sequence[int]], list[int]], class_of_group: Sequence[Class]
+    ) -> dict[Class, int]:
+        """Returns a count for each class, which follows from the ticks and from which groups have one class."""
+        numbers: dict[Class, int] = {}
+        pattern = tuple(numbers.setdefault(of_class, len(numbers)) for of_class in class_of_group)
+        known = self.known_of_ticks.setdefault(name, {})
+        if pattern not in known:
+            known[pattern] = work_out(pattern)
+        return dict(zip(numbers, known[pattern], strict=True))
 
     @property_of_ticks
     def ticks_share_diagonals(self) -> bool:
@@ -449,11 +440,14 @@ class Table:
         """
         if not self.ticks_share_diagonals:
             return {name: count + 1 for name, count in self.stash_peaks(class_of_group).items()}
-        changes: dict[Class, list[Change]] = {}
+        return self._by_class("host_rows", self._host_rows, class_of_group)
+
+    def _host_rows(self, numbers: Sequence[int]) -> list[int]:
+        changes: list[list[Change]] = [[] for _ in set(numbers)]
         for index, (tick, group) in enumerate(zip(self.ticks, self.tick_groups, strict=True)):
             if group is not None:
-                changes.setdefault(class_of_group[group], []).append((index, 1 if tick.kind == "F" else -1))
-        return {name: max(2, _peak(found, self.repeats)) for name, found in changes.items()}
+                changes[numbers[group]].append((index, 1 if tick.kind == "F" else -1))
+        return [max(2, peak(found, self.repeats)) for found in changes]
 
     @property_of_ticks
     def _stash_changes(self) -> list[list[list[Change]]]:
@@ -482,19 +476,3 @@ class Table:
 def chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the first token of each chunk, and behind them the length of a sequence."""
     return tuple(accumulate(chunk_lengths, initial=0))
-
-
-def _by_tick(change: Change) -> tuple[int, int]:
-    return change[0], -change[1]
-
-
-def _peak(changes: Iterable[Change], repeats: Sequence[Repeat]) -> int:
-    """Returns the most that is held at once."""
-    # What comes in a tick is held together with what goes behind it.
-    found = sorted(changes, key=_by_tick)
-    for start, stop, rounds, _ in repeats:
-        growth = (rounds - 1) * sum(change for tick, change in found if start <= tick < stop)
-        if growth:
-            # Most is held in the last round where it grows, in the first where it shrinks.
-            found = sorted([*found, (start if growth > 0 else stop, growth)], key=_by_tick)
-    return max(accumulate(change for _, change in found), default=0)

@@ -2,11 +2,12 @@
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sppo_jax.plan.table import BREADTH_FIRST
+from sppo_jax.planner.bodies import with_fewer_bodies
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.lower_bounds import LowerBounds
@@ -61,34 +62,57 @@ class Start:
     Args:
         candidates: the candidates; those of a partition follow each other, and so do the partitions of a layout.
         bounds: of each candidate, about the least seconds of its step.
+        lower_bounds: what these come from.
     """
 
     candidates: tuple[Candidate, ...]
     bounds: tuple[float, ...]
+    lower_bounds: LowerBounds
 
 
-def start_of(request: Request, among: Iterable[Partition] | None = None, options: list[Places] | None = None) -> Start:
+def start_of(
+    request: Request,
+    among: Iterable[Partition] | None = None,
+    options: list[Places] | None = None,
+    lower_bounds: LowerBounds | None = None,
+) -> Start:
     """Returns all candidates of a request.
 
     Args:
         request: what is asked for.
         among: their partitions; None: all that the request has.
         options: their places; None: all that the request has.
+        lower_bounds: bounds that know something of them; None: new ones.
 
     Raises:
         ValueError: the config, the model and the devices allow none.
     """
-    asked = request.config.stash
-    alpha = "hidden" if asked.alpha == "auto" else asked.alpha
     # Seconds do not depend on the dtype of dK and dV.
-    lower_bounds = LowerBounds(request, "float32")
+    lower_bounds = lower_bounds or LowerBounds(request, "float32")
     candidates: list[Candidate] = []
     bounds: list[float] = []
-    options = place_options(asked) if options is None else options
+    options = place_options(request.config.stash) if options is None else options
     for partition in partitions(request) if among is None else among:
-        candidates += [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
+        candidates += _candidates(request, partition, options)
         bounds += lower_bounds.rough_step_s(partition, options)
-    return Start(candidates=tuple(candidates), bounds=tuple(bounds))
+    return Start(candidates=tuple(candidates), bounds=tuple(bounds), lower_bounds=lower_bounds)
+
+
+def start_of_sizes(request: Request) -> Start:
+    """Returns all candidates of a request without bounds of their seconds, for searches of small ones.
+
+    Raises:
+        ValueError: as `start_of`.
+    """
+    options = place_options(request.config.stash)
+    found = [one for partition in partitions(request) for one in _candidates(request, partition, options)]
+    return Start(candidates=tuple(found), bounds=(0.0,) * len(found), lower_bounds=LowerBounds(request, "float32"))
+
+
+def _candidates(request: Request, partition: Partition, options: list[Places]) -> list[Candidate]:
+    asked = request.config.stash.alpha
+    alpha = "hidden" if asked == "auto" else asked
+    return [Candidate(partition=partition, places=places, alpha=alpha) for places in options]
 
 
 class BestFirst:
@@ -96,13 +120,14 @@ class BestFirst:
 
     def __init__(self, request: Request, kv_grad_dtype: str, start: Start) -> None:
         self.request, self.dtype = request, kv_grad_dtype
-        self.lower_bounds = LowerBounds(request, kv_grad_dtype)
+        self.lower_bounds = start.lower_bounds.with_dtype(kv_grad_dtype)
         self.candidates: list[Candidate] = []
         self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, candidate
         self.bounds: list[float] = []  # of each candidate, the least seconds of its step as far as it is refined
-        self.excesses: list[float] = []  # of each candidate, roughly by how much its least memory is too large
+        self._excesses: dict[tuple, float] = {}  # by what a candidate's rough excess depends on
         self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
+        self.lost_by_fewer_shapes_s: dict[int, float] = {}  # of candidates with fewer tick shapes, for fewer bodies
         self.errors: list[ValueError] = []
         # bound, candidate, and how far it is refined: 0 a few chunks, 1 every chunk, 2 simulated
         self.heap: list[tuple[float, int, int]] = []
@@ -112,28 +137,21 @@ class BestFirst:
         first = len(self.candidates)
         self.candidates += start.candidates
         self.bounds += start.bounds
-        self.excesses += self._rough_excesses(start.candidates)
-        for number in range(first, len(self.candidates)):
-            if self.excesses[number] > 0:
-                self._drop(number, self.excesses[number])
-            else:
-                self.heap.append((self.bounds[number], number, 0))
+        self.heap += [(self.bounds[number], number, 0) for number in range(first, len(self.candidates))]
         heapq.heapify(self.heap)
 
-    def _rough_excesses(self, candidates: Iterable[Candidate]) -> list[float]:
-        """Returns the rough excess of each candidate, which depends on its layout, wave, order and places alone."""
-        excesses, layout = [], None
-        known: dict[tuple, float] = {}
-        for candidate in candidates:
-            if candidate.partition.layout is not layout:
-                layout, known = candidate.partition.layout, {}
-            partition = candidate.partition
-            held = partition.passes_groups_in_turn, partition.lets_chunks_wait, partition.num_chunks == 1
-            key = partition.wave, held, partition.kv(candidate.places), candidate.places
-            if key not in known:
-                known[key] = self.lower_bounds.rough_excess(candidate.partition, candidate.places)
-            excesses.append(known[key])
-        return excesses
+    def _rough_excess(self, number: int) -> float:
+        """Returns roughly by how much a candidate's least memory is too large; partitions of a layout share it."""
+        partition, places = self.candidates[number].partition, self.candidates[number].places
+        held = partition.passes_groups_in_turn, partition.lets_chunks_wait, partition.num_chunks == 1
+        key = partition.layout, partition.wave, held, partition.kv(places), places
+        if key not in self._excesses:
+            self._excesses[key] = self.lower_bounds.rough_excess(partition, places)
+        return self._excesses[key]
+
+    def _may_fit(self, number: int) -> bool:
+        """Returns whether nothing that is known so far says that a candidate does not fit."""
+        return number not in self.unfit and self._rough_excess(number) <= 0
 
     def _drop(self, number: int, excess: float) -> None:
         self.unfit.add(number)
@@ -177,15 +195,34 @@ class BestFirst:
         if given or on_cpus or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
             return fastest
         partitions_of_equal_cost = equal_cost_partitions(choice.layout, len(choice.chunk_lengths))
-        self._add(start_of(self.request, partitions_of_equal_cost, [choice.places]))
+        self._add(start_of(self.request, partitions_of_equal_cost, [choice.places], self.lower_bounds))
         heapq.heappush(self.heap, (fastest.step_s, self._number_of(fastest), 2))
-        return self.best() or fastest
+        best = self.best() or fastest
+        return self._with_fewer_bodies(best, fastest, fastest.step_s)
+
+    def _with_fewer_bodies(self, best: Outcome, other: Outcome, limit_s: float) -> Outcome:
+        """Returns an outcome in as few tick shapes as its bodies ask for, or another if it then takes too long."""
+        candidate = self.candidate_of(best)
+        if candidate.partition.balance != "cost" or self.request.config.sequence.shapes != "auto":
+            return best
+        fewer = with_fewer_bodies(best)
+        if fewer is best:
+            return best
+        if fewer.step_s > limit_s:
+            return other
+        number = len(self.candidates)
+        partition = replace(candidate.partition, most_shapes=len(fewer.choice.shapes))
+        self.candidates.append(candidate._replace(partition=partition))
+        self.bounds.append(fewer.step_s)
+        self.outcomes[number] = fewer
+        self.lost_by_fewer_shapes_s[number] = fewer.step_s - best.step_s
+        return fewer
 
     def simplest_tie(self, fastest: Outcome) -> Outcome:
         """Returns the simplest outcome found that fits and ties with the fastest; the fastest if none is simpler."""
         number, limit_s, tried = self._number_of(fastest), fastest.step_s * (1 + TIE), 0
         own = self.candidates[number].complexity
-        near = [other for bound, other, _ in self.heap if bound <= limit_s]
+        near = [other for bound, other, _ in self.heap if bound <= limit_s and self._rough_excess(other) <= 0]
         simpler = sorted((self.candidates[other].complexity, self.bounds[other], other) for other in near)
         for complexity, _, other in simpler[:_TIES_BOUNDED]:
             if complexity >= own or tried == _TIES_TRIED:
@@ -198,7 +235,7 @@ class BestFirst:
                 self.unfit.add(other)
             elif outcome and outcome.step_s <= limit_s:
                 heapq.heappush(self.heap, (fastest.step_s, number, 2))
-                return outcome
+                return self._with_fewer_bodies(outcome, fastest, limit_s)
         return fastest
 
     def _may_tie(self, number: int, limit_s: float) -> bool:
@@ -221,7 +258,6 @@ class BestFirst:
         if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not outcome.all_away:
             self.candidates.append(candidate._replace(alpha="all"))
             self.bounds.append(outcome.step_s)
-            self.excesses.append(self.excesses[number])
             heapq.heappush(self.heap, (outcome.step_s, len(self.candidates) - 1, 1))
 
     def _refine(self) -> int | None:
@@ -231,6 +267,10 @@ class BestFirst:
             return number
         try:
             if level == 0:
+                excess = self._rough_excess(number)
+                if excess > 0:
+                    self._drop(number, excess)
+                    return None
                 excess, least_s = self._bound(number)
                 self.bounds[number] = bound = max(bound, least_s)
                 if excess > 0:
@@ -281,8 +321,29 @@ class BestFirst:
         return min(self.outcomes.values(), key=lambda outcome: self.lower_bounds.excess_of(outcome.memory))
 
     def least_excess(self) -> float:
-        """Returns by which share of a memory the outcome of `least` is too large."""
-        return self.lower_bounds.excess_of(self.least().memory)
+        """Returns by which share of a memory the outcome of `least` is too large.
+
+        Raises:
+            ValueError: no choice keeps the rules; the first error.
+        """
+        least = math.inf
+        for number in self._smallest()[:_LEAST_TRIED]:
+            # Those that follow are larger.
+            if self._rough_excess(number) >= least:
+                break
+            outcome = self._try(number)
+            least = min(least, self.lower_bounds.excess_of(outcome.memory)) if outcome else least
+        if not self.outcomes:
+            raise self.errors[0]
+        return min(self.lower_bounds.excess_of(outcome.memory) for outcome in self.outcomes.values())
+
+    def least_that_fits(self) -> Outcome | None:
+        """Returns the outcome of `least` if it fits, else None."""
+        for number in self._smallest()[:_LEAST_TRIED]:
+            if self._rough_excess(number) <= 0:
+                self._try(number)
+        fitting = [outcome for outcome in self.outcomes.values() if outcome.memory.fits(self.request.cluster)]
+        return min(fitting, key=lambda outcome: self.lower_bounds.excess_of(outcome.memory), default=None)
 
     def others(self, best: Outcome, count: int) -> list[Outcome]:
         """Returns up to `count` outcomes of other kinds than `best`, fastest first.
@@ -295,7 +356,11 @@ class BestFirst:
         known = [(self.lower_bounds.excess_of(outcome.memory), number) for number, outcome in self.outcomes.items()]
         larger = sorted((excess, number) for excess, number in known if excess > 0)
         if fits:
-            larger = sorted(larger + [(more, number) for more, bound, number in self.too_large if bound < best.step_s])
+            # Not all that are below the simplest tie were looked at.
+            waiting = [number for bound, number, level in self.heap if level == 0 and bound < best.step_s]
+            dropped = [(more, number) for more, bound, number in self.too_large if bound < best.step_s]
+            dropped += [(more, number) for number in waiting if (more := self._rough_excess(number)) > 0]
+            larger = sorted(larger + dropped)
         for _, number in larger if not fits else larger[:_TOO_LARGE_TRIED]:
             if len(found) < (_MOST_TOO_LARGE if fits else count):
                 other = self._other(number, seen)
@@ -353,23 +418,31 @@ class BestFirst:
                 partition, is_alike = candidate.partition, alike(candidate.partition) == common
             if is_alike:
                 related.append(number)
-        fitting = [number for number in related if number not in self.unfit]
-        possible = {of(self.candidates[number]) for number in fitting}
-        slower = [number for number in fitting if of(self.candidates[number]) != mine]
-        faster = [number for number in related if self.bounds[number] < best.step_s]
-        larger = [number for number in faster if of(self.candidates[number]) not in possible]
-        return self._lowest(slower), self._lowest(larger)
+        related.sort(key=lambda number: (self.bounds[number], number))
+        values = {number: of(self.candidates[number]) for number in related}
+        possible: dict[Hashable, bool] = {}
 
-    def _lowest(self, numbers: list[int]) -> tuple[Candidate, float] | None:
-        bound, number = min(((self.bounds[number], number) for number in numbers), default=(math.inf, 0))
-        return None if bound == math.inf else (self.candidates[number], bound)
+        def is_possible(value: Hashable) -> bool:
+            if value not in possible:
+                possible[value] = any(values[one] == value and self._may_fit(one) for one in related)
+            return possible[value]
+
+        slower = (one for one in related if values[one] != mine and self._may_fit(one))
+        larger = (one for one in related if self.bounds[one] < best.step_s and not is_possible(values[one]))
+        return self._first(slower), self._first(larger)
+
+    def _first(self, numbers: Iterator[int]) -> tuple[Candidate, float] | None:
+        number = next(numbers, None)
+        if number is None or self.bounds[number] == math.inf:
+            return None
+        return self.candidates[number], self.bounds[number]
 
     def _smallest(self) -> list[int]:
         """Returns of each layout and places the choice of the shortest chunks, least bound of memory first."""
         least: dict[tuple, tuple[float, int, int]] = {}
         for number, candidate in enumerate(self.candidates):
             key = candidate.partition.layout, candidate.places
-            value = self.excesses[number], -candidate.partition.num_chunks, number
+            value = self._rough_excess(number), -candidate.partition.num_chunks, number
             least[key] = min(value, least.get(key, value))
         return [number for _, _, number in sorted(least.values())]
 
@@ -393,6 +466,10 @@ class BestFirst:
         if not outcome.memory.host:
             places = tuple("keep" if place == "host" else place for place in places)
         return *others, places
+
+    def lost_by_fewer_shapes(self, outcome: Outcome) -> float | None:
+        """Returns the seconds that an outcome loses by tick shapes left out for fewer bodies; None if it has all."""
+        return self.lost_by_fewer_shapes_s.get(self._number_of(outcome))
 
     def candidate_of(self, outcome: Outcome) -> Candidate:
         """Returns the candidate whose outcome it is."""

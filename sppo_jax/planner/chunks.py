@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
+
+from sppo_jax.planner.longest_runs import longest_runs
+
 MENU_SIZE = 4  # distinct lengths that a plan chooses by itself; each one costs segments to compile
 _MANY = 48  # chunks that are cut one by one, for lack of a faster way
 _BISECTIONS = 8  # halvings of the range in which the slowest chunk's cost lies
@@ -144,13 +148,13 @@ class _ChunkCost:
         # This form of the root does not cancel and holds for pair = 0 too.
         return 2 * cost / (b + math.sqrt(max(0.0, b * b - 2 * self.pair * cost)))
 
-    def run_tokens(self, start: float, count: int, cost: float) -> float:
+    def run_tokens(self, start: np.ndarray, count: np.ndarray, cost: float) -> np.ndarray:
         """Returns the length of `count` equal chunks from `start` on of which the last, the slowest, has this cost.
 
         The last one costs pair ((count - 1/2) x^2 + start x) + token x.
         """
         a, b = self.pair * (count - 0.5), self.pair * start + self.token
-        return 2 * cost / (b + math.sqrt(b * b + 4 * a * cost))
+        return 2 * cost / (b + np.sqrt(b * b + 4 * a * cost))
 
 
 def _tail_backward(length: int, num_chunks: int, multiple: int, cost: _ChunkCost) -> tuple[int, ...]:
@@ -173,9 +177,12 @@ def _menu_lengths(length: int, num_chunks: int, multiple: int, cost: _ChunkCost)
     low, high = cost.of(0, length) / num_chunks, cost.greatest(best)
     for _ in range(_BISECTIONS):
         bound = (low + high) / 2
+
+        def most_tokens(starts: np.ndarray, counts: np.ndarray, bound: float = bound) -> np.ndarray:
+            return cost.run_tokens(starts, counts, bound).astype(np.int64) // multiple * multiple
+
         # One run fewer leaves a length free to make the sum come out.
-        for max_runs in (MENU_SIZE, MENU_SIZE - 1):
-            runs = _longest_runs(num_chunks, multiple, cost, bound, max_runs)
+        for runs in longest_runs(num_chunks, growing_counts(num_chunks - 1), most_tokens, MENU_SIZE):
             found = _trim(runs, length, multiple)
             if found is not None and is_menu(found) and cost.greatest(found) < cost.greatest(best):
                 best = found
@@ -184,40 +191,6 @@ def _menu_lengths(length: int, num_chunks: int, multiple: int, cost: _ChunkCost)
         else:
             high = bound
     return best
-
-
-def _longest_runs(
-    num_chunks: int, multiple: int, cost: _ChunkCost, bound: float, max_runs: int
-) -> list[tuple[int, int]]:
-    """Returns (count, tokens) of the runs that get farthest with no chunk slower than `bound`; [] if none do."""
-    # ends[n]: farthest end of the first n chunks, and their runs.
-    ends: dict[int, tuple[int, list[tuple[int, int]]]] = {0: (0, [])}
-    for _ in range(max_runs - 1):
-        grown = dict(ends)
-        for done, found in ends.items():
-            for count in growing_counts(num_chunks - done - 1):
-                tokens = _run_tokens(found, count, multiple, cost, bound)
-                end = found[0] + count * tokens
-                if tokens and (done + count not in grown or end > grown[done + count][0]):
-                    grown[done + count] = end, [*found[1], (count, tokens)]
-        ends = grown
-    farthest, runs = 0, []
-    for done, found in ends.items():
-        count = num_chunks - done
-        tokens = _run_tokens(found, count, multiple, cost, bound)
-        end = found[0] + count * tokens
-        if tokens and end > farthest:
-            farthest, runs = end, [*found[1], (count, tokens)]
-    return runs
-
-
-def _run_tokens(
-    found: tuple[int, list[tuple[int, int]]], count: int, multiple: int, cost: _ChunkCost, bound: float
-) -> int:
-    """Returns the tokens of each of `count` more chunks, none slower than `bound` nor longer than the last before."""
-    start, runs = found
-    tokens = int(cost.run_tokens(start, count, bound)) // multiple * multiple
-    return min(tokens, runs[-1][1]) if runs else tokens
 
 
 @lru_cache(maxsize=1024)

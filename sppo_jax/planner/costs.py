@@ -197,11 +197,18 @@ class CostModel:
             tokens: of the tick on one device.
             reach: tokens of the sequence up to the end of the tick's furthest chunk.
         """
-        ring, passes = self.ring, self.ring.passes(tokens, reach)
-        forward = ring.forward_bytes(passes.forward, tokens, passes.bound)
+        ring = self.ring
+        key = tokens, ring.bound(reach)
+        if key not in self._ring_bytes:
+            passes = ring.passes(tokens, reach)
+            of_kinds = (
+                ring.forward_bytes(passes.forward, tokens, passes.bound),
+                ring.backward_bytes(passes.backward, tokens, passes.bound),
+            )
+            self._ring_bytes[key] = of_kinds
+        forward, backward = self._ring_bytes[key]
         if kind == "F":
             return forward
-        backward = ring.backward_bytes(passes.backward, tokens, passes.bound)
         return backward + (forward if self._recomputes(reach) else 0)
 
     def step_overhead_s(self) -> float:
@@ -234,6 +241,11 @@ class CostModel:
             return found
 
         return seconds
+
+    @cached_property
+    def _ring_bytes(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """What is known of `ring_bytes`: forward and backward, by tokens and by the keys that may travel."""
+        return {}
 
     @cached_property
     def _compute_rates(self) -> dict[str, tuple[float, float]]:
@@ -306,8 +318,9 @@ class CostModel:
         # Embedding: a sum. Backward: the head's dX is gathered, the embedding's gradient summed. Head: x summed, dX in
         # float32 summed and scattered. A sum passes everything twice.
         seconds = {}
+        exchanged = {again: self.exchange_bytes(again) for again in (False, True)}
         for has_ends, again in product((False, True), repeat=2):
-            forward, backward = self.exchange_bytes(again)
+            forward, backward = exchanged[again]
             ends = share * hidden if has_ends else 0
             seconds["F", has_ends, again] = self.layers * forward / exchange_link + (hop + 2 * ends) / pipe_link
             seconds["B", has_ends, again] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link

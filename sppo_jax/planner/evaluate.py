@@ -80,7 +80,7 @@ def evaluate(choice: Choice) -> Outcome:
         ValueError: the choice breaks a rule.
     """
     layout = choice.layout
-    table = _outline_of(choice)
+    table = outline_of(choice)
     inputs, attention, rest = choice.places
     stash = StashPlan(
         inputs=inputs,
@@ -123,7 +123,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         chunk_lengths=choice.chunk_lengths,
         schedule=_schedule_of(choice),
         stash=outcome.stash,
-        kv_slots=_outline_of(choice).kv_peak,
+        kv_slots=outline_of(choice).kv_peak,
         predicted=Predicted(
             step_s=outcome.step_s,
             bubble_fraction=outcome.simulation.bubble_fraction,
@@ -212,7 +212,8 @@ def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) ->
     return simulate(table, costs.of_chunks(table.chunk_lengths), copy_seconds(table, shape, stash, costs))
 
 
-def _outline_of(choice: Choice) -> Table:
+def outline_of(choice: Choice) -> Table:
+    """Returns the outline of the table of a choice."""
     layout = choice.layout
     sizes = layout.mesh.pipe, layout.sequences, choice.chunk_lengths
     return schedule_table(_schedule_of(choice), *sizes, outline=True, late_heads=choice.waiting == "host")

@@ -1,6 +1,7 @@
 """Lower bounds of a choice's step and memory, by which the search orders and drops choices before it builds tables."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -38,13 +39,20 @@ class LowerBounds:
 
     def __init__(self, request: Request, kv_grad_dtype: str) -> None:
         self.request, self.dtype = request, kv_grad_dtype
-        self._smallest: dict[tuple[MeshShape, int, int], Memory] = {}
+        self._smallest: dict[tuple[MeshShape, int, int, str], Memory] = {}
+        self._weights: dict[tuple[Layout, str], int] = {}
         self._models: dict[tuple, CostModel] = {}
         self._of_one_and_none: dict[tuple, tuple[CostModel, CostModel]] = {}
         self._overheads: dict[Layout, float] = {}
         self._streams: dict[tuple, float] = {}
         self._sampled: dict[tuple, dict[tuple, _Sampled]] = {}
         self._of_layers: dict[tuple, list[list[float]]] = {}
+
+    def with_dtype(self, kv_grad_dtype: str) -> "LowerBounds":
+        """Returns the bounds with dK and dV in another dtype; they share what is known, for seconds do not differ."""
+        other = copy(self)
+        other.dtype = kv_grad_dtype
+        return other
 
     def rough_step_s(self, partition: Partition, options: Sequence[Places]) -> list[float]:
         """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
@@ -126,7 +134,8 @@ class LowerBounds:
     ) -> tuple[list[float], list[float]]:
         """Returns the seconds of each chunk's unit on a virtual stage, in a tick with ends and in one without.
 
-        They are linear in the layers, so all interleaves share what is worked out once.
+        They are linear in the layers, so all interleaves share what is worked out once. What ticks with ends take
+        more does not depend on what is recomputed.
 
         Args:
             layout: the layout.
@@ -136,7 +145,8 @@ class LowerBounds:
             sent: whether they send, or only compute.
         """
         rows, split = costs.cluster.device.attention_rows, (layout.split.ulysses, layout.split.ring)
-        recompute = costs.recompute_linear, costs.recompute_attention
+        # What is recomputed changes the backwards alone.
+        recompute = (costs.recompute_linear, costs.recompute_attention) if kind == "B" else ()
         of_costs = layout.mesh, layout.weights, split, recompute, rows
         key = of_costs, kind, chunks, sent
         if key not in self._of_layers:
@@ -146,14 +156,21 @@ class LowerBounds:
                 self._of_one_and_none[of_costs] = both
             one, none = self._of_one_and_none[of_costs]
             seconds = one.seconds if sent else one.compute_s
-            units = [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
+            if kind == "H":
+                # Heads do not depend on the prefix.
+                of_tokens = {one[1:]: seconds(kind, 0, one[1], TickShape(one[2], 0)) for one in chunks}
+                units = [of_tokens[one[1:]] for one in chunks]
+            else:
+                units = [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
             self._of_layers[key] = [units if kind == "H" else _without_layers(none, kind, chunks, sent), units]
         layers, (fixed_s, one_s) = costs.layers, self._of_layers[key]
         with_ends = [fixed + layers * (unit - fixed) for fixed, unit in zip(fixed_s, one_s, strict=True)]
         if layout.interleave == 1 or not sent or kind == "H":
             return with_ends, with_ends
-        ends_s = [costs.ends_s(kind, max(chunk[1:])) for chunk in chunks]
-        return with_ends, [unit - more_s for unit, more_s in zip(with_ends, ends_s, strict=True)]
+        lengths = [max(chunk[1:]) for chunk in chunks]
+        end_costs = self._costs(layout, _RECOMPUTE)
+        ends_s = {tokens: end_costs.ends_s(kind, tokens) for tokens in set(lengths)}
+        return with_ends, [unit - ends_s[tokens] for unit, tokens in zip(with_ends, lengths, strict=True)]
 
     def _sampled_stream_s(self, partition: Partition, sampled: "_Sampled") -> float:
         """Returns about the least seconds of all ticks of a kind.
@@ -212,7 +229,8 @@ class LowerBounds:
         costs = self._costs(partition.layout, places, whole_waves=partition.balance == "equal")
         chunks, sent = tuple((start, tokens, 0) for start in starts), not on_ring or partition.balance == "equal"
         # Of interleaved ticks only those with ends take more: each chunk has a tick of its own in which it enters.
-        ends_s = count * costs.ends_s(kind, length / count) if partition.layout.interleave > 1 else 0.0
+        interleaved, end_costs = partition.layout.interleave > 1, self._costs(partition.layout, _RECOMPUTE)
+        ends_s = count * end_costs.ends_s(kind, length / count) if interleaved else 0.0
         units = self._units(partition.layout, costs, kind, chunks, sent)[1]
         # What rises by steps, on a ring or with whole blocks of attention, may rise between groups of chunks alone.
         first_s, last_s = (costs.compute_s(kind, starts[at], tokens) if on_ring else units[at] for at in (0, -1))
@@ -228,7 +246,7 @@ class LowerBounds:
         layout, wave, request = partition.layout, partition.wave, self.request
         shape, length = layout.shape, request.config.sequence.length
         smallest = self._memory_of_one_chunk(layout, tokens)
-        stash, model = replace(_stash(places, self.dtype), kv=partition.kv(places)[-1]), request.config.model
+        stash, model = _stash(places, self.dtype, partition.kv(places)[-1]), request.config.model
         # On every schedule a stage holds a whole wave at once, with space for a longest chunk behind each prefix.
         whole, chunk = wave * length // layout.mesh.seq, tokens // layout.mesh.seq
         heads = kv_heads_per_device(model, layout.split.ulysses)
@@ -251,8 +269,7 @@ class LowerBounds:
         device_bytes, host_bytes = usable_bytes(request.cluster), usable_host_bytes(request.cluster)
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
         between = self._between_groups_bytes(partition, tokens)
-        weights = sum(weight_bytes(shape, layout.interleave, layout.mesh.pipe, stash.kv))
-        weights -= smallest.hbm["weights"] + smallest.hbm["grads"]
+        weights = self._weight_bytes(layout, stash.kv) - smallest.hbm["weights"] - smallest.hbm["grads"]
         held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept + between + weights
         # What is too much for the host stays on the device, but no more than where both are over by the same share.
         even = (away * device_bytes - held * host_bytes) / (device_bytes + host_bytes)
@@ -261,6 +278,13 @@ class LowerBounds:
         keys_values = whole * (layout.interleave - 1) * token.kv
         host = max(keys_values, self._host_bytes(layout, tokens, stash)) / host_bytes - 1
         return max(host, (held + spilled) / device_bytes - 1)
+
+    def _weight_bytes(self, layout: Layout, kv: str) -> int:
+        """Returns the bytes of a layout's working weights and of their gradient sums."""
+        key = layout, kv
+        if key not in self._weights:
+            self._weights[key] = sum(weight_bytes(layout.shape, layout.interleave, layout.mesh.pipe, kv))
+        return self._weights[key]
 
     def _between_groups_bytes(self, partition: Partition, tokens: int) -> float:
         """Returns the least bytes of chunks that wait for their next group of layers, and of the heads' dX."""
@@ -284,7 +308,7 @@ class LowerBounds:
 
     def _memory_of_one_chunk(self, layout: Layout, tokens: int) -> Memory:
         """Returns the memory of one chunk with nothing stashed; all layers of a stage in one group or in several."""
-        key = layout.mesh, layout.split.ulysses, tokens
+        key = layout.mesh, layout.split.ulysses, tokens, self.dtype
         if key not in self._smallest:
             one_group = SchedulePlan(name="sppo", interleave=1)
             table = schedule_table(one_group, layout.mesh.pipe, 1, (tokens,), outline=True)
@@ -322,8 +346,9 @@ def _without_layers(none: CostModel, kind: str, chunks: tuple[tuple[int, int, in
     """Returns what each chunk's F or B takes besides its layers, by the costs of none."""
     if not sent:
         return [0.0] * len(chunks)
-    overhead_s = none.cluster.device.overhead_s
-    return [none.transfer_s(kind, 0, max(tokens, padded)) + overhead_s for _, tokens, padded in chunks]
+    overhead_s, lengths = none.cluster.device.overhead_s, [max(chunk[1:]) for chunk in chunks]
+    known = {tokens: none.transfer_s(kind, 0, tokens) + overhead_s for tokens in set(lengths)}
+    return [known[tokens] for tokens in lengths]
 
 
 def _at_least(units: list[float], copies: list[float]) -> list[float]:
@@ -379,6 +404,8 @@ def breadth_first_seconds(units: list[float], num_stages: int, num_groups: int) 
 
 def _tick_seconds(units: list[float], between: list[float], num_stages: int, num_groups: int) -> list[float]:
     """Returns the seconds of each tick; a group of one chunk a stage enters every `num_stages * num_groups` ticks."""
+    if num_groups == 1:
+        return _slowest_of_neighbours(units, num_stages)
     tick_s: list[float] = []
     # The slowest of the group before from each of its chunks on.
     staying: list[float] = []
@@ -389,11 +416,19 @@ def _tick_seconds(units: list[float], between: list[float], num_stages: int, num
         entered += [slowest] * (num_stages - len(group))
         # While a group enters, the group before it leaves.
         tick_s += [*map(max, entered, staying[1:]), *entered[max(0, len(staying) - 1) :]]
-        if num_groups > 1:
-            alone = (num_groups - 1) * num_stages - 1
-            tick_s += [max(between[first : first + num_stages])] * alone + [slowest]
+        alone = (num_groups - 1) * num_stages - 1
+        tick_s += [max(between[first : first + num_stages])] * alone + [slowest]
         staying = list(accumulate(reversed(group), max))[::-1]
     return tick_s + staying[1:]
+
+
+def _slowest_of_neighbours(units: list[float], num_stages: int) -> list[float]:
+    """Returns the seconds of ticks in which up to so many neighbours are in the pipeline, from the first in alone."""
+    slowest, reach = units, 1
+    while reach < num_stages:
+        more = min(reach, num_stages - reach)
+        slowest, reach = [*slowest[:more], *map(max, slowest[more:], slowest), *slowest[-more:]], reach + more
+    return slowest
 
 
 @lru_cache(maxsize=64)
@@ -402,6 +437,7 @@ def _recomputed(places: Places) -> tuple[bool, ...]:
     return tuple(place == "recompute" for place in places)
 
 
-def _stash(places: Places, kv_grad_dtype: str) -> StashPlan:
+@lru_cache(maxsize=64)
+def _stash(places: Places, kv_grad_dtype: str, kv: str = "keep") -> StashPlan:
     inputs, attention, rest = places
-    return StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=kv_grad_dtype)
+    return StashPlan(inputs=inputs, attention=attention, rest=rest, alpha=(), kv_grad_dtype=kv_grad_dtype, kv=kv)

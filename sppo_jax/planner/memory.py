@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
@@ -47,6 +48,7 @@ class StageParams:
     own: int
 
 
+@lru_cache(maxsize=1024)
 def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int) -> StageParams:
     """Counts a stage's layers and its share of the vocabulary, spread over its devices as `pipeline.storage` does.
 

@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.plan.generators import BREADTH_FIRST, ONE_AT_A_TIME
-from sppo_jax.plan.shapes import check_shapes, rounded_up, tick_shapes
+from sppo_jax.plan.shapes import MOST_SHAPES, check_shapes, rounded_up, tick_shapes
 from sppo_jax.plan.streams import fills_groups
 from sppo_jax.plan.table import chunk_starts
 from sppo_jax.plan.waves import UNCUT
@@ -39,6 +39,7 @@ class Partition:
         balance: "equal", "flops" or "cost", or "given" where the config gives the lengths.
         wave: sequences that run as one.
         longest: the longest chunk of equal cost, in mean chunks; 0 for other balances.
+        most_shapes: the most tick shapes of chunks of equal cost.
     """
 
     layout: Layout
@@ -47,6 +48,7 @@ class Partition:
     balance: str
     wave: int = 1
     longest: float = 0.0
+    most_shapes: int = MOST_SHAPES
 
     @property
     def drains(self) -> int:
@@ -98,7 +100,7 @@ class Partition:
         if asked != "auto":
             check_shapes(asked, self.chunk_lengths, multiple)
             return asked
-        return tick_shapes(self.chunk_lengths, multiple) if self.balance == "cost" else ()
+        return tick_shapes(self.chunk_lengths, multiple, self.most_shapes) if self.balance == "cost" else ()
 
     @cached_property
     def padded_chunks(self) -> tuple[tuple[int, int, int], ...]:

@@ -9,7 +9,8 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
-from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
+from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of_sizes
+from sppo_jax.planner.bodies import MOST_TIMES
 from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.layouts import Request, read_request
@@ -113,8 +114,8 @@ def _advice(request: Request, memory: Memory) -> str:
 def _nearest_change(request: Request) -> tuple[str, str]:
     """Returns the settings that stop every plan, and what fits without them; both empty if it is not them."""
     for names, config in _released(request.config):
-        found = _least(config, request.cluster)
-        if found is not None and found.memory.fits(request.cluster):
+        found = _least_that_fits(config, request.cluster)
+        if found is not None:
             mesh, places = found.choice.layout.mesh, "/".join(found.choice.places)
             return names, (
                 f"change {names}: a plan of pipe {mesh.pipe} x seq {mesh.seq} with {len(found.choice.chunk_lengths)} "
@@ -124,19 +125,20 @@ def _nearest_change(request: Request) -> tuple[str, str]:
     return "", ""
 
 
-def _least(config: Config, cluster: Cluster) -> Outcome | None:
-    """Returns about the smallest outcome of a config, of the order that is tried first if that one fits."""
-    found, dtype = None, config.stash.kv_grad_dtype
+def _least_that_fits(config: Config, cluster: Cluster) -> Outcome | None:
+    """Returns about the smallest outcome of a config that fits, of the order that is tried first; None if none does."""
+    dtype = config.stash.kv_grad_dtype
     try:
         request = read_request(config, cluster)
         for by_groups in (request.by_groups, True)[: 1 + request.may_go_by_groups]:
             asked = replace(request, by_groups=by_groups)
-            found = BestFirst(asked, "bfloat16" if dtype == "auto" else dtype, start_of(asked)).least()
-            if found.memory.fits(cluster):
-                break
+            search = BestFirst(asked, "bfloat16" if dtype == "auto" else dtype, start_of_sizes(asked))
+            found = search.least_that_fits()
+            if found is not None:
+                return found
     except ValueError:
         pass
-    return found
+    return None
 
 
 def _released(config: Config) -> Iterator[tuple[str, Config]]:
@@ -201,6 +203,12 @@ def reasons_of(
         reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
     reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
     reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
+    lost_s = best_first.lost_by_fewer_shapes(best)
+    if lost_s is not None:
+        few = (
+            f"{len(best.choice.shapes)} tick shapes, for at most {MOST_TIMES} times the bodies of ticks of equal chunks"
+        )
+        reasons["chunks"] = f"{few}, change the step by {lost_s:+.2g} s; {reasons['chunks']}"
     why = schedule_reason(layout, best.choice.schedule, best.choice.wave)
     reasons["schedule"] = "; ".join(filter(None, (why, order, reasons["schedule"])))
     return reasons

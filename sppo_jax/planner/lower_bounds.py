@@ -47,6 +47,7 @@ class LowerBounds:
         self._streams: dict[tuple, float] = {}
         self._sampled: dict[tuple, dict[tuple, _Sampled]] = {}
         self._of_layers: dict[tuple, list[list[float]]] = {}
+        self._of_kv: dict[tuple, float] = {}
 
     def with_dtype(self, kv_grad_dtype: str) -> "LowerBounds":
         """Returns the bounds with dK and dV in another dtype; they share what is known, for seconds do not differ."""
@@ -100,7 +101,22 @@ class LowerBounds:
                     )
             total += partition.drains * self._streams[key]
         heads_s = sum(self._units(layout, costs, "H", partition.padded_chunks)[0])
-        return (total + layout.sequences * heads_s) * _ROUNDED
+        return (total + layout.sequences * heads_s + self._kv_s(partition, places)) * _ROUNDED
+
+    def _kv_s(self, partition: Partition, places: Places) -> float:
+        """Returns the least seconds in which keys and values get to the backward, where they are not kept.
+
+        They depend on the tokens of a chunk alone, so every tick of a backward takes at least those of the shortest.
+        """
+        layout, kv = partition.layout, partition.kv(places)[0]
+        if kv == "keep":
+            return 0.0
+        tokens = min(partition.chunk_lengths)
+        key = layout, kv, _recomputed(places), tokens
+        if key not in self._of_kv:
+            kept, again = self._costs(layout, places), layout_costs(layout, places, kv)
+            self._of_kv[key] = again.seconds("B", 0, tokens) - kept.seconds("B", 0, tokens)
+        return layout.sequences * layout.interleave * partition.num_chunks * self._of_kv[key]
 
     def rough_excess(self, partition: Partition, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""

@@ -74,6 +74,8 @@ class Step:
         Raises:
             ValueError: they do not; rule, what was got, what to change.
         """
+        if plan.optimizer == "host":
+            raise ValueError("optimizer.place=host has no program yet, got a plan with it; use optimizer.place=device")
         mesh = layout.make_mesh(plan) if mesh is None else mesh
         self.plan, self.model, self.train = plan, model, train
         self.mesh = layout.inner_mesh(mesh, plan)

@@ -134,6 +134,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         kernel=request.kernel,
         groups="flex" if config.sequence.groups == "flex" else "static",
         weights=layout.weights,
+        optimizer=request.optimizer,
         model={name: getattr(config.model, name) for name in MODEL_FIELDS},
         reasons={
             **reasons,

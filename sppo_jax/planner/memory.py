@@ -88,6 +88,7 @@ class Shape:
         platform: the compiler, "cpu", "gpu" or "tpu".
         groups: whether documents may have their own groups of devices.
         weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
+        optimizer: where parameters and moments wait; see `plan.Plan`.
     """
 
     model: ModelConfig
@@ -99,6 +100,7 @@ class Shape:
     platform: str = "gpu"
     groups: bool = False
     weights: str = "resident"
+    optimizer: str = "device"
 
     @property
     def sum_bytes(self) -> int:

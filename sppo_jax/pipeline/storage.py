@@ -128,15 +128,16 @@ def waits_on_host(path, leaf) -> bool:
         path: of the leaf in the tree of `nnx.state(model, nnx.Param)`.
         leaf: with its logical shape.
     """
-    return len(leaf.shape) >= (3 if path[0].key == "layers" else 2)
+    is_bias = any(str(getattr(key, "key", "")).endswith("bias") for key in path)
+    return not is_bias and len(leaf.shape) >= (3 if path[0].key == "layers" else 2)
 
 
 def _check_host(path, home: Home, plan: Plan) -> None:
     if len(home.share.cuts) > 1:
         raise ValueError(
             f"optimizer.place=host must have parameters that the {plan.mesh.data * plan.mesh.seq} devices of a stage "
-            f"divide along one dim, got {jax.tree_util.keystr(path)} of {list(home.own)}; change mesh.seq or mesh.data, "
-            "or use optimizer.place=device"
+            f"divide along one dim, got {jax.tree_util.keystr(path)} of {list(home.own)}; change mesh.seq, or "
+            "use optimizer.place=device"
         )
 
 

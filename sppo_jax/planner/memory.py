@@ -41,10 +41,19 @@ _RESERVE = 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class StageParams:
-    """Parameters of a stage: the whole of them, which a step works with, and those a device owns between steps."""
+    """Parameters of a stage.
+
+    Args:
+        whole: all of them, which a step works with.
+        own: those that a device owns between steps.
+        matrices: of these, those in matrices of layers.
+        tables: of these, those in the embedding and the head.
+    """
 
     whole: int
     own: int
+    matrices: int
+    tables: int
 
 
 def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int) -> StageParams:
@@ -60,9 +69,12 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
     arrays = [*layer_matrices(model), *layer_vectors(model)]
     table, tables = (-(-model.vocab_size // pipe), model.hidden_size), num_tables(model)
     whole = layers * sum(map(math.prod, arrays)) + tables * math.prod(table)
-    own = layers * sum(_share(dims, data, seq) for dims in arrays) + tables * _share(table, data, seq)
+    matrices = layers * sum(_share(dims, data, seq) for dims in layer_matrices(model))
+    vectors = layers * sum(_share(dims, data, seq) for dims in layer_vectors(model))
+    of_tables = tables * _share(table, data, seq)
     # Every device has the final norm.
-    return StageParams(whole=whole + model.hidden_size, own=own + model.hidden_size)
+    own = matrices + vectors + of_tables + model.hidden_size
+    return StageParams(whole=whole + model.hidden_size, own=own, matrices=matrices, tables=of_tables)
 
 
 def largest_matrix(model: ModelConfig) -> int:
@@ -110,10 +122,17 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes a device, by what they hold."""
+    """Bytes a device.
+
+    Args:
+        hbm: of device memory, by what they hold.
+        host: of host memory.
+        host_optimizer: of these, those of parameters, moments and gradients that wait there.
+    """
 
     hbm: dict[str, int]
     host: int
+    host_optimizer: int = 0
 
     @property
     def hbm_bytes(self) -> int:
@@ -137,6 +156,19 @@ def usable_bytes(cluster: Cluster) -> int:
 def usable_host_bytes(cluster: Cluster) -> int:
     """Returns the host memory that a plan may take for a device."""
     return max(1, int(cluster.device_host_bytes * (1 - _HOST_RESERVE)))
+
+
+def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int, int]:
+    """Returns the bytes of a device's parameters and moments between steps in its own memory, and on the host.
+
+    On the host the gradients of layers wait as well.
+    """
+    stage = stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
+    states = 1 + _MOMENTS
+    if shape.optimizer == "device":
+        return stage.own * states * shape.sum_bytes, 0
+    away = stage.matrices + stage.tables
+    return (stage.own - away) * states * shape.sum_bytes, (away * states + stage.matrices) * shape.sum_bytes
 
 
 def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
@@ -206,7 +238,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     model, size = shape.model, shape.compute_bytes
     tokens, most = sum(table.chunk_lengths), table.most_tokens
     local = -(-most // shape.seq)
-    stage = stage_params(model, shape.layers * table.num_groups, table.num_stages, shape.data, shape.seq)
+    params, host_optimizer = optimizer_bytes(shape, table.num_groups, table.num_stages)
     # Under ulysses a device has its heads of all tokens of its ring neighbours, elsewhere all heads of its tokens.
     heads = kv_heads_per_device(model, shape.ulysses)
     prefix = (tokens + most) * shape.ulysses // shape.seq
@@ -229,7 +261,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     copied = kv * size + stash_device if shape.platform == "tpu" else 0
     return Memory(
         hbm={
-            "params": stage.own * (1 + _MOMENTS) * shape.sum_bytes,
+            "params": params,
             "weights": weights,
             "grads": grads,
             "kv": kv * size,
@@ -241,7 +273,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "batch": batch_bytes(table, shape.seq),
             "work": max(backward_work(shape, stash, local) + group_work(shape, local), loss, tables[1]) + copied,
         },
-        host=host,
+        host=host + host_optimizer,
+        host_optimizer=host_optimizer,
     )
 
 
@@ -263,7 +296,11 @@ def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tup
     num_weights, num_sums = slot_counts(num_stages, num_groups, kv)
     # Every device has the final norm.
     weights = shape.model.hidden_size + num_weights * group
-    return weights * shape.compute_bytes, (num_sums * group + stage.own) * shape.sum_bytes
+    totals = stage.own
+    if shape.optimizer == "host":
+        # The embedding's sum begins with the last group, when no keys and values are made again, and adds to no peak.
+        totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
+    return weights * shape.compute_bytes, (num_sums * group + totals) * shape.sum_bytes
 
 
 def table_params(model: ModelConfig, num_stages: int) -> int:

@@ -62,7 +62,7 @@ def updated(
         grads: each on the host or on the device.
         verdict: on the gradients.
     """
-    (params, adamw_state), leaves = state, jax.tree.leaves(state[0])
+    leaves, adamw_state = jax.tree.leaves(state[0]), state[1]
     gradients = jax.tree.leaves(grads)
     on_device = [i for i, leaf in enumerate(leaves) if not is_on_host(leaf)]
     on_host = [[i] for i, leaf in enumerate(leaves) if is_on_host(leaf)]

@@ -153,14 +153,15 @@ def _streamed(
     grad_norm = jnp.sqrt(squares.astype(jnp.result_type(here[0])) + optax.tree.norm(here, squared=True))
     verdict = Verdict(grad_norm, jnp.isfinite(loss) & jnp.isfinite(grad_norm))
     clipping, adamw_state = state.opt_state
-    params, adamw_state = updated(
-        optimizer.rule,
-        jax.tree.leaves(optimizer.decays),
-        jax.tree.leaves(shardings.params),
-        (state.params, adamw_state),
-        grads,
-        verdict,
-    )
+    with jax.named_scope("optimizer_update"):
+        params, adamw_state = updated(
+            optimizer.rule,
+            jax.tree.leaves(optimizer.decays),
+            jax.tree.leaves(shardings.params),
+            (state.params, adamw_state),
+            grads,
+            verdict,
+        )
     return *verdict, params, (clipping, adamw_state)
 
 

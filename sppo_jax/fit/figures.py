@@ -27,7 +27,12 @@ class Figures:
 
     @classmethod
     def of(cls, compiled: Any, turn_shares: Mapping[str, float] | None = None) -> Figures:
-        """Returns the figures of a program that `jax.stages.Lowered.compile` returned; `turn_shares` as `host_copies`."""
+        """Returns the figures of a program that `jax.stages.Lowered.compile` returned.
+
+        Args:
+            compiled: the program.
+            turn_shares: see `host_copies`.
+        """
         sizes, text = compiled.memory_analysis(), compiled.as_text()
         return cls(
             hbm_bytes=_total(sizes, ""),

@@ -151,10 +151,12 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     of_groups = " in two groups of layers" if stash.kv != "keep" else ""
     sequences = f"{plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'}"
     schedule += f", K/V of {sequences} at once{of_groups}"
+    optimizer = "parameters and moments on the host, changed slice by slice at the end of a step"
     weights = "gathered: whole weights and gradient sums of one group of layers at a time"
     return [
         ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
         *([("weights", weights, ())] if plan.weights == "gathered" else []),
+        *([("optimizer", optimizer, ())] if plan.optimizer == "host" else []),
         ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
         ("chunks", chunks_of(plan), ("chunks",)),
         (

@@ -28,6 +28,8 @@ _UNROLLED_LAYERS, _UNROLLED_ARRAYS = 2, 5
 # The same where chunks wait on the host, with groups of 1, 2 and more layers. Elsewhere the dX of heads, which only the
 # first pass of the backward needs, has been in the place of some of these arrays. Calibrated on five compiled plans.
 _LATE_HEAD_ARRAYS = (7.6, 11.0, 8.4)
+# The same on stages of one device, which exchanges nothing; calibrated on three plans with groups of 1 and 2 layers.
+_LATE_HEAD_ARRAYS_ALONE = (5.9, 7.3, 8.4)
 # Copies of a layer's largest matrix at once: a slice, the gradient and its transpose in the compute dtype; two sums.
 _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
@@ -338,7 +340,8 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
     if stash.waiting == "host":
         # Without a gate there are half as many arrays of the MLP.
         of_mlp = shape.model.mlp_size // (1 if shape.model.mlp == "swiglu" else 2)
-        at_once = max(at_once, int(_LATE_HEAD_ARRAYS[min(shape.layers, 3) - 1] * (of_mlp + elements)))
+        counts = _LATE_HEAD_ARRAYS_ALONE if shape.seq == 1 else _LATE_HEAD_ARRAYS
+        at_once = max(at_once, int(counts[min(shape.layers, 3) - 1] * (of_mlp + elements)))
     work = matrix + tokens * at_once * size
     if stash.inputs == "recompute":
         # A chunk's stash is made again for all layers of the virtual stage.

@@ -315,6 +315,8 @@ def test_the_optimizer_on_the_host_lets_one_device_train_what_it_cannot_hold():
     )
     assert not short.fits and "over host memory by" in short.problem
     assert "of host memory (parameters, moments and gradients 116 GiB, activations" in short.problem
+    with pytest.raises(ValueError, match=r"optimizer\.place=host must have GPUs .*, got v5p:"):
+        search(large("llama3-8b", "v5p:4x4x4", 2**18, optimizer={"place": "host"}))
 
 
 def test_attention_outputs_of_late_chunks_wait_where_memory_is_left():

@@ -145,7 +145,7 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
             "use mesh.weights=auto"
         )
     if config.optimizer.place == "host":
-        _check_host_optimizer(config)
+        _check_host_optimizer(config, cluster)
     return Request(
         config=config,
         cluster=cluster,
@@ -159,12 +159,17 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     )
 
 
-def _check_host_optimizer(config: Config) -> None:
+def _check_host_optimizer(config: Config, cluster: Cluster) -> None:
     """Checks what parameters and moments on the host need.
 
     Raises:
-        ValueError: another setting rules them out.
+        ValueError: another setting, or the kind of device, rules them out.
     """
+    if cluster.device.platform == "tpu":
+        raise ValueError(
+            f"optimizer.place=host must have GPUs (or CPUs, to try it), got {cluster.name}, for which no program was "
+            "compiled; use optimizer.place=device"
+        )
     if config.schedule.name not in ("auto", BREADTH_FIRST):
         raise ValueError(
             f"optimizer.place=host must have schedule.name={BREADTH_FIRST}, got schedule.name={config.schedule.name}; "

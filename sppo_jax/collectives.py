@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun, jaxprs_in_params
 
-from sppo_jax.compat import neighbours_keep_order, scan_counts
+from sppo_jax.compat import is_on_host, neighbours_keep_order, scan_counts
 
 
 def in_order(f: Callable) -> Callable:
@@ -93,7 +93,8 @@ class _Run:
         """
         values = [self.after_loops(x) for x in variables]
         if self.last_loop and all(self._needed([x]) & self.last_loop for x in variables):
-            least = min(range(len(values)), key=lambda i: values[i].size)
+            here = [i for i, value in enumerate(values) if not is_on_host(value)]
+            least = min(here, key=lambda i: values[i].size)
             values[least] = _wait(values[least], [self.token()])
         return values
 
@@ -281,6 +282,8 @@ def _wait(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
     """Returns `x`, which exists only after the others exist.
 
     The choice is a branch, which compilers fuse with nothing: the arithmetic around it, down to its rounding, stays
-    what it would be without.
+    what it would be without. No collective reads what is on the host, which waits for nothing.
     """
+    if is_on_host(x):
+        return x
     return lax.cond(_never(others), jnp.zeros_like, lambda x: x, x)

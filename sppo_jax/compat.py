@@ -61,6 +61,68 @@ def to_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Device, src=jax.memory.Space.Host)
 
 
+def is_on_host(x: jax.Array) -> bool:
+    """Returns whether the type of an array says that the array is in pinned host memory."""
+    return jax.typeof(x).memory_space == jax.memory.Space.Host
+
+
+def in_host_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
+    """Returns a sharding over the pinned host memory of the same devices.
+
+    Raises:
+        ValueError: the devices have no such memory.
+    """
+    device = sharding.mesh.devices.flat[0]
+    if device.client.runtime_type == "compile_only_runtime":
+        return _CompileOnlyHost(sharding.mesh, sharding.spec)
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if _PINNED not in kinds:
+        raise ValueError(
+            f"optimizer.place=host must have devices with {_PINNED} memory, got {device.platform} with "
+            f"{', '.join(kinds) or 'none'}; use optimizer.place=device"
+        )
+    return sharding.with_memory_kind(_PINNED)
+
+
+def in_device_memory(sharding: jax.sharding.NamedSharding) -> jax.sharding.NamedSharding:
+    """Returns a sharding over the own memory of the same devices."""
+    return jax.sharding.NamedSharding(sharding.mesh, sharding.spec)
+
+
+def is_host(sharding: jax.sharding.Sharding) -> bool:
+    """Returns whether a sharding is one over pinned host memory."""
+    return sharding.memory_kind == _PINNED
+
+
+_PINNED = "pinned_host"
+
+
+class _PinnedHost(str):
+    """The kind of pinned host memory, equal to None too: what the compiler returns for devices that are not here."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+class _CompileOnlyHost(jax.sharding.NamedSharding):
+    """A sharding over host memory for devices that one can only compile for, whose memories jax does not know.
+
+    jax drops the memory kind of their shardings. The compiler takes it.
+    """
+
+    @property
+    def memory_kind(self) -> str:
+        return _PinnedHost(_PINNED)
+
+    _memory_kind = memory_kind
+
+
 def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | None:
     """Returns the compiler options that hide exchanges and host copies behind compute; None if no option is needed.
 

@@ -64,6 +64,7 @@ def small_plan(
     weights="resident",
     attention_from=0,
     waiting="keep",
+    optimizer="device",
 ) -> Plan:
     """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
     data, pipe, seq = mesh
@@ -99,6 +100,7 @@ def small_plan(
         kernel=kernel,
         groups=groups,
         weights=weights,
+        optimizer=optimizer,
     )
 
 

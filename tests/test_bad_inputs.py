@@ -55,6 +55,17 @@ SETTINGS = [
     ("train.max_nonfinite=0", "train.max_nonfinite must be at least 1"),
     ("train.log_every=0", "train.log_every must be at least 1"),
     ("train.stall_s=0.01", "train.stall_s must be 0 or at least 1"),
+    ("optimizer.place=gpu", "optimizer.place must be auto | device | host, got 'gpu'; correct the value"),
+    ("optimizer.place=host schedule.name=sppo", "must have schedule.name=breadth-first, got schedule.name=sppo; use"),
+    ("optimizer.place=host mesh.weights=resident", "must have mesh.weights=gathered, got mesh.weights=resident; use"),
+    (
+        "optimizer.place=host schedule.interleave=1",
+        "optimizer.place=host must have at least 2 groups of layers a stage",
+    ),
+    (
+        "optimizer.place=host schedule.wave=1 sequence.per_pipeline=2 schedule.interleave=2",
+        "optimizer.place=host must have all 2 sequences of a pipeline in one wave, got schedule.wave=1",
+    ),
     ("optimizer.lr=-1", "optimizer.lr must be at least 0"),
     ("optimizer.lr=1e308", "optimizer.lr must be at most 1e+30"),
     ("optimizer.b1=1", "optimizer.b1 must be in [0, 1)"),
@@ -408,8 +419,8 @@ def test_a_jaxlib_that_loses_gradients(place, capfd, monkeypatch):
     """Host offload on a GPU is refused before anything is written."""
     old = functools.partial(check_offload, "gpu", version=(0, 11, 0))
     monkeypatch.setattr("sppo_jax.pipeline.api.check_offload", lambda _, uses_host: old(uses_host))
-    words = f"{TRAIN} stash.inputs=host stash.attention=host"
-    check_refused(words, "offload on a GPU needs jaxlib >= 0.11.1", place, capfd)
+    for settings in ("stash.inputs=host stash.attention=host", "optimizer.place=host schedule.interleave=2"):
+        check_refused(f"{TRAIN} {settings}", "offload on a GPU needs jaxlib >= 0.11.1", place, capfd)
 
 
 def test_a_disk_without_room(place, capfd, monkeypatch):

@@ -1,5 +1,7 @@
 """What differs between versions of jax: where host offload may run, and what the compiler is told."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from sppo_jax.compat import (
     check_offload,
     compiler_options,
     deviceless_flags,
+    in_host_memory,
     jaxlib_version,
     to_device,
     to_host,
@@ -43,6 +46,19 @@ def test_the_installed_version_is_judged_by_default():
             check_offload("cuda", True)
     else:
         check_offload("cuda", True)
+
+
+def test_devices_without_host_memory_are_refused():
+    class Device:
+        platform = "npu"
+        client = SimpleNamespace(runtime_type="a_runtime")
+
+        def addressable_memories(self):
+            return [SimpleNamespace(kind="device")]
+
+    sharding = SimpleNamespace(mesh=SimpleNamespace(devices=np.array([Device()])))
+    with pytest.raises(ValueError, match=r"must have devices with pinned_host memory, got npu with device; use optim"):
+        in_host_memory(sharding)
 
 
 def test_the_compiler_is_told_something_only_on_a_gpu():

@@ -1,6 +1,7 @@
 """What fit makes of the compiler's figures, and the changes it proposes."""
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +46,7 @@ def test_the_compiler_decides_what_fits():
         "overlapped_bytes": 100 * GIB,
         "exposed_bytes": 0,
         "kernel_bytes": None,
+        "optimizer_bytes": 0,
         "waiting_share": 0.0123,
     }
     assert {"predicted", "capacity", "compile_s"} <= set(values) and values["num_bodies"] == 39
@@ -53,6 +55,9 @@ def test_the_compiler_decides_what_fits():
     assert "39 bodies of ticks" in text and "70 GiB" in text and "88.6%" in text
     assert "host copies             100 GiB a step\n" in text and "2.0% of it with no compute beside it\n" in text
     assert "longer than the compute beside it for 1.2% of a step\n" in text
+    of_optimizer = replace(fit(exposed=40), copies=replace(fit(exposed=40).copies, optimizer_bytes=40 * GIB))
+    assert "40.0% of it with no compute beside it, the optimizer's 40.0% among it\n" in of_optimizer.describe()
+    assert (of_optimizer.exposed_share, of_optimizer.exposed_activations_share) == (0.4, 0.0)
     assert "25.0% of it by kernels on the compute units, the rest by DMA engines\n" in fit(kernel=25).describe()
 
 

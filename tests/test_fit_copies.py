@@ -97,3 +97,17 @@ def test_copies_of_one_direction_that_are_under_way_together_share_the_link():
         "%read-done", "%again-done = f32[2,8]{1,0} fusion-done(%again-start)\n  %read-done"
     )
     assert sorted(host_copies(text).spans) == [("", 3, 32, 0), ("", 3, 64, 0), ("", 3, 128, 0)]
+
+
+def test_a_loop_of_at_most_one_turn_counts_as_often_as_its_turns():
+    name = 'metadata={op_name="jit(step)/while/body/backward_tick/gather_turn/while"}'
+    text = HLO.replace('body=%tick, backend_config={"known_trip_count":{"n":"3"}}', f"body=%tick, {name}")
+    once, seldom = host_copies(text), host_copies(text, {"gather_turn": 0.25})
+    assert (once.loops_unknown, seldom.loops_unknown) == (1, 0)
+    assert (once.overlapped_bytes, seldom.overlapped_bytes) == (8 * 4, 8)
+
+
+def test_copies_of_the_optimizer_are_counted_by_their_scopes():
+    name = 'calls=%r, metadata={op_name="jit(step)/optimizer_update/while/body/dynamic_slice"}'
+    assert host_copies(HLO).optimizer_bytes == 0
+    assert host_copies(HLO.replace("calls=%r", name)).optimizer_bytes == 3 * 2 * 8 * 4

@@ -18,6 +18,7 @@ from sppo_jax.planner.memory import (
     Memory,
     Shape,
     kv_heads_per_device,
+    optimizer_bytes,
     predict_memory,
     stash_bytes,
     table_work,
@@ -220,3 +221,15 @@ def test_gathered_weights_are_those_of_a_few_groups():
     assert sums == 4 * (2 * 2 * layer + (4 * 2 * layer + 2 * 50 * 8) / 4 + 8)
     # A tick holds one table and its gradient.
     assert table_work(gathered, 2) == (2 * 50 * 8, 4 * 50 * 8) and table_work(shape, 2) == (0, 0)
+
+
+def test_matrices_on_the_host_take_their_moments_and_gradients_along():
+    shape = replace(SHAPE, seq=2, data=2, compute_bytes=2, weights="gathered")
+    layer = layer_costs(MODEL).params - 2 * 8  # two norms of 8
+    matrices, tables, vectors = 4 * 2 * layer // 4, 2 * 50 * 8 // 4, 4 * 2 * 2 * 8 // 4 + 8
+    away = replace(shape, optimizer="host")
+    assert optimizer_bytes(shape, 4, 2) == (12 * (matrices + tables + vectors), 0)
+    assert optimizer_bytes(away, 4, 2) == (12 * vectors, 12 * (matrices + tables) + 4 * matrices)
+    # Gradient sums of layers leave; of the tables' sums one at a time is at the peak.
+    sums = [weight_bytes(one, 4, 2, "rebuild")[1] for one in (shape, away)]
+    assert sums[0] - sums[1] == 4 * (matrices + tables // 2)

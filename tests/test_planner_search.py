@@ -356,6 +356,24 @@ def test_weights_are_gathered_by_groups_where_a_stage_has_several_devices():
         search(large("llama3-8b", "h100:1x8", 2**18, mesh={"weights": "gathered"}, schedule={"name": "sppo"}))
 
 
+def test_the_optimizer_on_the_host_lets_one_device_train_what_it_cannot_hold():
+    here, away = (
+        search(large("llama3-8b", "h100:1x1", 2**18, optimizer={"place": place})) for place in ("device", "host")
+    )
+    assert away.fits and not here.fits and here.plan.optimizer == "device"
+    plan, pinned = away.plan, away.memory.host_optimizer
+    assert (plan.optimizer, plan.weights, plan.schedule.name) == ("host", "gathered", "breadth-first")
+    assert pinned == 12 * 2 * 128256 * 4096 + 16 * 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
+    assert "parameters, moments and gradients 116 GiB" in plan.reasons["host"]
+    short = search(
+        large("llama3-8b", "h100:1x1", 2**18, optimizer={"place": "host"}, hardware={"host_bytes": 100 * 2**30})
+    )
+    assert not short.fits and "over host memory by" in short.problem
+    assert "of host memory (parameters, moments and gradients 116 GiB, activations" in short.problem
+    with pytest.raises(ValueError, match=r"optimizer\.place=host must have GPUs .*, got v5p:"):
+        search(large("llama3-8b", "v5p:4x4x4", 2**18, optimizer={"place": "host"}))
+
+
 def test_attention_outputs_of_late_chunks_wait_where_memory_is_left():
     def searched(**groups):
         return search(large("llama3-8b", "h100:1x8", 5 * 2**20, **groups))

@@ -137,6 +137,11 @@ def test_compiled_ticks_without_ends_meet_the_vocabulary_nowhere(two_groups):
 PLACES = [
     {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "schedule": {"name": "sppo", "interleave": 4, "wave": 2}},
     {"mesh": {"data": 1, "pipe": 1, "seq": 2}, "schedule": {"name": "breadth-first", "interleave": 4}},
+    {
+        "mesh": {"data": 1, "pipe": 1, "seq": 2},
+        "schedule": {"name": "breadth-first", "interleave": 2},
+        "optimizer": {"place": "host"},
+    },
     {"mesh": {"data": 2, "pipe": 2, "seq": 1}, "schedule": {"interleave": 2}, "train": {"eval_sequences": 2}},
 ]
 
@@ -144,10 +149,10 @@ PLACES = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once")
 def test_a_run_goes_on_with_other_groups_of_layers_and_waves(x64, tmp_path):
-    """From depth-first to breadth-first, and back."""
+    """From depth-first to breadth-first, to the optimizer on the host, and back."""
     source = write_documents(tmp_path / "tokens.npy")
 
-    def config_of(steps, mesh, schedule=None, train=None):
+    def config_of(steps, mesh, schedule=None, train=None, optimizer=None):
         devices = f"cpu:{math.prod(mesh.values())}"
         return make_config(
             source,
@@ -156,21 +161,22 @@ def test_a_run_goes_on_with_other_groups_of_layers_and_waves(x64, tmp_path):
             schedule=schedule or {},
             sequence={"chunks": 4, "per_step": 2},
             stash={"inputs": "keep", "attention": "keep"},
-            optimizer={"warmup_steps": 0, "min_lr_ratio": 1.0},  # the same however many steps there are
+            # The same however many steps there are.
+            optimizer={"warmup_steps": 0, "min_lr_ratio": 1.0} | (optimizer or {}),
             train={"steps": steps, "log_every": 1, "eval_every": 0, "eval_sequences": 0, "devices": devices}
             | (train or {}),
         )
 
-    alone = config_of(6, {"data": 1, "pipe": 1, "seq": 1})
+    alone = config_of(8, {"data": 1, "pipe": 1, "seq": 1})
     run(alone, tmp_path / "alone", quickly)
     for number, groups in enumerate(PLACES):
         there, result = run(config_of(2 * number + 2, **groups), tmp_path / "there", quickly)
     want, got = losses_of(tmp_path / "alone"), losses_of(tmp_path / "there")
-    assert list(got) == list(want) == [1, 2, 3, 4, 5, 6]
+    assert list(got) == list(want) == [*range(1, 9)]
     np.testing.assert_allclose(list(got.values()), list(want.values()), rtol=1e-9)
     shapes = nnx.state(build_model(alone, abstract=True), nnx.Param)
-    first, second = (load_params(tmp_path / name / "checkpoints" / "6", shapes) for name in ("alone", "there"))
+    first, second = (load_params(tmp_path / name / "checkpoints" / "8", shapes) for name in ("alone", "there"))
     assert max(relative_errors(second, first).values()) < 1e-6
     # The same checkpoint, read and validated where its layers run in groups.
-    held_out = evaluate_saved(tmp_path / "there" / "checkpoints" / "6", there.config, there.plan)
+    held_out = evaluate_saved(tmp_path / "there" / "checkpoints" / "8", there.config, there.plan)
     np.testing.assert_allclose(held_out.loss, result.validation.loss, rtol=1e-12)

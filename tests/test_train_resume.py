@@ -6,6 +6,7 @@ import signal
 import time
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -186,6 +187,25 @@ def saved(source, tmp_path):
 def test_what_goes_on_forgets_the_steps_skipped_in_a_row(saved, tmp_path):
     start = begin(saved[0], tmp_path)
     assert (start.step, int(start.state.num_skipped), int(start.state.num_skipped_in_row)) == (5, 5, 0)
+
+
+def test_a_checkpoint_of_the_other_placement_goes_on_and_says_so(source, tmp_path):
+    order = {"mesh": {"data": 1, "pipe": 2, "seq": 2}, "schedule": {"name": "breadth-first", "interleave": 2}}
+    runs = {}
+    for place in ("device", "host"):
+        config = make_config(source, **order, optimizer={"place": place})
+        runs[place] = prepare(config, make_plan(config))
+    for before, after in (("host", "device"), ("device", "host")):
+        run_dir = tmp_path / before
+        state = begin(runs[before], run_dir).state
+        checkpoints = Checkpoints(run_dir / "checkpoints", runs[before].config.checkpoint, runs[before].saved_shapes)
+        checkpoints.save(state, to_save(runs[before], 5, None), step=5)
+        checkpoints.close()
+        again = begin(runs[after], run_dir)
+        assert f"; the optimizer waits on the {after}, no more on the {before}" in again.events[-1][1]
+        up = again.state.params["layers"]["up"].get_value()
+        assert up.sharding.memory_kind == {"host": "pinned_host", "device": "device"}[after]
+        chex.assert_trees_all_equal(*(jax.device_get(one.params) for one in (state, again.state)))
 
 
 def test_other_documents_under_the_same_name_are_refused(saved, tmp_path):

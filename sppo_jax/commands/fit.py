@@ -29,7 +29,7 @@ def run(words: Sequence[str]) -> int:
         print(json.dumps({**fit.to_dict(), "cluster": cluster.name, "nearest_change": named}, indent=2))
     else:
         print(f"{_headline(plan, cluster)}\n{fit.describe()}")
-    if fit.exposed_share > MAX_EXPOSED:
+    if fit.exposed_activations_share > MAX_EXPOSED:
         warnings.warn(_exposed(fit), stacklevel=2)
     if fit.fits:
         return DONE
@@ -65,7 +65,7 @@ def _headline(plan: Plan, cluster: Cluster) -> str:
 def _exposed(fit: Fit) -> str:
     return (
         f"at most {MAX_EXPOSED:.0%} of the bytes of host copies should be without compute beside the copy, got "
-        f"{fit.exposed_share:.1%}; use longer chunks, more layers a stage, or a lower stash.alpha"
+        f"{fit.exposed_activations_share:.1%}; use longer chunks, more layers a stage, or a lower stash.alpha"
     )
 
 

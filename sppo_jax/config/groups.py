@@ -29,8 +29,8 @@ class MeshConfig(Group):
         seq: number of devices that share the tokens of a chunk; at least 1, or "auto": chosen by the planner.
         weights: what a device holds of the layers of its stage during a step: "resident" is the weights and gradient
             sums of all of them, "gathered" is those of one group of layers at a time and its share of the others, which
-            needs `schedule.name` "breadth-first" and stages of at least 2 devices; "auto": "gathered" where it can be,
-            unless "resident" fits and makes a step shorter by more than 0.5%.
+            needs `schedule.name` "breadth-first", and stages of at least 2 devices or `optimizer.place` "host"; "auto":
+            "gathered" where it can be, unless "resident" fits and makes a step shorter by more than 0.5%.
     """
 
     group: ClassVar[str] = "mesh"
@@ -226,6 +226,9 @@ class OptimizerConfig(Group):
         eps: term that AdamW adds to the denominator; 0 to 1e30.
         clip_norm: largest global norm of the gradient, to which a larger gradient is scaled down; above 0, at most
             1e30.
+        place: where the parameters and the moments of AdamW wait between their uses: "device" is device memory, "host"
+            is host memory, from which they come one group of layers at a time, and which needs `schedule.name`
+            "breadth-first" and all sequences of a pipeline in one wave; "auto": "device".
     """
 
     group: ClassVar[str] = "optimizer"
@@ -237,6 +240,7 @@ class OptimizerConfig(Group):
     b2: float = 0.95
     eps: float = 1e-8
     clip_norm: float = 1.0
+    place: Literal["auto", "device", "host"] = "auto"
 
     def _check(self) -> None:
         self._at_least(0, "lr", "warmup_steps", "min_lr_ratio", "weight_decay", "eps")

@@ -72,6 +72,13 @@ class Fit:
         moved = self.copies.overlapped_bytes + self.copies.exposed_bytes
         return self.copies.exposed_bytes / moved if moved else 0.0
 
+    @property
+    def exposed_activations_share(self) -> float:
+        """The same without the copies of the optimizer, which are charged and hide behind nothing."""
+        copies = self.copies
+        moved = copies.overlapped_bytes + copies.exposed_bytes - copies.optimizer_bytes
+        return max(0, copies.exposed_bytes - copies.optimizer_bytes) / moved if moved else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """Returns what `sppo fit --json` prints."""
         return {
@@ -83,6 +90,7 @@ class Fit:
                 "overlapped_bytes": self.copies.overlapped_bytes,
                 "exposed_bytes": self.copies.exposed_bytes,
                 "kernel_bytes": self.copies.kernel_bytes,
+                "optimizer_bytes": self.copies.optimizer_bytes,
                 "waiting_share": round(self.waiting_share, 5),
             },
             "flash_calls": self.flash_calls,
@@ -114,9 +122,11 @@ class Fit:
         if copies.kernel_bytes is not None:
             share = copies.kernel_bytes / moved
             text += f", {share:.1%} of it by kernels on the compute units, the rest by DMA engines"
+        of_optimizer = copies.optimizer_bytes / moved
+        optimizer = f", the optimizer's {of_optimizer:.1%} among it" if of_optimizer else ""
         return [
             text,
-            f"{self.exposed_share:.1%} of it with no compute beside it",
+            f"{self.exposed_share:.1%} of it with no compute beside it{optimizer}",
             f"longer than the compute beside it for {self.waiting_share:.1%} of a step",
         ]
 
@@ -157,7 +167,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
     start = time.perf_counter()
     compiled = compile_lowered(lowered)
     compile_s = time.perf_counter() - start
-    figures = Figures.of(compiled)
+    figures = Figures.of(compiled, program.turn_shares)
     return Fit(
         compiler=Sizes(hbm_bytes=figures.hbm_bytes, host_bytes=figures.host_bytes),
         predicted=Sizes(hbm_bytes=max(plan.predicted.hbm_bytes), host_bytes=max(plan.predicted.host_bytes)),

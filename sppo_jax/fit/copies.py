@@ -23,6 +23,7 @@ _SLICE = re.compile(r" dynamic-(?:update-)?slice\(")
 _COPY = re.compile(r" (?:copy|dynamic-slice|dynamic-update-slice)\(")
 _PRODUCT = re.compile(r"__cublas|__cudnn|gemm| dot\(| convolution\(")
 _CALLED = re.compile(r" (?:async-start|fusion|fusion-start)\(.*calls=%([\w.\-]+)")
+_NAMED, _OPTIMIZER = re.compile(r'op_name="([^"]*)"'), re.compile(r"/(gather_turn|scatter_turn|optimizer_update)/")
 _TICK = re.compile(r'op_name="[^"]*?/(forward|backward|head)_tick')
 _BITS = {"pred": 8, "bf16": 16}
 _HOST, _LINEAR = "S(5)", "dynamic_slice_config"
@@ -39,7 +40,7 @@ class Span(NamedTuple):
     """
 
     kind: str
-    times: int
+    times: float
     copied_bytes: int
     product_flops: int
 
@@ -53,8 +54,10 @@ class HostCopies:
         exposed_bytes: of all others.
         kernel_bytes: of all these, what kernels on the compute units of a GPU copy, and not its DMA engines; None where
             the text tells of no offset whether it is linear, as for TPUs.
-        loops_unknown: loops whose turns the text does not say; each counts as one turn.
+        loops_unknown: loops of whose turns neither the text nor the caller says anything; each counts as one turn.
         spans: of all copies.
+        optimizer_bytes: of all these, what belongs to parameters, moments and gradients on the host; no compute is
+            beside any of it.
     """
 
     overlapped_bytes: int
@@ -62,6 +65,7 @@ class HostCopies:
     kernel_bytes: int | None
     loops_unknown: int
     spans: tuple[Span, ...]
+    optimizer_bytes: int = 0
 
     def waiting_s(self, link_bytes_s: float, flops_s: float, attention_s: Mapping[str, float]) -> float:
         """Returns the seconds by which copies take longer than the matrix products and the attention beside them.
@@ -79,17 +83,18 @@ class HostCopies:
         return waiting
 
 
-def host_copies(hlo_text: str) -> HostCopies:
+def host_copies(hlo_text: str, turn_shares: Mapping[str, float] | None = None) -> HostCopies:
     """Counts the host copies of a compiled program.
 
     Args:
         hlo_text: `compiled.as_text()`, whose instructions are in the order in which they run.
+        turn_shares: by the scope of loops of at most one turn, the share of their runs with a turn (`fit/turns.py`).
     """
     computations, entry = computations_of(hlo_text)
-    totals: dict[bool, int] = defaultdict(int)
+    totals: dict[bool, float] = defaultdict(float)
     products, spans = Products(computations), []
-    unknown = by_kernels = 0
-    todo = [(entry, 1)]
+    unknown, by_kernels, by_optimizer = 0, 0.0, 0.0
+    todo: list[tuple[str, float]] = [(entry, 1)]
     while todo:
         name, times = todo.pop()
         lines = computations[name]
@@ -98,23 +103,33 @@ def host_copies(hlo_text: str) -> HostCopies:
             size = times * _moved_bytes(copy.line)
             totals[any(_has_product(x, computations) for x in lines[copy.begin + 1 : copy.end])] += size
             by_kernels += size if _is_kernel(copy.line, computations) else 0
+            by_optimizer += size if _OPTIMIZER.search(copy.line) else 0
         spans += [
             Span(_kind(lines[begin]), times, size, products.flops(lines[begin:end]))
             for begin, end, size in _together(copies)
         ]
         for line in lines:
             for inner, trips in _inner(line):
-                moves = _mentions_host(inner, computations)
-                unknown += trips is None and moves
-                if moves:
-                    todo.append((inner, times * (trips or 1)))
+                if not _mentions_host(inner, computations):
+                    continue
+                turns = trips or _share_of(line, turn_shares or {})
+                unknown += turns is None
+                todo.append((inner, times * (turns or 1)))
     return HostCopies(
-        overlapped_bytes=totals[True],
-        exposed_bytes=totals[False],
-        kernel_bytes=by_kernels if _LINEAR in hlo_text else None,
+        overlapped_bytes=round(totals[True]),
+        exposed_bytes=round(totals[False]),
+        kernel_bytes=round(by_kernels) if _LINEAR in hlo_text else None,
         loops_unknown=unknown,
         spans=tuple(spans),
+        optimizer_bytes=round(by_optimizer),
     )
+
+
+def _share_of(line: str, turn_shares: Mapping[str, float]) -> float | None:
+    """Returns the share of the runs of a loop that have a turn; None if that is not known."""
+    named = _NAMED.search(line)
+    scopes = named.group(1).split("/") if named else []
+    return next((share for scope, share in turn_shares.items() if scope in scopes), None)
 
 
 def _inner(line: str) -> list[tuple[str, int | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +26,18 @@ class Figures:
     flash_calls: int
 
     @classmethod
-    def of(cls, compiled: Any) -> Figures:
-        """Returns the figures of a program that `jax.stages.Lowered.compile` returned."""
+    def of(cls, compiled: Any, turn_shares: Mapping[str, float] | None = None) -> Figures:
+        """Returns the figures of a program that `jax.stages.Lowered.compile` returned.
+
+        Args:
+            compiled: the program.
+            turn_shares: see `host_copies`.
+        """
         sizes, text = compiled.memory_analysis(), compiled.as_text()
         return cls(
             hbm_bytes=_total(sizes, ""),
             host_bytes=_total(sizes, "host_"),
-            copies=host_copies(text),
+            copies=host_copies(text, turn_shares),
             flash_calls=text.count('custom_call_target="__cudnn$fmha'),
         )
 

@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 
 from sppo_jax.config import Config
+from sppo_jax.fit.turns import turn_shares
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.api import Step
@@ -33,6 +34,7 @@ class TrainProgram:
         batch: shapes, dtypes and shardings of the batch.
         signals: shape, dtype and sharding of the requests of the processes.
         num_bodies: bodies of ticks in the program; the compiler's time grows with them.
+        turn_shares: of `fit/turns.py`.
     """
 
     step: TrainStep
@@ -41,6 +43,7 @@ class TrainProgram:
     batch: dict[str, jax.ShapeDtypeStruct]
     signals: jax.ShapeDtypeStruct
     num_bodies: int
+    turn_shares: dict[str, float]
 
     def lower(self) -> jax.stages.Lowered:
         """Returns the step lowered for its devices."""
@@ -75,4 +78,5 @@ def train_program(config: Config, plan: Plan, devices: Sequence, platform: str) 
         batch=batch_shapes(plan, mesh),
         signals=jax.ShapeDtypeStruct((mesh.size,), np.dtype("int32"), sharding=signal_sharding(mesh)),
         num_bodies=num_segments(step.program.items),
+        turn_shares=turn_shares(step.program),
     )

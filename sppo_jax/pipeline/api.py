@@ -25,11 +25,13 @@ from sppo_jax.compat import (
     check_offload,
     compiler_options,
     has_explicit_sharding,
+    is_on_host,
     keeps_order,
     mesh_in_force,
     one_at_a_time,
     outside_meshes,
     scatters_sums,
+    to_device,
     without_explicit_sharding,
 )
 from sppo_jax.dtypes import accumulator
@@ -40,6 +42,7 @@ from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.stage import Stage
@@ -112,7 +115,7 @@ class Step:
 
     @property
     def uses_host(self) -> bool:
-        return any(name.uses_host for name in self.program.classes)
+        return self.plan.optimizer == "host" or any(name.uses_host for name in self.program.classes)
 
     @property
     def compiler_options(self) -> dict | None:
@@ -163,6 +166,9 @@ class Step:
 
     def _run(self, params: nnx.State, batch: Mapping):
         plan, given = self.plan, params
+        on_host = any(map(is_on_host, jax.tree.leaves(params)))
+        if on_host:
+            params = self._with_tables(params)
         if self._by_groups:
             params = storage.as_stored(params, self.params, plan, self.mesh)
         shares = storage.gradient_shares(params, self.params, plan, scatter=scatters_sums(self.platform))
@@ -180,7 +186,7 @@ class Step:
         striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in KEYS]
         out_specs = layout.STRIPED
         if self.train:
-            out_specs = (P(), storage.gradient_specs(shares))
+            out_specs = (P(), storage.gradient_specs(shares), *[P()] * on_host)
         as_written = self.mesh.size == 1 or keeps_order(self.platform)
         on_device = partial(self._on_device, shares)
         step = jax.shard_map(
@@ -193,10 +199,19 @@ class Step:
         result = step(physical, striped)
         if not self.train:
             return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
-        loss, grads = result
+        loss, grads, *squares = result
         grads = layout.to_logical(storage.unstack(grads, shares, self.mesh), given)
         chex.assert_trees_all_equal_shapes_and_dtypes(grads, given)
-        return loss, grads
+        return loss, grads, *squares
+
+    def _with_tables(self, params: nnx.State) -> nnx.State:
+        """Returns parameters with the tables on the device, in the compute dtype, for the whole step."""
+
+        def fetch(path, x):
+            is_table = is_on_host(x) and path[0].key != "layers"
+            return to_device(x).astype(self.model.dtype) if is_table else x
+
+        return jax.tree_util.tree_map_with_path(fetch, params)
 
     def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
@@ -231,12 +246,14 @@ class Step:
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
         trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
-        num_members, layers = plan.mesh.data * plan.mesh.seq, trained.sums
+        num_members, layers, squares = plan.mesh.data * plan.mesh.seq, trained.sums, ()
         if sharded is not None:
             layers = sharded.gradients(trained.grads.layers)
+        if isinstance(sharded, HostLayers):
+            squares = (sharded.squares(trained.grads.layers),)
         grads = trained.grads._replace(layers=layers)
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
-        return loss, storage.stack(grads, shares)
+        return loss, storage.stack(grads, shares), *squares
 
     @property
     def _by_groups(self) -> bool:
@@ -260,6 +277,8 @@ class Step:
             return weights, self._tables(weights, None), None
         dtype = jnp.dtype(self.model.dtype)
 
+        on_host = any(map(is_on_host, jax.tree.leaves(weights.layers.params)))
+
         def shard(x, share):
             return x.squeeze(0) if len(share.cuts) == 2 else x
 
@@ -267,14 +286,17 @@ class Step:
             own = like.shape[1:]
             return jax.ShapeDtypeStruct((self.num_layers, *own), dtype if _is_matrix(like, 3) else like.dtype)
 
-        shards = jax.tree.map(lambda x, share: shard(x, share).squeeze(1), weights.layers.params, shares.layers)
+        shards = jax.tree.map(
+            lambda x, share: x if on_host else shard(x, share).squeeze(1), weights.layers.params, shares.layers
+        )
         others = jax.tree.map(lambda x: x.squeeze(1), weights.layers.others)
         layers = weights.layers._replace(params=shards, others=others)
         head = None if weights.head_VD is None else shard(weights.head_VD, shares.head_VD)
         embedding = shard(weights.embedding_VD, shares.embedding_VD)
         weights = weights._replace(layers=layers, embedding_VD=embedding, head_VD=head)
         wholes = jax.tree.map(whole, self.params["layers"])
-        return weights, self._tables(weights, shares), ShardedLayers(shards, shares.layers, wholes)
+        kind = HostLayers if on_host else ShardedLayers
+        return weights, self._tables(weights, shares), kind(shards, shares.layers, wholes)
 
     def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> Tables:
         """Returns the tables of one device; each stage has its share of the vocabulary."""
@@ -340,7 +362,8 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         f, jittable (give a jit around it `compiler_options=f.compiler_options`: copies hide behind compute only then).
         params: the tree of `nnx.state(model, nnx.Param)`. batch: int32 [num_sequences, sequence_length] tokens, targets
         (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the whole batch;
-        gradients have the tree and dtypes of params.
+        gradients have the tree and dtypes of params. Where parameters are on the host (`storage.stored_shapes`), those
+        of layers have their gradients there, and f returns the sum of the squares of these as well.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.

@@ -152,7 +152,8 @@ class Executor:
         if not spec.gathers:
             return state
         group, slot = row["gather_group"][0], row["gather_slot"][0]
-        gathered = _where(row["gathers"], lambda slots: self.sharded.gather(slots, group, slot), state.gathered)
+        with jax.named_scope("gather_turn"):
+            gathered = _where(row["gathers"], lambda slots: self.sharded.gather(slots, group, slot), state.gathered)
         return state._replace(gathered=gathered)
 
     def _scatter(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
@@ -160,11 +161,12 @@ class Executor:
         if not spec.scatters:
             return state
         group, slot = row["scatter_group"][0], row["scatter_slot"][0]
-        totals, sums = _where(
-            row["scatters"],
-            lambda carried: self.sharded.scatter(*carried, group, slot),
-            (state.grads.layers, state.sums),
-        )
+        with jax.named_scope("scatter_turn"):
+            totals, sums = _where(
+                row["scatters"],
+                lambda carried: self.sharded.scatter(*carried, group, slot),
+                (state.grads.layers, state.sums),
+            )
         return state._replace(grads=state.grads._replace(layers=totals), sums=sums)
 
     def _held(self, state: State) -> stages.Stage:

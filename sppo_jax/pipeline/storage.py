@@ -24,6 +24,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
+from sppo_jax.compat import in_host_memory, is_on_host
 from sppo_jax.pipeline.layout import SEQ, Physical, arrange, fit
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.spread import Cut, padded, spread
@@ -93,7 +94,9 @@ def _home_of_given(name: str, x: jax.Array, like: jax.ShapeDtypeStruct, plan: Pl
     return home_of(name, like.shape, plan, in_order=x.ndim == len(like.shape))
 
 
-def stored_shapes(plan: Plan, params: nnx.State, mesh: Mesh, *, in_order: bool = False) -> nnx.State:
+def stored_shapes(
+    plan: Plan, params: nnx.State, mesh: Mesh, *, in_order: bool = False, on_device: bool = False
+) -> nnx.State:
     """Returns shapes, dtypes and shardings with which no two devices of a stage keep the same part of a parameter.
 
     Args:
@@ -101,13 +104,41 @@ def stored_shapes(plan: Plan, params: nnx.State, mesh: Mesh, *, in_order: bool =
         params: the tree of `nnx.state(model, nnx.Param)`, arrays or shapes.
         mesh: the plan's mesh, with `seq` whole or divided.
         in_order: whether layers lie in order, as in checkpoints; else where they run.
+        on_device: whether all lie in device memory; else where the plan's optimizer waits.
+
+    Raises:
+        ValueError: the plan's optimizer waits on the host, and the parameters or the devices do not allow that.
     """
 
     def place(path, leaf):
         home = home_of(path[0].key, leaf.shape, plan, in_order=in_order)
-        return jax.ShapeDtypeStruct(home.shape, leaf.dtype, sharding=_sharding(home, mesh))
+        sharding = _sharding(home, mesh)
+        if plan.optimizer == "host" and not on_device and waits_on_host(path, leaf):
+            _check_host(path, home, plan)
+            sharding = in_host_memory(sharding)
+        return jax.ShapeDtypeStruct(home.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(place, params)
+
+
+def waits_on_host(path, leaf) -> bool:
+    """Returns whether a parameter and its moments wait on the host, where the optimizer does: matrices alone do.
+
+    Args:
+        path: of the leaf in the tree of `nnx.state(model, nnx.Param)`.
+        leaf: with its logical shape.
+    """
+    is_bias = any(str(getattr(key, "key", "")).endswith("bias") for key in path)
+    return not is_bias and len(leaf.shape) >= (3 if path[0].key == "layers" else 2)
+
+
+def _check_host(path, home: Home, plan: Plan) -> None:
+    if len(home.share.cuts) > 1:
+        raise ValueError(
+            f"optimizer.place=host must have parameters that the {plan.mesh.data * plan.mesh.seq} devices of a stage "
+            f"divide along one dim, got {jax.tree_util.keystr(path)} of {list(home.own)}; change mesh.seq, or "
+            "use optimizer.place=device"
+        )
 
 
 def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
@@ -124,7 +155,8 @@ def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
             return stored.sharding
         return _sharding(_whole(home_of(path[0].key, leaf.shape, plan, in_order=True), leaf.shape, plan), mesh)
 
-    return jax.tree_util.tree_map_with_path(place, params, stored_shapes(plan, params, mesh, in_order=True))
+    stored = stored_shapes(plan, params, mesh, in_order=True, on_device=True)
+    return jax.tree_util.tree_map_with_path(place, params, stored)
 
 
 def _whole(home: Home, shape: tuple[int, ...], plan: Plan) -> Home:
@@ -280,6 +312,8 @@ def as_stored(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh) -> n
     """
 
     def place(path, x, like):
+        if is_on_host(x):
+            return x
         home = home_of(path[0].key, like.shape, plan)
         return lax.with_sharding_constraint(arrange(x, home.shape), _sharding(home, mesh))
 
@@ -310,7 +344,10 @@ def stack(grads: Physical, shares: Physical) -> Physical:
     def tables(x, share):
         return x[None] if len(share.cuts) == 2 else x
 
-    layers = jax.tree.map(lambda x, share: tables(x[:, None], share), grads.layers, shares.layers)
+    def of_stage(x):
+        return lax.reshape(x, (x.shape[0], 1, *x.shape[1:]))  # not by an index: `x` may be on the host
+
+    layers = jax.tree.map(lambda x, share: tables(of_stage(x), share), grads.layers, shares.layers)
     head = None if grads.head_VD is None else tables(grads.head_VD, shares.head_VD)
     return grads._replace(embedding_VD=tables(grads.embedding_VD, shares.embedding_VD), layers=layers, head_VD=head)
 

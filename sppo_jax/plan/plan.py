@@ -20,6 +20,7 @@ from sppo_jax.units import format_bytes
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 WEIGHTS = ("resident", "gathered")
+OPTIMIZERS = ("device", "host")
 GROUPS = ("static", "flex")
 KERNELS = ("blockwise", "cudnn")
 
@@ -150,6 +151,7 @@ class Plan:
         groups: the members of a document: "static": all of them; "flex": each document of a batch has its own.
         weights: "resident": a device holds the weights and the gradient sums of all layers of its stage during a step;
             "gathered": those of one group of layers at a time, and its share of all others.
+        optimizer: where a device's share of the float32 parameters and moments waits: "device" or "host".
         model: the fields of the model that the plan was made for; empty where a plan is written by hand.
         reasons: for each choice, why it was made.
 
@@ -174,6 +176,7 @@ class Plan:
     kernel: str = "blockwise"
     groups: str = "static"
     weights: str = "resident"
+    optimizer: str = "device"
     model: dict[str, int] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -186,6 +189,7 @@ class Plan:
         _check_table(self, outline)
         check_stash(self, outline)
         _check_weights(self, outline)
+        _check_optimizer(self)
         _check_alpha(self.stash.alpha, outline)
 
     @property
@@ -195,7 +199,8 @@ class Plan:
 
     @property
     def _gathered(self) -> str:
-        return "; weights gathered group by group" if self.weights == "gathered" else ""
+        gathered = "; weights gathered group by group" if self.weights == "gathered" else ""
+        return f"{gathered}; optimizer on the host" if self.optimizer == "host" else gathered
 
     def table(self) -> Table:
         """Returns the schedule table, checked."""
@@ -386,10 +391,30 @@ def _check_weights(plan: Plan, table: Table) -> None:
             "mesh.weights=gathered must have a schedule that passes one of several groups of layers at a time, got "
             f"{plan.schedule.label}; use schedule.name=breadth-first, or mesh.weights=resident"
         )
-    if plan.mesh.data * plan.mesh.seq == 1:
+    if plan.mesh.data * plan.mesh.seq == 1 and plan.optimizer == "device":
         raise ValueError(
             "mesh.weights=gathered must have stages of at least 2 devices, which share the weights, got mesh.data=1 "
-            "and mesh.seq=1; use mesh.weights=resident"
+            "and mesh.seq=1; use mesh.weights=resident, or optimizer.place=host"
+        )
+
+
+def _check_optimizer(plan: Plan) -> None:
+    if plan.optimizer not in OPTIMIZERS:
+        raise ValueError(
+            f"optimizer of a plan must be one of {', '.join(OPTIMIZERS)}, got {plan.optimizer!r}; choose one"
+        )
+    if plan.optimizer == "device":
+        return
+    if plan.weights != "gathered":
+        raise ValueError(
+            f"optimizer.place=host must have mesh.weights=gathered, got {plan.weights}; use mesh.weights=gathered, or "
+            "optimizer.place=device"
+        )
+    if plan.schedule.wave != plan.sequences_per_pipeline:
+        raise ValueError(
+            f"optimizer.place=host must have all {plan.sequences_per_pipeline} sequences of a pipeline in one wave, "
+            f"got waves of {plan.schedule.wave}; use schedule.wave={plan.sequences_per_pipeline}, or "
+            "optimizer.place=device"
         )
 
 

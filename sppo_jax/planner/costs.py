@@ -70,6 +70,7 @@ class CostModel:
         stage_layers: layers of a stage.
         table_params: parameters of a stage's embedding, or of its head, where ticks gather these; else 0.
         num_tables: 2, or 1 where the embedding and the head are tied.
+        host_params: a device's parameters in matrices of layers, and in tables, that wait on the host; else 0.
     """
 
     layer: LayerCosts
@@ -92,6 +93,7 @@ class CostModel:
     stage_layers: int
     table_params: int
     num_tables: int
+    host_params: tuple[int, int] = (0, 0)
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -226,7 +228,18 @@ class CostModel:
         sent = (members - 1) / members * (once * (self.compute_bytes + 2 * _FLOAT32) + again)
         cast = _FLOAT32 + self.compute_bytes if self.compute_bytes < _FLOAT32 else 0
         updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
-        return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s
+        return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s + self.host_update_s()
+
+    def host_update_s(self) -> float:
+        """Returns the seconds of the copies of parameters, moments and gradients that wait on the host.
+
+        The update fetches four arrays and writes three, one way after the other. In the ticks a group's weights come
+        for each turn and its gradients leave, with no compute beside them.
+        """
+        matrices, tables = self.host_params
+        gathers = self.again[0] + 1
+        copied = (matrices + tables) * (4 + 3) + matrices * (gathers + 1)
+        return copied * _FLOAT32 / self.cluster.host_link_bytes_s
 
     def of_chunks(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, TickShape], float]:
         """Returns the costs that `simulate` asks for; a chunk's are the same on every stage and in every sequence."""
@@ -366,6 +379,7 @@ def cost_model(
     ring_pass: str = "auto",
     again: tuple[float, float] = (0.0, 0.0),
     gathers_tables: bool = False,
+    on_host: bool = False,
 ) -> CostModel:
     """Returns the seconds of units of a model on a mesh.
 
@@ -387,6 +401,7 @@ def cost_model(
         ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
         again: see `CostModel`.
         gathers_tables: whether the embedding and the head are gathered in each tick that needs them.
+        on_host: whether parameters and moments wait on the host.
 
     Raises:
         ValueError: the factors do not make up the `seq` axis.
@@ -394,11 +409,12 @@ def cost_model(
     if ulysses * ring != mesh.seq:
         raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}; change a factor")
     layer = layer_costs(model)
+    stage = stage_params(model, -(-model.num_layers // mesh.pipe), mesh.pipe, mesh.data, mesh.seq)
     return CostModel(
         layer=layer,
         layers=layers,
         head_flops=3 * head_flops(model),
-        params=stage_params(model, -(-model.num_layers // mesh.pipe), mesh.pipe, mesh.data, mesh.seq).whole,
+        params=stage.whole,
         kv_heads=math.lcm(model.num_kv_heads, ulysses),
         head_dim=model.head_dim,
         mesh=mesh,
@@ -427,4 +443,5 @@ def cost_model(
         stage_layers=-(-model.num_layers // mesh.pipe),
         table_params=table_params(model, mesh.pipe) if gathers_tables else 0,
         num_tables=num_tables(model),
+        host_params=(stage.matrices, stage.tables) if on_host else (0, 0),
     )

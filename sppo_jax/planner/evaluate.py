@@ -134,6 +134,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         kernel=request.kernel,
         groups="flex" if config.sequence.groups == "flex" else "static",
         weights=layout.weights,
+        optimizer=request.optimizer,
         model={name: getattr(config.model, name) for name in MODEL_FIELDS},
         reasons={
             **reasons,
@@ -170,6 +171,7 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0
         recompute_kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
         again=_again(layout, layout.sequences // wave if wave else 1),
         gathers_tables=layout.weights == "gathered",
+        on_host=request.optimizer == "host",
         kernel=request.kernel,
         length=request.config.sequence.length,
         ring_pass=request.config.sequence.ring_pass,
@@ -253,8 +255,14 @@ def _memory_reasons(memory: Memory, cluster: Cluster) -> dict[str, str]:
     assumed = {"hardware": _assumed(cluster)} if cluster.device.assumed else {}
     return assumed | {
         "hbm": f"{fits} in {format_bytes(cluster.device.hbm_bytes)}: {memory.describe()}",
-        "host": f"of {format_bytes(cluster.device_host_bytes)} a device",
+        "host": f"of {format_bytes(cluster.device_host_bytes)} a device{_of_optimizer(memory)}",
     }
+
+
+def _of_optimizer(memory: Memory) -> str:
+    if not memory.host_optimizer:
+        return ""
+    return f"; parameters, moments and gradients {format_bytes(memory.host_optimizer)}"
 
 
 def _assumed(cluster: Cluster) -> str:

@@ -67,6 +67,11 @@ class Request:
         return self.dials.waiting if asked == "auto" else asked
 
     @property
+    def optimizer(self) -> str:
+        """Where parameters and moments wait, "device" or "host"."""
+        return "host" if self.config.optimizer.place == "host" else "device"
+
+    @property
     def compares_orders(self) -> bool:
         """Whether a breadth-first schedule that fits competes with others that fit."""
         return self.cluster.device.platform == "gpu" and self.config.sequence.groups == "static"
@@ -118,6 +123,7 @@ class Layout:
             platform=self.request.cluster.device.platform,
             groups=self.request.config.sequence.groups != "static",
             weights=self.weights,
+            optimizer=self.request.optimizer,
         )
 
 
@@ -140,6 +146,8 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
             f"mesh.weights=gathered must have schedule.name={BREADTH_FIRST}, got schedule.name={config.schedule.name}; "
             "use mesh.weights=auto"
         )
+    if config.optimizer.place == "host":
+        _check_host_optimizer(config, cluster)
     return Request(
         config=config,
         cluster=cluster,
@@ -148,8 +156,32 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         # No other schedule has what these ask for.
         by_groups=config.stash.kv in ("rebuild", "host")
         or config.stash.waiting == "host"
-        or config.mesh.weights == "gathered",
+        or config.mesh.weights == "gathered"
+        or config.optimizer.place == "host",
     )
+
+
+def _check_host_optimizer(config: Config, cluster: Cluster) -> None:
+    """Checks what parameters and moments on the host need.
+
+    Raises:
+        ValueError: another setting, or the kind of device, rules them out.
+    """
+    if cluster.device.platform == "tpu":
+        raise ValueError(
+            f"optimizer.place=host must have GPUs (or CPUs, to try it), got {cluster.name}, for which no program was "
+            "compiled; use optimizer.place=device"
+        )
+    if config.schedule.name not in ("auto", BREADTH_FIRST):
+        raise ValueError(
+            f"optimizer.place=host must have schedule.name={BREADTH_FIRST}, got schedule.name={config.schedule.name}; "
+            "use optimizer.place=device"
+        )
+    if config.mesh.weights == "resident":
+        raise ValueError(
+            "optimizer.place=host must have mesh.weights=gathered, got mesh.weights=resident; use mesh.weights=auto, "
+            "or optimizer.place=device"
+        )
 
 
 def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
@@ -258,6 +290,7 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
             _check_tokens(request, mesh)
             if config.schedule.wave != "auto":
                 check_wave(config.schedule.name, sequences, config.schedule.wave)
+                _check_one_wave(request, sequences)
             for interleave in _interleaves(request, mesh.pipe):
                 layers = layers_per_virtual_stage(config.model.num_layers, mesh.pipe, interleave)
                 found += [
@@ -277,11 +310,26 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
     return found, errors
 
 
+def _check_one_wave(request: Request, sequences: int) -> None:
+    wave = request.config.schedule.wave
+    if request.optimizer == "host" and wave != sequences:
+        raise ValueError(
+            f"optimizer.place=host must have all {sequences} sequences of a pipeline in one wave, got schedule.wave="
+            f"{wave}; use schedule.wave=auto, or optimizer.place=device"
+        )
+
+
 def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
     """Returns what a device holds of its stage's layers: as asked, or its share where the schedule allows."""
     asked, members = request.config.mesh.weights, mesh.data * mesh.seq
     asked = "resident" if asked == "auto" and request.dials.weights == "resident" else asked
-    possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and members > 1
+    on_host = request.optimizer == "host"
+    possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and (members > 1 or on_host)
+    if on_host and not possible:
+        raise ValueError(
+            f"optimizer.place=host must have at least 2 groups of layers a stage, got {interleave}; change mesh.pipe "
+            "or schedule.interleave, or use optimizer.place=device"
+        )
     if asked == "gathered" and not possible:
         raise ValueError(
             "mesh.weights=gathered must have at least 2 groups of layers and at least 2 devices a stage, got "

@@ -18,6 +18,7 @@ from sppo_jax.planner.memory import (
     Memory,
     backward_work,
     kv_heads_per_device,
+    optimizer_bytes,
     predict_memory,
     token_bytes,
     usable_bytes,
@@ -282,7 +283,10 @@ class LowerBounds:
         token = token_bytes(shape, stash)
         # One slot is spare.
         kept, away = (whole * layout.interleave + chunk) * token.kept, whole * layout.interleave * token.away
-        device_bytes, host_bytes = usable_bytes(request.cluster), usable_host_bytes(request.cluster)
+        device_bytes = usable_bytes(request.cluster)
+        optimizer = optimizer_bytes(shape, layout.interleave, layout.mesh.pipe)[1]
+        # At least a byte, so that shares of it exist.
+        host_bytes = max(1, usable_host_bytes(request.cluster) - optimizer)
         work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
         between = self._between_groups_bytes(partition, tokens)
         weights = self._weight_bytes(layout, stash.kv) - smallest.hbm["weights"] - smallest.hbm["grads"]

@@ -59,6 +59,11 @@ def check_plan(plan: Plan, config: Config) -> None:
     for name, (want, got) in wanted.items():
         if want != got:
             raise ValueError(f"the plan must agree with {name} = {want}, got {got}; set {name}={got}, or plan again")
+    if config.optimizer.place not in ("auto", plan.optimizer):
+        raise ValueError(
+            f"the plan must agree with optimizer.place = {config.optimizer.place}, got {plan.optimizer}; set "
+            f"optimizer.place={plan.optimizer}, or plan again"
+        )
     simulated, devices = config.train.num_simulated_devices, math.prod((mesh.data, mesh.pipe, mesh.seq))
     if simulated and simulated != devices:
         raise ValueError(

@@ -29,6 +29,8 @@ _UNROLLED_LAYERS, _UNROLLED_ARRAYS = 2, 5
 # The same where chunks wait on the host, with groups of 1, 2 and more layers. Elsewhere the dX of heads, which only the
 # first pass of the backward needs, has been in the place of some of these arrays. Calibrated on five compiled plans.
 _LATE_HEAD_ARRAYS = (7.6, 11.0, 8.4)
+# The same on stages of one device, which exchanges nothing; calibrated on three plans with groups of 1 and 2 layers.
+_LATE_HEAD_ARRAYS_ALONE = (5.9, 7.3, 8.4)
 # Copies of a layer's largest matrix at once: a slice, the gradient and its transpose in the compute dtype; two sums.
 _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
@@ -42,10 +44,19 @@ _RESERVE = 0.06
 
 @dataclass(frozen=True, kw_only=True)
 class StageParams:
-    """Parameters of a stage: the whole of them, which a step works with, and those a device owns between steps."""
+    """Parameters of a stage.
+
+    Args:
+        whole: all of them, which a step works with.
+        own: those that a device owns between steps.
+        matrices: of these, those in matrices of layers.
+        tables: of these, those in the embedding and the head.
+    """
 
     whole: int
     own: int
+    matrices: int
+    tables: int
 
 
 @lru_cache(maxsize=1024)
@@ -62,9 +73,12 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
     arrays = [*layer_matrices(model), *layer_vectors(model)]
     table, tables = (-(-model.vocab_size // pipe), model.hidden_size), num_tables(model)
     whole = layers * sum(map(math.prod, arrays)) + tables * math.prod(table)
-    own = layers * sum(_share(dims, data, seq) for dims in arrays) + tables * _share(table, data, seq)
+    matrices = layers * sum(_share(dims, data, seq) for dims in layer_matrices(model))
+    vectors = layers * sum(_share(dims, data, seq) for dims in layer_vectors(model))
+    of_tables = tables * _share(table, data, seq)
     # Every device has the final norm.
-    return StageParams(whole=whole + model.hidden_size, own=own + model.hidden_size)
+    own = matrices + vectors + of_tables + model.hidden_size
+    return StageParams(whole=whole + model.hidden_size, own=own, matrices=matrices, tables=of_tables)
 
 
 def largest_matrix(model: ModelConfig) -> int:
@@ -90,6 +104,7 @@ class Shape:
         platform: the compiler, "cpu", "gpu" or "tpu".
         groups: whether documents may have their own groups of devices.
         weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
+        optimizer: where parameters and moments wait; see `plan.Plan`.
     """
 
     model: ModelConfig
@@ -101,6 +116,7 @@ class Shape:
     platform: str = "gpu"
     groups: bool = False
     weights: str = "resident"
+    optimizer: str = "device"
 
     @property
     def sum_bytes(self) -> int:
@@ -110,10 +126,17 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes a device, by what they hold."""
+    """Bytes a device.
+
+    Args:
+        hbm: of device memory, by what they hold.
+        host: of host memory.
+        host_optimizer: of these, those of parameters, moments and gradients that wait there.
+    """
 
     hbm: dict[str, int]
     host: int
+    host_optimizer: int = 0
 
     @property
     def hbm_bytes(self) -> int:
@@ -137,6 +160,19 @@ def usable_bytes(cluster: Cluster) -> int:
 def usable_host_bytes(cluster: Cluster) -> int:
     """Returns the host memory that a plan may take for a device."""
     return max(1, int(cluster.device_host_bytes * (1 - _HOST_RESERVE)))
+
+
+def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int, int]:
+    """Returns the bytes of a device's parameters and moments between steps in its own memory, and on the host.
+
+    On the host the gradients of layers wait as well.
+    """
+    stage = stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
+    states = 1 + _MOMENTS
+    if shape.optimizer == "device":
+        return stage.own * states * shape.sum_bytes, 0
+    away = stage.matrices + stage.tables
+    return (stage.own - away) * states * shape.sum_bytes, (away * states + stage.matrices) * shape.sum_bytes
 
 
 def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
@@ -206,7 +242,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     model, size = shape.model, shape.compute_bytes
     tokens, most = sum(table.chunk_lengths), table.most_tokens
     local = -(-most // shape.seq)
-    stage = stage_params(model, shape.layers * table.num_groups, table.num_stages, shape.data, shape.seq)
+    params, host_optimizer = optimizer_bytes(shape, table.num_groups, table.num_stages)
     # Under ulysses a device has its heads of all tokens of its ring neighbours, elsewhere all heads of its tokens.
     heads = kv_heads_per_device(model, shape.ulysses)
     prefix = (tokens + most) * shape.ulysses // shape.seq
@@ -230,7 +266,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     layer_work = backward_work(shape, stash, local) + group_work(shape, local) + ring_work(shape, local, prefix)
     return Memory(
         hbm={
-            "params": stage.own * (1 + _MOMENTS) * shape.sum_bytes,
+            "params": params,
             "weights": weights,
             "grads": grads,
             "kv": kv * size,
@@ -242,7 +278,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "batch": batch_bytes(table, shape.seq),
             "work": max(layer_work, loss, tables[1]) + copied,
         },
-        host=host,
+        host=host + host_optimizer,
+        host_optimizer=host_optimizer,
     )
 
 
@@ -264,7 +301,11 @@ def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tup
     num_weights, num_sums = slot_counts(num_stages, num_groups, kv)
     # Every device has the final norm.
     weights = shape.model.hidden_size + num_weights * group
-    return weights * shape.compute_bytes, (num_sums * group + stage.own) * shape.sum_bytes
+    totals = stage.own
+    if shape.optimizer == "host":
+        # The embedding's sum begins with the last group, when no keys and values are made again, and adds to no peak.
+        totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
+    return weights * shape.compute_bytes, (num_sums * group + totals) * shape.sum_bytes
 
 
 def table_params(model: ModelConfig, num_stages: int) -> int:
@@ -302,7 +343,8 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
     if stash.waiting == "host":
         # Without a gate there are half as many arrays of the MLP.
         of_mlp = shape.model.mlp_size // (1 if shape.model.mlp == "swiglu" else 2)
-        at_once = max(at_once, int(_LATE_HEAD_ARRAYS[min(shape.layers, 3) - 1] * (of_mlp + elements)))
+        counts = _LATE_HEAD_ARRAYS_ALONE if shape.seq == 1 else _LATE_HEAD_ARRAYS
+        at_once = max(at_once, int(counts[min(shape.layers, 3) - 1] * (of_mlp + elements)))
     work = matrix + tokens * at_once * size
     if stash.inputs == "recompute":
         # A chunk's stash is made again for all layers of the virtual stage.

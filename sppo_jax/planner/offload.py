@@ -11,7 +11,15 @@ from sppo_jax.plan.stash import recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import Shape, fetched_bytes, stash_bytes, token_bytes, usable_host_bytes, waiting_bytes
+from sppo_jax.planner.memory import (
+    Shape,
+    fetched_bytes,
+    optimizer_bytes,
+    stash_bytes,
+    token_bytes,
+    usable_host_bytes,
+    waiting_bytes,
+)
 from sppo_jax.units import format_bytes
 
 # The values that the planner gives alpha; each distinct one is a segment to compile.
@@ -102,7 +110,8 @@ def choose_alpha(
     Raises:
         ValueError: a list of the wrong length.
     """
-    cluster, host_bytes = costs.cluster, usable_host_bytes(costs.cluster)
+    cluster, optimizer = costs.cluster, optimizer_bytes(shape, table.num_groups, table.num_stages)[1]
+    host_bytes = max(0, usable_host_bytes(costs.cluster) - optimizer)
     groups, hides = table.diagonal_groups, table.hides_copies
     if isinstance(requested, Sequence) and not isinstance(requested, str):
         if len(requested) != len(groups):
@@ -135,7 +144,7 @@ def choose_alpha(
         if ample or stash_bytes(table, shape, stash)[1] <= host_bytes:
             break
     if cap < 1:
-        why += f"; at most {cap}, because the host has {format_bytes(host_bytes)} a device"
+        why += f"; at most {cap}, because the host has {format_bytes(host_bytes)} a device for it"
     return stash, why
 
 

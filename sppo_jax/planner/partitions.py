@@ -202,6 +202,8 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
     asked = layout.request.config.schedule.wave
     if asked != "auto":
         return [asked]
+    if layout.request.optimizer == "host":
+        return [layout.sequences]  # gradients leave for the host once
     if schedule in UNCUT or layout.mesh.pipe == 1:
         return [1]
     # Uncut sequences in waves of one have the schedules of UNCUT.

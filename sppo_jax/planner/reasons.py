@@ -78,8 +78,8 @@ def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
     hbm, host = format_bytes(usable_bytes(cluster)), format_bytes(usable_host_bytes(cluster))
     line = (
         f"no plan fits: the smallest plan is {over(request, least)}, with {format_bytes(memory.hbm_bytes)} of HBM "
-        f"({_largest(memory)}) of {hbm} that plans may take and {format_bytes(memory.host)} of host memory of {host}; "
-        f"{change or _advice(request, memory)}"
+        f"({_largest(memory)}) of {hbm} that plans may take and {format_bytes(memory.host)} of host memory"
+        f"{_on_host(memory)} of {host}; {change or _advice(request, memory)}"
     )
     return line, stopped_by
 
@@ -89,6 +89,15 @@ def _largest(memory: Memory) -> str:
     parts = sorted(memory.hbm.items(), key=lambda item: -item[1])
     below = sum(total < _SHARE_NAMED * memory.hbm_bytes for total in accumulate(size for _, size in parts))
     return ", ".join(f"{HOLDERS[name]} {format_bytes(size)}" for name, size in parts[: min(below + 1, _MOST_NAMED)])
+
+
+def _on_host(memory: Memory) -> str:
+    """Returns how much of the host memory is the optimizer's, if any is."""
+    optimizer = memory.host_optimizer
+    if not optimizer:
+        return ""
+    rest = format_bytes(memory.host - optimizer)
+    return f" (parameters, moments and gradients {format_bytes(optimizer)}, activations {rest})"
 
 
 def _advice(request: Request, memory: Memory) -> str:

@@ -23,7 +23,7 @@ from sppo_jax.train.evaluate import Validation, validate
 # Groups that say how devices share the work: the planner chooses them if the devices differ from the run's.
 _OF_DEVICES = ("mesh", "schedule", "stash", "hardware")
 # Settings that make the run's plan unusable if they change.
-_OF_PLANS = (*_OF_DEVICES, "sequence", "model", "planner", "train.devices")
+_OF_PLANS = (*_OF_DEVICES, "sequence", "model", "planner", "train.devices", "optimizer.place")
 
 
 def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
@@ -122,6 +122,7 @@ def _for_any_mesh(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings that leave to the planner how devices share the work."""
     config = config_from_dict(settings)
     kept = {name: value for name, value in settings.items() if name not in _OF_DEVICES}
+    kept["optimizer"] = {name: value for name, value in settings.get("optimizer", {}).items() if name != "place"}
     return {**kept, "sequence": {"length": config.sequence.length, "per_step": config.num_sequences}}
 
 

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sppo_jax.compat import in_device_memory, is_host
+
 # Knuth's multiplicative hash (2^32 divided by the golden ratio) spreads indices; made odd, it loses no bit.
 _SPREAD = 2654435761
 # A place is a number in this base whose digits are the indices, first dim first, so no two near places are equal.
@@ -50,9 +52,19 @@ def fingerprints(tree: Any, bases: Mapping[str, tuple[int, ...]] | None = None) 
         Fingerprints by the leaves' paths, the same in every process.
     """
     leaves = {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-    digits = tuple(None if bases is None else bases[name] for name in leaves)
-    sums = jax.device_get(_sums(list(leaves.values()), digits))
-    return {name: int(total) for name, total in zip(leaves, sums, strict=True)}
+    digits = {name: None if bases is None else bases[name] for name in leaves}
+    here = [name for name, leaf in leaves.items() if not _is_on_host(leaf)]
+    sums = dict(zip(here, _sums([leaves[name] for name in here], tuple(digits[name] for name in here)), strict=True))
+    for name in leaves.keys() - sums.keys():  # one at a time, as the devices may not have space for all
+        leaf = jax.device_put(leaves[name], in_device_memory(leaves[name].sharding))
+        sums[name] = jax.block_until_ready(_sums([leaf], (digits[name],))[0])
+        leaf.delete()
+    sums = jax.device_get(sums)
+    return {name: int(sums[name]) for name in leaves}
+
+
+def _is_on_host(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and is_host(leaf.sharding)
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:

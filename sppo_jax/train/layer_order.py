@@ -12,6 +12,7 @@ from typing import TypeVar
 import jax
 from jax.sharding import Sharding
 
+from sppo_jax.compat import in_device_memory, in_host_memory, is_host
 from sppo_jax.pipeline.layout import arrange
 
 Tree = TypeVar("Tree")
@@ -28,15 +29,19 @@ def where_they_run(tree: Tree, shapes: Tree) -> Tree:
     def move(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
         if x.ndim == len(like.shape):
             return x
-        moved = jax.block_until_ready(_mover(like.shape, like.sharding)(x))
+        moved = jax.block_until_ready(_moved(x, like))
         x.delete()
-        return moved
+        if not is_host(like.sharding):
+            return moved
+        back = jax.block_until_ready(jax.device_put(moved, like.sharding))
+        moved.delete()
+        return back
 
     return jax.tree.map(move, tree, shapes)
 
 
 def in_order(tree: Tree, shapes: Tree) -> Tree:
-    """Returns a copy of a state to save; the arrays that move lie in host memory.
+    """Returns a copy of a state to save; the arrays that move or wait on the host lie in host memory.
 
     Args:
         tree: a state with the layers where they run.
@@ -44,14 +49,21 @@ def in_order(tree: Tree, shapes: Tree) -> Tree:
     """
 
     def copy(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-        if x.ndim == len(like.shape):
+        if x.ndim == len(like.shape) and not is_host(x.sharding):
             return x
-        moved = _mover(like.shape, like.sharding)(x)
-        copied = jax.block_until_ready(jax.device_put(moved, like.sharding.with_memory_kind("pinned_host")))
+        moved = _moved(x, like)
+        copied = jax.block_until_ready(jax.device_put(moved, in_host_memory(like.sharding)))
         moved.delete()
         return copied
 
     return jax.tree.map(copy, tree, shapes)
+
+
+def _moved(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns an array in another form, in device memory, wherever both of them are."""
+    if is_host(x.sharding):
+        x = jax.device_put(x, in_device_memory(x.sharding))
+    return _mover(like.shape, in_device_memory(like.sharding))(x)
 
 
 @lru_cache(maxsize=256)

@@ -180,6 +180,9 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
     before, after = restored.run["plan"], experiment.plan.to_dict()
     changed = [name for name in ("mesh", "chunk_lengths", "sequence_kind", "schedule") if before[name] != after[name]]
     plan = f"; the plan's {', '.join(changed)} changed" if changed else ""
+    places = [values.get("optimizer", "device") for values in (before, after)]
+    if places[0] != places[1]:
+        plan += f"; the optimizer waits on the {places[1]}, no more on the {places[0]}"
     text = f"goes on from {directory / str(step)}, {restored.run['data']['sequence']} sequences seen{plan}"
     events = (*(("corrupt", note) for note in notes), ("resume", text))
     return Start(state=state, step=step, directory=directory, events=events)

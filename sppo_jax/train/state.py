@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sppo_jax.compat import in_device_memory, is_host
 from sppo_jax.config import Config
 from sppo_jax.models import build_model
 from sppo_jax.pipeline.storage import store
@@ -77,6 +78,11 @@ def shardings_of(shapes: TrainState) -> TrainState:
     return jax.tree.map(lambda leaf: leaf.sharding, shapes)
 
 
+def on_host(shardings: TrainState) -> bool:
+    """Returns whether parameters wait on the host, by the shardings of a state."""
+    return any(is_host(sharding) for sharding in jax.tree.leaves(shardings.params))
+
+
 def init_state(config: Config, optimizer: optax.GradientTransformation, shapes: TrainState) -> TrainState:
     """Creates the state of step 0; no device holds more than its own part at any time.
 
@@ -86,11 +92,28 @@ def init_state(config: Config, optimizer: optax.GradientTransformation, shapes: 
         shapes: from `state_shapes`.
     """
 
+    shardings = shardings_of(shapes)
+
+    def make_params() -> nnx.State:
+        return store(nnx.state(build_model(config), nnx.Param), shapes.params)
+
     def create() -> TrainState:
-        params = store(nnx.state(build_model(config), nnx.Param), shapes.params)
+        params = make_params()
         return first_state(params, optimizer.init(params))
 
-    return jax.jit(create, out_shardings=shardings_of(shapes))()
+    if not on_host(shardings):
+        return jax.jit(create, out_shardings=shardings)()
+    params = jax.jit(make_params, out_shardings=jax.tree.map(in_device_memory, shardings.params))()
+    return state_from(jax.tree.map(move, params, shardings.params), optimizer, shapes)
+
+
+def move(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Moves an array to the memory of a sharding like its own; the array is given up if it moves."""
+    if x.sharding.memory_kind == sharding.memory_kind:
+        return x
+    moved = jax.block_until_ready(jax.device_put(x, sharding))
+    x.delete()
+    return moved
 
 
 def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shapes: TrainState) -> TrainState:
@@ -102,10 +125,19 @@ def state_from(params: nnx.State, optimizer: optax.GradientTransformation, shape
         shapes: from `state_shapes`.
     """
 
+    shardings = shardings_of(shapes)
+
     def create(params: nnx.State) -> TrainState:
         return first_state(params, optimizer.init(params))
 
-    return jax.jit(create, out_shardings=shardings_of(shapes), donate_argnums=0)(params)
+    if not on_host(shardings):
+        return jax.jit(create, out_shardings=shardings, donate_argnums=0)(params)
+
+    # AdamW's first state is zeros; one array at a time, as the device has no space for all.
+    def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+        return move(jnp.zeros(like.shape, like.dtype, device=in_device_memory(like.sharding)), like.sharding)
+
+    return jax.tree.map(zeros, shapes._replace(params=()))._replace(params=params)
 
 
 def to_tree(state: TrainState) -> dict[str, Any]:

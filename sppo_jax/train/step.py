@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from sppo_jax.compat import is_on_host
 from sppo_jax.config import OptimizerConfig
-from sppo_jax.train.state import TrainState
+from sppo_jax.train.state import TrainState, on_host
+from sppo_jax.train.streamed_update import Rule, Verdict, updated
 
 
 def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -27,9 +31,23 @@ def make_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
     return optax.join_schedules([warm_up, decay], [config.warmup_steps])
 
 
-def make_optimizer(
-    config: OptimizerConfig, schedule: optax.Schedule, params: nnx.State
-) -> optax.GradientTransformation:
+class Optimizer(NamedTuple):
+    """An optax transformation, `init` and `update`, and its rule for some parameters by themselves.
+
+    Args:
+        init: makes the first state.
+        update: turns gradients into updates.
+        rule: the same without the clipping, for parameters on the host.
+        decays: which parameters decay.
+    """
+
+    init: Callable
+    update: Callable
+    rule: Rule
+    decays: nnx.State
+
+
+def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule, params: nnx.State) -> Optimizer:
     """Chains clipping by global norm and AdamW.
 
     Args:
@@ -37,10 +55,14 @@ def make_optimizer(
         schedule: from `make_schedule`.
         params: in their own shapes, arrays or shapes; say which parameters decay.
     """
-    adamw = optax.adamw(
-        schedule, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay, mask=is_matrix(params)
-    )
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw)
+
+    def adamw(decays) -> optax.GradientTransformation:
+        moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
+        return optax.adamw(schedule, **moments, weight_decay=config.weight_decay, mask=decays)
+
+    decays = is_matrix(params)
+    whole = optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw(decays))
+    return Optimizer(whole.init, whole.update, Rule(config.clip_norm, adamw), decays)
 
 
 def is_matrix(params: nnx.State) -> nnx.State:
@@ -77,20 +99,19 @@ def make_train_step(
         `num_skipped_in_row` and `signal`, the largest request.
     """
 
+    change = _streamed if on_host(shardings) else _whole
+    change = partial(change, optimizer, shardings)
+
     def step(state: TrainState, batch: Mapping[str, jax.Array], signals: jax.Array) -> tuple[TrainState, Metrics]:
-        loss, grads = value_and_grad(state.params, batch)
-        grad_norm = optax.tree.norm(grads)
-        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        with jax.numpy_dtype_promotion("standard"):  # the optimizer library relies on implicit promotion
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        loss, *gradients = value_and_grad(state.params, batch)
+        grad_norm, finite, params, opt_state = change(state, loss, *gradients)
         skipped = (~finite).astype(jnp.int32)
         state = TrainState(
             step=state.step + 1,
             num_skipped=state.num_skipped + skipped,
             num_skipped_in_row=(state.num_skipped_in_row + 1) * skipped,
-            params=_choose(finite, params, state.params),
-            opt_state=_choose(finite, opt_state, state.opt_state),
+            params=params,
+            opt_state=opt_state,
         )
         metrics = {
             "loss": loss,
@@ -104,6 +125,44 @@ def make_train_step(
     options = getattr(value_and_grad, "compiler_options", None)  # only the outermost jit can set them
     everywhere = shardings.step
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=options)
+
+
+def _whole(optimizer: optax.GradientTransformation, _: TrainState, state: TrainState, loss: jax.Array, grads):
+    """Returns norm, whether loss and norm are finite, parameters and the optimizer's state."""
+    grad_norm = optax.tree.norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    with jax.numpy_dtype_promotion("standard"):  # the optimizer library relies on implicit promotion
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return (
+        grad_norm,
+        finite,
+        _choose(finite, params, state.params),
+        _choose(finite, opt_state, state.opt_state),
+    )
+
+
+def _streamed(
+    optimizer: Optimizer, shardings: TrainState, state: TrainState, loss: jax.Array, grads, squares: jax.Array
+):
+    """Returns the same as `_whole`, where matrices are on the host.
+
+    `squares` is the sum of the squares of the gradients there.
+    """
+    here = [leaf for leaf in jax.tree.leaves(grads) if not is_on_host(leaf)]
+    grad_norm = jnp.sqrt(squares.astype(jnp.result_type(here[0])) + optax.tree.norm(here, squared=True))
+    verdict = Verdict(grad_norm, jnp.isfinite(loss) & jnp.isfinite(grad_norm))
+    clipping, adamw_state = state.opt_state
+    with jax.named_scope("optimizer_update"):
+        params, adamw_state = updated(
+            optimizer.rule,
+            jax.tree.leaves(optimizer.decays),
+            jax.tree.leaves(shardings.params),
+            (state.params, adamw_state),
+            grads,
+            verdict,
+        )
+    return *verdict, params, (clipping, adamw_state)
 
 
 def _choose(first: jax.Array, yes: optax.Params, no: optax.Params) -> optax.Params:

@@ -99,7 +99,7 @@ def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float,
     return [
         *rows,
         ("HBM in all", unit.text(memory.hbm_bytes), memory.hbm_bytes / capacity, hbm),
-        ("host memory", unit.text(memory.host), memory.host / host, f"of {format_bytes(host)} for each device"),
+        ("host memory", unit.text(memory.host), memory.host / host, _host_note(memory, host)),
     ]
 
 
@@ -112,3 +112,10 @@ def stage_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
         times = (stage.forward_s, stage.backward_s, stage.head_s, stage.idle_s)
         rows.append((*map(unit.text, sizes), *(seconds(value, step_s) for value in times), str(stage.peak_chunks)))
     return [(span(first, last), *row) for first, last, row in runs_of(rows)]
+
+
+def _host_note(memory: Memory, host_bytes: int) -> str:
+    note = f"of {format_bytes(host_bytes)} for each device"
+    if not memory.host_optimizer:
+        return note
+    return f"{note}; parameters, moments and gradients take {format_bytes(memory.host_optimizer)}"

@@ -151,6 +151,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     of_groups = {"keep": "", "recompute": " in one group of layers"}.get(stash.kv, " in two groups of layers")
     sequences = f"{plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'}"
     schedule += f", K/V of {sequences} at once{of_groups}"
+    optimizer = "parameters and moments on the host, changed slice by slice at the end of a step"
     weights = {
         "gathered": "gathered: whole weights and gradient sums of one group of layers at a time",
         "resident": "resident: whole weights and gradient sums of all layers of a stage",
@@ -159,6 +160,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     return [
         ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
         *([("weights", weights, ("weights",))] if says_weights else []),
+        *([("optimizer", optimizer, ("optimizer",))] if plan.optimizer == "host" else []),
         ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
         ("chunks", chunks_of(plan), ("chunks",)),
         (

@@ -1,0 +1,23 @@
+"""How often a tick's loops have a turn is what the rows of the program say."""
+
+from exactness import small_plan
+
+from sppo_jax.fit.turns import turn_shares
+from sppo_jax.plan.program import lower
+from sppo_jax.plan.ring import AttentionShape
+
+SHAPE = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=6, itemsize=8)
+ORDER = dict(chunks=(8,) * 8, schedule="breadth-first", interleave=4, kv="rebuild")
+PLACES = dict(places=("host", "recompute", "recompute"), alpha=1.0, weights="gathered", mesh=(1, 1, 2))
+
+
+def test_only_ticks_of_loops_whose_runs_differ_have_a_share():
+    """Four groups of 8 chunks: loops of 17 and of 15 ticks gather 3 and 2 times, loops of 7 and of 15 scatter once."""
+    program = lower(small_plan(**ORDER, **PLACES), SHAPE)
+    assert program.rows["gathers"][:, 0].sum() == 7 and program.rows["scatters"][:, 0].sum() == 4
+    assert turn_shares(program) == {"gather_turn": 5 / 32, "scatter_turn": 2 / 22}
+
+
+def test_resident_weights_have_no_turns():
+    resident = ORDER | PLACES | dict(weights="resident")
+    assert turn_shares(lower(small_plan(**resident), SHAPE)) == {}

@@ -342,6 +342,21 @@ def test_chunks_wait_on_the_host_where_nothing_fits_otherwise():
     assert searched(device_gib=80).plan.stash.waiting == "keep"
 
 
+def test_the_optimizer_waits_on_the_host_where_nothing_fits_otherwise():
+    def searched(**groups):
+        return search(large("llama3-8b", "h100:1x1", 2**18, **groups))
+
+    found, on_device, asked = searched(), searched(optimizer={"place": "device"}), searched(optimizer={"place": "host"})
+    assert found.fits and not on_device.fits and found.plan.optimizer == "host"
+    assert found.plan.reasons["optimizer"].startswith("with parameters and moments on the device nothing fits")
+    assert found.fastest_s == asked.fastest_s and "optimizer" not in asked.plan.reasons
+    # Where the config rules such a plan out, or the device does.
+    for groups in ({"schedule": {"name": "sppo"}}, {"mesh": {"weights": "resident"}}):
+        assert not searched(**groups).fits
+    assert search(large("llama3-8b", "h100:1x8", 2**18)).plan.optimizer == "device"
+    assert search(large("llama3-8b", "v5p:1x1x1", 2**18)).plan.optimizer == "device"
+
+
 def test_weights_are_gathered_by_groups_where_a_stage_has_several_devices():
     found, resident = (
         search(large("llama3-8b", "h100:1x8", 5 * 2**20, mesh={"weights": weights})) for weights in ("auto", "resident")

@@ -228,7 +228,8 @@ class OptimizerConfig(Group):
             1e30.
         place: where the parameters and the moments of AdamW wait between their uses: "device" is device memory, "host"
             is host memory, from which they come one group of layers at a time, and which needs `schedule.name`
-            "breadth-first" and all sequences of a pipeline in one wave; "auto": "device".
+            "breadth-first" and all sequences of a pipeline in one wave; "auto": "device" where that fits, else
+            "host" on GPUs.
     """
 
     group: ClassVar[str] = "optimizer"

@@ -69,7 +69,8 @@ class Request:
     @property
     def optimizer(self) -> str:
         """Where parameters and moments wait, "device" or "host"."""
-        return "host" if self.config.optimizer.place == "host" else "device"
+        asked = self.config.optimizer.place
+        return self.dials.optimizer if asked == "auto" else asked
 
     @property
     def compares_orders(self) -> bool:

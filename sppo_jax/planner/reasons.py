@@ -235,6 +235,8 @@ def dial_reasons(chosen: Outcome, usual: Outcome | None) -> dict[str, str]:
     if chosen.choice.waiting == "host":
         own = dials.waiting == "host"
         reasons["waiting"] = "nothing fits with the chunks in device memory" if own else "as requested"
+    if dials.optimizer == "host":
+        reasons["optimizer"] = "with parameters and moments on the device nothing fits, or steps take longer"
     if dials.kv != Dials().kv and chosen.choice.kv == dials.kv:
         reasons["kv"] = f"K/V: {dials.kv} instead of rebuild; {longer}"
     if dials.weights == "resident":

@@ -10,7 +10,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.best_first import TIE, BestFirst, start_of
-from sppo_jax.planner.dials import Dials, faster_ways, with_room_on_the_host
+from sppo_jax.planner.dials import Dials, faster_ways, with_optimizer_on_the_host, with_room_on_the_host
 from sppo_jax.planner.evaluate import Outcome, evaluate, plan_of
 from sppo_jax.planner.late_attention import late_attention_is_open, with_late_attention
 from sppo_jax.planner.layouts import Request, read_request
@@ -95,7 +95,7 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     request = read_request(config, cluster)
     if config.planner == "paper":
         return _found_by_paper(request, start_s)
-    won, lost = _orders(request)
+    won, lost = _places(request)
     best_first, best = won.best_first, won.best
     considered = won.considered + (lost.considered if lost else 0)
     chosen, late, why_late = _chosen(request, best_first, best)
@@ -149,6 +149,26 @@ class _Order(NamedTuple):
     best: Outcome | None
     considered: int
     usual: Outcome | None = None
+
+
+def _places(request: Request) -> tuple[_Order, _Order | None]:
+    """Searches with the optimizer where the config says; if that is open, on the host where little else fits.
+
+    That is where nothing fits with the optimizer on the device, or only plans whose chunks wait on the host unasked.
+    """
+    found = _orders(request)
+    dials = with_optimizer_on_the_host(request.config, request.dials, request.cluster.device.platform)
+    best = found[0].best
+    fits = best is not None and best.choice.layout.request.dials.waiting == "keep"
+    if fits or dials is None or request.table is not None:
+        return found
+    try:
+        limit_s = best.step_s * (1 - TIE) if best is not None else math.inf
+        on_host = _by_groups(replace(request, by_groups=True, dials=dials), limit_s)
+    except ValueError:  # the layers do not fall into groups, or the sequences are not one wave
+        return found
+    considered = on_host.considered + sum(order.considered for order in found if order)
+    return (on_host._replace(considered=considered), None) if on_host.best else found
 
 
 def _orders(request: Request) -> tuple[_Order, _Order | None]:

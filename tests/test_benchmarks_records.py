@@ -9,6 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import records  # noqa: E402
+import records_compiled  # noqa: E402
 from blocks import read_block  # noqa: E402
 
 STALE = "docs/records.md is stale: make it again with `python benchmarks/records.py --write`"
@@ -41,3 +42,9 @@ def test_who_leads(monkeypatch):
     leaders = {factor: records.throughput_row(replace(record, figure=ours * factor)) for factor in (0.5, 0.95, 1.05, 2)}
     assert "ours by 100%, if the plan holds" in leaders[0.5] and "BurstEngine by 100%" in leaders[2]
     assert "too close to say" in leaders[0.95] and "too close to say" in leaders[1.05]
+
+
+def test_compiled_records_are_of_todays_results():
+    block = read_block(records.PAGE, "compiled")
+    assert records_compiled.report() == block, "docs/records.md is stale: python benchmarks/records_compiled.py --write"
+    assert all(f"| {aim.theirs} |" in block for aim in records_compiled.AIMS)

@@ -132,7 +132,8 @@ def subject(figures: Figures) -> str:
     sequences = plan.mesh.data * plan.sequences_per_pipeline
     several = "" if sequences == 1 else f"{sequences} sequences of "
     devices = figures.cluster.num_devices
-    return f"{name}, {several}{plan.sequence_length:,} tokens a step, on {figures.cluster.name} ({devices} devices)"
+    count = "1 device" if devices == 1 else f"{devices} devices"
+    return f"{name}, {several}{plan.sequence_length:,} tokens a step, on {figures.cluster.name} ({count})"
 
 
 def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:

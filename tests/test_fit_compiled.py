@@ -13,6 +13,7 @@ from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, prepare_environme
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.nearest import nearest_change
 from sppo_jax.hardware import parse_cluster
+from sppo_jax.planner.search import search
 
 GIB = 2**30
 
@@ -92,9 +93,20 @@ def test_the_nearest_change_unpins_no_more_than_it_must(tmp_path):
     assert change.hbm_bytes < 79 * GIB and "the nearest change that fits: stash.inputs=auto" in change.describe()
 
 
-def test_a_compiler_that_asks_for_more_makes_the_change_larger(tmp_path):
-    change = find(tmp_path, "h100:1x8", excess=5, sequence__length=2**17, sequence__chunks=8)
-    assert any(name.startswith(("sequence.length", "hardware.cluster")) for name in change.overrides)
+def test_a_compiler_that_asks_for_more_makes_the_change_larger(tmp_path, monkeypatch):
+    """Devices count as smaller, and where what fits is half as long, all settings are released and the length falls."""
+    plan, sizes = search(config_from_dict({**config(), "hardware": {"cluster": "h100:1x8"}})).plan, []
+
+    def half_fits(changed):
+        sizes.append(changed.hardware.hbm_bytes)
+        return SimpleNamespace(fits=changed.sequence.length <= 2**19, plan=plan)
+
+    monkeypatch.setattr("sppo_jax.fit.nearest.search", half_fits)
+    change = find(tmp_path, "h100:1x8", excess=5)
+    smaller = int(parse_cluster("h100:1x8").device.hbm_bytes / 5)
+    assert change.overrides[-2:] == (f"sequence.length={2**19}", f"hardware.hbm_bytes={smaller}")
+    assert {"mesh.pipe=auto", "sequence.chunks=auto", "stash.inputs=auto"} <= set(change.overrides)
+    assert set(sizes) == {smaller} and len(sizes) > 4
 
 
 def test_fit_refuses_a_cpu_in_one_line(tmp_path, capsys):

@@ -216,7 +216,7 @@ def test_slots_and_ticks_are_those_charged(plans):
             program.num_grad_slots,
             program.num_waiting_slots,
         )
-    assert {plan.stash.kv for _, plan, _ in plans} == {"keep", "recompute", "host"}
+    assert {plan.stash.kv for _, plan, _ in plans} == {"keep", "recompute", "rebuild", "host"}
 
 
 def test_stash_bytes_are_those_charged_class_by_class(plans):

@@ -8,9 +8,9 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.planner.search import search
 from sppo_jax.units import format_bytes
 
-_MESH = ("mesh.data", "mesh.pipe", "mesh.seq", "mesh.weights")
+_MESH = ("mesh.data", "mesh.pipe", "mesh.seq", "mesh.weights", "optimizer.place")
 _TICKS = ("sequence.chunks", "sequence.kind", "schedule.name", "schedule.interleave", "schedule.wave")
-_STASH = ("stash.inputs", "stash.attention", "stash.rest", "stash.alpha", "stash.kv_grad_dtype", "stash.kv")
+_STASH = tuple(f"stash.{name}" for name in ("inputs", "attention", "rest", "alpha", "kv_grad_dtype", "kv", "waiting"))
 _LENGTH_STEPS = 8
 _LEFT_FREE = 1.06  # plans fill devices up to about this share
 

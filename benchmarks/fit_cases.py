@@ -71,7 +71,6 @@ _ROOM = {**_HOST_OPTIMIZER, "stash": {"waiting": "host"}}
 _RESIDENT = _BREADTH_FIRST | {"mesh": {"weights": "resident"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _WAVE = {"sequence": {"per_pipeline": 4}, "schedule": {"name": "sppo", "wave": 4}}
-_EIGHT = _BREADTH_FIRST | {"sequence": {"per_step": 8}}
 _COST = {"sequence": {"balance": "cost"}, "schedule": {"interleave": 5}}
 _FOUR, _FIVE = {"schedule": {"interleave": 4}}, {"schedule": {"interleave": 5}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
@@ -199,15 +198,12 @@ CASES = (
     Case(cluster="h100:8x8", model="llama3-8b", mesh=(8, 8), length=1024 * K, chunks=64, stash="hhr", more=_FOUR),
     Case(cluster="a100-80g:8x8", model="gpt-13b", mesh=(8, 8), length=512 * K, chunks=40, stash="hhr", more=_COST),
     # The optimizer on the host, and what single hosts hold.
-    Case(cluster="h100:1x1", model="llama3-8b", length=256 * K, more=_HOST_OPTIMIZER),
     Case(cluster="h100:1x1", model="llama3-8b", length=1024 * K, more=_ROOM, calibrated=True),
     Case(cluster="h100:1x1", model="llama3-8b", length=2560 * K, more=_ROOM, calibrated=True),
     Case(cluster="h200:1x1", model="llama3-8b", length=4096 * K, more=_ROOM, calibrated=True),
-    Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_HOST_OPTIMIZER),
     Case(cluster="h100:1x8", model="qwen3-32b", length=2048 * K, more=_HOST_OPTIMIZER),
     Case(cluster="h100:4x8", model="llama3-70b", length=5120 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:4x8", model="llama3-8b", length=25600 * K, more=_BREADTH_FIRST),
-    Case(cluster="a100-80g:1x8", model="gpt-7b", length=32 * K, more=_EIGHT),
     # Chunks of several lengths on TPUs; held out as well.
     Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
     Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),

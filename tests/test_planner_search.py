@@ -67,8 +67,8 @@ def choices(request, dtypes=("float32",), among=None):
                 )
 
 
-def outcomes(request, among=None):
-    for partition, choice in choices(request, among=among):
+def outcomes(request, among=None, dtypes=("float32",)):
+    for partition, choice in choices(request, dtypes, among):
         try:
             yield partition, evaluate(choice)
         except ValueError:
@@ -108,9 +108,10 @@ def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
 
 def fitting_by_groups(request):
     """Breadth-first outcomes that fit: with chunks that wait in device memory, or if there are none on the host."""
-    for dials in (Dials(), Dials(waiting="host")):
+    for dials, dtype in itertools.product((Dials(), Dials(waiting="host")), ("float32", "bfloat16")):
         by_groups = replace(request, by_groups=True, dials=dials)
-        found = [outcome for _, outcome in outcomes(by_groups) if outcome.memory.fits(request.cluster)]
+        every = outcomes(by_groups, dtypes=(dtype,))
+        found = [outcome for _, outcome in every if outcome.memory.fits(request.cluster)]
         if found:
             return found
     return []
@@ -333,6 +334,7 @@ def test_chunks_wait_on_the_host_where_nothing_fits_otherwise():
     def searched(waiting="auto", device_gib=52):
         stash, figures = {"waiting": waiting, "attention": "recompute"}, {"hbm_bytes": device_gib * 2**30}
         groups = dict(mesh={"pipe": 1}, schedule={"interleave": 16}, sequence={"chunks": 32})
+        groups["optimizer"] = {"place": "device"}
         return search(large("llama3-8b", "h100:1x8", 5 * 2**20, stash=stash, hardware=figures, **groups))
 
     found, kept = searched(), searched("keep")

@@ -35,7 +35,9 @@ def with_room_on_the_host(config: Config, dials: Dials) -> Dials | None:
 def with_optimizer_on_the_host(config: Config, dials: Dials, platform: str) -> Dials | None:
     """Returns the dials with the optimizer on the host, for where nothing fits; None if config or devices decide."""
     asked = config.schedule.name not in ("auto", BREADTH_FIRST) or config.mesh.weights == "resident"
-    if config.optimizer.place != "auto" or asked or config.schedule.interleave == 1 or platform != "gpu":
+    # Where the schedule is open, keys and values that are kept leave breadth-first plans out.
+    asked |= config.schedule.interleave == 1 or (config.schedule.name == "auto" and config.stash.kv == "keep")
+    if config.optimizer.place != "auto" or asked or platform != "gpu":
         return None
     return replace(dials, optimizer="host")
 

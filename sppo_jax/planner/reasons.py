@@ -32,6 +32,7 @@ _RELEASED = (
     ("mesh", ("weights",)),
     ("stash", ("waiting",)),
     ("stash", ("kv",)),
+    ("optimizer", ("place",)),
 )
 # What holds device memory, in words.
 HOLDERS = {

@@ -796,7 +796,7 @@ def test_what_rounds_to_the_same_is_a_tie():
 
 
 def test_reasons_compare_with_the_next_best():
-    reasons = search(large(length=2**20, cluster="a100-80g:4x8", stash={"kv": "keep"})).plan.reasons
+    reasons = search(large(length=2**19, cluster="a100-80g:4x8", stash={"kv": "keep"})).plan.reasons
     for key in ("mesh", "sequence_kind", "chunks", "schedule", "stash"):
         assert "the next choice, " in reasons[key] and "x as long" in reasons[key]
     assert all("1.000x" not in reason for reason in reasons.values())

@@ -21,6 +21,8 @@ _TIES_BOUNDED, _TIES_TRIED = 64, 6
 # Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
 # choices are worked out to find either.
 _MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 12
+# How many plans of equal cost may have to do with fewer tick shapes.
+_FEWER_SHAPES_TRIED = 6
 # Where nothing fits, how many of the least bounds of memory are worked out.
 _LEAST_TRIED = 8
 
@@ -196,27 +198,29 @@ class BestFirst:
             return fastest
         partitions_of_equal_cost = equal_cost_partitions(choice.layout, len(choice.chunk_lengths))
         self._add(start_of(self.request, partitions_of_equal_cost, [choice.places], self.lower_bounds))
-        heapq.heappush(self.heap, (fastest.step_s, self._number_of(fastest), 2))
-        best = self.best() or fastest
-        return self._with_fewer_bodies(best, fastest, fastest.step_s)
+        best = fastest
+        for _ in range(_FEWER_SHAPES_TRIED):
+            # What is found in all shapes may be slower in fewer than the next one.
+            found = self.best(best.step_s)
+            if found is None:
+                break
+            best = self._with_fewer_bodies(found, best, best.step_s)
+        return best
 
     def _with_fewer_bodies(self, best: Outcome, other: Outcome, limit_s: float) -> Outcome:
         """Returns an outcome in as few tick shapes as its bodies ask for, or another if it then takes too long."""
-        candidate = self.candidate_of(best)
+        number = self._number_of(best)
+        candidate = self.candidates[number]
         if candidate.partition.balance != "cost" or self.request.config.sequence.shapes != "auto":
             return best
         fewer = with_fewer_bodies(best)
         if fewer is best:
             return best
-        if fewer.step_s > limit_s:
-            return other
-        number = len(self.candidates)
         partition = replace(candidate.partition, most_shapes=len(fewer.choice.shapes))
-        self.candidates.append(candidate._replace(partition=partition))
-        self.bounds.append(fewer.step_s)
-        self.outcomes[number] = fewer
+        self.candidates[number] = candidate._replace(partition=partition)
+        self.bounds[number], self.outcomes[number] = fewer.step_s, fewer
         self.lost_by_fewer_shapes_s[number] = fewer.step_s - best.step_s
-        return fewer
+        return fewer if fewer.step_s <= limit_s else other
 
     def simplest_tie(self, fastest: Outcome) -> Outcome:
         """Returns the simplest outcome found that fits and ties with the fastest; the fastest if none is simpler."""

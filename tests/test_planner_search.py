@@ -107,8 +107,9 @@ def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
 
 
 def fitting_by_groups(request):
-    """Breadth-first outcomes that fit: with chunks that wait in device memory, or if there are none on the host."""
-    for dials, dtype in itertools.product((Dials(), Dials(waiting="host")), ("float32", "bfloat16")):
+    """Breadth-first outcomes that fit: with chunks that wait and the optimizer on the device, or else on the host."""
+    ways = [Dials(waiting=room, optimizer=place) for place in ("device", "host") for room in ("keep", "host")]
+    for dials, dtype in itertools.product(ways, ("float32", "bfloat16")):
         by_groups = replace(request, by_groups=True, dials=dials)
         every = outcomes(by_groups, dtypes=(dtype,))
         found = [outcome for _, outcome in every if outcome.memory.fits(request.cluster)]

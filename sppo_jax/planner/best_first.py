@@ -292,7 +292,7 @@ class BestFirst:
     def _evaluate(self, number: int) -> Outcome:
         if number not in self.outcomes:
             candidate = self.candidates[number]
-            ways = candidate.partition.kv(candidate.places)
+            *faster, kv = candidate.partition.kv(candidate.places)
             choice = Choice(
                 layout=candidate.partition.layout,
                 chunk_lengths=candidate.partition.chunk_lengths,
@@ -302,15 +302,20 @@ class BestFirst:
                 kv_grad_dtype=self.dtype,
                 wave=candidate.partition.wave,
                 shapes=candidate.partition.shapes,
-                kv=ways[0],
+                kv=kv,
                 waiting=self.request.waiting,
             )
-            outcome = evaluate(choice)
-            for kv in ways[1:]:
-                if not outcome.memory.fits(self.request.cluster):
-                    outcome = evaluate(replace(choice, kv=kv))
-            self.outcomes[number] = outcome
+            self.outcomes[number] = self._fitting(choice, candidate, faster) or evaluate(choice)
         return self.outcomes[number]
+
+    def _fitting(self, choice: Choice, candidate: Candidate, faster: list[str]) -> Outcome | None:
+        """Returns the outcome of a choice with the first of some other ways of keys and values that fits, if any."""
+        for kv in faster:
+            if self.lower_bounds.excess(candidate.partition, candidate.places, kv) <= 0:
+                outcome = evaluate(replace(choice, kv=kv))
+                if outcome.memory.fits(self.request.cluster):
+                    return outcome
+        return None
 
     def least(self) -> Outcome:
         """Returns the outcome that is least too large, or that fits with most to spare.

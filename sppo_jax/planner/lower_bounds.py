@@ -124,9 +124,15 @@ class LowerBounds:
         tokens = min(smallest_chunk(partition.layout), self.request.config.sequence.length)
         return self._excess(partition, tokens, places)
 
-    def excess(self, partition: Partition, places: Places) -> float:
-        """Returns by how much the least memory with a partition's chunks is over a limit, as a share of it."""
-        return self._excess(partition, rounded_up(max(partition.chunk_lengths), partition.shapes), places)
+    def excess(self, partition: Partition, places: Places, kv: str = "") -> float:
+        """Returns by how much the least memory with a partition's chunks is over a limit, as a share of it.
+
+        Args:
+            partition: the partition.
+            places: of the stash.
+            kv: how keys and values reach the backward; empty: in the way that takes the least memory.
+        """
+        return self._excess(partition, rounded_up(max(partition.chunk_lengths), partition.shapes), places, kv)
 
     def excess_of(self, memory: Memory) -> float:
         """Returns by how much memory is over a limit, as a share of it; at most 0 if it fits."""
@@ -259,11 +265,11 @@ class LowerBounds:
         above = units[-1] if on_ring else (units[0] + units[-1]) / 2
         return _Sampled((sum(units) - above) / (samples - 1) * count, units, ends_s, rise_s)
 
-    def _excess(self, partition: Partition, tokens: int, places: Places) -> float:
+    def _excess(self, partition: Partition, tokens: int, places: Places, kv_place: str = "") -> float:
         layout, wave, request = partition.layout, partition.wave, self.request
         shape, length = layout.shape, request.config.sequence.length
         smallest = self._memory_of_one_chunk(layout, tokens)
-        stash, model = _stash(places, self.dtype, partition.kv(places)[-1]), request.config.model
+        stash, model = _stash(places, self.dtype, kv_place or partition.kv(places)[-1]), request.config.model
         # On every schedule a stage holds a whole wave at once, with space for a longest chunk behind each prefix.
         whole, chunk = wave * length // layout.mesh.seq, tokens // layout.mesh.seq
         heads = kv_heads_per_device(model, layout.split.ulysses)

@@ -802,6 +802,8 @@ def test_reasons_compare_with_the_next_best():
         assert "the next choice, " in reasons[key] and "x as long" in reasons[key]
     assert all("1.000x" not in reason for reason in reasons.values())
     assert "keep/keep/keep might be faster, but does not fit" in reasons["stash"]
+    tie = search(large(length=2**20, cluster="a100-80g:4x8", stash={"kv": "keep"})).plan.reasons
+    assert "faster, a tie" in tie["schedule"] and "are a tie, and this plan has 1 fewer mechanisms" in tie["tie"]
     pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
     alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons
     assert alone["chunks"] == alone["stash"] == "as requested, or the only possible choice"

@@ -1,5 +1,7 @@
 """Generated blocks of a Markdown file: each lies between two marks, and a command writes and rewrites it."""
 
+import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
@@ -43,3 +45,25 @@ def write_block(path: str | Path, name: str, text: str) -> None:
     before, _, tail = old.partition(begin)
     after = tail.partition(end)[2]
     path.write_text(before + block + after, encoding="utf-8")
+
+
+def print_block(
+    path: Path, name: str, make: Callable[[], str], about: str, arguments: Sequence[str] | None = None
+) -> int:
+    """Runs a script that prints one block of a page, and with `--write` writes the block.
+
+    Args:
+        path: the page.
+        name: the block's.
+        make: returns the text.
+        about: the script's docstring, whose first line is its help.
+        arguments: words of the command line; None: those of the process.
+    """
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help=f"write the block `{name}` of docs/{path.name}")
+    args = parser.parse_args(arguments)
+    text = make()
+    print(text)
+    if args.write:
+        write_block(path, name, text)
+    return 0

@@ -6,11 +6,10 @@
 Both plans are searched by the planner, with one cost model. No jax needed; takes about 20 seconds.
 """
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from blocks import write_block
+from blocks import print_block
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.plan.plan import Plan
@@ -86,15 +85,8 @@ def _described(found: Found) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the block, and write it if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the block `breadth_first` of docs/validation.md")
-    args = parser.parse_args(arguments)
-    text = report()
-    print(text)
-    if args.write:
-        write_block(PAGE, "breadth_first", text)
-    return 0
+    """Prints the block, and writes it if asked to."""
+    return print_block(PAGE, "breadth_first", report, __doc__, arguments)
 
 
 if __name__ == "__main__":

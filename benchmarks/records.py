@@ -7,12 +7,11 @@ Theirs are published figures of runs. Ours are plans: nothing was run on a GPU o
 No jax needed; takes two minutes.
 """
 
-import argparse
 import warnings
 from pathlib import Path
 from typing import Any
 
-from blocks import write_block
+from blocks import print_block
 from record_cells import LENGTHS, THROUGHPUT, Record
 
 from sppo_jax.hardware import parse_cluster
@@ -80,14 +79,8 @@ def report() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the block `records` of docs/records.md")
-    args = parser.parse_args(arguments)
-    text = report()
-    print(text)
-    if args.write:
-        write_block(PAGE, "records", text)
-    return 0
+    """Prints the block, and writes it if asked to."""
+    return print_block(PAGE, "records", report, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ The plans and the compiler's bytes are those of results/fit.json (`benchmarks/fi
 nothing. Tokens a second and MFU are predicted. Theirs were run.
 """
 
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blocks import write_block
+from blocks import print_block
 from fit_cases import CASES, Case
 
 from sppo_jax.config import config_from_dict
@@ -107,14 +106,7 @@ def _row(aim: Aim, case: Case, row: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the block, and writes it if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the block `compiled` of docs/records.md")
-    args = parser.parse_args(arguments)
-    text = report()
-    print(text)
-    if args.write:
-        write_block(PAGE, "compiled", text)
-    return 0
+    return print_block(PAGE, "compiled", report, __doc__, arguments)
 
 
 if __name__ == "__main__":

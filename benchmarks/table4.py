@@ -7,12 +7,11 @@ Three plans a setting, all simulated with the same costs: with the paper's mesh 
 `planner: paper` free to choose both, and searched. No jax needed; takes some ten seconds.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from blocks import write_block
+from blocks import print_block
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import parse_cluster
@@ -126,14 +125,8 @@ def _described(found: Found) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the block `table4` of docs/validation.md")
-    args = parser.parse_args(arguments)
-    text = report(list(settings()))
-    print(text)
-    if args.write:
-        write_block(PAGE, "table4", text)
-    return 0
+    """Prints the block, and writes it if asked to."""
+    return print_block(PAGE, "table4", lambda: report(list(settings())), __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@ sequences also pay for their shorter matmuls and for more additions to the gradi
 time that any tick takes are left out. No jax needed; takes about 15 seconds.
 """
 
-import argparse
 from pathlib import Path
 
-from blocks import write_block
+from blocks import print_block
 from zero_bubble_costs import Setting, token_bytes
 from zero_bubble_rows import CHUNKS, CUT, MEGATRON, SEQUENCES, WAVE, Gain, Row, gains, rows
 
@@ -187,15 +186,8 @@ def _kilo(tokens: int) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the block, and writes it if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the block of docs/validation.md")
-    args = parser.parse_args(arguments)
-    text = block()
-    print(text)
-    if args.write:
-        write_block(DOCS / "validation.md", "zero_bubble", text)
-    return 0
+    """Prints the block, and writes it if asked to."""
+    return print_block(DOCS / "validation.md", "zero_bubble", block, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from test_report_plan_figures import CASES
 
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.report.plan.occupancy import occupancy
+from sppo_jax.report.plan.text import copies_text
 
 GROUPS = [name for name in CASES if name != "copies too slow to hide"]
 
@@ -94,3 +95,13 @@ def test_chunks_that_wait_on_the_host_are_copied_there_and_back():
         assert came < copy.tick <= takes[copy.unit] < used + (copy.unit.kind == "H")
         assert copy.stage == (0 if copy.unit.kind == "H" else copy.unit.virtual_stage % 4)
     assert len(figures.copies) - len(out) - len(back) == len(kept.copies)
+
+
+def test_the_optimizer_on_the_host_is_there_all_the_time_and_its_copies_hide_behind_nothing():
+    figures = small_figures(**CASES["breadth-first"], optimizer={"place": "host"})
+    memory = figures.found.memory
+    curve = occupancy(figures.table, memory, figures.stashed, 0, figures.plan.stash.kv)
+    assert curve.host_fixed == memory.host_optimizer > 0
+    assert memory.host_optimizer < curve.host_fixed + max(curve.host) <= memory.host
+    assert "s more for the optimizer, beside nothing" in copies_text(figures)
+    assert "optimizer" not in copies_text(small_figures(**CASES["breadth-first"]))

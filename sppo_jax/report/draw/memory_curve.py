@@ -48,7 +48,10 @@ def memory_svg(
     ]
     if host_allocated:
         top = TOP + HBM + BETWEEN
-        parts += _panel([curve.host], [HOST_COLOR], window, top, HOST, host_allocated, host_capacity, "host")
+        on_host, fills = [curve.host], [HOST_COLOR]
+        if curve.host_fixed:
+            on_host, fills = [(curve.host_fixed,) * len(curve.host), *on_host], [next(iter(COLORS.values())), *fills]
+        parts += _panel(on_host, fills, window, top, HOST, host_allocated, host_capacity, "host")
     parts += [*time_axis(window, height - 58), *_legend(height - 12, bool(host_allocated))]
     return "\n".join([*parts, "</svg>"])
 

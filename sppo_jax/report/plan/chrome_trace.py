@@ -103,7 +103,8 @@ def _memory(figures: Figures, starts_s: tuple[float, ...]) -> Iterator[Event]:
         # After its last backward a stage holds neither K/V nor stashes.
         yield from _counter(f"stage {stage}: HBM in use", [*hbm, curve.fixed], starts_s)
         if memory.host:
-            yield from _counter(f"stage {stage}: host memory in use", [*curve.host, 0], starts_s)
+            host = [curve.host_fixed + size for size in [*curve.host, 0]]
+            yield from _counter(f"stage {stage}: host memory in use", host, starts_s)
 
 
 def _counter(name: str, sizes: list[int], starts_s: tuple[float, ...]) -> Iterator[Event]:

@@ -46,6 +46,7 @@ class Occupancy:
         kv_grad: bytes of the gradients of keys and values.
         stash: bytes of stashes on the device.
         host: bytes of stashes on the host.
+        host_fixed: bytes that are always in use there: those of the optimizer.
     """
 
     stage: int
@@ -54,6 +55,7 @@ class Occupancy:
     kv_grad: tuple[int, ...]
     stash: tuple[int, ...]
     host: tuple[int, ...]
+    host_fixed: int = 0
 
 
 def unit_bytes(table: Table, shape: Shape, stash: StashPlan) -> UnitBytes:
@@ -139,6 +141,7 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_pla
         kv_grad=tuple(grads * count // (length * peaks.grads) for count in grad_tokens),
         stash=device,
         host=host,
+        host_fixed=memory.host_optimizer,
     )
 
 

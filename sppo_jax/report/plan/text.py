@@ -82,7 +82,9 @@ def copies_text(figures: Figures) -> str:
     hidden = f"{seconds(exposed, step_s)} s without compute beside it" if exposed > 1e-9 else "all beside compute"
     out, back = (f"{seconds(busy, step_s)} s" for busy in figures.link_busy_s)
     ways = f"{out} each way" if out == back else f"{out} to the host and {back} back"
-    return f"{ways} on the busiest device, {hidden}"
+    of_optimizer_s = figures.costs.host_update_s()
+    also = f"; {seconds(of_optimizer_s, step_s)} s more for the optimizer, beside nothing" if of_optimizer_s else ""
+    return f"{ways} on the busiest device, {hidden}{also}"
 
 
 def left_out_text(figures: Figures) -> str:

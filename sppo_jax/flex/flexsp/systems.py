@@ -5,8 +5,7 @@ All systems pay the costs of `costs.py`; nothing is fitted to the published gain
 Documents. For Wikipedia they are those that the authors' released scripts simulate for the same cells: the released
 lengths in their order, padded to 128, longer ones dropped, 512 a batch, batches 3 to 42 (`start_iter` and `iter_num` of
 `solver.py` and `scripts/solver_all.sh`). The scripts read a list called `wikipedia_1`, which was not released; we use
-the only released list, `wikipedia`.
-The lengths of the other corpora are not published, and are guesses here.
+the only released list, `wikipedia`. The lengths of the other corpora are not published, and are guesses here.
 
 Baselines. Packing follows the released code: best-fit decreasing of the whole batch into groups of one degree that are
 filled to 90% of their tokens (or to the longest document); groups run in microbatches of N / degree. Departures: groups

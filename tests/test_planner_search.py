@@ -165,7 +165,7 @@ def test_bounds_are_below_what_they_bound(figures, per_step, schedule, balance):
     for partition, outcome in outcomes(request):
         choice = outcome.choice
         least_s = lower_bounds.step_s(partition, choice.places, choice.alpha)
-        assert lower_bounds.rough_step_s(partition, [choice.places])[0] <= outcome.step_s
+        assert lower_bounds.rough_step_s(partition, choice.places) <= outcome.step_s
         assert least_s <= outcome.step_s * (1 + 1e-9)
         excess = lower_bounds.excess_of(outcome.memory)
         assert lower_bounds.rough_excess(partition, choice.places) <= excess + 1e-9
@@ -192,7 +192,7 @@ def bounded(request, every):
         if one.num_chunks * one.wave > 128:
             continue
         outcome = evaluate(choice)
-        assert bounds.rough_step_s(one, [places])[0] <= outcome.step_s
+        assert bounds.rough_step_s(one, places) <= outcome.step_s
         assert bounds.step_s(one, places, "hidden") <= outcome.step_s * (1 + 1e-9)
         assert bounds.excess(one, places) <= bounds.excess_of(outcome.memory) + 1e-9
         yield one

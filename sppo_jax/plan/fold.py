@@ -24,18 +24,24 @@ def fold(signatures: Sequence[Hashable]) -> tuple:
     Returns:
         A tuple of signatures and Loops that unrolls to `signatures`.
     """
+    # Numbers are compared faster than signatures.
+    numbers: dict[Hashable, int] = {}
+    return _fold([numbers.setdefault(signature, len(numbers)) for signature in signatures], list(numbers))
+
+
+def _fold(numbers: list[int], signatures: list[Hashable]) -> tuple:
     items, place = [], 0
-    while place < len(signatures):
-        period, count = _best_period(signatures, place)
+    while place < len(numbers):
+        period, count = _best_period(numbers, place)
         if count == 1:
-            items.append(signatures[place])
+            items.append(signatures[numbers[place]])
         else:
-            items.append(Loop(count, fold(signatures[place : place + period])))
+            items.append(Loop(count, _fold(numbers[place : place + period], signatures)))
         place += period * count
     return tuple(items)
 
 
-def _best_period(signatures: Sequence[Hashable], place: int) -> tuple[int, int]:
+def _best_period(signatures: list[int], place: int) -> tuple[int, int]:
     left = len(signatures) - place
     best, saved = (1, 1), 0
     for period in range(1, left // 2 + 1):

@@ -333,6 +333,8 @@ def _specs(table: Table, ring: Ring, seq: int, weights: str, ticks: _Ticks) -> l
 
 def _with_room(specs: list[TickSpec], table: Table, room: Room) -> list[TickSpec]:
     """Adds what ticks do with the waiting room on the host."""
+    if not room.num_rows:
+        return specs
     found, before, waited = [], None, False
     for index, (spec, tick) in enumerate(zip(specs, table.ticks, strict=True)):
         if tick.is_compute:

@@ -2,15 +2,17 @@
 
 import heapq
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.bodies import with_fewer_bodies
-from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
+from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, least_hbm_bytes
 from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.lower_bounds import LowerBounds
+from sppo_jax.planner.memory import usable_bytes
 from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import Partition, equal_cost_partitions, partitions
 
@@ -20,11 +22,11 @@ TIE = 0.005
 _TIES_BOUNDED, _TIES_TRIED = 64, 6
 # Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
 # choices are worked out to find either.
-_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 12
+_MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 10
 # How many plans of equal cost may have to do with fewer tick shapes.
 _FEWER_SHAPES_TRIED = 6
-# Where nothing fits, how many of the least bounds of memory are worked out.
-_LEAST_TRIED = 8
+# Where nothing fits, how many of the least bounds of memory are worked out, and of those that were nearly chosen.
+_LEAST_TRIED, _NEARLY_TRIED = 8, 2
 
 
 class Candidate(NamedTuple):
@@ -63,12 +65,10 @@ class Start:
 
     Args:
         candidates: the candidates; those of a partition follow each other, and so do the partitions of a layout.
-        bounds: of each candidate, about the least seconds of its step.
-        lower_bounds: what these come from.
+        lower_bounds: bounds of their seconds and bytes.
     """
 
     candidates: tuple[Candidate, ...]
-    bounds: tuple[float, ...]
     lower_bounds: LowerBounds
 
 
@@ -89,26 +89,11 @@ def start_of(
     Raises:
         ValueError: the config, the model and the devices allow none.
     """
-    # Seconds do not depend on the dtype of dK and dV.
-    lower_bounds = lower_bounds or LowerBounds(request, "float32")
-    candidates: list[Candidate] = []
-    bounds: list[float] = []
     options = place_options(request.config.stash) if options is None else options
-    for partition in partitions(request) if among is None else among:
-        candidates += _candidates(request, partition, options)
-        bounds += lower_bounds.rough_step_s(partition, options)
-    return Start(candidates=tuple(candidates), bounds=tuple(bounds), lower_bounds=lower_bounds)
-
-
-def start_of_sizes(request: Request) -> Start:
-    """Returns all candidates of a request without bounds of their seconds, for searches of small ones.
-
-    Raises:
-        ValueError: as `start_of`.
-    """
-    options = place_options(request.config.stash)
-    found = [one for partition in partitions(request) for one in _candidates(request, partition, options)]
-    return Start(candidates=tuple(found), bounds=(0.0,) * len(found), lower_bounds=LowerBounds(request, "float32"))
+    found = partitions(request) if among is None else among
+    candidates = [one for partition in found for one in _candidates(request, partition, options)]
+    # Seconds do not depend on the dtype of dK and dV.
+    return Start(candidates=tuple(candidates), lower_bounds=lower_bounds or LowerBounds(request, "float32"))
 
 
 def _candidates(request: Request, partition: Partition, options: list[Places]) -> list[Candidate]:
@@ -124,8 +109,11 @@ class BestFirst:
         self.request, self.dtype = request, kv_grad_dtype
         self.lower_bounds = start.lower_bounds.with_dtype(kv_grad_dtype)
         self.candidates: list[Candidate] = []
-        self.too_large: list[tuple[float, float, int]] = []  # excess of the least memory, bound, candidate
-        self.bounds: list[float] = []  # of each candidate, the least seconds of its step as far as it is refined
+        self.too_large: list[tuple[float, int]] = []  # excess of the least memory, candidate
+        # Of each candidate, the least seconds of its step as far as it is refined; 0 where nothing is known yet.
+        self.bounds: list[float] = []
+        self._new: list[int] = []  # candidates that no search has met yet
+        self.nearly_fitting: list[tuple[float, int]] = []  # excess of device memory at its least, candidate
         self._excesses: dict[tuple, float] = {}  # by what a candidate's rough excess depends on
         self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
@@ -138,9 +126,26 @@ class BestFirst:
     def _add(self, start: Start) -> None:
         first = len(self.candidates)
         self.candidates += start.candidates
-        self.bounds += start.bounds
-        self.heap += [(self.bounds[number], number, 0) for number in range(first, len(self.candidates))]
+        self.bounds += [0.0] * len(start.candidates)
+        self._new += range(first, len(self.candidates))
+
+    def _meet_new(self) -> None:
+        """Drops new candidates that are too large for sure, and bounds the seconds of the others."""
+        for number in self._new:
+            excess = self._rough_excess(number)
+            if excess > 0:
+                self._drop(number, excess)
+            else:
+                self.heap.append((self._least_s(number), number, 0))
+        self._new = []
         heapq.heapify(self.heap)
+
+    def _least_s(self, number: int) -> float:
+        """Returns the least seconds of a candidate's step as far as these are known, at least roughly."""
+        if not self.bounds[number]:
+            candidate = self.candidates[number]
+            self.bounds[number] = self.lower_bounds.rough_step_s(candidate.partition, candidate.places)
+        return self.bounds[number]
 
     def _rough_excess(self, number: int) -> float:
         """Returns roughly by how much a candidate's least memory is too large; partitions of a layout share it."""
@@ -157,10 +162,11 @@ class BestFirst:
 
     def _drop(self, number: int, excess: float) -> None:
         self.unfit.add(number)
-        self.too_large.append((excess, self.bounds[number], number))
+        self.too_large.append((excess, number))
 
     def best(self, limit_s: float = math.inf) -> Outcome | None:
         """Returns the fastest outcome that fits and takes less than `limit_s`; None if none does."""
+        self._meet_new()
         while self.heap and self.heap[0][0] < limit_s:
             number = self._refine()
             if number is None:
@@ -226,7 +232,7 @@ class BestFirst:
         """Returns the simplest outcome found that fits and ties with the fastest; the fastest if none is simpler."""
         number, limit_s, tried = self._number_of(fastest), fastest.step_s * (1 + TIE), 0
         own = self.candidates[number].complexity
-        near = [other for bound, other, _ in self.heap if bound <= limit_s and self._rough_excess(other) <= 0]
+        near = [other for bound, other, _ in self.heap if bound <= limit_s]
         simpler = sorted((self.candidates[other].complexity, self.bounds[other], other) for other in near)
         for complexity, _, other in simpler[:_TIES_BOUNDED]:
             if complexity >= own or tried == _TIES_TRIED:
@@ -271,16 +277,17 @@ class BestFirst:
             return number
         try:
             if level == 0:
-                excess = self._rough_excess(number)
-                if excess > 0:
-                    self._drop(number, excess)
-                    return None
                 excess, least_s = self._bound(number)
                 self.bounds[number] = bound = max(bound, least_s)
                 if excess > 0:
                     self._drop(number, excess)
                     return None
             else:
+                excess = self._least_excess(number)
+                if excess > 0:
+                    self._drop(number, excess)
+                    self.nearly_fitting.append((excess, number))
+                    return None
                 self.bounds[number] = bound = self._evaluate(number).step_s
         except ValueError as error:
             self.errors.append(error)
@@ -289,26 +296,36 @@ class BestFirst:
         heapq.heappush(self.heap, (bound, number, level + 1))
         return None
 
+    def _least_excess(self, number: int) -> float:
+        """Returns by how much a candidate's device memory is too large with all on the host that may wait there."""
+        if number in self.outcomes:
+            return 0.0
+        return least_hbm_bytes(self._choice(number)) / usable_bytes(self.request.cluster) - 1
+
+    def _choice(self, number: int) -> Choice:
+        """Returns a candidate's choice, with keys and values in the way that takes the least memory."""
+        candidate = self.candidates[number]
+        return Choice(
+            layout=candidate.partition.layout,
+            chunk_lengths=candidate.partition.chunk_lengths,
+            schedule=candidate.partition.schedule,
+            places=candidate.places,
+            alpha=candidate.alpha,
+            kv_grad_dtype=self.dtype,
+            wave=candidate.partition.wave,
+            shapes=candidate.partition.shapes,
+            kv=candidate.partition.kv(candidate.places)[-1],
+            waiting=self.request.waiting,
+        )
+
     def _evaluate(self, number: int) -> Outcome:
         if number not in self.outcomes:
-            candidate = self.candidates[number]
-            *faster, kv = candidate.partition.kv(candidate.places)
-            choice = Choice(
-                layout=candidate.partition.layout,
-                chunk_lengths=candidate.partition.chunk_lengths,
-                schedule=candidate.partition.schedule,
-                places=candidate.places,
-                alpha=candidate.alpha,
-                kv_grad_dtype=self.dtype,
-                wave=candidate.partition.wave,
-                shapes=candidate.partition.shapes,
-                kv=kv,
-                waiting=self.request.waiting,
-            )
+            candidate, choice = self.candidates[number], self._choice(number)
+            faster = candidate.partition.kv(candidate.places)[:-1]
             self.outcomes[number] = self._fitting(choice, candidate, faster) or evaluate(choice)
         return self.outcomes[number]
 
-    def _fitting(self, choice: Choice, candidate: Candidate, faster: list[str]) -> Outcome | None:
+    def _fitting(self, choice: Choice, candidate: Candidate, faster: tuple[str, ...]) -> Outcome | None:
         """Returns the outcome of a choice with the first of some other ways of keys and values that fits, if any."""
         for kv in faster:
             if self.lower_bounds.excess(candidate.partition, candidate.places, kv) <= 0:
@@ -323,7 +340,7 @@ class BestFirst:
         Raises:
             ValueError: no choice keeps the rules; the first error.
         """
-        for number in self._smallest()[:_LEAST_TRIED]:
+        for number in self._smallest():
             self._try(number)
         if not self.outcomes:
             raise self.errors[0]
@@ -336,7 +353,7 @@ class BestFirst:
             ValueError: no choice keeps the rules; the first error.
         """
         least = math.inf
-        for number in self._smallest()[:_LEAST_TRIED]:
+        for number in self._smallest():
             # Those that follow are larger.
             if self._rough_excess(number) >= least:
                 break
@@ -348,7 +365,7 @@ class BestFirst:
 
     def least_that_fits(self) -> Outcome | None:
         """Returns the outcome of `least` if it fits, else None."""
-        for number in self._smallest()[:_LEAST_TRIED]:
+        for number in self._smallest():
             if self._rough_excess(number) <= 0:
                 self._try(number)
         fitting = [outcome for outcome in self.outcomes.values() if outcome.memory.fits(self.request.cluster)]
@@ -365,12 +382,10 @@ class BestFirst:
         known = [(self.lower_bounds.excess_of(outcome.memory), number) for number, outcome in self.outcomes.items()]
         larger = sorted((excess, number) for excess, number in known if excess > 0)
         if fits:
-            # Not all that are below the simplest tie were looked at.
-            waiting = [number for bound, number, level in self.heap if level == 0 and bound < best.step_s]
-            dropped = [(more, number) for more, bound, number in self.too_large if bound < best.step_s]
-            dropped += [(more, number) for number in waiting if (more := self._rough_excess(number)) > 0]
-            larger = sorted(larger + dropped)
-        for _, number in larger if not fits else larger[:_TOO_LARGE_TRIED]:
+            all_larger = sorted(larger + self.too_large)
+            faster = (one for one in all_larger if one[1] in self.outcomes or self._least_s(one[1]) < best.step_s)
+            larger = list(islice(faster, _TOO_LARGE_TRIED))
+        for _, number in larger:
             if len(found) < (_MOST_TOO_LARGE if fits else count):
                 other = self._other(number, seen)
                 found += [outcome for outcome in other if not fits or outcome.step_s < best.step_s]
@@ -383,8 +398,8 @@ class BestFirst:
         # What is slower and too large too tells less: it fills up at most.
         spare: list[Outcome] = []
         tried: set[tuple] = set()
-        most = len(self.outcomes) + _SLOWER_TRIED
-        while self.heap and len(found) < count and len(self.outcomes) < most:
+        most = self._num_tried() + _SLOWER_TRIED
+        while self.heap and len(found) < count and self._num_tried() < most:
             _, number, level = self.heap[0]
             key = self.candidates[number].key
             # Of plans with the same key, only one that fits is worked out.
@@ -402,6 +417,10 @@ class BestFirst:
             found += self._other(number, seen) if len(found) < count else []
         return found + spare[: count - len(found)]
 
+    def _num_tried(self) -> int:
+        """Returns how many choices were worked out so far, in full or as far as their least memory."""
+        return len(self.outcomes) + len(self.nearly_fitting)
+
     def _is_fitting(self, number: int) -> bool:
         return number in self.outcomes and self.outcomes[number].memory.fits(self.request.cluster)
 
@@ -416,8 +435,8 @@ class BestFirst:
             alike: what their partitions must have in common.
 
         Returns:
-            One of those that may fit; and one of those that would be faster and do not fit, nor does any other like
-            them.
+            One of those that may fit; and one that would be faster than the best one and does not fit, nor does any
+            other like it. Of those that are alike only the least too large one is considered.
         """
         chosen = self.candidate_of(best)
         common, mine = alike(chosen.partition), of(chosen)
@@ -426,34 +445,35 @@ class BestFirst:
             if candidate.partition is not partition:
                 partition, is_alike = candidate.partition, alike(candidate.partition) == common
             if is_alike:
-                related.append(number)
-        related.sort(key=lambda number: (self.bounds[number], number))
-        values = {number: of(self.candidates[number]) for number in related}
-        possible: dict[Hashable, bool] = {}
-
-        def is_possible(value: Hashable) -> bool:
+                related.append((number, of(candidate)))
+        possible = {value for number, value in related if self._may_fit(number)}
+        slower = (number for number, value in related if value != mine and self._may_fit(number))
+        nearest: dict[Hashable, tuple[float, int]] = {}
+        for number, value in related:
             if value not in possible:
-                possible[value] = any(values[one] == value and self._may_fit(one) for one in related)
-            return possible[value]
+                excess = self._rough_excess(number), number
+                nearest[value] = min(excess, nearest.get(value, excess))
+        faster = (number for _, number in nearest.values() if self._least_s(number) < best.step_s)
+        return self._first(slower), self._first(faster)
 
-        slower = (one for one in related if values[one] != mine and self._may_fit(one))
-        larger = (one for one in related if self.bounds[one] < best.step_s and not is_possible(values[one]))
-        return self._first(slower), self._first(larger)
-
-    def _first(self, numbers: Iterator[int]) -> tuple[Candidate, float] | None:
-        number = next(numbers, None)
-        if number is None or self.bounds[number] == math.inf:
-            return None
-        return self.candidates[number], self.bounds[number]
+    def _first(self, numbers: Iterable[int]) -> tuple[Candidate, float] | None:
+        """Returns the candidate of the lowest bound with the bound, if there are any."""
+        bound, number = min(((self._least_s(number), number) for number in numbers), default=(math.inf, 0))
+        return None if bound == math.inf else (self.candidates[number], bound)
 
     def _smallest(self) -> list[int]:
-        """Returns of each layout and places the choice of the shortest chunks, least bound of memory first."""
+        """Returns a few candidates that may be the smallest.
+
+        They are those that were least too large so far, and of each layout and places the choice of the shortest
+        chunks, least bound of memory first.
+        """
         least: dict[tuple, tuple[float, int, int]] = {}
         for number, candidate in enumerate(self.candidates):
             key = candidate.partition.layout, candidate.places
             value = self._rough_excess(number), -candidate.partition.num_chunks, number
             least[key] = min(value, least.get(key, value))
-        return [number for _, _, number in sorted(least.values())]
+        nearly = [number for _, number in sorted(self.nearly_fitting)[:_NEARLY_TRIED]]
+        return nearly + [number for _, _, number in sorted(least.values())[:_LEAST_TRIED]]
 
     def _try(self, number: int) -> Outcome | None:
         try:

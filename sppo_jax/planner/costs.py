@@ -8,7 +8,7 @@ Departures from the papers, each because the program that runs is another one:
   cuDNN's kernel; a linear layer's is 2 times. SPPO, Seq1F1B and the usual `6 P` rule take 2 for both; at a million
   tokens a step is then at least a seventh too short.
 * Causal attention counts the pairs that exist, `tokens * start + tokens^2 / 2`; PipeOffload's formula counts all keys.
-* The fused kernel's forward takes whole waves of queries and both passes have a tail (`CostModel._fused_pairs`). SPPO
+* The fused kernel's forward takes whole waves of queries and both passes have a tail (`units.kernel_pairs`). SPPO
   lets one efficiency fall with the length of a chunk.
 * A tick is lock-step: the linear parts of a chunk shorter than its tick are charged for the padding, and collectives
   over the stages (embedding, head, their gradients) for every tick that has them. Attention skips padding.
@@ -26,18 +26,14 @@ from itertools import product
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
-from sppo_jax.hardware.measured_figures import block_pairs
-from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs, num_tables
+from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, head_flops, layer_costs, num_tables
 from sppo_jax.plan.plan import MeshShape
 from sppo_jax.plan.ring import AttentionShape, Ring
 from sppo_jax.plan.table import TickShape, Unit, chunk_starts
 from sppo_jax.planner.memory import stage_params, table_params
+from sppo_jax.planner.units import UnitSeconds, compute_seconds, transfer_seconds, whole_seconds
 
 _FLOAT32 = 4
-# What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
-# waves), and in backward the start and the end of each tile (in tokens). Fitted on the kernel benchmarks that
-# `hardware/cluster.py` names.
-_TAIL_WAVES, _BACKWARD_TOKENS = 0.75, 160
 # The tick of a chunk by itself.
 ALONE = TickShape(0, 0)
 # Passes over float32 parameters at the end of a step: the update reads four arrays (parameters, gradients and both
@@ -105,52 +101,30 @@ class CostModel:
             tick: the shape of the tick, where it is larger than the chunk. Linear layers compute padding, attention
                 skips it. What travels on the ring depends on the tick's reach.
         """
-        sent = self.transfer_s(kind, start, tokens, tick)
-        return self.compute_s(kind, start, tokens, tick) + sent + self.cluster.device.overhead_s
+        return self.seconds_of[kind](start, tokens, *tick)
 
     def compute_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds in which a unit computes; arguments as `seconds`."""
-        # A short matmul waits for its weights, as if it had some tokens more.
-        extra = self.cluster.device.overhead_tokens
-        linear_s, pair_s = self._compute_rates[kind]
-        seconds = linear_s * (max(tokens, tick.tokens) / self.mesh.seq + extra)
-        if kind == "H":
-            return seconds
-        again = self._recomputes(max(start + tokens, tick.reach))
-        seconds += self._memory_bytes(kind, start + tokens, again) / self.cluster.device.hbm_bytes_s
-        return seconds + pair_s * self._attention_pairs(kind, start, tokens, again) / self.mesh.seq
+        return self.compute_of[kind](start, tokens, *tick)
 
-    def _recomputes(self, reach: int) -> bool:
-        """Returns whether the backward of a tick that reaches so many tokens of the sequence recomputes attention."""
-        return self.recompute_attention and reach <= self.recompute_reach
+    def transfer_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
+        """Returns the seconds in which a unit sends to other devices; arguments as `seconds`."""
+        return self.transfer_of[kind](start, tokens, *tick)
 
-    def _attention_pairs(self, kind: str, start: int, tokens: int, again: bool) -> float:
-        """Returns the (query, key) pairs that a long forward would compute in the seconds of a unit's attention."""
-        forward, backward = self._kernel_pairs(start, tokens)
-        if kind == "F":
-            return forward
-        return self.cluster.device.attention_backward * backward + (forward if again else 0.0)
+    @cached_property
+    def seconds_of(self) -> dict[str, UnitSeconds]:
+        """The functions behind `seconds`, by kind."""
+        return {kind: whole_seconds(self, kind) for kind in "FBH"}
 
-    def _kernel_pairs(self, start: int, tokens: int) -> tuple[float, float]:
-        """Returns the pairs that the kernel takes the time of for a chunk, forward and backward.
+    @cached_property
+    def compute_of(self) -> dict[str, UnitSeconds]:
+        """The functions behind `compute_s`, by kind."""
+        return {kind: compute_seconds(self, kind) for kind in "FBH"}
 
-        The blockwise kernel computes whole blocks. The fused kernel's forward deals tiles of queries to the compute
-        units. Tiles that meet the whole prefix take equally long, so a last wave of tiles that is not full takes as
-        long as a full one. Tiles on the diagonal differ, and the kernel waits for the longest. The fused backward deals
-        tiles of keys, of which a long prefix has enough.
-        """
-        device = self.cluster.device
-        if device.attention_block:
-            # Every ring member has its own blocks, of tokens that lie `ring` apart.
-            pairs = block_pairs(start, tokens, device.attention_block * self.ring.members)
-            return pairs, pairs
-        pairs = chunk_pairs(start, tokens)
-        if not self.wave_tokens:
-            return pairs, pairs
-        wave = self.wave_tokens
-        unfilled = math.ceil(tokens / wave) * wave - tokens
-        tail = _TAIL_WAVES * wave * tokens
-        return pairs + unfilled * start + tail, pairs + _BACKWARD_TOKENS * tokens + tail
+    @cached_property
+    def transfer_of(self) -> dict[str, UnitSeconds]:
+        """The functions behind `transfer_s`, by kind."""
+        return {kind: transfer_seconds(self, kind) for kind in "FBH"}
 
     @cached_property
     def wave_tokens(self) -> float:
@@ -168,28 +142,10 @@ class CostModel:
         """Returns the seconds of a (query, key) pair that a forward of attention computes."""
         return self._compute_rates[kind][1] / self.mesh.seq
 
-    def transfer_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
-        """Returns the seconds in which a unit sends to other devices; arguments as `seconds`.
-
-        That is the all-to-all of ulysses and the hops of the ring in every layer, the hop to the next stage, and the
-        sums over the stages: the head's, and where a tick has ends those of the embedding and of both gradients; and
-        tables that are gathered and scattered.
-        Copies to the host are not in it: they hide.
-        """
-        local = max(tokens, tick.tokens) / self.mesh.seq
-        reach = max(start + tokens, tick.reach)
-        seconds = self._token_transfer_s[kind, tick.has_ends, self._recomputes(reach)] * local
-        if tick.has_ends or kind == "H":
-            seconds += self._table_s[kind]
-        if self.ring.members > 1 and kind != "H":
-            sent_bytes = self.ring_bytes(kind, math.ceil(local), reach)
-            seconds += self.layers * sent_bytes / self._seq_link
-        return seconds
-
     def ends_s(self, kind: str, tokens: float) -> float:
         """Returns by how many seconds a tick of so many tokens is longer if it has ends."""
-        token_s = self._token_transfer_s[kind, True, False] - self._token_transfer_s[kind, False, False]
-        return token_s * tokens / self.mesh.seq + self._table_s[kind]
+        token_s = self.token_transfer_s[kind, True, False] - self.token_transfer_s[kind, False, False]
+        return token_s * tokens / self.mesh.seq + self.table_s[kind]
 
     def ring_bytes(self, kind: str, tokens: int, reach: int) -> int:
         """Returns the bytes that a device sends on the ring in one layer of a tick.
@@ -211,7 +167,7 @@ class CostModel:
         forward, backward = self._ring_bytes[key]
         if kind == "F":
             return forward
-        return backward + (forward if self._recomputes(reach) else 0)
+        return backward + (forward if self.recompute_attention and reach <= self.recompute_reach else 0)
 
     def step_overhead_s(self) -> float:
         """Returns the seconds of a step that belong to no tick.
@@ -277,21 +233,28 @@ class CostModel:
             "H": (head_s, 0.0),
         }
 
-    def _memory_bytes(self, kind: str, reach: int, again: bool) -> float:
+    def memory_bytes(self, kind: str, again: bool) -> tuple[float, float]:
         """Returns the bytes that a unit moves in device memory whatever the length of its chunk.
 
         Attention takes keys and values of the prefix out of their buffer. Backward adds to dK and dV of the prefix and
         to the gradients of the weights: a part in the compute dtype is written and read, a sum in float32 read and
         written.
+
+        Args:
+            kind: "F" or "B".
+            again: whether the backward computes attention again.
+
+        Returns:
+            Bytes for each token up to the end of the chunk, and bytes besides.
         """
         copied, added = 2 * self.compute_bytes, 2 * self.compute_bytes + 2 * _FLOAT32
-        prefix = reach / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
+        prefix = self.layers / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
         if kind == "F":
-            return self.layers * prefix * copied
-        return self.layers * (prefix * (again * copied + copied + added) + self.layer.params * added)
+            return prefix * copied, 0.0
+        return prefix * (again * copied + copied + added), self.layers * self.layer.params * added
 
     @cached_property
-    def _table_s(self) -> dict[str, float]:
+    def table_s(self) -> dict[str, float]:
         """Seconds in which a tick with ends gathers a table, or writes, reads and scatters its whole gradient.
 
         Ticks of the last group of layers are charged for the embedding too, though they do without it.
@@ -303,10 +266,6 @@ class CostModel:
         return {"F": gather_s, "B": scatter_s, "H": gather_s + scatter_s}
 
     @property
-    def _seq_link(self) -> float:
-        return self.cluster.link_bytes_s(self.mesh.seq)
-
-    @property
     def _stage_link(self) -> float:
         """Bytes a second of a sum over the devices of a stage, by the adapters of all its members on a host."""
         device, seq = self.cluster.device, self.mesh.seq
@@ -316,7 +275,7 @@ class CostModel:
         return min(device.link_bytes_s, device.network_bytes_s * min(seq, self.cluster.devices_per_host))
 
     @cached_property
-    def _token_transfer_s(self) -> dict[tuple[str, bool, bool], float]:
+    def token_transfer_s(self) -> dict[tuple[str, bool, bool], float]:
         """Seconds in which a unit sends for one token of a device.
 
         By its kind, whether its tick has ends, and whether its backward computes attention again.

@@ -1,7 +1,7 @@
 """What one choice of layout, chunks, schedule and stash costs: a Plan with its memory and its simulated step."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
@@ -79,19 +79,7 @@ def evaluate(choice: Choice) -> Outcome:
     Raises:
         ValueError: the choice breaks a rule.
     """
-    layout = choice.layout
-    table = outline_of(choice)
-    inputs, attention, rest = choice.places
-    stash = StashPlan(
-        inputs=inputs,
-        attention=attention,
-        rest=rest,
-        alpha=(),
-        kv_grad_dtype=choice.kv_grad_dtype,
-        kv=choice.kv,
-        attention_from=choice.attention_from,
-        waiting=choice.waiting,
-    )
+    layout, table, stash = choice.layout, outline_of(choice), _stash_of(choice)
     before = table.chunk_starts[choice.attention_from]
     shape, costs = layout.shape, layout_costs(layout, choice.places, choice.kv, choice.wave, before)
     stash, reason = choose_alpha(stash, choice.alpha, table, shape, costs)
@@ -105,6 +93,18 @@ def evaluate(choice: Choice) -> Outcome:
         step_s=simulation.step_s + costs.step_overhead_s(),
         all_away=stash.alpha == largest_alpha(table),
     )
+
+
+def least_hbm_bytes(choice: Choice) -> int:
+    """Returns the bytes of device memory that a choice takes with the alpha that leaves the least there.
+
+    Raises:
+        ValueError: the choice breaks a rule.
+    """
+    table, stash = outline_of(choice), _stash_of(choice)
+    sends = "host" in (stash.inputs, stash.attention)
+    alpha = largest_alpha(table) if sends else (0.0,) * len(table.diagonal_groups)
+    return predict_memory(table, choice.layout.shape, replace(stash, alpha=alpha)).hbm_bytes
 
 
 def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
@@ -208,6 +208,21 @@ def simulation_of(plan: Plan, config: Config, cluster: Cluster | None = None) ->
     """Returns the step that the planner simulated for a plan, host copies charged."""
     shape = shape_of_plan(plan, config, cluster)
     return _simulate(plan.outline(), costs_of(plan, config, cluster), shape, plan.stash)
+
+
+def _stash_of(choice: Choice) -> StashPlan:
+    """Returns the stash of a choice without alpha."""
+    inputs, attention, rest = choice.places
+    return StashPlan(
+        inputs=inputs,
+        attention=attention,
+        rest=rest,
+        alpha=(),
+        kv_grad_dtype=choice.kv_grad_dtype,
+        kv=choice.kv,
+        attention_from=choice.attention_from,
+        waiting=choice.waiting,
+    )
 
 
 def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) -> Simulation:

@@ -1,6 +1,5 @@
 """Lower bounds of a choice's step and memory, by which the search orders and drops choices before it builds tables."""
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.plan import MeshShape, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.shapes import rounded_up
-from sppo_jax.plan.table import BREADTH_FIRST, Repeat, TickShape
+from sppo_jax.plan.table import BREADTH_FIRST, Repeat
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, Request
@@ -49,6 +48,8 @@ class LowerBounds:
         self._sampled: dict[tuple, dict[tuple, _Sampled]] = {}
         self._of_layers: dict[tuple, list[list[float]]] = {}
         self._of_kv: dict[tuple, float] = {}
+        self._but_backward: dict[Partition, float] = {}
+        self._rough: dict[tuple, float] = {}
 
     def with_dtype(self, kv_grad_dtype: str) -> "LowerBounds":
         """Returns the bounds with dK and dV in another dtype; they share what is known, for seconds do not differ."""
@@ -56,19 +57,18 @@ class LowerBounds:
         other.dtype = kv_grad_dtype
         return other
 
-    def rough_step_s(self, partition: Partition, options: Sequence[Places]) -> list[float]:
-        """Returns about the least seconds of a step with each of some places, from a few of its chunks."""
-        layout, known = partition.layout, {}
+    def rough_step_s(self, partition: Partition, places: Places) -> float:
+        """Returns about the least seconds of a step, from a few of its chunks."""
         # What is recomputed changes the backwards alone.
-        heads_s = layout.sequences * self._samples(partition, options[0], "H").work_s
-        forward_s = self._sampled_stream_s(partition, self._samples(partition, options[0], "F"))
-        other_s = heads_s + forward_s + self._overhead_s(layout)
-        keys = [_recomputed(places) for places in options]
-        for key, places in zip(keys, options, strict=True):
-            if key not in known:
-                backward_s = self._sampled_stream_s(partition, self._samples(partition, places, "B"))
-                known[key] = _MARGIN * (other_s + backward_s)
-        return [known[key] for key in keys]
+        if partition not in self._but_backward:
+            heads_s = partition.layout.sequences * self._samples(partition, places, "H").work_s
+            forward_s = self._sampled_stream_s(partition, self._samples(partition, places, "F"))
+            self._but_backward[partition] = heads_s + forward_s + self._overhead_s(partition.layout)
+        key = partition, _recomputed(places)
+        if key not in self._rough:
+            backward_s = self._sampled_stream_s(partition, self._samples(partition, places, "B"))
+            self._rough[key] = _MARGIN * (self._but_backward[partition] + backward_s)
+        return self._rough[key]
 
     def work_s(self, partition: Partition, places: Places) -> float:
         """Returns about the seconds in which a stage computes all chunks of its sequences, forward and backward."""
@@ -178,13 +178,8 @@ class LowerBounds:
                 both = replace(costs, layers=1), replace(costs, layers=0, ring=without_ring)
                 self._of_one_and_none[of_costs] = both
             one, none = self._of_one_and_none[of_costs]
-            seconds = one.seconds if sent else one.compute_s
-            if kind == "H":
-                # Heads do not depend on the prefix.
-                of_tokens = {one[1:]: seconds(kind, 0, one[1], TickShape(one[2], 0)) for one in chunks}
-                units = [of_tokens[one[1:]] for one in chunks]
-            else:
-                units = [seconds(kind, start, tokens, TickShape(padded, 0)) for start, tokens, padded in chunks]
+            seconds = (one.seconds_of if sent else one.compute_of)[kind]
+            units = [seconds(*chunk) for chunk in chunks]
             self._of_layers[key] = [units if kind == "H" else _without_layers(none, kind, chunks, sent), units]
         layers, (fixed_s, one_s) = costs.layers, self._of_layers[key]
         with_ends = [fixed + layers * (unit - fixed) for fixed, unit in zip(fixed_s, one_s, strict=True)]

@@ -9,7 +9,7 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
-from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of_sizes
+from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
 from sppo_jax.planner.bodies import MOST_TIMES
 from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.evaluate import Outcome
@@ -142,7 +142,7 @@ def _least_that_fits(config: Config, cluster: Cluster) -> Outcome | None:
         request = read_request(config, cluster)
         for by_groups in (request.by_groups, True)[: 1 + request.may_go_by_groups]:
             asked = replace(request, by_groups=by_groups)
-            search = BestFirst(asked, "bfloat16" if dtype == "auto" else dtype, start_of_sizes(asked))
+            search = BestFirst(asked, "bfloat16" if dtype == "auto" else dtype, start_of(asked))
             found = search.least_that_fits()
             if found is not None:
                 return found

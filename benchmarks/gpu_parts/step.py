@@ -51,8 +51,9 @@ TINY = {
 TINY_STEP = {"model": TINY, "length": 128, "chunks": 4, "stash": "kept", "host_gib": 1}
 # A step at 512K then takes under 15 s; a stage needs two layers to hide its copies.
 FEW_LAYERS = 2
-# Host memory that activations may take on the machines this is meant for, which have 128 GiB.
-_HOST_GIB = 100
+# Host memory that a plan may take on the machines this is meant for, which have 128 GiB. Parameters, moments and
+# gradients of 8B take 116 GiB, and leave little besides.
+_HOST_GIB, _WHOLE_HOST_GIB = 100, 124
 
 
 def cases(*, tiny: bool) -> list[Case]:
@@ -73,15 +74,19 @@ def cases(*, tiny: bool) -> list[Case]:
     wide = {"model": EIGHT_BILLION, "most_layers": True, "length": 128 * _K, "stash": "planned", "host_gib": _HOST_GIB}
     few = {"model": ONE_BILLION | {"num_layers": FEW_LAYERS}, "stash": "planned", "host_gib": _HOST_GIB}
     lengths = [2**22, 2**23]
+    on_host = {"model": EIGHT_BILLION, "stash": "planned", "host_gib": _WHOLE_HOST_GIB, "optimizer": "host"}
+    longest = on_host | {"longest": [2**18, 2**19], "length": 2**18}
     return [
         *found,
         _case("8B's widths at 128K, planned", wide, 150),
+        _case("8B at 128K, optimizer on the host", on_host | {"length": 128 * _K}, 330),
+        _case("8B, optimizer on the host, longest", longest, 150),
         _case("longest", few | {"longest": lengths, "length": lengths[0]}, 80),
     ]
 
 
 def _case(name: str, settings: dict, expected_s: float) -> Case:
-    needs = {"hbm_gib": 70.0, "host_gib": 110.0} if expected_s > 10 else {}
+    needs = {"hbm_gib": 70.0, "host_gib": max(110.0, settings["host_gib"] + 2.0)} if expected_s > 10 else {}
     return Case(part="step", name=name, settings=settings, expected_s=expected_s, limit_s=3 * expected_s + 60, **needs)
 
 
@@ -106,7 +111,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     figures = Figures.of(ready.compiled)
     emit(
         {
-            "what": f"{config.model.num_layers} layers, {settings['stash']}{order_of(settings)}",
+            "what": f"{config.model.num_layers} layers, {settings['stash']}{order_of(settings)}{_place_of(settings)}",
             "length": tokens,
             "num_layers": config.model.num_layers,
             "num_chunks": len(plan.chunk_lengths),
@@ -161,6 +166,11 @@ def order_of(settings: dict) -> str:
     return f", {settings['schedule']['name']}" if "schedule" in settings else ""
 
 
+def _place_of(settings: dict) -> str:
+    """Name the place of the optimizer of a case where it is not the device."""
+    return f", optimizer on the {settings['optimizer']}" if "optimizer" in settings else ""
+
+
 def prepare(settings: dict, device: str) -> Ready:
     """Plan, set the environment as `sppo train` does, compile, and create the first state."""
     cluster = make_cluster(DEVICES[device])
@@ -195,6 +205,7 @@ def config_of(settings: dict, cluster: Cluster) -> Config:
         "mesh": {"data": 1, "pipe": 1, "seq": 1},
         "schedule": settings.get("schedule", {}),
         "stash": STASHES[settings["stash"]],
+        "optimizer": {"place": settings.get("optimizer", "device")},
         "hardware": {"cluster": cluster.name, "host_bytes": settings["host_gib"] * _GIB},
         "train": {"steps": 100},
     }

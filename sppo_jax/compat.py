@@ -123,17 +123,31 @@ class _CompileOnlyHost(jax.sharding.NamedSharding):
     _memory_kind = memory_kind
 
 
-def compiler_options(backend: str, uses_host: bool) -> dict[str, bool | int] | None:
+# Host copies by kernels that may be under way at once. A tick has at most about 20.
+_MOST_COPIES = 32
+
+
+def compiler_options(backend: str, uses_host: bool, many_copies: bool = False) -> dict[str, bool | int] | None:
     """Returns the compiler options that hide exchanges and host copies behind compute; None if no option is needed.
 
     On GPUs the latency-hiding scheduler is off by default. Its memory estimate counts host buffers, so that it starts
     a host copy late to save memory that is not short: with any, the limit is lifted out of its way. What the program
-    really takes is in `memory_analysis()`.
+    really takes is in `memory_analysis()`. The scheduler lets two copies by kernels be under way at once, and ends any
+    further one at once, with nothing beside it.
+
+    Args:
+        backend: "cpu", "gpu", "cuda" or "tpu".
+        uses_host: whether the program copies to host memory and back.
+        many_copies: whether more than two such copies may be under way at once.
     """
     if backend not in ("gpu", "cuda"):
         return None
     options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
-    return options | ({"xla_gpu_memory_limit_slop_factor": 2000} if uses_host else {})
+    if uses_host:
+        options["xla_gpu_memory_limit_slop_factor"] = 2000
+    if many_copies:
+        options["xla_gpu_experimental_parallel_async_compute_limit"] = _MOST_COPIES
+    return options
 
 
 def deviceless_flags(version: tuple[int, ...] | None = None) -> dict[str, int | str]:

@@ -65,6 +65,8 @@ def test_the_compiler_is_told_something_only_on_a_gpu():
     assert compiler_options("cpu", True) is None
     assert set(compiler_options("cuda", False)) == {"xla_gpu_enable_latency_hiding_scheduler"}
     assert "xla_gpu_enable_latency_hiding_scheduler" in compiler_options("cuda", True)
+    more = set(compiler_options("cuda", True, many_copies=True)) - set(compiler_options("cuda", True))
+    assert more == {"xla_gpu_experimental_parallel_async_compute_limit"}
 
 
 def test_copies_change_the_type_and_keep_the_numbers():

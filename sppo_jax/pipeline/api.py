@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline import executor as run
-from sppo_jax.pipeline import layout, storage
+from sppo_jax.pipeline import host_traffic, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.probe import check_block
@@ -120,7 +121,9 @@ class Step:
     @property
     def compiler_options(self) -> dict | None:
         """Options that the outermost jit should pass to the compiler."""
-        return compiler_options(self.platform, self.uses_host)
+        # What waits on the host besides the stash adds copies to each tick.
+        more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0
+        return compiler_options(self.platform, self.uses_host, many_copies=more)
 
     def check(self, params: nnx.State, batch: Mapping) -> None:
         """Checks parameters and a batch; checks the batch's values too if they are on this host.
@@ -216,6 +219,8 @@ class Step:
     def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights, tables, sharded = self._weights_of_device(shares, weights)
+        if isinstance(sharded, HostLayers):
+            sharded = replace(sharded, num_parts=max(1, program.num_parts))
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
         sequences = self._sequences(striped)
         count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
@@ -247,6 +252,8 @@ class Step:
         trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
         num_members, layers, squares = plan.mesh.data * plan.mesh.seq, trained.sums, ()
+        if isinstance(sharded, HostLayers):
+            trained = host_traffic.flush(executor, trained)
         if sharded is not None:
             layers = sharded.gradients(trained.grads.layers)
         if isinstance(sharded, HostLayers):

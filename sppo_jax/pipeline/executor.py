@@ -20,15 +20,15 @@ from sppo_jax import buffers
 from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
-from sppo_jax.compat import to_device, to_host
+from sppo_jax.pipeline import host_traffic, stash, vocabulary
 from sppo_jax.pipeline import stage as stages
-from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
-from sppo_jax.pipeline.rows import HostRow, Rows, rows_of
+from sppo_jax.pipeline.rows import Rows, rows_of
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
-from sppo_jax.pipeline.state import EvaluationState, Sequences, State, TrainingState
+from sppo_jax.pipeline.state import Coming, EvaluationState, Sequences, State, TrainingState, begun
 from sppo_jax.pipeline.storage import sum_over_members
 from sppo_jax.pipeline.tables import Tables
+from sppo_jax.pipeline.turn import when
 from sppo_jax.plan.fold import Loop, unfold
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, TickSpec
@@ -121,19 +121,19 @@ class Executor:
         if spec.kind == "H":
             if not self.train:
                 return self._scoring_head(spec, row, state)
-            return self._training_head(spec, row, state, self._fetch(spec, row, state))
+            return self._training_head(spec, row, state, host_traffic.start(self, spec, row, state))
         state = self._gather(spec, row, state)
         if not self.train:
             return self._forward_tick(spec, row, state, None)
         if spec.write is not None:
             host = self.layout(spec.write).write_host(state.host[spec.write], row["write_row"].number, state.part)
             state = state._replace(host={**state.host, spec.write: host}, part=None)
-        coming = self._fetch(spec, row, state)
+        coming = host_traffic.start(self, spec, row, state)
         arrived_TD = state.x_TD if spec.put == "F" else state.dx_TD
         if self.plan.schedule.interleave > 1 and self.keeps_order:
             # Otherwise XLA slices the weights of several ticks at once and holds the slices until the last tick.
-            begun = self._begun(state)
-            row = {**row, **{name: row[name] + begun for name in ("group", "weight_slot", "sum_slot")}}
+            after = begun(state)
+            row = {**row, **{name: row[name] + after for name in ("group", "weight_slot", "sum_slot")}}
         if spec.kind == "B":
             state = self._scatter(spec, row, self._backward_tick(spec, row, state, coming))
         else:
@@ -141,7 +141,7 @@ class Executor:
             state = self._forward_tick(spec, row | {name: row[name] + state.order for name in written}, state, coming)
         if spec.write is spec.put is None:
             return state
-        room = state.room if spec.put is None else self._put(row, state, arrived_TD)
+        room = state.room if spec.put is None else host_traffic.put(self, row, state, arrived_TD)
         # Without the barrier XLA lets the copy to the host end ticks later, and its source holds memory till then.
         host = {} if spec.write is None else {spec.write: state.host[spec.write]}
         x_TD, dx_TD, host, room = lax.optimization_barrier((state.x_TD, state.dx_TD, host, room))
@@ -152,8 +152,11 @@ class Executor:
         if not spec.gathers:
             return state
         group, slot = row["gather_group"][0], row["gather_slot"][0]
+        on_way = (state.incoming, row["come"][0]) if spec.streams else ()
         with jax.named_scope("gather_turn"):
-            gathered = _where(row["gathers"], lambda slots: self.sharded.gather(slots, group, slot), state.gathered)
+            gathered = when(
+                row["gathers"], lambda slots: self.sharded.gather(slots, group, slot, *on_way), state.gathered
+            )
         return state._replace(gathered=gathered)
 
     def _scatter(self, spec: TickSpec, row, state: TrainingState) -> TrainingState:
@@ -162,7 +165,9 @@ class Executor:
             return state
         group, slot = row["scatter_group"][0], row["scatter_slot"][0]
         with jax.named_scope("scatter_turn"):
-            totals, sums = _where(
+            if spec.streams:
+                return host_traffic.scatter(self, row, state, group, slot)
+            totals, sums = when(
                 row["scatters"],
                 lambda carried: self.sharded.scatter(*carried, group, slot),
                 (state.grads.layers, state.sums),
@@ -172,45 +177,6 @@ class Executor:
     def _held(self, state: State) -> stages.Stage:
         """Returns this device's layers with the weights that it holds."""
         return self.stage if self.sharded is None else self.stage.holding(state.gathered)
-
-    def _fetch(self, spec: TickSpec, row, state: TrainingState) -> tuple | None:
-        """Starts the copies from the host: a stash, what a rebuild of keys and values needs, a chunk that waits."""
-        fetched = refetched = taken = None
-        if spec.fetch is not None:
-            number = self._row_to_fetch(row["fetch_row"], state)
-            fetched = self.layout(spec.fetch).fetch_host(state.host[spec.fetch], number)
-        if spec.refetch is not None:
-            number = self._row_to_fetch(row["refetch_row"], state)
-            refetched = self.layout(spec.refetch).fetch_again(state.host[spec.refetch], number)
-        if spec.take:
-            number = self._row_to_fetch(row["take_row"], state)
-            taken = to_device(buffers.read_slot(state.room, number))
-        return None if fetched is refetched is taken is None else (fetched, refetched, taken)
-
-    def _put(self, row, state: TrainingState, arrived_TD) -> jax.Array:
-        """Returns the waiting room on the host with what came in the tick before, behind the fetch of this tick."""
-        number, room = row["put_row"].number, state.room
-        if state.taken is not None:
-            # Without an order between the two XLA copies the whole room.
-            _, room = lax.optimization_barrier((state.taken, room))
-            if not self.keeps_order:
-                number += buffers.after(state.taken)
-        return buffers.write_slot(room, number, to_host(arrived_TD))
-
-    def _row_to_fetch(self, row: HostRow, state: TrainingState) -> jax.Array:
-        """Returns the number of a row; of one that XLA may know only once the tick before is done.
-
-        XLA then starts the copy in this tick and not earlier, where it would hold memory. XLA 0.12 also ends in a
-        segmentation fault where it knows that two ticks write and read one row: it takes what was written, and its
-        pass that legalizes host copies does not find the copy that it looks for. A loop's turns are one tick after
-        another anyway.
-        """
-        return row.number if row.is_counted else row.number + self._begun(state)
-
-    @staticmethod
-    def _begun(state: TrainingState) -> jax.Array:
-        """Returns 0, but only once the tick before is done."""
-        return buffers.after(state.x_TD) + buffers.after(state.dx_TD)
 
     # -- what a unit needs of its sequence ------------------------------------------------------------------------
 
@@ -312,18 +278,25 @@ class Executor:
         tags = self._write_tags(spec, row, state.tags)
         unit = self._unit(spec, row, spec.passes.forward, tags)
         split = self._split(spec.passes.forward)
-        leaving = self._leaving(spec, state, coming)
+        leaving, early = self._leaving(spec, state, coming), None
+        if coming is not None and spec.put is not None and self.stage.num_layers == 1:
+            # Behind the only layer nothing would be left for what goes to the waiting room next.
+            coming, early = coming._replace(taken=None), coming.taken
         held = None if coming is None and not leaving else (coming, leaving)
-        y_TD, cache, filled, held = stages.forward(self._held(state), unit, x_TD, state.cache, split, filling, held)
+        y_TD, cache, filled, held, early = stages.forward(
+            self._held(state), unit, x_TD, state.cache, split, filling, held, early
+        )
         chex.assert_equal_shape((x_TD, y_TD))
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
         waiting = self._let_wait(register, row, state)
         state = state._replace(x_TD=register, waiting=waiting, cache=cache, tags=tags)
         if self.train:
             coming, leaving = held or (coming, leaving)
-            fetched, refetched, taken = coming or (state.fetched, state.refetched, None)
-            host = {**state.host, **leaving}
-            state = state._replace(fetched=fetched, refetched=refetched, taken=taken, host=host)
+            coming = coming or Coming()
+            if coming.fetched is coming.refetched is coming.taken is early is None:
+                coming = coming._replace(fetched=state.fetched, refetched=state.refetched)
+            coming = coming if early is None else coming._replace(taken=early)
+            state = host_traffic.arrive(self, row, state._replace(host={**state.host, **leaving}), coming)
         if spec.stash is not None:
             state = state._replace(kept={**state.kept, spec.stash: filled[0]}, part=filled[1])
         return state
@@ -379,7 +352,7 @@ class Executor:
         unused = state.head_dx.shape[1] - vocabulary.share_tokens(spec.tokens, self.num_stages)
         dx = jnp.pad(dx_share, ((0, unused), (0, 0)))
         if coming is not None:
-            state = state._replace(refetched=result.held[1])
+            state = state._replace(refetched=result.held.refetched)
         return state._replace(
             loss=state.loss + result.loss_T.sum(),
             grads=grads._replace(final_norm=norm),
@@ -406,7 +379,7 @@ class Executor:
             state = state._replace(cache=self._rebuild(spec, row, state, me))
         if self.plan.stash.kv == "recompute":
             # Tells the compiler to write keys and values after what the tick before has read.
-            row = row | {"kv_slot": row["kv_slot"] + self._begun(state)}
+            row = row | {"kv_slot": row["kv_slot"] + begun(state)}
         splits = stages.Splits(
             backward=self._split(spec.passes.backward),
             forward=self._split(spec.passes.forward),
@@ -418,9 +391,8 @@ class Executor:
         stage = self._held(state)
         dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))
-        fetched, refetched, taken = held or (None, None, None)
-        coming = dict(fetched=fetched, refetched=refetched, taken=taken)
-        state = state._replace(cache=cache, dcache=sums.prefix, sums=sums.layers, **coming)
+        state = state._replace(cache=cache, dcache=sums.prefix, sums=sums.layers)
+        state = host_traffic.arrive(self, row, state, held or Coming())
         return self._pass_back(spec, row, state, dx_TD, me)
 
     def _rebuild(self, spec: TickSpec, row, state: TrainingState, me) -> Cache:
@@ -429,7 +401,7 @@ class Executor:
         row = row | {name: row[f"rebuild_{name}"] for name in _REBUILT}
         # Tells the compiler to write after what the tick before has read.
         active = (row["start"] < self.plan.sequence_length).astype(jnp.int32)
-        row |= {"kv_slot": row["kv_slot"] + self._begun(state), "active": active}
+        row |= {"kv_slot": row["kv_slot"] + begun(state), "active": active}
         unit = self._unit(spec, row, spec.passes.forward, state.tags)
         # A shorter chunk than its tick has padding, where the next chunk already is.
         full = set(self.plan.chunk_lengths) == {spec.tokens * self.seq}
@@ -461,17 +433,6 @@ class Executor:
             kept={**state.kept, spec.stash: kept},
             grads=grads,
         )
-
-
-def _where(flag, change: Callable, carried):
-    """Returns `change(carried)` where the flag is 1, else `carried`; a flag that is an int is known.
-
-    A loop of at most one turn, not a branch: XLA updates in place what a loop carries, and the collectives of loops
-    have an order on CPUs.
-    """
-    if isinstance(flag, int):
-        return change(carried) if flag else carried
-    return lax.fori_loop(0, flag, lambda _, carried: change(carried), carried)
 
 
 def sum_gradients(grads: Physical, shares: Physical, num_members: int, *, are_shares: bool = False) -> Physical:

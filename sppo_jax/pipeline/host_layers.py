@@ -1,11 +1,14 @@
-"""A stage's layers whose float32 parameters wait on the host: a group comes for its turn, and its gradients leave.
+"""A stage's layers whose float32 parameters wait on the host: they come part by part, and their gradients leave so.
 
-A group's share comes from the host when its weights are gathered. Its share of the gradient sums leaves for the host
-when the sums are scattered. Vectors stay on the device.
+A group's share comes from the host in parts while the group before it runs (`plan.share_trips`), and waits in the
+compute dtype. Its share of the gradient sums leaves for the host in parts after the sums are scattered. Vectors stay on
+the device. All buffers of a share are flat, and a part is a run of elements. Where the parts do not divide a share, the
+last ones overlap.
 
-Letters: v groups of layers a stage.
+Letters: v groups of layers a stage, E elements of this device's share of a group.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +37,13 @@ class HostTotals(NamedTuple):
 
 @dataclass(frozen=True)
 class HostLayers(ShardedLayers):
-    """As `ShardedLayers`, with shares [v, 1, layers, ...] of which matrices are on the host."""
+    """As `ShardedLayers`, with shares [v, 1, layers, ...] of which matrices are on the host.
+
+    Args:
+        num_parts: parts in which the share of a group travels.
+    """
+
+    num_parts: int = 1
 
     def totals(self) -> HostTotals:
         """Returns buffers for this device's share of the gradient sums of all groups."""
@@ -58,38 +67,120 @@ class HostLayers(ShardedLayers):
         """Returns the sum of the squares of all gradients on the host, over all devices."""
         return lax.psum(totals.squares, (*MEMBERS, "pipe"))
 
-    def gather(self, slots, group, slot):
-        """Returns the slots with the weights of a group in one of them."""
+    def incoming(self):
+        """Returns buffers [E] for the weights of a group on their way; of no elements for those on the device."""
 
-        def one(buffer, shard, share, like):
-            mine = buffers.read_slot(shard, group)
-            mine = (to_device(mine) if is_on_host(shard) else mine).squeeze(0)
+        def zeros(x, like):
+            return jnp.zeros(_share_size(x) if is_on_host(x) else 0, like.dtype)
+
+        return jax.tree.map(zeros, self.shards, self.wholes)
+
+    def leaving(self):
+        """Returns buffers [E] for the gradients of a group on their way, as `incoming`."""
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), self.incoming())
+
+    def fetch(self, group, part):
+        """Starts the copies of a part of a group's weights; of no elements for those on the device."""
+
+        def one(x):
+            if not is_on_host(x):
+                return jnp.zeros(0, x.dtype)
+            start, size = self._run(_share_size(x), part)
+            return to_device(buffers.read(_flat(x), (group, start), (1, size))).squeeze(0)
+
+        return jax.tree.map(one, self.shards)
+
+    def take(self, incoming, coming, part):
+        """Returns the buffers of weights with a part that has come."""
+
+        def one(buffer, x):
+            return buffers.write(buffer, (self._run(buffer.size, part)[0],), x.astype(buffer.dtype))
+
+        return jax.tree.map(one, incoming, coming)
+
+    def gather(self, slots, group, slot, incoming=None, come=0):
+        """Returns the slots with the weights of a group in one of them.
+
+        Args:
+            slots: of all groups whose turn it is.
+            group: the group.
+            slot: its slot.
+            incoming: the buffers of weights on their way; None: nothing has come.
+            come: how many parts have come. The others are fetched here, with no compute beside them.
+        """
+        incoming = self.incoming() if incoming is None else incoming
+
+        def fetch_and_take(part, incoming):
+            return self.take(incoming, self.fetch(group, part), part)
+
+        incoming = lax.fori_loop(come, self.num_parts, fetch_and_take, incoming)
+
+        def one(buffer, shard, arrived, share, like):
+            mine = arrived.reshape(shard.shape[2:]) if is_on_host(shard) else buffers.read_slot(shard, group).squeeze(0)
             whole = gather_whole(mine, within_group(share), like)
             return buffers.write_slot(buffer, slot, whole.reshape(like.shape[0], -1))
 
-        return jax.tree.map(one, slots, self.shards, self.shares, self.wholes)
+        return jax.tree.map(one, slots, self.shards, incoming, self.shares, self.wholes)
 
-    def scatter(self, totals: HostTotals, sums, group, slot):
-        """Sends this device's share of the sums of a group, added over the devices of the stage, to the host.
+    def write(self, sums, leaving, group, part):
+        """Starts the copies of a part of a group's gradients to the host; returns all groups' sums."""
+
+        def one(total, buffer):
+            if not is_on_host(total):
+                return total
+            start, size = self._run(buffer.size, part)
+            mine = to_host(buffers.read(buffer, (start,), (size,)))[None]
+            return lax.reshape(buffers.write(_flat(total), (group, start), mine), total.shape)
+
+        return jax.tree.map(one, sums, leaving)
+
+    def flush(self, sums, leaving, group, left):
+        """Writes the parts of a group's gradients that have not left, with no compute beside them."""
+        return lax.fori_loop(left, self.num_parts, lambda part, sums: self.write(sums, leaving, group, part), sums)
+
+    def scatter(self, totals: HostTotals, sums, leaving, group, slot):
+        """Adds the sums of a group over the devices of the stage; this device's share is then about to leave.
+
+        Args:
+            totals: of all groups.
+            sums: of the groups whose turn it is.
+            leaving: the buffers of gradients on their way, which are free.
+            group: the group.
+            slot: its slot.
 
         Returns:
-            The totals, and the sums with zeros in the slot.
+            The totals, the sums with zeros in the slot, and the buffers with the group's share.
         """
         squares = []
 
-        def one(total, buffer, share, like):
+        def one(total, buffer, away, share, like):
             whole = buffers.read_slot(buffer, slot).reshape(like.shape)
             mine = scatter_sum(whole, within_group(share)).reshape(total.shape[1:])
             if not is_on_host(total):
-                return buffers.add(total, (group,), mine)
+                return buffers.add(total, (group,), mine), away
             squares.append(_squares(mine, share))
-            return buffers.write_slot(total, group, to_host(mine))
+            return total, mine.reshape(-1)
 
-        new = jax.tree.map(one, totals.sums, sums, self.shares, self.wholes)
+        both = jax.tree.map(one, totals.sums, sums, leaving, self.shares, self.wholes)
+        new, leaving = jax.tree.transpose(jax.tree.structure(sums), jax.tree.structure((0, 0)), both)
         totals = HostTotals(new, sum(squares, totals.squares))
-        totals, sums = lax.optimization_barrier((totals, sums))
+        leaving, sums = lax.optimization_barrier((leaving, sums))
         zeroed = jax.tree.map(lambda x: buffers.write_slot(x, slot, jnp.zeros(x.shape[1:], x.dtype)), sums)
-        return totals, zeroed
+        return totals, zeroed, leaving
+
+    def _run(self, num_elements: int, part) -> tuple[jax.Array, int]:
+        """Returns where a part of a share begins, and its elements."""
+        size = -(-num_elements // self.num_parts)
+        start = part * size
+        return (start if num_elements % self.num_parts == 0 else jnp.minimum(start, num_elements - size)), size
+
+
+def _share_size(x: jax.Array) -> int:
+    return math.prod(x.shape[1:])
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    return lax.reshape(x, (x.shape[0], _share_size(x)))
 
 
 def _squares(mine: jax.Array, share: Share) -> jax.Array:

@@ -121,7 +121,7 @@ def run_layers(num_layers: int, body, carry, held=None):
     return carry, held
 
 
-def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=None, held=None):
+def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=None, held=None, early=None):
     """Runs a group of layers on a chunk.
 
     Args:
@@ -132,9 +132,10 @@ def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=No
         split: how `seq` is divided.
         stash: None, or (layout, kept buffers, part for the host) to fill.
         held: arrays on their way from the host, see `run_layers`.
+        early: an array on its way that is held back until attention, in a group of one layer.
 
     Returns:
-        y_TD, cache, (kept, host part) or None, held.
+        y_TD, cache, (kept, host part) or None, held, early.
     """
     layout, *parts = stash if stash else (None,)
     whole_layers = layout is not None and layout.num_layers == stage.num_layers
@@ -142,18 +143,19 @@ def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=No
         parts = layout.put(*parts, unit.stash_slot, 0, {"x": x_TD})
 
     def body(carry, layer):
-        x, cache, parts = carry
+        x, cache, parts, early = carry
         weights = stage.layer_weights(unit, layer)
-        y, cache, values = _forward_layer(stage, weights, x, unit, layer, cache, split)
+        y, cache, values = _forward_layer(stage, weights, x, unit, layer, cache, split, early=early)
         if whole_layers:
             parts = layout.put(*parts, unit.stash_slot, layer, values)
-        return y, cache, tuple(parts)
+        return y, cache, tuple(parts), values["early"]
 
-    (y_TD, cache, parts), held = run_layers(stage.num_layers, body, (x_TD, cache, tuple(parts)), held)
-    return y_TD, cache, parts, held
+    carry = x_TD, cache, tuple(parts), early
+    (y_TD, cache, parts, early), held = run_layers(stage.num_layers, body, carry, held)
+    return y_TD, cache, parts, held, early
 
 
-def _forward_layer(stage, weights, x, unit, layer, cache, split, *, write=True):
+def _forward_layer(stage, weights, x, unit, layer, cache, split, *, write=True, early=None):
     """One layer; returns its output, the cache and all that may be stashed (unused parts are never computed)."""
     save_rest = stage.places.rest != "recompute"
     if save_rest:
@@ -163,7 +165,9 @@ def _forward_layer(stage, weights, x, unit, layer, cache, split, *, write=True):
     if write:
         cache = groups.write_prefix(cache, k, v, unit.chunk, layer, split)
     out, lse = groups.forward(q, k, cache, unit.chunk, layer, split)
-    values = {"x": x, "out": out, "lse": lse, "k": k, "v": v}
+    if early is not None:
+        out, early = lax.optimization_barrier((out, early))
+    values = {"x": x, "out": out, "lse": lse, "k": k, "v": v, "early": early}
     if not save_rest:
         return stage.block.after(weights, x, out), cache, values
     y, vjp_after = stage.block.vjp_after(weights, x, out)

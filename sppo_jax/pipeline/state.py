@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sppo_jax import buffers
 from sppo_jax.attention.sequence import Cache
 from sppo_jax.attention.tags import Tags
 from sppo_jax.compat import to_host
@@ -68,6 +69,8 @@ class TrainingState(NamedTuple):
         head_dx: this stage's share of the cotangents from the head, by slot.
         grads: gradients of tables and final norm; where weights are gathered this device's shares of the sums, and of
             the layers' sums too.
+        incoming, leaving: weights of a group on their way from the host, gradients of one on their way there; None
+            where parameters are on the device.
         sums: gradient sums of the layers: of all, or [slots, layers, elements] of the groups whose turn it is.
         loss: sum of the losses of all tokens.
         order: 0, known only once the last backward is done. Where a forward writes depends on it.
@@ -87,6 +90,8 @@ class TrainingState(NamedTuple):
     refetched: jax.Array | None
     room: jax.Array
     taken: jax.Array | None
+    incoming: Any
+    leaving: Any
     head_dx: jax.Array
     grads: Physical
     sums: Any
@@ -95,6 +100,27 @@ class TrainingState(NamedTuple):
 
 
 State = EvaluationState | TrainingState
+
+
+class Coming(NamedTuple):
+    """What is under way between host and device in a tick; None for what is not.
+
+    Args:
+        fetched, refetched, taken: as in `TrainingState`.
+        weights: a part of the next group's weights.
+        sums: all groups' gradient sums on the host, one part of which is being written.
+    """
+
+    fetched: jax.Array | None = None
+    refetched: jax.Array | None = None
+    taken: jax.Array | None = None
+    weights: Any = None
+    sums: Any = None
+
+
+def begun(state: TrainingState) -> jax.Array:
+    """Returns 0, but only once the tick before is done."""
+    return buffers.after(state.x_TD) + buffers.after(state.dx_TD)
 
 
 def evaluation_state(executor: "Executor", cache_shape: tuple[int, ...]) -> EvaluationState:
@@ -141,6 +167,8 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
         refetched=None,
         room=_waiting_room(program.num_waiting_rows, in_every_run["x_TD"]),
         taken=None,
+        incoming=sharded.incoming() if program.num_parts else None,
+        leaving=sharded.leaving() if program.num_parts else None,
         head_dx=jnp.zeros((program.num_head_slots, share, tables.hidden_size), tables.dtype),
         # Constants have no gradient.
         grads=Physical(

@@ -14,6 +14,7 @@ from sppo_jax.plan.fold import fold, num_segments
 from sppo_jax.plan.host_rows import host_rows, refetching_tick
 from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
+from sppo_jax.plan.share_trips import ShareTrips, share_trips
 from sppo_jax.plan.slots import PrefixSlots, head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
 from sppo_jax.plan.stash import StashClass, stash_classes
 from sppo_jax.plan.table import Table, Unit
@@ -34,6 +35,13 @@ FIELDS = (
     "scatters",  # 1 where a group's sums are scattered after the unit: the group, and the slot that they leave
     "scatter_group",
     "scatter_slot",
+    "fetch_group",  # the part of weights that comes from the host in this tick, where parameters wait there
+    "fetch_part",
+    "come",  # how many parts of the weights to gather have come
+    "leave_group",  # the part of gradients that leaves for the host (B)
+    "leave_part",
+    "left_group",  # the group whose sums were scattered before, and how many of its parts have left
+    "left",
     "first",  # 1 where the virtual stage is the first one (takes the embedding)
     "last",  # 1 where it is the last one (gives to the head)
     "sequence_slot",  # of what a sequence in flight has once: its tags
@@ -81,6 +89,7 @@ class TickSpec:
         gathers: whether the weights of a group of layers are gathered first where the row says so. A tick that always
             gathers would have a body of its own, and would cut loops short.
         scatters: whether the gradient sums of a group of layers are scattered at the end where the row says so.
+        streams: whether a part of a group's weights comes from the host, and (B) a part of gradients leaves for it.
         put: the kind of the compute tick before, if what came in it is written to the waiting room on the host; else
             None.
         take: whether a chunk is fetched from the waiting room on the host.
@@ -99,6 +108,7 @@ class TickSpec:
     refetch: StashClass | None = None
     gathers: bool = False
     scatters: bool = False
+    streams: bool = False
     put: str | None = None
     take: bool = False
     waited: bool = False
@@ -121,6 +131,7 @@ class Program:
         num_head_slots: head gradients that wait at once.
         num_weight_slots: groups of layers whose weights a stage holds.
         num_sum_slots: groups of layers whose gradient sums a stage holds.
+        num_parts: parts in which a group's weights come from the host; 0 where parameters are on the device.
         max_tokens: the most tokens any tick has on one device.
     """
 
@@ -136,6 +147,7 @@ class Program:
     num_head_slots: int
     num_weight_slots: int
     num_sum_slots: int
+    num_parts: int
     max_tokens: int
 
 
@@ -164,8 +176,12 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         heads=head_slots(table),
         turns=turns_of(table, plan.stash.kv, train=train) if plan.weights == "gathered" else None,
     )
+    trips = share_trips(table, slots.turns) if train and slots.turns and plan.optimizer == "host" else None
     specs = _specs(table, ring_of(plan, shape), plan.mesh.seq, plan.weights, ticks)
+    if trips is not None:
+        specs = [replace(spec, streams=spec.kind != "H") for spec in specs]
     rows = _rows(plan, table, of_tick, slots, copies)
+    _add_trips(rows, trips)
     _add_room(rows, table, room)
     _add_rebuilds(rows, table, rebuilds, slots, of_tick)
     if not train:
@@ -184,6 +200,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         num_head_slots=slots.heads[0],
         num_weight_slots=slots.turns.num_weights if slots.turns else table.num_groups,
         num_sum_slots=slots.turns.num_sums if slots.turns else table.num_groups,
+        num_parts=trips.num_parts if trips is not None else 0,
         max_tokens=max(spec.tokens for spec in specs),
     )
 
@@ -354,6 +371,22 @@ def _add_room(rows: dict[str, np.ndarray], table: Table, room: Room) -> None:
     for name, of_tick in (("put_row", room.puts), ("take_row", room.takes)):
         for index, row in of_tick.items():
             rows[name][index] = row
+
+
+def _add_trips(rows: dict[str, np.ndarray], trips: ShareTrips | None) -> None:
+    """Fills in what comes from the host and leaves for it where parameters wait there."""
+    if trips is None:
+        return
+    for names, of_tick in (
+        (("fetch_group", "fetch_part"), trips.fetches),
+        (("leave_group", "leave_part"), trips.writes),
+        (("left_group", "left"), trips.left),
+    ):
+        for index, values in of_tick.items():
+            for name, value in zip(names, values, strict=True):
+                rows[name][index] = value
+    for index, count in trips.come.items():
+        rows["come"][index] = count
 
 
 def _performed(passes: RingPasses, kind: str, stash: StashClass | None) -> RingPasses:

@@ -189,12 +189,12 @@ class CostModel:
     def host_update_s(self) -> float:
         """Returns the seconds of the copies of parameters, moments and gradients that wait on the host.
 
-        The update fetches four arrays and writes three, one way after the other. In the ticks a group's weights come
-        for each turn and its gradients leave, with no compute beside them.
+        The update fetches four arrays and writes three; a slice of an array is written while one of the next array
+        comes. In the ticks a group's weights come for each turn and its gradients leave, with no compute beside them.
         """
         matrices, tables = self.host_params
         gathers = self.again[0] + 1
-        copied = (matrices + tables) * (4 + 3) + matrices * (gathers + 1)
+        copied = (matrices + tables) * 4 + matrices * (gathers + 1)
         return copied * _FLOAT32 / self.cluster.host_link_bytes_s
 
     def of_chunks(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, TickShape], float]:

@@ -152,11 +152,13 @@ def _stream(change: Callable, arrays: list[jax.Array], counts: list[jax.Array], 
 
     def turn(index, carry):
         arrays, here = carry
-        coming = fetch(arrays, index + 1)
+        *coming, grad = fetch(arrays, index + 1)
         new, _ = change(here, counts, verdict)
-        # Without the barrier XLA may write before it reads, and copies the whole array.
-        new, coming = lax.optimization_barrier((new, coming))
-        return write(arrays, index, new), coming
+        # Without a barrier XLA may write before it reads, and copies the whole array. With a barrier for each array one
+        # is written while the next one comes.
+        pairs = [lax.optimization_barrier(pair) for pair in zip(new, coming, strict=True)]
+        new, coming = ([pair[at] for pair in pairs] for at in (0, 1))
+        return write(arrays, index, new), [*coming, grad]
 
     arrays, here = lax.fori_loop(0, num_slices - 1, turn, (arrays, fetch(arrays, 0)))
     new, counts = change(here, counts, verdict)

@@ -316,8 +316,11 @@ class LowerBounds:
     def _least_work(self, partition: Partition, stash: StashPlan, tokens: int) -> int:
         """Returns the least bytes of a backward, less those of tables that it does without; the order is not known."""
         shape, lone = partition.layout.shape, partition.num_chunks == 1
+        work = backward_work(shape, stash, tokens)
+        if partition.layout.interleave == 1:
+            return work
         idle = sum(idle_table_bytes(shape, partition.layout.mesh.pipe, lone))
-        return min(backward_work(shape, stash, tokens), backward_work(shape, stash, tokens, False) - idle)
+        return min(work, backward_work(shape, stash, tokens, turns_once=True) - idle)
 
     def _between_groups_bytes(self, partition: Partition, tokens: int) -> float:
         """Returns the least bytes of chunks that wait for their next group of layers, and of the heads' dX."""

@@ -24,8 +24,8 @@ _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # norm, rotary and the all-to-all, with their cotangents. Counted in compiled programs, as all of `work` is.
 _WORK_ARRAYS = 7
 # While it goes back through the MLP, it holds so many arrays of the MLP (gate, up, their product, two cotangents) and of
-# the others. Where heads come among the backwards and weights are resident, other parts are charged that are not there
-# at that moment, and it adds nothing.
+# the others. Where weights are resident and layers do not go backward group by group, it adds nothing: other parts are
+# charged that are not there at that moment.
 _MLP_ARRAYS = 5
 # The same where chunks wait on the host, with groups of 1, 2 and more layers. Elsewhere the dX of heads, which only the
 # first pass of the backward needs, has been in the place of some of these arrays. Calibrated on five compiled plans.
@@ -217,13 +217,18 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     return device, host, copies * (_TPU_PARTS if shape.platform == "tpu" else 1)
 
 
+def _turns_once(table: Table) -> bool:
+    """Returns whether all groups of a stage's layers go forward, and all heads, before the first goes backward."""
+    return table.num_groups > 1 and not table.heads_among_backwards
+
+
 def turn_bytes(table: Table, shape: Shape, stash: StashPlan) -> int:
     """Returns what the turn from forward to backward and a later backward do not both hold, of a device's stash.
 
     Where a stage's sums are whole and nothing but a last stash stays on the device, that stash is gone when the sums of
     the next groups come into being. A fetched one is used in its place.
     """
-    if shape.weights == "gathered" or table.heads_among_backwards or table.num_groups == 1:
+    if shape.weights == "gathered" or not _turns_once(table):
         return 0
     classes = stash_classes(table, stash, shape.seq)
     if all(not of_class.uses_host for of_class in classes):
@@ -283,7 +288,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     head_share = table.head_peak * -(-local // table.num_stages)
     weights, grads = weight_bytes(shape, table.num_groups, table.num_stages, stash.kv)
     lone, idle = table.num_sequences == table.num_chunks == 1, (0, 0)
-    if not table.heads_among_backwards:
+    if _turns_once(table):
         idle = idle_table_bytes(shape, table.num_stages, lone)
     loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
     tables = table_work(shape, table.num_stages)
@@ -291,7 +296,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     if not table.heads_among_backwards:
         loss -= kv_grad
     copied = kv * size + stash_device if shape.platform == "tpu" else 0
-    layer_work = backward_work(shape, stash, local, table.heads_among_backwards)
+    layer_work = backward_work(shape, stash, local, _turns_once(table))
     layer_work += group_work(shape, local) + ring_work(shape, local, prefix)
     return Memory(
         hbm={
@@ -339,7 +344,7 @@ def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tup
 def idle_table_bytes(shape: Shape, num_stages: int, lone: bool) -> tuple[int, int]:
     """Returns the bytes of resident tables, and of their sums, that no backward of a layer has beside it.
 
-    That is so where every head is through before the first backward: no backward reads the embedding or the head.
+    That is so where a step turns once from forward to backward: no backward reads the embedding or the head.
 
     Args:
         shape: of the model on a stage.
@@ -377,11 +382,11 @@ def batch_bytes(table: Table, seq: int) -> int:
     return 4 * (4 * own + 2 * table.kv_peak * (tokens + most))
 
 
-def backward_work(shape: Shape, stash: StashPlan, tokens: int, heads_among_backwards: bool = True) -> int:
+def backward_work(shape: Shape, stash: StashPlan, tokens: int, turns_once: bool = False) -> int:
     """Returns what a layer's backward works on: the gradient of its weights, and activations of a tick's tokens."""
     layer, size = layer_costs(shape.model), shape.compute_bytes
     matrix = largest_matrix(shape.model) * (_MATRIX_COPIES * size + _MATRIX_SUMS * shape.sum_bytes)
-    work = matrix + tokens * _elements_at_once(shape, stash, heads_among_backwards) * size
+    work = matrix + tokens * _elements_at_once(shape, stash, turns_once) * size
     if stash.inputs == "recompute":
         # A chunk's stash is made again for all layers of the virtual stage.
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
@@ -389,12 +394,12 @@ def backward_work(shape: Shape, stash: StashPlan, tokens: int, heads_among_backw
     return work
 
 
-def _elements_at_once(shape: Shape, stash: StashPlan, heads_among_backwards: bool) -> int:
+def _elements_at_once(shape: Shape, stash: StashPlan, turns_once: bool) -> int:
     layer, model = layer_costs(shape.model), shape.model
     elements = layer.input_elements + layer.attention_elements + layer.kv_elements // 2
     at_once = _WORK_ARRAYS * elements
     gated = model.mlp == "swiglu"
-    if shape.weights == "gathered" or not heads_among_backwards:
+    if shape.weights == "gathered" or turns_once:
         # What the rest of a stash brings of the MLP is there already.
         of_mlp = _MLP_ARRAYS - (0 if stash.rest == "recompute" else 1 + gated)
         at_once = max(at_once, of_mlp * model.mlp_size + _MLP_ARRAYS * elements)

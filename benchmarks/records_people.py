@@ -2,8 +2,8 @@
 
     python benchmarks/records_people.py --write
 
-8B and 32B, 128K, 256K and 1M tokens, on one and on eight H100. Theirs were run. Ours are plans: nothing was run on a GPU.
-No jax needed; takes half a minute.
+8B and 32B, 128K, 256K and 1M tokens, on one and on eight H100. Theirs were run. Ours are plans: nothing was run on a
+GPU. No jax needed; takes half a minute.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.search import search
 
 PAGE = Path(__file__).parents[1] / "docs" / "records.md"
-_UPIPE = "UPipe, of a secondary source"
+_UPIPE = "UPipe"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,12 @@ class Run:
         system: who ran.
         tokens_s: tokens a second a device.
         length: tokens of its sequences.
-        devices: devices of one sequence.
         remark: how the run differs from the setting that is planned.
     """
 
     system: str
     tokens_s: float
     length: int
-    devices: int
     remark: str = ""
 
 
@@ -63,33 +61,33 @@ SETTINGS = (
         model="llama3-8b",
         cluster=_ONE,
         length=128 * K,
-        theirs=Run(system="ALST", tokens_s=160_000 / 123, length=160_000, devices=1, remark="eight GPUs, a sequence each"),
+        theirs=Run(system="ALST", tokens_s=160_000 / 123, length=160_000, remark="eight GPUs, a sequence each"),
     ),
     Setting(model="llama3-8b", cluster=_ONE, length=256 * K),
     Setting(
         model="llama3-8b",
         cluster=_ONE,
         length=M,
-        theirs=Run(system="ALST", tokens_s=500_000 / 1010, length=500_000, devices=1, remark="the longest that it ran"),
+        theirs=Run(system="ALST", tokens_s=500_000 / 1010, length=500_000, remark="the longest that it ran"),
     ),
     Setting(
         model="llama3-8b",
         cluster=_EIGHT,
         length=128 * K,
-        theirs=Run(system=_UPIPE, tokens_s=2280, length=128 * K, devices=8),
+        theirs=Run(system=_UPIPE, tokens_s=2280, length=128 * K),
     ),
     Setting(model="llama3-8b", cluster=_EIGHT, length=256 * K),
     Setting(
         model="llama3-8b",
         cluster=_EIGHT,
         length=M,
-        theirs=Run(system="ALST", tokens_s=1_100_000 / (8 * 564), length=1_100_000, devices=8),
+        theirs=Run(system="ALST", tokens_s=1_100_000 / (8 * 564), length=1_100_000),
     ),
     Setting(
         model="qwen3-8b",
         cluster=_EIGHT,
         length=M,
-        theirs=Run(system="TRL", tokens_s=M / (8 * 380), length=M, devices=8),
+        theirs=Run(system="TRL", tokens_s=M / (8 * 380), length=M),
     ),
     Setting(model="qwen3-32b", cluster=_ONE, length=128 * K),
     Setting(model="qwen3-32b", cluster=_ONE, length=256 * K),
@@ -100,23 +98,28 @@ SETTINGS = (
         model="qwen3-32b",
         cluster=_EIGHT,
         length=M,
-        theirs=Run(system="TRL", tokens_s=M / (8 * 1295), length=M, devices=8),
+        theirs=Run(system="TRL", tokens_s=M / (8 * 1295), length=M),
     ),
     Setting(
         model="qwen3-32b",
         cluster=_SIXTEEN,
         length=128 * K,
-        theirs=Run(system=_UPIPE, tokens_s=483, length=128 * K, devices=16),
+        theirs=Run(system=_UPIPE, tokens_s=483, length=128 * K),
     ),
 )
 _TEXT = """\
-One sequence a step. Ours are the planner's choice and its predicted seconds; nothing was run. Theirs were run. MFU is \
-causal, (6 P + 6 L N H S) FLOPs a token of the peak of {peak:.0f} TFLOP/s, and counts nothing that is computed twice. Where \
-lengths differ, MFU is what is compared. The planner takes matrix products at {matmul:.0f} TFLOP/s ({share:.0%} of the peak: \
-an assumption) and cuDNN's attention at {forward:.0f} TFLOP/s forward and {backward:.0f} backward (NVIDIA's benchmark of \
-cuDNN 9.27 on an H200, results/llama3.1 of 2026-09-28 in NVIDIA/cudnn-frontend, at the H200's share of the peak). A host has \
-2 TB of memory, and one GPU alone has all of it. TRL is trl#6846 [V], with cuDNN's attention; ALST is its paper's tables \
-of steps [V]; UPipe's figures are of a secondary source of arXiv 2602.21196 [R]. A dash stands where no such run was found.
+One sequence a step on H100s. Ours are the planner's choice and its predicted seconds: nothing was run. Theirs were run.
+
+* MFU is causal: (6 P + 6 L N H S) FLOPs a token, of the peak of {peak:.0f} TFLOP/s. P has no embedding, N is query
+  heads, and nothing counts twice. MFU is what is compared, as some lengths differ.
+* The planner takes matrix products at {matmul:.0f} TFLOP/s, {share:.0%} of the peak: an assumption. It takes cuDNN's
+  attention at {forward:.0f} TFLOP/s forward and {backward:.0f} backward over long prefixes: NVIDIA's benchmark of cuDNN
+  9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in NVIDIA/cudnn-frontend. The H100
+  has the same peak.
+* A host has 2 TB of memory. A GPU alone has all of it, each of eight an eighth. "With the rest" says that queries
+  and products of the MLP wait as well, so that nothing but norms and activations is computed again.
+* TRL: trl#6846 [V], with cuDNN's attention and layers computed again. ALST: its paper's tables of steps [V], read in a
+  secondary copy. UPipe (arXiv 2602.21196): figures of a secondary source [R]. A dash: no such run was found.
 
 """
 _COLUMNS = (
@@ -139,10 +142,11 @@ _COLUMNS = (
 def report() -> str:
     """Returns the block."""
     head = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
-    return _assumed() + "\n".join([*head, *map(row, SETTINGS)])
+    return assumed() + "\n".join([*head, *map(row, SETTINGS)])
 
 
-def _assumed() -> str:
+def assumed() -> str:
+    """Returns what the figures rest on."""
     device: Device = parse_cluster(_EIGHT).device
     forward = device.attention_flops_s(device.compute_bytes, device.kernel, 128)
     return _TEXT.format(
@@ -169,7 +173,7 @@ def row(setting: Setting) -> str:
         ours = ["no plan fits", *["-"] * 5]
     if (run := setting.theirs) is not None:
         their_mfu = run.tokens_s * flops_per_token(config.model, run.length) / peak
-        leads = leader(tokens_s * flops / peak, their_mfu, run.system.partition(",")[0]) if found.fits else run.system
+        leads = leader(tokens_s * flops / peak, their_mfu, run.system) if found.fits else run.system
         theirs = [_words(run, setting), f"{run.tokens_s:.1f}", f"{their_mfu:.1%}", leads]
     cells = [setting.model, str(cluster.num_devices), _size(setting.length), *ours, *theirs]
     return f"| {' | '.join(cells)} |"
@@ -180,8 +184,9 @@ def _plan_cells(plan: Plan) -> list[str]:
     groups = f"{mesh.pipe * plan.schedule.interleave} groups"
     place = {"keep": "on the device", "host": "on the host", "recompute": "computed again"}[stash.attention]
     late = f", chunks {stash.attention_from + 1} to {len(plan.chunk_lengths)}" if stash.attention_from else ""
+    rest = "" if stash.rest == "recompute" else ", with the rest"
     chunks = f"{len(plan.chunk_lengths)} chunk{'s' if len(plan.chunk_lengths) > 1 else ''}"
-    return [f"{mesh.data} x {mesh.pipe} x {mesh.seq}, {chunks}, {groups}", place + late, plan.optimizer]
+    return [f"{mesh.data} x {mesh.pipe} x {mesh.seq}, {chunks}, {groups}", place + late + rest, plan.optimizer]
 
 
 def _words(run: Run, setting: Setting) -> str:

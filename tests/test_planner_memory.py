@@ -265,7 +265,7 @@ def test_last_stash_is_gone_when_the_sums_of_the_next_groups_come():
 
 
 def test_backward_of_the_mlp():
-    shape, (table, places) = replace(SHAPE, weights="gathered", compute_bytes=2), breadth_first(4, 2)
+    shape, places = replace(SHAPE, weights="gathered", compute_bytes=2), breadth_first(4, 2)[1]
     elements = 8 + 8 + 4  # layer input, attention output, keys
     matrix = 8 * 16 * (3 * 2 + 2 * 4)
     assert backward_work(shape, places, 10) == matrix + 10 * 2 * 5 * (16 + elements)

@@ -23,8 +23,8 @@ _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # Arrays of a token's hidden state, queries, keys and values that a layer's backward holds at once: before and after
 # norm, rotary and the all-to-all, with their cotangents. Counted in compiled programs, as all of `work` is.
 _WORK_ARRAYS = 7
-# While it goes back through the MLP, it holds so many arrays of the MLP (gate, up, their product, two cotangents) and of
-# the others. Where weights are resident and layers do not go backward group by group, it adds nothing: other parts are
+# On the way back through the MLP there are so many of its arrays (gate, up, their product, two cotangents) and of the
+# others. Where weights are resident and layers do not go backward group by group, that adds nothing: other parts are
 # charged that are not there at that moment.
 _MLP_ARRAYS = 5
 # The same where chunks wait on the host, with groups of 1, 2 and more layers. Elsewhere the dX of heads, which only the

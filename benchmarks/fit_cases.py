@@ -68,6 +68,8 @@ _UNEQUAL = {"sequence": {"balance": "flops"}}
 _BREADTH_FIRST = {"schedule": {"name": "breadth-first", "interleave": "auto"}}
 _HOST_OPTIMIZER = {"optimizer": {"place": "host"}, "schedule": {"interleave": "auto"}}
 _ROOM = {**_HOST_OPTIMIZER, "stash": {"waiting": "host"}}
+# One chunk a sequence, whose backward makes K and V again.
+_ONLY = _BREADTH_FIRST | {"sequence": {"chunks": 1}, "stash": {"kv": "rebuild"}}
 _RESIDENT = _BREADTH_FIRST | {"mesh": {"weights": "resident"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _WAVE = {"sequence": {"per_pipeline": 4}, "schedule": {"name": "sppo", "wave": 4}}
@@ -139,7 +141,7 @@ CASES = (
     Case(cluster="a100-80g:16x8", model="gpt-7b", length=4096 * K),
     Case(cluster="a100-80g:8x8", model="gpt-7b", length=4096 * K),
     Case(cluster="h100:1x8", model="llama3-8b", length=1536 * K),
-    Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_RESIDENT),
+    Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_RESIDENT, calibrated=True),
     Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_RESIDENT),
     Case(cluster="a100-80g:2x8", model="gpt-7b", length=4096 * K, more=_RESIDENT),
     Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_BREADTH_FIRST),
@@ -153,6 +155,10 @@ CASES = (
     Case(cluster="a100-80g:8x8", model="gpt-7b", length=4096 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:2x8", model="llama3-8b", mesh=(2, 8), length=5120 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:2x8", model="llama3-8b", mesh=(4, 4), length=5120 * K, more=_BREADTH_FIRST),
+    Case(cluster="h100:1x8", model="llama3-8b", length=128 * K, more=_ONLY, calibrated=True),
+    Case(cluster="h100:1x8", model="llama3-8b", length=256 * K, more=_ONLY),
+    Case(cluster="a100-80g:1x8", model="gpt-7b", length=128 * K, more=_ONLY),
+    Case(cluster="a100-80g:1x8", model="gpt-7b", length=256 * K, more=_ONLY, calibrated=True),
     Case(cluster="a100-80g:1x2", model="llama3.2-1b", mesh=(2, 1), length=256 * K, chunks=32, stash="rrr"),
     Case(cluster="h200:1x2", model="llama3.2-1b", mesh=(1, 2), length=64 * K, chunks=8, stash="kkk"),
     Case(cluster="h100:1x8", model="llama3-8b", mesh=(2, 4), length=256 * K, chunks=16, stash="hhr", more=_TWO),
@@ -201,7 +207,7 @@ CASES = (
     Case(cluster="h100:1x1", model="llama3-8b", length=1024 * K, more=_ROOM, calibrated=True),
     Case(cluster="h100:1x1", model="llama3-8b", length=2560 * K, more=_ROOM, calibrated=True),
     Case(cluster="h200:1x1", model="llama3-8b", length=4096 * K, more=_ROOM, calibrated=True),
-    Case(cluster="h100:1x8", model="qwen3-32b", length=2048 * K, more=_HOST_OPTIMIZER),
+    Case(cluster="h100:1x8", model="qwen3-32b", length=2048 * K, more=_HOST_OPTIMIZER, calibrated=True),
     Case(cluster="h100:4x8", model="llama3-70b", length=5120 * K, more=_BREADTH_FIRST),
     # Chunks of several lengths on TPUs; held out as well.
     Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),

@@ -8,8 +8,9 @@ No jax needed; takes two minutes.
 """
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from blocks import print_block
 from record_cells import LENGTHS, THROUGHPUT, Record
@@ -21,46 +22,58 @@ from sppo_jax.planner.search import search
 PAGE = Path(__file__).parents[1] / "docs" / "records.md"
 # The planner's mean error on published throughput is about a tenth, so a smaller lead decides nothing.
 CLOSE = 0.10
+T = TypeVar("T")
 
 
 def throughput_row(record: Record) -> str:
     """Plans a record's setting and writes its row."""
-    found = _quiet(lambda: search(record.config(), parse_cluster(record.cluster)))
+    found = quiet(lambda: search(record.config(), parse_cluster(record.cluster)))
     plan = found.plan
     devices = plan.mesh.num_devices
     ours = record.per_step * record.length / (devices * plan.predicted.step_s)
     mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}, {len(plan.chunk_lengths)} chunks"
     if not found.fits:
         return _row(record, f"{record.figure:.1f}", "no plan fits", f"{record.theirs}")
-    lead = ours / record.figure - 1
-    leader = f"ours by {lead:.0%}, if the plan holds" if lead > 0 else f"{record.theirs} by {1 / (lead + 1) - 1:.0%}"
-    close = -CLOSE < lead < CLOSE
-    leader = f"too close to say (ours {lead:+.0%})" if close else leader
-    return _row(record, f"{record.figure:.1f}", f"{ours:.1f} ({mesh})", leader)
+    return _row(record, f"{record.figure:.1f}", f"{ours:.1f} ({mesh})", leader(ours, record.figure, record.theirs))
+
+
+def leader(ours: float, figure: float, theirs: str) -> str:
+    """Returns in words who is faster, and by how much.
+
+    Args:
+        ours: the planned figure.
+        figure: the published one.
+        theirs: the other system.
+    """
+    lead = ours / figure - 1
+    if -CLOSE < lead < CLOSE:
+        return f"too close to say (ours {lead:+.0%})"
+    return f"ours by {lead:.0%}, if the plan holds" if lead > 0 else f"{theirs} by {1 / (lead + 1) - 1:.0%}"
 
 
 def length_row(record: Record) -> str:
     """Searches the longest sequence of a record's setting and writes its row."""
-    bound = _quiet(lambda: max_length(record.config(), parse_cluster(record.cluster), budget_s=600))
+    bound = quiet(lambda: max_length(record.config(), parse_cluster(record.cluster), budget_s=600))
     theirs = f"{record.figure / 1e6:.2f}M"
     if bound.best is None:
         return _row(record, theirs, "none fits", record.theirs)
     ours = bound.best.size
-    leader = f"ours, {ours / record.figure:.1f} times as long, if the plan holds"
+    words = f"ours, {ours / record.figure:.1f} times as long, if the plan holds"
     if ours < record.figure:
-        leader = f"{record.theirs}, {record.figure / ours:.1f} times as long"
-    return _row(record, theirs, f"{ours / 1e6:.2f}M", leader)
+        words = f"{record.theirs}, {record.figure / ours:.1f} times as long"
+    return _row(record, theirs, f"{ours / 1e6:.2f}M", words)
 
 
-def _quiet(make: Any) -> Any:
+def quiet(make: Callable[[], T]) -> T:
+    """Returns what `make` returns, without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a plan that does not fit is an answer here
         return make()
 
 
-def _row(record: Record, theirs: str, ours: str, leader: str) -> str:
-    leader += f"; {record.remark}" if record.remark else ""
-    return f"| {record.cell} | {record.theirs} | {theirs} | {record.source} | {ours} | {leader} |"
+def _row(record: Record, theirs: str, ours: str, words: str) -> str:
+    words += f"; {record.remark}" if record.remark else ""
+    return f"| {record.cell} | {record.theirs} | {theirs} | {record.source} | {ours} | {words} |"
 
 
 _HEAD = "| setting | their system | {theirs} | source | ours, planned, not run | leads |\n|---|---|---|---|---|---|\n"

@@ -17,11 +17,14 @@ from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.memory import (
     Memory,
     Shape,
+    backward_work,
+    idle_table_bytes,
     kv_heads_per_device,
     optimizer_bytes,
     predict_memory,
     stash_bytes,
     table_work,
+    turn_bytes,
     weight_bytes,
 )
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
@@ -221,6 +224,56 @@ def test_gathered_weights_are_those_of_a_few_groups():
     assert sums == 4 * (2 * 2 * layer + (4 * 2 * layer + 2 * 50 * 8) / 4 + 8)
     # A tick holds one table and its gradient.
     assert table_work(gathered, 2) == (2 * 50 * 8, 4 * 50 * 8) and table_work(shape, 2) == (0, 0)
+
+
+def breadth_first(num_chunks, groups, **places):
+    table = make_table("breadth-first", 1, 1, (64 // num_chunks,) * num_chunks, groups)
+    return table, stash(table, 1.0, **{"inputs": "host", "attention": "host", "kv": "rebuild", **places})
+
+
+def test_tables_are_not_beside_the_backward_of_a_layer():
+    shape = replace(SHAPE, layers=1, seq=2, compute_bytes=2)
+    assert idle_table_bytes(shape, 2, False) == (2 * 2 * 50 * 8, 0)
+    assert idle_table_bytes(shape, 2, True) == (2 * 2 * 50 * 8, 4 * 50 * 8)
+    assert idle_table_bytes(replace(shape, weights="gathered"), 2, True) == (0, 0)
+    tied = replace(shape, model=replace(MODEL, tied_embeddings=True))
+    assert idle_table_bytes(tied, 2, True) == (2 * 50 * 8, 0)
+    whole = weight_bytes(shape, 4, 1, "rebuild")
+    for chunks in (1, 4):
+        table, places = breadth_first(chunks, 4)
+        memory = predict_memory(table, shape, places)
+        late = 4 * 100 * 8 if chunks == 1 else 0
+        assert (memory.hbm["weights"], memory.hbm["grads"]) == (whole[0] - 2 * 2 * 100 * 8, whole[1] - late)
+    # Heads among backwards need the head, and sequences before the last the embedding.
+    table = make_table("seq1f1b", 1, 2, (32, 32))
+    memory = predict_memory(table, replace(shape, layers=4), stash(table))
+    assert (memory.hbm["weights"], memory.hbm["grads"]) == weight_bytes(replace(shape, layers=4), 1, 1, "keep")
+
+
+def test_last_stash_is_gone_when_the_sums_of_the_next_groups_come():
+    table, places = breadth_first(4, 4)
+    places = replace(places, alpha=(*places.alpha[:-1], 0.0))
+    shape = replace(SHAPE, layers=1)
+    held, _, copies = stash_bytes(table, shape, places)
+    assert held > copies > 0
+    # A slot and a spare one, for which a fetched stash is used: the sums of three groups are more than that.
+    assert turn_bytes(table, shape, places) == held - copies
+    assert predict_memory(table, shape, places).hbm["stash"] == copies
+    assert turn_bytes(table, replace(shape, weights="gathered"), places) == 0
+    kept = replace(places, inputs="keep", attention="keep")
+    assert turn_bytes(table, shape, kept) == 0
+
+
+def test_backward_of_the_mlp():
+    shape, places = replace(SHAPE, weights="gathered", compute_bytes=2), breadth_first(4, 2)[1]
+    elements = 8 + 8 + 4  # layer input, attention output, keys
+    matrix = 8 * 16 * (3 * 2 + 2 * 4)
+    assert backward_work(shape, places, 10) == matrix + 10 * 2 * 5 * (16 + elements)
+    # The first of two products come from the stash.
+    assert backward_work(shape, replace(places, rest="keep"), 10) == matrix + 10 * 2 * (3 * 16 + 5 * elements)
+    resident = replace(shape, weights="resident")
+    assert backward_work(resident, places, 10) == matrix + 10 * 2 * 7 * elements
+    assert backward_work(resident, places, 10, turns_once=True) == backward_work(shape, places, 10)
 
 
 def test_matrices_on_the_host_take_their_moments_and_gradients_along():

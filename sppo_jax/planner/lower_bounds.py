@@ -16,6 +16,7 @@ from sppo_jax.planner.layouts import Layout, Request
 from sppo_jax.planner.memory import (
     Memory,
     backward_work,
+    idle_table_bytes,
     kv_heads_per_device,
     optimizer_bytes,
     predict_memory,
@@ -288,7 +289,7 @@ class LowerBounds:
         optimizer = optimizer_bytes(shape, layout.interleave, layout.mesh.pipe)[1]
         # At least a byte, so that shares of it exist.
         host_bytes = max(1, usable_host_bytes(request.cluster) - optimizer)
-        work = backward_work(shape, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
+        work = self._least_work(partition, stash, -(-tokens // layout.mesh.seq)) - smallest.hbm["work"]
         between = self._between_groups_bytes(partition, tokens)
         weights = self._weight_bytes(layout, stash.kv) - smallest.hbm["weights"] - smallest.hbm["grads"]
         held = smallest.hbm_bytes - smallest.hbm["stash"] + work + kv + kept + between + weights
@@ -306,6 +307,15 @@ class LowerBounds:
         if key not in self._weights:
             self._weights[key] = sum(weight_bytes(layout.shape, layout.interleave, layout.mesh.pipe, kv))
         return self._weights[key]
+
+    def _least_work(self, partition: Partition, stash: StashPlan, tokens: int) -> int:
+        """Returns the least bytes of a backward, less those of tables that it does without; the order is not known."""
+        shape, lone = partition.layout.shape, partition.num_chunks == 1
+        work = backward_work(shape, stash, tokens)
+        if partition.layout.interleave == 1:
+            return work
+        idle = sum(idle_table_bytes(shape, partition.layout.mesh.pipe, lone))
+        return min(work, backward_work(shape, stash, tokens, turns_once=True) - idle)
 
     def _between_groups_bytes(self, partition: Partition, tokens: int) -> float:
         """Returns the least bytes of chunks that wait for their next group of layers, and of the heads' dX."""

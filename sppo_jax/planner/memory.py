@@ -23,9 +23,10 @@ _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # Arrays of a token's hidden state, queries, keys and values that a layer's backward holds at once: before and after
 # norm, rotary and the all-to-all, with their cotangents. Counted in compiled programs, as all of `work` is.
 _WORK_ARRAYS = 7
-# Where weights are gathered and a group has one or two layers, no loop over layers keeps the compiler from beginning
-# work early. It then holds so many arrays of the MLP (gate, up, their product, two cotangents) and of the others.
-_UNROLLED_LAYERS, _UNROLLED_ARRAYS = 2, 5
+# On the way back through the MLP there are so many of its arrays (gate, up, their product, two cotangents) and of the
+# others. Where weights are resident and layers do not go backward group by group, that adds nothing: other parts are
+# charged that are not there at that moment.
+_MLP_ARRAYS = 5
 # The same where chunks wait on the host, with groups of 1, 2 and more layers. Elsewhere the dX of heads, which only the
 # first pass of the backward needs, has been in the place of some of these arrays. Calibrated on five compiled plans.
 _LATE_HEAD_ARRAYS = (7.6, 11.0, 8.4)
@@ -123,6 +124,11 @@ class Shape:
         """Bytes of an element of a sum: float32 at least."""
         return max(4, self.compute_bytes)
 
+    @property
+    def works_on_copies(self) -> bool:
+        """Whether resident weights are no parameters: other devices share those, or the dtype differs."""
+        return self.compute_bytes < 4 or self.data * self.seq > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -211,6 +217,29 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     return device, host, copies * (_TPU_PARTS if shape.platform == "tpu" else 1)
 
 
+def _turns_once(table: Table) -> bool:
+    """Returns whether all groups of a stage's layers go forward, and all heads, before the first goes backward."""
+    return table.num_groups > 1 and not table.heads_among_backwards
+
+
+def turn_bytes(table: Table, shape: Shape, stash: StashPlan) -> int:
+    """Returns what the turn from forward to backward and a later backward do not both hold, of a device's stash.
+
+    Where a stage's sums are whole and nothing but a last stash stays on the device, that stash is gone when the sums of
+    the next groups come into being. A fetched one is used in its place.
+    """
+    if shape.weights == "gathered" or not _turns_once(table):
+        return 0
+    classes = stash_classes(table, stash, shape.seq)
+    if all(not of_class.uses_host for of_class in classes):
+        return 0
+    token = token_bytes(shape, stash)
+    peaks = table.stash_peaks(classes)
+    last = sum(2 * slot_bytes(one, token)[0] for one, count in peaks.items() if count == 1 and not one.uses_host)
+    sums = (table.num_groups - 1) * shape.layers * layer_costs(shape.model).params * shape.sum_bytes
+    return min(max(0, last - max(fetched_bytes(one, shape, stash) for one in classes)), sums)
+
+
 def refetch_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
     """Returns the bytes that come back from the host so that a chunk's keys and values are there again.
 
@@ -252,23 +281,28 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     kv_grad = of_group * peaks.grads * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
     stash_device, host, copies = stash_bytes(table, shape, stash)
+    stash_device -= turn_bytes(table, shape, stash)
     if stash.waiting == "host":
         # One chunk is used while the next one comes.
         waiting, host = 2 * local, host + waiting_room(table).num_rows * waiting_bytes(shape, local)
     head_share = table.head_peak * -(-local // table.num_stages)
     weights, grads = weight_bytes(shape, table.num_groups, table.num_stages, stash.kv)
+    lone, idle = table.num_sequences == table.num_chunks == 1, (0, 0)
+    if _turns_once(table):
+        idle = idle_table_bytes(shape, table.num_stages, lone)
     loss = min(local, _LOSS_TOKENS) * -(-model.vocab_size // table.num_stages) * _LOSS_BYTES * size // 2
     tables = table_work(shape, table.num_stages)
-    loss += sum(tables)
+    loss += sum(tables) + idle[0]
     if not table.heads_among_backwards:
         loss -= kv_grad
     copied = kv * size + stash_device if shape.platform == "tpu" else 0
-    layer_work = backward_work(shape, stash, local) + group_work(shape, local) + ring_work(shape, local, prefix)
+    layer_work = backward_work(shape, stash, local, _turns_once(table))
+    layer_work += group_work(shape, local) + ring_work(shape, local, prefix)
     return Memory(
         hbm={
             "params": params,
-            "weights": weights,
-            "grads": grads,
+            "weights": weights - idle[0],
+            "grads": grads - idle[1],
             "kv": kv * size,
             "kv_grad": kv_grad,
             "stash": stash_device,
@@ -276,7 +310,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
             "waiting": waiting_bytes(shape, waiting),
             "carries": (2 * local + head_share) * model.hidden_size * size,
             "batch": batch_bytes(table, shape.seq),
-            "work": max(layer_work, loss, tables[1]) + copied,
+            "work": max(layer_work, loss, tables[1], idle[1]) + copied,
         },
         host=host + host_optimizer,
         host_optimizer=host_optimizer,
@@ -295,8 +329,7 @@ def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tup
     """
     stage = stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
     if shape.weights == "resident":
-        apart = shape.compute_bytes < 4 or shape.data * shape.seq > 1
-        return stage.whole * shape.compute_bytes if apart else 0, stage.whole * shape.sum_bytes
+        return stage.whole * shape.compute_bytes * shape.works_on_copies, stage.whole * shape.sum_bytes
     group = shape.layers * layer_costs(shape.model).params
     num_weights, num_sums = slot_counts(num_stages, num_groups, kv)
     # Every device has the final norm.
@@ -306,6 +339,23 @@ def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tup
         # The embedding's sum begins with the last group, when no keys and values are made again, and adds to no peak.
         totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
     return weights * shape.compute_bytes, (num_sums * group + totals) * shape.sum_bytes
+
+
+def idle_table_bytes(shape: Shape, num_stages: int, lone: bool) -> tuple[int, int]:
+    """Returns the bytes of resident tables, and of their sums, that no backward of a layer has beside it.
+
+    That is so where a step turns once from forward to backward: no backward reads the embedding or the head.
+
+    Args:
+        shape: of the model on a stage.
+        num_stages: which share the tables.
+        lone: whether a step has one chunk, which adds to the embedding's sum behind the backwards of all layers.
+    """
+    if shape.weights == "gathered":
+        return 0, 0
+    params, tables = table_params(shape.model, num_stages), num_tables(shape.model)
+    late = shape.sum_bytes if lone and tables > 1 else 0
+    return tables * params * shape.compute_bytes * shape.works_on_copies, params * late
 
 
 def table_params(model: ModelConfig, num_stages: int) -> int:
@@ -332,25 +382,33 @@ def batch_bytes(table: Table, seq: int) -> int:
     return 4 * (4 * own + 2 * table.kv_peak * (tokens + most))
 
 
-def backward_work(shape: Shape, stash: StashPlan, tokens: int) -> int:
+def backward_work(shape: Shape, stash: StashPlan, tokens: int, turns_once: bool = False) -> int:
     """Returns what a layer's backward works on: the gradient of its weights, and activations of a tick's tokens."""
     layer, size = layer_costs(shape.model), shape.compute_bytes
-    elements = layer.input_elements + layer.attention_elements + layer.kv_elements // 2
     matrix = largest_matrix(shape.model) * (_MATRIX_COPIES * size + _MATRIX_SUMS * shape.sum_bytes)
-    at_once = _WORK_ARRAYS * elements
-    if shape.weights == "gathered" and shape.layers <= _UNROLLED_LAYERS:
-        at_once = max(at_once, _UNROLLED_ARRAYS * (shape.model.mlp_size + elements))
-    if stash.waiting == "host":
-        # Without a gate there are half as many arrays of the MLP.
-        of_mlp = shape.model.mlp_size // (1 if shape.model.mlp == "swiglu" else 2)
-        counts = _LATE_HEAD_ARRAYS_ALONE if shape.seq == 1 else _LATE_HEAD_ARRAYS
-        at_once = max(at_once, int(counts[min(shape.layers, 3) - 1] * (of_mlp + elements)))
-    work = matrix + tokens * at_once * size
+    work = matrix + tokens * _elements_at_once(shape, stash, turns_once) * size
     if stash.inputs == "recompute":
         # A chunk's stash is made again for all layers of the virtual stage.
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
         work += shape.layers * tokens * stashed
     return work
+
+
+def _elements_at_once(shape: Shape, stash: StashPlan, turns_once: bool) -> int:
+    layer, model = layer_costs(shape.model), shape.model
+    elements = layer.input_elements + layer.attention_elements + layer.kv_elements // 2
+    at_once = _WORK_ARRAYS * elements
+    gated = model.mlp == "swiglu"
+    if shape.weights == "gathered" or turns_once:
+        # What the rest of a stash brings of the MLP is there already.
+        of_mlp = _MLP_ARRAYS - (0 if stash.rest == "recompute" else 1 + gated)
+        at_once = max(at_once, of_mlp * model.mlp_size + _MLP_ARRAYS * elements)
+    if stash.waiting == "host":
+        # Without a gate there are half as many arrays of the MLP.
+        counts = _LATE_HEAD_ARRAYS_ALONE if shape.seq == 1 else _LATE_HEAD_ARRAYS
+        of_mlp = model.mlp_size if gated else model.mlp_size // 2
+        at_once = max(at_once, int(counts[min(shape.layers, 3) - 1] * (of_mlp + elements)))
+    return at_once
 
 
 def ring_work(shape: Shape, tokens: int, prefix_tokens: int) -> int:

@@ -184,11 +184,11 @@ def test_a_network_between_hosts_is_slower():
     assert exchanged > 0
 
 
-def test_copies_of_an_optimizer_on_the_host_hide_behind_nothing():
+def test_the_update_of_an_optimizer_on_the_host_hides_behind_nothing():
     here = costs(2, 2, data=2, host_link_bytes_s=1.0)
-    away = replace(here, host_params=(30, 7), again=(1.5, 0.0))
-    # Of all four arrays come and three go; weights of layers come two and a half times, their gradients leave once.
-    assert away.host_update_s() == 4 * (37 * 7 + 30 * 3.5) and here.host_update_s() == 0
+    away = replace(here, host_params=(30, 7), again=(1.5, 0.0), layers=2, stage_layers=6)
+    # All four arrays come, while three go; the first group's weights come and the last group's gradients leave.
+    assert away.host_update_s() == 4 * (37 * 4 + 2 * 30 / 3) and here.host_update_s() == 0
     same = replace(away, host_params=(0, 0))
     assert away.step_overhead_s() - same.step_overhead_s() == pytest.approx(away.host_update_s())
 

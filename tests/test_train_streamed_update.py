@@ -34,7 +34,8 @@ def plan_on(mesh, optimizer="host") -> Plan:
     sequences = 2 // mesh[0]
     order = dict(schedule="breadth-first", interleave=2, kv="rebuild", wave=sequences, sequences=sequences)
     places = dict(places=("host", "recompute", "recompute"), alpha=1.0)
-    return small_plan((16, 16), mesh=mesh, **order, **places, weights="gathered", optimizer=optimizer)
+    # Three parts of a share, or six, which do not divide it.
+    return small_plan((12, 12, 8), mesh=mesh, **order, **places, weights="gathered", optimizer=optimizer)
 
 
 def batches():

@@ -169,10 +169,9 @@ class HostLayers(ShardedLayers):
         return totals, zeroed, leaving
 
     def _run(self, num_elements: int, part) -> tuple[jax.Array, int]:
-        """Returns where a part of a share begins, and its elements."""
+        """Returns where a part begins, and its elements; a slice that runs over the end of a share is shifted."""
         size = -(-num_elements // self.num_parts)
-        start = part * size
-        return (start if num_elements % self.num_parts == 0 else jnp.minimum(start, num_elements - size)), size
+        return part * size, size
 
 
 def _share_size(x: jax.Array) -> int:

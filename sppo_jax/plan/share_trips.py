@@ -39,14 +39,16 @@ def share_trips(table: Table, turns: Turns) -> ShareTrips:
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     backward = [index for index in compute if table.ticks[index].kind == "B"]
     num_parts = _num_parts(turns, backward)
-    fetches, come = {}, {}
+    fetches: dict[int, Part] = {}
+    come: dict[int, int] = {}
     gathers = sorted(turns.gathers)
     for at, begin, end in zip(gathers, [0, *gathers[:-1]], gathers, strict=True):
         ticks = [tick for tick in compute if begin <= tick < end]
         fetches |= _in_parts(ticks, turns.gathers[at][0], num_parts)
         come[at] = min(len(ticks), num_parts)
     fetches |= _in_parts([tick for tick in compute if tick >= gathers[-1]], turns.gathers[gathers[-1]][0], num_parts)
-    writes, left = {}, {}
+    writes: dict[int, Part] = {}
+    left: dict[int, Part] = {}
     scatters = sorted(turns.scatters)
     before = [scatters[0], *scatters[:-1]]
     for at, begin in zip(scatters, before, strict=True):

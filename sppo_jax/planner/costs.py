@@ -187,14 +187,14 @@ class CostModel:
         return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s + self.host_update_s()
 
     def host_update_s(self) -> float:
-        """Returns the seconds of the copies of parameters, moments and gradients that wait on the host.
+        """Returns the seconds of copies of parameters, moments and gradients on the host with no compute beside them.
 
         The update fetches four arrays and writes three; a slice of an array is written while one of the next array
-        comes. In the ticks a group's weights come for each turn and its gradients leave, with no compute beside them.
+        comes. Of the copies in the ticks, only the first group's weights and the last group's gradients have nothing
+        beside them (`offload.copy_seconds` has the others).
         """
         matrices, tables = self.host_params
-        gathers = self.again[0] + 1
-        copied = (matrices + tables) * 4 + matrices * (gathers + 1)
+        copied = (matrices + tables) * 4 + 2 * matrices * self.layers / self.stage_layers
         return copied * _FLOAT32 / self.cluster.host_link_bytes_s
 
     def of_chunks(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, TickShape], float]:

@@ -159,12 +159,15 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
 
     A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
     alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal. Where keys and values are
-    made again, the layer inputs come back a second time; keys and values on the host come back once.
+    made again, the layer inputs come back a second time; keys and values on the host come back once. Where parameters
+    wait on the host, a part of the next group's weights comes as well, in a forward beside what leaves.
     """
     token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
-    waiting_s = _waiting_seconds(table, shape, stash, link_bytes_s)
+    waiting_s, weights_s = _waiting_seconds(table, shape, stash, link_bytes_s), _weights_seconds(table, shape, costs)
     if not token.away:
-        return waiting_s
+        return tuple(
+            max(more, weights_s) if tick.is_compute else more for tick, more in zip(table.ticks, waiting_s, strict=True)
+        )
     classes = stash_classes(table, stash, shape.seq)
     # Many groups of diagonals have few classes.
     of_class = {
@@ -172,8 +175,16 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
         for one in set(classes)
     }
     of_group = [of_class[one] for one in classes]
+    if weights_s:
+        of_group = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_group]
     ticks = zip(table.ticks, table.tick_groups, waiting_s, strict=True)
     return tuple(more if group is None else of_group[group][tick.kind] + more for tick, group, more in ticks)
+
+
+def _weights_seconds(table: Table, shape: Shape, costs: CostModel) -> float:
+    """Returns the seconds in which a part of a group's weights comes from the host; 0 where they are on the device."""
+    num_parts = max(table.num_stages, table.wave * table.num_chunks)  # the ticks of a group's turn
+    return costs.host_params[0] / table.num_groups / num_parts * 4 / costs.cluster.host_link_bytes_s
 
 
 def _waiting_seconds(table: Table, shape: Shape, stash: StashPlan, link_bytes_s: float) -> tuple[float, ...]:

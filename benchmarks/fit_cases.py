@@ -209,6 +209,7 @@ CASES = (
     Case(cluster="h200:1x1", model="llama3-8b", length=4096 * K, more=_ROOM, calibrated=True),
     Case(cluster="h100:1x8", model="qwen3-32b", length=2048 * K, more=_HOST_OPTIMIZER, calibrated=True),
     Case(cluster="h100:4x8", model="llama3-70b", length=5120 * K, more=_BREADTH_FIRST),
+    Case(cluster="h100:4x8", model="llama3-8b", length=24576 * K, more=_BREADTH_FIRST),
     # Chunks of several lengths on TPUs; held out as well.
     Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
     Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),

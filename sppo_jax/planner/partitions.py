@@ -130,6 +130,9 @@ def partitions(request: Request) -> Iterator[Partition]:
         else:
             counts = chunk_counts(layout) if chunks == "auto" else [int(chunks)]
             balances = ["equal", "flops"] if balance == "auto" else [balance]
+            if balance == "auto" and request.schedule_name == BREADTH_FIRST and layout.mesh.pipe == 1:
+                # There is no bubble to shorten, and ticks of several lengths share less memory than is predicted.
+                balances = ["equal"]
         for count in counts:
             for kind in balances if count > 1 else balances[:1]:
                 for schedule in schedules(layout, count):

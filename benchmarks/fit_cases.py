@@ -207,6 +207,8 @@ CASES = (
     Case(cluster="h100:1x1", model="llama3-8b", length=1024 * K, more=_ROOM, calibrated=True),
     Case(cluster="h100:1x1", model="llama3-8b", length=2560 * K, more=_ROOM, calibrated=True),
     Case(cluster="h200:1x1", model="llama3-8b", length=4096 * K, more=_ROOM, calibrated=True),
+    Case(cluster="h100:1x1", model="llama3-8b", length=128 * K, more=_HOST_OPTIMIZER),
+    Case(cluster="h100:1x1", model="llama3-8b", length=256 * K, more=_HOST_OPTIMIZER),
     Case(cluster="h100:1x8", model="qwen3-32b", length=2048 * K, more=_HOST_OPTIMIZER, calibrated=True),
     Case(cluster="h100:4x8", model="llama3-70b", length=5120 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:4x8", model="llama3-8b", length=24576 * K, more=_BREADTH_FIRST),

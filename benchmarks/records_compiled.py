@@ -51,9 +51,9 @@ _TEXT = """\
 Ours are compiled: the whole train step, by XLA:GPU of jax 0.12.0.1 for clusters that were not there. Nothing was run.
 Theirs were run. HBM is of one device, of the 79 GiB (H200: 139 GiB) that it has. Host memory is of one device: its
 activations, and parameters, moments and gradients where the optimizer waits there. Exposed are copied bytes without
-compute beside them; those of an update on the host never have any, and have a column of their own. Late are seconds by
-which copies outlast the compute beside them, as a share of the predicted step, at most. Tokens a second and MFU (causal,
-no recompute counted) are the planner's predictions.
+compute beside them; those of an update on the host never have any, and have a column of their own. Late are seconds
+by which copies outlast the compute beside them, as a share of the predicted step, at most. Tokens a second and MFU
+(causal, no recompute counted) are the planner's predictions.
 
 """
 _COLUMNS = (

@@ -99,8 +99,8 @@ def start_of(
 def _place_options(request: Request) -> list[Places]:
     """Returns the places to consider.
 
-    With the optimizer on the host the rest is computed again unless it is asked for. For plans that stashed the rest the
-    compiler took up to a half more memory than was predicted, and the rest saved 5% of a step.
+    With the optimizer on the host the rest is computed again unless it is asked for. For plans that stashed the rest,
+    the compiler took up to a half more memory than was predicted, and the rest saved 5% of a step.
     """
     stash = request.config.stash
     if request.optimizer == "host" and stash.rest == "auto":

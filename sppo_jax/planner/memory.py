@@ -31,7 +31,7 @@ _MLP_ARRAYS = 5
 # first pass of the backward needs, has been in the place of some of these arrays. Calibrated on five compiled plans.
 _LATE_HEAD_ARRAYS = (7.6, 11.0, 8.4)
 # The same on stages of one device, which exchanges nothing; calibrated on three plans with groups of 1 and 2 layers.
-_LATE_HEAD_ARRAYS_ALONE = (5.9, 7.3, 8.4)
+_LATE_HEAD_ARRAYS_ALONE = (5.4, 5.6, 8.4)
 # Copies of a layer's largest matrix at once: a slice, the gradient and its transpose in the compute dtype; two sums.
 _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
@@ -287,6 +287,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
         waiting, host = 2 * local, host + waiting_room(table).num_rows * waiting_bytes(shape, local)
     head_share = table.head_peak * -(-local // table.num_stages)
     weights, grads = weight_bytes(shape, table.num_groups, table.num_stages, stash.kv)
+    coming, leaving = on_way_bytes(table, shape)
     lone, idle = table.num_sequences == table.num_chunks == 1, (0, 0)
     if _turns_once(table):
         idle = idle_table_bytes(shape, table.num_stages, lone)
@@ -301,8 +302,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     return Memory(
         hbm={
             "params": params,
-            "weights": weights - idle[0],
-            "grads": grads - idle[1],
+            "weights": weights - idle[0] + coming,
+            "grads": grads - idle[1] + leaving,
             "kv": kv * size,
             "kv_grad": kv_grad,
             "stash": stash_device,
@@ -339,6 +340,19 @@ def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tup
         # The embedding's sum begins with the last group, when no keys and values are made again, and adds to no peak.
         totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
     return weights * shape.compute_bytes, (num_sums * group + totals) * shape.sum_bytes
+
+
+def on_way_bytes(table: Table, shape: Shape) -> tuple[int, int]:
+    """Returns the bytes of a group's weights that come from the host and of gradients that leave for it; else 0.
+
+    A device's share of either waits, and a part of it moves in float32; see `plan.share_trips`.
+    """
+    if shape.optimizer == "device":
+        return 0, 0
+    stage = stage_params(shape.model, shape.layers * table.num_groups, table.num_stages, shape.data, shape.seq)
+    share = stage.matrices // table.num_groups
+    part = 4 * -(-share // max(table.num_stages, table.wave * table.num_chunks))
+    return share * shape.compute_bytes + part, share * shape.sum_bytes + part
 
 
 def idle_table_bytes(shape: Shape, num_stages: int, lone: bool) -> tuple[int, int]:

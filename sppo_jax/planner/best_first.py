@@ -127,6 +127,7 @@ class BestFirst:
         self._new: list[int] = []  # candidates that no search has met yet
         self.nearly_fitting: list[tuple[float, int]] = []  # excess of device memory at its least, candidate
         self._excesses: dict[tuple, float] = {}  # by what a candidate's rough excess depends on
+        self._excess_of: dict[int, float] = {}
         self.unfit: set[int] = set()
         self.outcomes: dict[int, Outcome] = {}
         self.lost_by_fewer_shapes_s: dict[int, float] = {}  # of candidates with fewer tick shapes, for fewer bodies
@@ -161,12 +162,14 @@ class BestFirst:
 
     def _rough_excess(self, number: int) -> float:
         """Returns roughly by how much a candidate's least memory is too large; partitions of a layout share it."""
-        partition, places = self.candidates[number].partition, self.candidates[number].places
-        held = partition.passes_groups_in_turn, partition.lets_chunks_wait, partition.num_chunks == 1
-        key = partition.layout, partition.wave, held, partition.kv(places), places
-        if key not in self._excesses:
-            self._excesses[key] = self.lower_bounds.rough_excess(partition, places)
-        return self._excesses[key]
+        if number not in self._excess_of:
+            partition, places = self.candidates[number].partition, self.candidates[number].places
+            held = partition.passes_groups_in_turn, partition.lets_chunks_wait, partition.num_chunks == 1
+            key = partition.layout, partition.wave, held, partition.kv(places), places
+            if key not in self._excesses:
+                self._excesses[key] = self.lower_bounds.rough_excess(partition, places)
+            self._excess_of[number] = self._excesses[key]
+        return self._excess_of[number]
 
     def _may_fit(self, number: int) -> bool:
         """Returns whether nothing that is known so far says that a candidate does not fit."""

@@ -461,14 +461,15 @@ class BestFirst:
                 partition, is_alike = candidate.partition, alike(candidate.partition) == common
             if is_alike:
                 related.append((number, of(candidate)))
-        possible = {value for number, value in related if self._may_fit(number)}
-        slower = (number for number, value in related if value != mine and self._may_fit(number))
-        nearest: dict[Hashable, tuple[float, int]] = {}
+        alike_in: dict[Hashable, list[int]] = {}
         for number, value in related:
-            if value not in possible:
-                excess = self._rough_excess(number), number
-                nearest[value] = min(excess, nearest.get(value, excess))
-        faster = (number for _, number in nearest.values() if self._least_s(number) < best.step_s)
+            alike_in.setdefault(value, []).append(number)
+        impossible = [numbers for numbers in alike_in.values() if not any(map(self._may_fit, numbers))]
+        nearest = (min((self._rough_excess(number), number) for number in numbers) for numbers in impossible)
+        faster = (number for _, number in nearest if self._least_s(number) < best.step_s)
+        # By rising bounds, the first that may fit is the one.
+        others = sorted((self.bounds[number], number) for number, value in related if value != mine)
+        slower = next(([number] for bound, number in others if bound and self._may_fit(number)), [])
         return self._first(slower), self._first(faster)
 
     def _first(self, numbers: Iterable[int]) -> tuple[Candidate, float] | None:

@@ -142,15 +142,22 @@ class BestFirst:
         self.bounds += [0.0] * len(start.candidates)
         self._new += range(first, len(self.candidates))
 
-    def _meet_new(self) -> None:
-        """Drops new candidates that are too large for sure, and bounds the seconds of the others."""
+    def _meet_new(self, limit_s: float = math.inf) -> None:
+        """Drops new candidates that are too large for sure, and bounds the seconds of the others.
+
+        Those whose bound is not below a limit stay new: their memory is of no interest yet.
+        """
+        later = []
         for number in self._new:
+            if limit_s < math.inf and self._least_s(number) >= limit_s:
+                later.append(number)
+                continue
             excess = self._rough_excess(number)
             if excess > 0:
                 self._drop(number, excess)
             else:
                 self.heap.append((self._least_s(number), number, 0))
-        self._new = []
+        self._new = later
         heapq.heapify(self.heap)
 
     def _least_s(self, number: int) -> float:
@@ -181,7 +188,7 @@ class BestFirst:
 
     def best(self, limit_s: float = math.inf) -> Outcome | None:
         """Returns the fastest outcome that fits and takes less than `limit_s`; None if none does."""
-        self._meet_new()
+        self._meet_new(limit_s)
         while self.heap and self.heap[0][0] < limit_s:
             number = self._refine()
             if number is None:
@@ -391,6 +398,7 @@ class BestFirst:
 
         Some are faster ones that do not fit, those first that are least too large; where `best` does not fit, all are.
         """
+        self._meet_new()
         fits = best.memory.fits(self.request.cluster)
         seen = {self._key_of(best, self._number_of(best))}
         found: list[Outcome] = []

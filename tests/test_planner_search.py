@@ -13,7 +13,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner import best_first
-from sppo_jax.planner.best_first import start_of
+from sppo_jax.planner.candidates import start_of
 from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of
 from sppo_jax.planner.layouts import layouts, read_request

@@ -9,8 +9,9 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
-from sppo_jax.planner.best_first import TIE, BestFirst, Candidate, start_of
+from sppo_jax.planner.best_first import TIE, BestFirst
 from sppo_jax.planner.bodies import MOST_TIMES
+from sppo_jax.planner.candidates import Candidate, start_of
 from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.layouts import Request, read_request

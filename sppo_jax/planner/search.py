@@ -9,7 +9,8 @@ from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.table import BREADTH_FIRST
-from sppo_jax.planner.best_first import TIE, BestFirst, start_of
+from sppo_jax.planner.best_first import TIE, BestFirst
+from sppo_jax.planner.candidates import start_of
 from sppo_jax.planner.dials import Dials, faster_ways, with_optimizer_on_the_host, with_room_on_the_host
 from sppo_jax.planner.evaluate import Outcome, evaluate, plan_of
 from sppo_jax.planner.late_attention import late_attention_is_open, with_late_attention

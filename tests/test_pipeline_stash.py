@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sppo_jax.pipeline.executor import Executor
+from sppo_jax.pipeline.host_traffic import row_to_fetch
 from sppo_jax.pipeline.rows import HostRow
 from sppo_jax.pipeline.stash import StashLayout, chunk_entries
 from sppo_jax.plan.stash import StashClass
@@ -50,8 +50,7 @@ def test_the_compiler_does_not_know_the_row_that_a_tick_outside_of_loops_fetches
 
     def fetched(x_TD):
         state = SimpleNamespace(x_TD=x_TD, dx_TD=jnp.zeros((8, 4)))
-        executor = SimpleNamespace(_begun=Executor._begun)
-        return Executor._row_to_fetch(executor, HostRow(jnp.array([5, 2])[1], is_counted=False), state)
+        return row_to_fetch(HostRow(jnp.array([5, 2])[1], is_counted=False), state)
 
     x_TD = jnp.ones((8, 4))
     assert fetched(x_TD) == 2

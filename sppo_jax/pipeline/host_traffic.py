@@ -26,13 +26,13 @@ def start(executor: "Executor", spec: TickSpec, row, state: TrainingState) -> Co
     """Starts copies: from the host a stash, what a rebuild needs, a waiting chunk, weights; and gradients to it."""
     fetched = refetched = taken = weights = sums = None
     if spec.fetch is not None:
-        number = _row_to_fetch(row["fetch_row"], state)
+        number = row_to_fetch(row["fetch_row"], state)
         fetched = executor.layout(spec.fetch).fetch_host(state.host[spec.fetch], number)
     if spec.refetch is not None:
-        number = _row_to_fetch(row["refetch_row"], state)
+        number = row_to_fetch(row["refetch_row"], state)
         refetched = executor.layout(spec.refetch).fetch_again(state.host[spec.refetch], number)
     if spec.take:
-        number = _row_to_fetch(row["take_row"], state)
+        number = row_to_fetch(row["take_row"], state)
         taken = to_device(buffers.read_slot(state.room, number))
     if spec.streams:
         weights = executor.sharded.fetch(row["fetch_group"][0], row["fetch_part"][0])
@@ -86,7 +86,7 @@ def _with_sums(state: TrainingState, sums) -> TrainingState:
     return state._replace(grads=state.grads._replace(layers=state.grads.layers._replace(sums=sums)))
 
 
-def _row_to_fetch(row: HostRow, state: TrainingState) -> jax.Array:
+def row_to_fetch(row: HostRow, state: TrainingState) -> jax.Array:
     """Returns the number of a row; of one that XLA may know only once the tick before is done.
 
     XLA then starts the copy in this tick and not earlier, where it would hold memory. XLA 0.12 also ends in a

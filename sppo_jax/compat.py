@@ -132,8 +132,8 @@ def compiler_options(backend: str, uses_host: bool, many_copies: bool = False) -
 
     On GPUs the latency-hiding scheduler is off by default. Its memory estimate counts host buffers, so that it starts
     a host copy late to save memory that is not short: with any, the limit is lifted out of its way. What the program
-    really takes is in `memory_analysis()`. The scheduler lets two copies by kernels be under way at once, and ends any
-    further one at once, with nothing beside it.
+    really takes is in `memory_analysis()`. In compiled programs the scheduler has at most two copies by kernels under
+    way at once, and ends any further one where it begins, with nothing beside it.
 
     Args:
         backend: "cpu", "gpu", "cuda" or "tpu".

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -219,8 +218,6 @@ class Step:
     def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights, tables, sharded = self._weights_of_device(shares, weights)
-        if isinstance(sharded, HostLayers):
-            sharded = replace(sharded, num_parts=max(1, program.num_parts))
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
         sequences = self._sequences(striped)
         count = lax.psum(jnp.sum(striped[1] >= 0), ("data", *layout.SEQ))
@@ -254,10 +251,9 @@ class Step:
         num_members, layers, squares = plan.mesh.data * plan.mesh.seq, trained.sums, ()
         if isinstance(sharded, HostLayers):
             trained = host_traffic.flush(executor, trained)
+            squares = (sharded.squares(trained.grads.layers),)
         if sharded is not None:
             layers = sharded.gradients(trained.grads.layers)
-        if isinstance(sharded, HostLayers):
-            squares = (sharded.squares(trained.grads.layers),)
         grads = trained.grads._replace(layers=layers)
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
         return loss, storage.stack(grads, shares), *squares
@@ -302,8 +298,11 @@ class Step:
         embedding = shard(weights.embedding_VD, shares.embedding_VD)
         weights = weights._replace(layers=layers, embedding_VD=embedding, head_VD=head)
         wholes = jax.tree.map(whole, self.params["layers"])
-        kind = HostLayers if on_host else ShardedLayers
-        return weights, self._tables(weights, shares), kind(shards, shares.layers, wholes)
+        sharded = ShardedLayers(shards, shares.layers, wholes)
+        if on_host:
+            # An evaluation fetches whole shares.
+            sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.num_parts))
+        return weights, self._tables(weights, shares), sharded
 
     def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> Tables:
         """Returns the tables of one device; each stage has its share of the vocabulary."""

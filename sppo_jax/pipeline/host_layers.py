@@ -43,7 +43,7 @@ class HostLayers(ShardedLayers):
         num_parts: parts in which the share of a group travels.
     """
 
-    num_parts: int = 1
+    num_parts: int
 
     def totals(self) -> HostTotals:
         """Returns buffers for this device's share of the gradient sums of all groups."""

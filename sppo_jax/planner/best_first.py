@@ -8,9 +8,8 @@ from itertools import islice
 
 from sppo_jax.planner.bodies import with_fewer_bodies
 from sppo_jax.planner.candidates import Candidate, Start, start_of
-from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, least_hbm_bytes
+from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, size
 from sppo_jax.planner.layouts import Request
-from sppo_jax.planner.memory import usable_bytes
 from sppo_jax.planner.partitions import Partition, equal_cost_partitions
 
 # Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
@@ -108,7 +107,7 @@ class BestFirst:
             if self.outcomes[number].memory.fits(self.request.cluster):
                 return self.outcomes[number]
             self.unfit.add(number)
-            self._send_more(number)
+            self._send_more(number, self.outcomes[number].all_away, self.outcomes[number].step_s)
         return None
 
     def next_best(self, fastest: Outcome, count: int) -> list[Outcome]:
@@ -196,13 +195,13 @@ class BestFirst:
         excess = bounds.excess(candidate.partition, candidate.places)
         return excess, bounds.step_s(candidate.partition, candidate.places, candidate.alpha)
 
-    def _send_more(self, number: int) -> None:
+    def _send_more(self, number: int, all_away: bool, bound: float) -> None:
         """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
-        candidate, outcome = self.candidates[number], self.outcomes[number]
-        if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not outcome.all_away:
+        candidate = self.candidates[number]
+        if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not all_away:
             self.candidates.append(candidate._replace(alpha="all"))
-            self.bounds.append(outcome.step_s)
-            heapq.heappush(self.heap, (outcome.step_s, len(self.candidates) - 1, 1))
+            self.bounds.append(bound)
+            heapq.heappush(self.heap, (bound, len(self.candidates) - 1, 1))
 
     def _refine(self) -> int | None:
         """Refines the choice of the lowest bound; returns it if it stays the lowest and is simulated."""
@@ -217,10 +216,7 @@ class BestFirst:
                     self._drop(number, excess)
                     return None
             else:
-                excess = self._least_excess(number)
-                if excess > 0:
-                    self._drop(number, excess)
-                    self.nearly_fitting.append((excess, number))
+                if self._is_too_large(number):
                     return None
                 self.bounds[number] = bound = self._evaluate(number).step_s
         except ValueError as error:
@@ -230,11 +226,17 @@ class BestFirst:
         heapq.heappush(self.heap, (bound, number, level + 1))
         return None
 
-    def _least_excess(self, number: int) -> float:
-        """Returns by how much a candidate's device memory is too large with all on the host that may wait there."""
+    def _is_too_large(self, number: int) -> bool:
+        """Returns whether a candidate does not fit, before its step is simulated; if so, drops it."""
         if number in self.outcomes:
-            return 0.0
-        return least_hbm_bytes(self._choice(number)) / usable_bytes(self.request.cluster) - 1
+            return False
+        sized = size(self._choice(number))
+        excess = self.lower_bounds.excess_of(sized.memory)
+        if excess > 0:
+            self._drop(number, excess)
+            self.nearly_fitting.append((excess, number))
+            self._send_more(number, sized.all_away, self.bounds[number])
+        return excess > 0
 
     def _choice(self, number: int) -> Choice:
         """Returns a candidate's choice, with keys and values in the way that takes the least memory."""

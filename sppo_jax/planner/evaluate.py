@@ -1,7 +1,8 @@
 """What one choice of layout, chunks, schedule and stash costs: a Plan with its memory and its simulated step."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
@@ -73,38 +74,44 @@ class Outcome:
     all_away: bool
 
 
+class Sized(NamedTuple):
+    """The stash of a choice with its alpha, why alpha is what it is, the bytes of a device, and whether all is away."""
+
+    stash: StashPlan
+    alpha_reason: str
+    memory: Memory
+    all_away: bool
+
+
+def size(choice: Choice) -> Sized:
+    """Works out alpha and memory of a choice, as `evaluate` does, and not its step.
+
+    Raises:
+        ValueError: the choice breaks a rule.
+    """
+    table, shape = outline_of(choice), choice.layout.shape
+    stash, reason = choose_alpha(_stash_of(choice), choice.alpha, table, shape, _costs_of_choice(choice, table))
+    return Sized(stash, reason, predict_memory(table, shape, stash), stash.alpha == largest_alpha(table))
+
+
 def evaluate(choice: Choice) -> Outcome:
     """Works out alpha, memory and the step of a choice; its table is not checked here, but where a Plan is made.
 
     Raises:
         ValueError: the choice breaks a rule.
     """
-    layout, table, stash = choice.layout, outline_of(choice), _stash_of(choice)
-    before = table.chunk_starts[choice.attention_from]
-    shape, costs = layout.shape, layout_costs(layout, choice.places, choice.kv, choice.wave, before)
-    stash, reason = choose_alpha(stash, choice.alpha, table, shape, costs)
-    simulation = _simulate(table, costs, shape, stash)
+    table, sized = outline_of(choice), size(choice)
+    costs = _costs_of_choice(choice, table)
+    simulation = _simulate(table, costs, choice.layout.shape, sized.stash)
     return Outcome(
         choice=choice,
-        stash=stash,
-        alpha_reason=reason,
-        memory=predict_memory(table, shape, stash),
+        stash=sized.stash,
+        alpha_reason=sized.alpha_reason,
+        memory=sized.memory,
         simulation=simulation,
         step_s=simulation.step_s + costs.step_overhead_s(),
-        all_away=stash.alpha == largest_alpha(table),
+        all_away=sized.all_away,
     )
-
-
-def least_hbm_bytes(choice: Choice) -> int:
-    """Returns the bytes of device memory that a choice takes with the alpha that leaves the least there.
-
-    Raises:
-        ValueError: the choice breaks a rule.
-    """
-    table, stash = outline_of(choice), _stash_of(choice)
-    sends = "host" in (stash.inputs, stash.attention)
-    alpha = largest_alpha(table) if sends else (0.0,) * len(table.diagonal_groups)
-    return predict_memory(table, choice.layout.shape, replace(stash, alpha=alpha)).hbm_bytes
 
 
 def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
@@ -223,6 +230,11 @@ def _stash_of(choice: Choice) -> StashPlan:
         attention_from=choice.attention_from,
         waiting=choice.waiting,
     )
+
+
+def _costs_of_choice(choice: Choice, table: Table) -> CostModel:
+    before = table.chunk_starts[choice.attention_from]
+    return layout_costs(choice.layout, choice.places, choice.kv, choice.wave, before)
 
 
 def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) -> Simulation:

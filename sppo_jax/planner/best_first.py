@@ -280,7 +280,11 @@ class BestFirst:
             self._try(number)
         if not self.outcomes:
             raise self.errors[0]
-        return min(self.outcomes.values(), key=lambda outcome: self.lower_bounds.excess_of(outcome.memory))
+        # Where the host's memory is short, the excess of all may be the same.
+        return min(
+            self.outcomes.values(),
+            key=lambda one: (self.lower_bounds.excess_of(one.memory), one.memory.hbm_bytes),
+        )
 
     def least_excess(self) -> float:
         """Returns by which share of a memory the outcome of `least` is too large.

@@ -1,11 +1,12 @@
 """Generated tables have the tick counts, stashes and slots that the formulas say."""
 
 from collections import Counter
+from itertools import product
 
 import pytest
 from schedule_cases import all_tables
 
-from sppo_jax.plan.generators import GENERATORS, make_table
+from sppo_jax.plan.generators import GENERATORS, chunks_in_flight, make_table
 from sppo_jax.plan.slots import color_intervals, head_slots, sequence_slots, stash_slots
 from sppo_jax.plan.table import Unit
 
@@ -164,3 +165,23 @@ def test_shapes_that_a_schedule_cannot_have(arguments, words):
 
 def test_every_generator_has_a_name_of_its_own():
     assert {table.name for table in all_tables()} == set(GENERATORS)
+
+
+def test_the_most_chunks_in_flight_are_known_without_a_table():
+    cases = 0
+    for pipe, groups, chunks, sequences, wave in product(
+        (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5, 8), (1, 2, 4, 12), (1, 2)
+    ):
+        if sequences % wave:
+            continue
+        name = "interleaved-seq1f1b" if groups > 1 else "seq1f1b"
+        try:
+            table = make_table(name, pipe, sequences, (8,) * chunks, groups, wave)
+        except ValueError:
+            continue  # chunks that do not form whole groups
+        held = chunks_in_flight(pipe, groups, sequences // wave, wave * chunks)
+        assert held == max(table.in_flight), (name, pipe, groups, chunks, sequences, wave)
+        # A prefix is held as long as any of its chunks.
+        assert -(-held // chunks) <= table.prefix_peaks.kept
+        cases += 1
+    assert cases > 100

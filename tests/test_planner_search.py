@@ -12,12 +12,14 @@ from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.waiting import waiting_room
-from sppo_jax.planner import best_first
-from sppo_jax.planner.candidates import start_of
+from sppo_jax.planner import best_first, frontier
+from sppo_jax.planner.candidates import Candidates
 from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of
+from sppo_jax.planner.frontier import Start
 from sppo_jax.planner.layouts import layouts, read_request
-from sppo_jax.planner.lower_bounds import LowerBounds, stream_seconds
+from sppo_jax.planner.least_memory import LeastMemory
+from sppo_jax.planner.lower_bounds import stream_seconds
 from sppo_jax.planner.memory import usable_host_bytes
 from sppo_jax.planner.offload import place_options
 from sppo_jax.planner.partitions import LONGEST, Partition, equal_cost_partitions, partitions
@@ -161,21 +163,36 @@ def of_equal_cost(request, fitting):
 def test_bounds_are_below_what_they_bound(figures, per_step, schedule, balance):
     sequence = {"per_step": per_step, "balance": balance}
     request = read_request(config(sequence=sequence, schedule=schedule), small(**figures))
-    lower_bounds = LowerBounds(request, "float32")
-    for partition, outcome in outcomes(request):
-        choice = outcome.choice
-        least_s = lower_bounds.step_s(partition, choice.places, choice.alpha)
-        assert lower_bounds.rough_step_s(partition, choice.places) <= outcome.step_s
-        assert least_s <= outcome.step_s * (1 + 1e-9)
-        excess = lower_bounds.excess_of(outcome.memory)
-        assert lower_bounds.rough_excess(partition, choice.places) <= excess + 1e-9
-        assert lower_bounds.excess(partition, choice.places) <= excess + 1e-9
+    bounds = Bounds(request)
+    for partition, outcome in outcomes(request, among=bounds.start.candidates.partitions):
+        bounds.check(partition, outcome)
+
+
+class Bounds:
+    """All bounds of a request, and of each family of its candidates."""
+
+    def __init__(self, request):
+        self.start = Start(request)
+        self.memory = LeastMemory(request, "float32")
+        self.families = {(one.layout, one.places): one for one in self.start.candidates.families}
+
+    def check(self, partition, outcome, kv=""):
+        """Checks that an outcome is not below what bounds its partition and places."""
+        rough, exact, choice = self.start.rough, self.start.exact, outcome.choice
+        family = self.families[partition.layout, choice.places]
+        assert rough.layout_s(*family[:2], family.counts, family.drains) <= outcome.step_s
+        assert rough.uncut_step_s(partition, choice.places) <= outcome.step_s
+        assert rough.sampled_step_s(partition, choice.places) <= outcome.step_s
+        assert exact.step_s(partition, choice.places, choice.alpha) <= outcome.step_s * (1 + 1e-9)
+        excess = outcome.memory.excess(self.start.request.cluster)
+        assert self.memory.of_layout(partition, choice.places) <= excess + 1e-9
+        assert self.memory.of_partition(partition, choice.places, kv) <= excess + 1e-9
 
 
 def bounded(request, every):
     """Evaluates some choices of a large request, in turn with all places, each not below its bounds."""
-    bounds = LowerBounds(request, "float32")
-    for number, one in enumerate(list(partitions(request))[::every]):
+    bounds = Bounds(request)
+    for number, one in enumerate(bounds.start.candidates.partitions[::every]):
         options = place_options(request.config.stash)
         places = options[number % len(options)]
         choice = Choice(
@@ -191,10 +208,7 @@ def bounded(request, every):
         )
         if one.num_chunks * one.wave > 128:
             continue
-        outcome = evaluate(choice)
-        assert bounds.rough_step_s(one, places) <= outcome.step_s
-        assert bounds.step_s(one, places, "hidden") <= outcome.step_s * (1 + 1e-9)
-        assert bounds.excess(one, places) <= bounds.excess_of(outcome.memory) + 1e-9
+        bounds.check(one, evaluate(choice))
         yield one
 
 
@@ -447,7 +461,7 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
 )
 def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
     calls = []
-    monkeypatch.setattr(best_first, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
+    monkeypatch.setattr(frontier, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
     found = search(asked)
     assert found.num_considered > 1000 and len(calls) <= most
 
@@ -677,7 +691,7 @@ def test_every_divisor_of_the_layers_of_a_stage_is_an_interleave(schedule, depth
 
 
 def test_groups_of_one_layer_have_all_places():
-    free = start_of(read_request(config(mesh={"pipe": 4}), small())).candidates
+    free = Candidates(read_request(config(mesh={"pipe": 4}), small()))
     places = {layers: {one.places for one in free if one.partition.layout.layers == layers} for layers in (1, 2)}
     assert places[1] == places[2] >= {("keep",) * 3, ("recompute",) * 3, ("host",) * 3}
     found = search(config(mesh={"pipe": 4}, stash={"inputs": "host"}, schedule={"interleave": 2}), small())
@@ -783,7 +797,7 @@ def test_plans_whose_memory_is_known_too_badly_are_made_only_where_asked():
     assert {one.balance for one in partitions(two) if one.num_chunks > 1} == {"equal", "flops"}
     for rest, want in (("auto", {"recompute"}), ("host", {"host"})):
         asked = config(**by_groups, optimizer={"place": "host"}, stash={"rest": rest})
-        candidates = start_of(read_request(asked, small())).candidates
+        candidates = Candidates(read_request(asked, small()))
         assert {one.places[2] for one in candidates} == want
 
 

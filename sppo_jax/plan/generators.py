@@ -149,6 +149,23 @@ def seq1f1b(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], n
     )
 
 
+def chunks_in_flight(num_stages: int, num_groups: int, num_sequences: int, num_chunks: int) -> int:
+    """Returns the most chunks that a stage of `seq1f1b` holds at once, counted once for each of its groups of layers.
+
+    Chunks of less than one a stage wait for each other in each group but the first.
+
+    Args:
+        num_stages: pipeline stages.
+        num_groups: virtual stages of each stage.
+        num_sequences: sequences of one pipeline in a step.
+        num_chunks: chunks of a sequence.
+    """
+    round_of_all = max(num_chunks, num_stages) if num_groups > 1 else num_chunks
+    behind = min(num_chunks, num_stages) if num_groups > 1 else num_stages
+    most = num_groups * round_of_all + num_stages - 1 + behind - 1
+    return min(most, num_groups * num_sequences * num_chunks)
+
+
 def one_f_one_b(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_groups: int = 1) -> Table:
     """Makes the classic one-forward-one-backward table, in which a sequence is not cut: Seq1F1B of one chunk.
 

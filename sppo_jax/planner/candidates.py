@@ -1,12 +1,12 @@
-"""The candidates of a search: partitions with places of the stash, and bounds for all of them."""
+"""The candidates of a search: partitions with places of the stash."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from sppo_jax.plan.table import BREADTH_FIRST
-from sppo_jax.planner.layouts import Request
-from sppo_jax.planner.lower_bounds import LowerBounds
+from sppo_jax.planner.layouts import Layout, Request
 from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import Partition, partitions
 
@@ -41,41 +41,83 @@ class Candidate(NamedTuple):
         return sum(mechanisms), self.partition.num_chunks
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """All candidates of a request.
+class Alike(NamedTuple):
+    """Candidates of a layout and places that have the same least memory, as far as it is known without their chunks.
 
-    Args:
-        candidates: the candidates; those of a partition follow each other, and so do the partitions of a layout.
-        lower_bounds: bounds of their seconds and bytes.
+    Attributes:
+        example: the partition of one of them.
+        numbers: their numbers.
     """
 
-    candidates: tuple[Candidate, ...]
-    lower_bounds: LowerBounds
+    example: Partition
+    numbers: list[int]
 
 
-def start_of(
-    request: Request,
-    among: Iterable[Partition] | None = None,
-    options: list[Places] | None = None,
-    lower_bounds: LowerBounds | None = None,
-) -> Start:
-    """Returns all candidates of a request.
+class Family(NamedTuple):
+    """All candidates of a layout with the same places.
 
-    Args:
-        request: what is asked for.
-        among: their partitions; None: all that the request has.
-        options: their places; None: all that the request has.
-        lower_bounds: bounds that know something of them; None: new ones.
-
-    Raises:
-        ValueError: the config, the model and the devices allow none.
+    Attributes:
+        layout: the layout.
+        places: the places.
+        groups: the candidates.
+        counts: the fewest chunks of any of them, and the most.
+        drains: how many times the pipeline fills and drains at least.
     """
-    options = _place_options(request) if options is None else options
-    found = partitions(request) if among is None else among
-    candidates = [one for partition in found for one in _candidates(request, partition, options)]
-    # Seconds do not depend on the dtype of dK and dV.
-    return Start(candidates=tuple(candidates), lower_bounds=lower_bounds or LowerBounds(request, "float32"))
+
+    layout: Layout
+    places: Places
+    groups: tuple[Alike, ...]
+    counts: tuple[int, int]
+    drains: int
+
+
+class Candidates:
+    """All candidates of a request: partitions with places, each with a number; made when they are asked for.
+
+    The candidates of a partition follow each other, and so do the partitions of a layout.
+    """
+
+    def __init__(self, request: Request) -> None:
+        """Finds the partitions and the places.
+
+        Raises:
+            ValueError: the config, the model and the devices allow none.
+        """
+        asked = request.config.stash.alpha
+        self.alpha = "hidden" if asked == "auto" else asked
+        self.options = _place_options(request)
+        self.partitions = list(partitions(request))
+
+    def __len__(self) -> int:
+        return len(self.partitions) * len(self.options)
+
+    def __getitem__(self, number: int) -> Candidate:
+        partition, option = divmod(number, len(self.options))
+        if partition >= len(self.partitions):
+            raise IndexError(number)
+        return Candidate(self.partitions[partition], self.options[option], self.alpha)
+
+    @cached_property
+    def families(self) -> tuple[Family, ...]:
+        """All families, those of a layout together."""
+        of_layout: dict[Layout, list[int]] = {}
+        for at, partition in enumerate(self.partitions):
+            of_layout.setdefault(partition.layout, []).append(at)
+        return tuple(family for layout, members in of_layout.items() for family in self._families(layout, members))
+
+    def _families(self, layout: Layout, members: list[int]) -> Iterator[Family]:
+        """Yields the families of a layout, given the places of its partitions among all."""
+        alike: dict[tuple, list[int]] = {}
+        for at in members:
+            one = self.partitions[at]
+            alike.setdefault((one.wave, one.lets_chunks_wait, one.num_chunks == 1), []).append(at)
+        found = [self.partitions[at] for at in members]
+        # Of given chunks the first ones may be short, and then further ones add little.
+        counts = [1 if one.balance == "given" else one.num_chunks for one in found]
+        span, drains, count = (min(counts), max(counts)), min(one.drains for one in found), len(self.options)
+        for option, places in enumerate(self.options):
+            groups = (Alike(self.partitions[ats[0]], [at * count + option for at in ats]) for ats in alike.values())
+            yield Family(layout, places, tuple(groups), span, drains)
 
 
 def _place_options(request: Request) -> list[Places]:
@@ -88,9 +130,3 @@ def _place_options(request: Request) -> list[Places]:
     if request.optimizer == "host" and stash.rest == "auto":
         stash = replace(stash, rest="recompute")
     return place_options(stash)
-
-
-def _candidates(request: Request, partition: Partition, options: list[Places]) -> list[Candidate]:
-    asked = request.config.stash.alpha
-    alpha = "hidden" if asked == "auto" else asked
-    return [Candidate(partition=partition, places=places, alpha=alpha) for places in options]

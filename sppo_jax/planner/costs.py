@@ -199,14 +199,18 @@ class CostModel:
 
     def of_chunks(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, TickShape], float]:
         """Returns the costs that `simulate` asks for; a chunk's are the same on every stage and in every sequence."""
-        starts, lengths = chunk_starts(chunk_lengths), chunk_lengths
-        known: dict[tuple[str, int, TickShape], float] = {}
+        starts, lengths, functions = chunk_starts(chunk_lengths), chunk_lengths, self.seconds_of
+        known: dict[tuple, float] = {}
+        alike: dict[int, tuple[int, bool]] = {}  # what seconds depend on, of how far a tick reaches
 
         def seconds(unit: Unit, tick: TickShape) -> float:
-            kind, _, chunk, _ = unit
-            found = known.get((kind, chunk, tick))
+            (kind, _, chunk, _), (tokens, reach, has_ends) = unit, tick
+            if reach not in alike:
+                alike[reach] = self.ring.bound(reach) if self.ring.members > 1 else 0, reach <= self.recompute_reach
+            key = kind, chunk, tokens, has_ends, alike[reach]
+            found = known.get(key)
             if found is None:
-                found = known[kind, chunk, tick] = self.seconds(kind, starts[chunk], lengths[chunk], tick)
+                found = known[key] = functions[kind](starts[chunk], lengths[chunk], tokens, reach, has_ends)
             return found
 
         return seconds

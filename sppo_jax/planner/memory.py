@@ -152,6 +152,10 @@ class Memory:
         """Returns whether a device, with a small reserve, has this much."""
         return self.hbm_bytes <= usable_bytes(cluster) and self.host <= usable_host_bytes(cluster)
 
+    def excess(self, cluster: Cluster) -> float:
+        """Returns by how much this is over a limit, as a share of it; at most 0 if it fits."""
+        return max(self.hbm_bytes / usable_bytes(cluster) - 1, self.host / usable_host_bytes(cluster) - 1)
+
     def describe(self) -> str:
         """Returns the parts, largest first."""
         parts = sorted(self.hbm.items(), key=lambda item: -item[1])
@@ -230,11 +234,12 @@ def turn_bytes(table: Table, shape: Shape, stash: StashPlan) -> int:
     """
     if shape.weights == "gathered" or not _turns_once(table):
         return 0
-    classes = stash_classes(table, stash, shape.seq)
+    of_groups = stash_classes(table, stash, shape.seq)
+    classes = set(of_groups)  # many groups of diagonals have few
     if all(not of_class.uses_host for of_class in classes):
         return 0
     token = token_bytes(shape, stash)
-    peaks = table.stash_peaks(classes)
+    peaks = table.stash_peaks(of_groups)
     last = sum(2 * slot_bytes(one, token)[0] for one, count in peaks.items() if count == 1 and not one.uses_host)
     sums = (table.num_groups - 1) * shape.layers * layer_costs(shape.model).params * shape.sum_bytes
     return min(max(0, last - max(fetched_bytes(one, shape, stash) for one in classes)), sums)

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Layout, Request, layouts
-from sppo_jax.planner.lower_bounds import LowerBounds
 from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import (
     Partition,
@@ -26,6 +25,8 @@ from sppo_jax.planner.partitions import (
     schedules,
     waves,
 )
+from sppo_jax.planner.rough_bounds import RoughBounds
+from sppo_jax.planner.unit_times import UnitTimes
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.
@@ -44,7 +45,6 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
     """
     request = _without_waves(request)
     ranked = _ranked(request)
-    lower_bounds = LowerBounds(request, "float32")
     tried: list[Outcome] = []
     errors: list[ValueError] = []
     for partition in ranked[:_MOST_TRIED]:
@@ -57,7 +57,7 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
             return fitting, _reasons(request, fitting, len(ranked)), len(ranked)
     if not tried:
         raise errors[0]
-    least = min(tried, key=lambda outcome: lower_bounds.excess_of(outcome.memory))
+    least = min(tried, key=lambda outcome: outcome.memory.excess(request.cluster))
     return least, _reasons(request, least, len(ranked)), len(ranked)
 
 
@@ -71,9 +71,9 @@ def _without_waves(request: Request) -> Request:
 
 def _ranked(request: Request) -> list[Partition]:
     """Returns the partitions that the rules leave, shortest step by the paper's formula first."""
-    lower_bounds = LowerBounds(request, "float32")
+    bounds = RoughBounds(request, UnitTimes(request))
     found = [
-        (partition, _formula_s(lower_bounds, partition))
+        (partition, _formula_s(bounds, partition))
         for layout in _allowed(layouts(request), request)
         for partition in _partitions(request, layout)
     ]
@@ -120,9 +120,9 @@ def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
         )
 
 
-def _formula_s(lower_bounds: LowerBounds, partition: Partition) -> float:
+def _formula_s(bounds: RoughBounds, partition: Partition) -> float:
     """Returns `(p - 1 + N) / N F(N)` for one sequence; with several, the pipeline fills once."""
-    work_s = lower_bounds.work_s(partition, _PLACES[0])
+    work_s = bounds.work_s(partition, _PLACES[0])
     return work_s * (1 + (partition.layout.mesh.pipe - 1) / (partition.num_chunks * partition.layout.sequences))
 
 

@@ -11,12 +11,14 @@ from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
 from sppo_jax.planner.best_first import TIE, BestFirst
 from sppo_jax.planner.bodies import MOST_TIMES
-from sppo_jax.planner.candidates import Candidate, start_of
+from sppo_jax.planner.candidates import Candidate
 from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.evaluate import Outcome
-from sppo_jax.planner.layouts import Request, read_request
+from sppo_jax.planner.frontier import Frontier, Start
+from sppo_jax.planner.layouts import Layout, Request, read_request
 from sppo_jax.planner.memory import Memory, usable_bytes, usable_host_bytes
-from sppo_jax.planner.partitions import Partition, schedule_reason
+from sppo_jax.planner.partitions import schedule_reason
+from sppo_jax.planner.runners_up import least_that_fits, rivals
 from sppo_jax.units import format_bytes
 
 # Settings that are released together, nearest first.
@@ -143,8 +145,7 @@ def _least_that_fits(config: Config, cluster: Cluster) -> Outcome | None:
         request = read_request(config, cluster)
         for by_groups in (request.by_groups, True)[: 1 + request.may_go_by_groups]:
             asked = replace(request, by_groups=by_groups)
-            search = BestFirst(asked, "bfloat16" if dtype == "auto" else dtype, start_of(asked))
-            found = search.least_that_fits()
+            found = least_that_fits(Frontier(Start(asked), "bfloat16" if dtype == "auto" else dtype))
             if found is not None:
                 return found
     except ValueError:
@@ -170,14 +171,14 @@ _CHOICES: dict[str, Callable[[Candidate], Hashable]] = {
     "wave": lambda one: one.partition.wave,
     "stash": lambda one: one.places,
 }
-# What another plan's partition must have in common with the chosen one's to be compared with it.
-_ALIKE: dict[str, Callable[[Partition], Hashable]] = {
+# What another plan's layout must have in common with the chosen one's to be compared with it.
+_ALIKE: dict[str, Callable[[Layout], Hashable]] = {
     "mesh": lambda one: None,
-    "sequence_kind": lambda one: one.layout.mesh,
-    "chunks": lambda one: (one.layout.mesh, one.layout.interleave),
-    "schedule": lambda one: one.layout.mesh,
-    "wave": lambda one: one.layout.mesh,
-    "stash": lambda one: one.layout.mesh,
+    "sequence_kind": lambda one: one.mesh,
+    "chunks": lambda one: (one.mesh, one.interleave),
+    "schedule": lambda one: one.mesh,
+    "wave": lambda one: one.mesh,
+    "stash": lambda one: one.mesh,
 }
 _LABELS: dict[str, Callable[[Candidate], str]] = {
     "mesh": lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.partition.layout.mesh)),
@@ -284,7 +285,7 @@ def times_slower(step_s: float, best_s: float) -> str:
 
 def _against_rivals(best_first: BestFirst, best: Outcome, key: str) -> str:
     of, alike, label = _CHOICES[key], _ALIKE[key], _LABELS[key]
-    slower, larger = best_first.rivals(best, of, alike)
+    slower, larger = rivals(best_first.frontier, best, of, alike)
     texts = []
     if slower is not None:
         candidate, bound = slower

@@ -10,9 +10,9 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.best_first import TIE, BestFirst
-from sppo_jax.planner.candidates import start_of
 from sppo_jax.planner.dials import Dials, faster_ways, with_optimizer_on_the_host, with_room_on_the_host
 from sppo_jax.planner.evaluate import Outcome, evaluate, plan_of
+from sppo_jax.planner.frontier import Start
 from sppo_jax.planner.late_attention import late_attention_is_open, with_late_attention
 from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory
@@ -26,6 +26,7 @@ from sppo_jax.planner.reasons import (
     tie_reason,
     times_slower,
 )
+from sppo_jax.planner.runners_up import least, others
 
 NUM_REJECTED = 5
 # How many of the next fastest plans are tried with attention outputs of late chunks.
@@ -100,10 +101,10 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     best_first, best = won.best_first, won.best
     considered = won.considered + (lost.considered if lost else 0)
     chosen, late, why_late = _chosen(request, best_first, best)
-    others = best_first.others(chosen, NUM_REJECTED)
+    rejected = others(best_first.frontier, chosen, NUM_REJECTED)
     of_other_order = lost.best if lost else None
     if of_other_order is not None:
-        others = sorted([*others[: NUM_REJECTED - 1], of_other_order], key=lambda outcome: outcome.step_s)
+        rejected = sorted([*rejected[: NUM_REJECTED - 1], of_other_order], key=lambda outcome: outcome.step_s)
     order = order_reason(chosen, of_other_order, searched=lost is not None and best is not None)
     reasons = reasons_of(request, best_first, chosen, considered, order) | dial_reasons(chosen, won.usual)
     if best is not None and chosen.step_s > best.step_s:
@@ -111,7 +112,7 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     if why_late:
         reasons["stash"] = f"{why_late}; {reasons['stash']}"
     fastest_s = min((best or late).step_s, late.step_s)
-    return _found(request, late, fastest_s, reasons, others, considered, start_s)
+    return _found(request, late, fastest_s, reasons, rejected, considered, start_s)
 
 
 def _chosen(request: Request, best_first: BestFirst, best: Outcome | None) -> tuple[Outcome, Outcome, str]:
@@ -125,8 +126,8 @@ def _chosen(request: Request, best_first: BestFirst, best: Outcome | None) -> tu
         best: the fastest outcome without them; None if none fits.
     """
     if best is None:
-        least = best_first.least()
-        return least, least, ""
+        smallest = least(best_first.frontier)
+        return smallest, smallest, ""
     simplest = best_first.simplest_tie(best)
     if not any(late_attention_is_open(request, outcome) for outcome in (best, simplest)):
         return simplest, simplest, ""
@@ -177,20 +178,20 @@ def _orders(request: Request) -> tuple[_Order, _Order | None]:
 
     Where nothing fits, the order with the smallest plan comes first.
     """
-    others = _by_groups(request) if request.schedule_name == BREADTH_FIRST else _best(request)
-    fits, errs = others.best is not None, not others.best_first.unfit
+    plain = _by_groups(request) if request.schedule_name == BREADTH_FIRST else _best(request)
+    fits, errs = plain.best is not None, not plain.best_first.frontier.too_large
     if not request.may_go_by_groups or (not request.compares_orders if fits else errs):
-        return others, None
+        return plain, None
     try:
-        limit_s = others.best.step_s * (1 - TIE) if others.best else math.inf
+        limit_s = plain.best.step_s * (1 - TIE) if plain.best else math.inf
         by_groups = _by_groups(replace(request, by_groups=True), limit_s)
-        if by_groups.best is None and others.best is None:
-            excess = [order.best_first.least_excess() for order in (others, by_groups)]
-            return (others, by_groups) if excess[0] <= excess[1] else (by_groups, others)
+        if by_groups.best is None and plain.best is None:
+            excess = [least(order.best_first.frontier).memory.excess(request.cluster) for order in (plain, by_groups)]
+            return (plain, by_groups) if excess[0] <= excess[1] else (by_groups, plain)
     except ValueError:  # the layers do not fall into groups
-        return others, None
+        return plain, None
     wins = by_groups.best is not None and by_groups.best.step_s < limit_s
-    return (by_groups, others) if wins else (others, by_groups)
+    return (by_groups, plain) if wins else (plain, by_groups)
 
 
 def _by_groups(request: Request, limit_s: float = math.inf) -> _Order:
@@ -227,13 +228,13 @@ def _might_take_less(usual: Outcome, dials: Dials, most_s: float) -> bool:
 def _best(request: Request, limit_s: float = math.inf) -> _Order:
     """Returns the search for the fastest outcome; its step takes less than `limit_s`."""
     asked, considered = request.config.stash.kv_grad_dtype, 0
-    start = start_of(request)
+    start = Start(request)
     for dtype in ("float32", "bfloat16") if asked == "auto" else (asked,):
-        best_first = BestFirst(request, dtype, start)
+        best_first = BestFirst(start, dtype)
         best = best_first.best(limit_s)
         if best is not None:
             best = best_first.with_equal_cost(best)
-        considered += len(best_first.candidates)
+        considered += len(best_first.frontier)
         if best is not None:
             break
     return _Order(best_first, best, considered)

@@ -241,22 +241,23 @@ class Table:
     @cached_property
     def _longest_chunks(self) -> tuple[int, ...]:
         """Returns the longest chunk of each diagonal group, in tokens over all devices of a stage."""
-        groups, lengths = self.diagonal_groups, self.chunk_lengths
-        longest = [0] * (max(groups) + 1)
+        lengths, members = self.chunk_lengths, self.group_members
+        longest = {chunks: max(lengths[chunk] for chunk in chunks) for chunks in set(members)}
+        return tuple(longest[chunks] for chunks in members)
+
+    @property_of_ticks
+    def group_members(self) -> tuple[tuple[int, ...], ...]:
+        """Returns the numbers of the chunks that each diagonal group has, rising; many groups have the same chunks."""
+        groups = self.diagonal_groups
+        members: list[set[int]] = [set() for _ in range(max(groups) + 1)]
         for (_, chunk, _), diagonal in self.unit_diagonals.items():
-            group = groups[diagonal]
-            if lengths[chunk] > longest[group]:
-                longest[group] = lengths[chunk]
-        return tuple(longest)
+            members[groups[diagonal]].add(chunk)
+        return tuple(tuple(sorted(chunks)) for chunks in members)
 
     @property_of_ticks
     def group_chunks(self) -> tuple[int, ...]:
         """Returns the number of the last chunk, in the order of the sequence, that each diagonal group has."""
-        groups = self.diagonal_groups
-        last = [0] * (max(groups) + 1)
-        for (_, chunk, _), diagonal in self.unit_diagonals.items():
-            last[groups[diagonal]] = max(last[groups[diagonal]], chunk)
-        return tuple(last)
+        return tuple(chunks[-1] for chunks in self.group_members)
 
     @property_of_ticks
     def tick_groups(self) -> tuple[int | None, ...]:

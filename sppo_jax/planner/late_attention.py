@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from sppo_jax.plan.table import BREADTH_FIRST
-from sppo_jax.planner.evaluate import Outcome, evaluate
+from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, size
 from sppo_jax.planner.layouts import Request
 
 
@@ -40,18 +40,24 @@ def with_late_attention(request: Request, chosen: Outcome) -> tuple[Outcome, str
     choice, (inputs, _, rest) = chosen.choice, chosen.choice.places
     num_chunks = len(choice.chunk_lengths)
 
+    def late(first: int) -> Choice:
+        return replace(choice, places=(inputs, inputs, rest), attention_from=first)
+
+    def fits(first: int) -> bool:
+        sized = size(late(first))
+        return sized.memory.fits(request.cluster) and (sized.all_away or not chosen.all_away)
+
     @cache
     def from_chunk(first: int) -> Outcome:
-        return evaluate(replace(choice, places=(inputs, inputs, rest), attention_from=first))
+        return evaluate(late(first))
 
     def pays(first: int) -> bool:
-        """Whether it fits to begin with a chunk, and the chunk itself is worth its copies."""
-        found = from_chunk(first)
-        if not found.memory.fits(request.cluster) or (chosen.all_away and not found.all_away):
-            return False
-        return first == num_chunks - 1 or found.step_s <= from_chunk(first + 1).step_s
+        """Whether a chunk is worth its copies."""
+        return first == num_chunks - 1 or from_chunk(first).step_s <= from_chunk(first + 1).step_s
 
-    first = bisect_left(range(num_chunks), True, lo=1, key=pays)
+    first = bisect_left(range(num_chunks), True, lo=1, key=fits)
+    if first < num_chunks and not pays(first):
+        first = bisect_left(range(num_chunks), True, lo=first + 1, key=pays)
     if first == num_chunks or from_chunk(first).step_s >= chosen.step_s:
         return chosen, ""
     found = from_chunk(first)

@@ -139,8 +139,8 @@ def choose_alpha(
     most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
     ample = most / shape.seq * token_bytes(shape, stash).away <= host_bytes
     for cap in reversed(ALPHA_LEVELS):
-        levels = [_round_down(min(cap, share)) for share in shares]
-        stash = replace(stash, alpha=tuple(levels[group] for group in groups))
+        levels = {share: _round_down(min(cap, share)) for share in set(shares)}
+        stash = replace(stash, alpha=tuple(levels[shares[group]] for group in groups))
         if ample or stash_bytes(table, shape, stash)[1] <= host_bytes:
             break
     if cap < 1:
@@ -197,25 +197,26 @@ def _waiting_seconds(table: Table, shape: Shape, stash: StashPlan, link_bytes_s:
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:
     """Returns, for each diagonal group, the share of tokens whose copy hides behind its shortest forward."""
-    groups, tokens_of, starts = table.diagonal_groups, table.group_tokens, table.chunk_starts
-    # The tick behind which a copy hides may have no ends.
-    known, has_ends = {}, table.num_groups == 1
-    forward_s = [float("inf")] * len(tokens_of)
-    for (_, chunk, _), diagonal in table.unit_diagonals.items():
-        group = groups[diagonal]
-        key = chunk, tokens_of[group]
-        if key not in known:
-            tick = TickShape(tokens_of[group], 0, has_ends)
-            known[key] = costs.seconds("F", starts[chunk], table.chunk_lengths[chunk], tick)
-        forward_s[group] = min(forward_s[group], known[key])
-    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
-    shares, recomputing = [], recomputing_groups(table, stash)
-    for group, hides in enumerate(table.hides_copies):
-        tokens = tokens_of[group] / shape.seq
-        spare_bytes = link_bytes_s * forward_s[group] - (token.rest + token.kv) * tokens
-        shared = token.stashed(recomputing[group]).shared
-        shares.append(min(1.0, max(0.0, spare_bytes / (shared * tokens))) if hides else 0.0)
-    return shares
+    starts, lengths, token = table.chunk_starts, table.chunk_lengths, token_bytes(shape, stash)
+    link_bytes_s = costs.cluster.host_link_bytes_s
+    forward_s: dict[tuple[int, int], float] = {}
+
+    def seconds(chunk: int, tokens: int) -> float:
+        if (chunk, tokens) not in forward_s:
+            # The tick behind which a copy hides may have no ends.
+            tick = TickShape(tokens, 0, table.num_groups == 1)
+            forward_s[chunk, tokens] = costs.seconds("F", starts[chunk], lengths[chunk], tick)
+        return forward_s[chunk, tokens]
+
+    def share(chunks: tuple[int, ...], of_tick: int, recomputes: bool) -> float:
+        tokens = of_tick / shape.seq
+        spare_bytes = link_bytes_s * min(seconds(chunk, of_tick) for chunk in chunks) - (token.rest + token.kv) * tokens
+        return min(1.0, max(0.0, spare_bytes / (token.stashed(recomputes).shared * tokens)))
+
+    # Many groups are alike.
+    alike = list(zip(table.group_members, table.group_tokens, recomputing_groups(table, stash), strict=True))
+    shares = {group: share(*group) for group in set(alike)}
+    return [shares[group] if hides else 0.0 for group, hides in zip(alike, table.hides_copies, strict=True)]
 
 
 def _round_down(share: float) -> float:

@@ -795,6 +795,8 @@ def test_plans_whose_memory_is_known_too_badly_are_made_only_where_asked():
         assert {one.balance for one in partitions(asked) if one.num_chunks > 1} == want
     two = read_request(config(schedule={"name": "breadth-first"}, mesh={"pipe": 2}), small())
     assert {one.balance for one in partitions(two) if one.num_chunks > 1} == {"equal", "flops"}
+    assert {one.num_chunks > 16 for one in partitions(two) if one.balance == "flops"} == {False}
+    assert any(one.num_chunks > 16 for one in partitions(two))
     for rest, want in (("auto", {"recompute"}), ("host", {"host"})):
         asked = config(**by_groups, optimizer={"place": "host"}, stash={"rest": rest})
         candidates = Candidates(read_request(asked, small()))

@@ -10,6 +10,7 @@ from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, size
 from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.least_memory import LeastMemory
 from sppo_jax.planner.lower_bounds import LowerBounds
+from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition
 from sppo_jax.planner.rough_bounds import RoughBounds
@@ -56,6 +57,7 @@ class Frontier:
         self.too_large: list[tuple[float, list[int]]] = []  # excess of the least memory, candidates
         self.nearly_fitting: list[tuple[float, int]] = []  # excess of device memory at its least, candidate
         self.unfit: set[int] = set()
+        self.sizes: dict[int, Memory] = {}  # with keys and values in the way that takes the least memory
         self.outcomes: dict[int, Outcome] = {}
         self.errors: list[ValueError] = []
         self._excesses: dict[tuple, float] = {}
@@ -104,10 +106,6 @@ class Frontier:
         if key not in self._excesses:
             self._excesses[key] = self.memory.of_layout(partition, places)
         return self._excesses[key]
-
-    def excess_of(self, outcome: Outcome) -> float:
-        """Returns by which share of a memory an outcome is too large; at most 0 if it fits."""
-        return outcome.memory.excess(self.request.cluster)
 
     def may_fit(self, number: int) -> bool:
         """Returns whether nothing that is known so far says that a candidate does not fit."""
@@ -208,6 +206,16 @@ class Frontier:
             self.outcomes[number] = self._fitting(choice, candidate, faster) or evaluate(choice)
         return self.outcomes[number]
 
+    def try_to_size(self, number: int) -> Memory | None:
+        """Returns the least memory of a candidate without its step; None if it breaks a rule."""
+        if number not in self.sizes:
+            try:
+                self.sizes[number] = size(self._choice(number)).memory
+            except ValueError as error:
+                self.errors.append(error)
+                return None
+        return self.sizes[number]
+
     def try_to_evaluate(self, number: int) -> Outcome | None:
         """Returns the outcome of a candidate; None if it breaks a rule."""
         try:
@@ -249,6 +257,7 @@ class Frontier:
         if number in self.outcomes:
             return False
         sized = size(self._choice(number))
+        self.sizes[number] = sized.memory
         excess = sized.memory.excess(self.request.cluster)
         if excess > 0:
             self._drop(number, excess)

@@ -21,6 +21,8 @@ _MAX_COUNT, _ENOUGH_EVEN = 512, 4
 # The most tokens of a chunk on one device where one group of layers at a time leaves room for longer ones. Longer
 # chunks are no faster (0.1%), and the compiler takes up to 15% more memory for them than is predicted.
 _MOST_TOKENS = 32768
+# The most chunks a stage that breadth-first schedules balance by FLOPs.
+_FLOPS_CHUNKS_A_STAGE = 8
 # Sequences of a wave to consider.
 _WAVES = (1, 2, 4, 8)
 # The longest chunks of equal cost to consider, in mean chunks.
@@ -130,16 +132,24 @@ def partitions(request: Request) -> Iterator[Partition]:
         else:
             counts = chunk_counts(layout) if chunks == "auto" else [int(chunks)]
             balances = ["equal", "flops"] if balance == "auto" else [balance]
-            if balance == "auto" and request.schedule_name == BREADTH_FIRST and layout.mesh.pipe == 1:
-                # There is no bubble to shorten, and ticks of several lengths share less memory than is predicted.
-                balances = ["equal"]
         for count in counts:
-            for kind in balances if count > 1 else balances[:1]:
+            for kind in balances if count > 1 and not _only_equal(layout, count) else balances[:1]:
                 for schedule in schedules(layout, count):
                     for wave in waves(layout, schedule, count):
                         if wave > 1 and kind == "flops" and open_choice:
                             continue
                         yield Partition(layout=layout, schedule=schedule, num_chunks=count, balance=kind, wave=wave)
+
+
+def _only_equal(layout: Layout, num_chunks: int) -> bool:
+    """Returns whether chunks of equal FLOPs are left out, where the balance is open.
+
+    With one stage a breadth-first schedule has no bubble to shorten, and ticks of several lengths share less memory
+    than is predicted. With many chunks a stage the bubble is short: of 132 searches none found a faster plan.
+    """
+    request = layout.request
+    open_balance = request.config.sequence.balance == "auto" and request.schedule_name == BREADTH_FIRST
+    return open_balance and (layout.mesh.pipe == 1 or num_chunks > _FLOPS_CHUNKS_A_STAGE * layout.mesh.pipe)
 
 
 def equal_cost_partitions(layout: Layout, most: int = 0) -> Iterator[Partition]:

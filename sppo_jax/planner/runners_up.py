@@ -11,7 +11,7 @@ from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.frontier import Frontier
 from sppo_jax.planner.layouts import Layout
 
-# Of the rejected ones, how many may be faster ones that do not fit, so that slower ones are shown too; and how many
+# Of the rejected ones, how many do not fit, so that slower ones that do are shown too; and how many
 # choices are worked out to find either.
 _MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 10
 # Where nothing fits, how many of the least bounds of memory are worked out, and of those that were nearly chosen.
@@ -24,26 +24,30 @@ def least(frontier: Frontier) -> Outcome:
     Raises:
         ValueError: no choice keeps the rules; the first error.
     """
-    found = math.inf
+    cluster, found = frontier.request.cluster, math.inf
     for excess, number in _smallest(frontier):
         # Those that follow are larger.
         if excess > found:
             break
-        outcome = frontier.try_to_evaluate(number)
-        found = min(found, frontier.excess_of(outcome)) if outcome else found
-    if not frontier.outcomes:
+        memory = frontier.try_to_size(number)
+        found = min(found, memory.excess(cluster)) if memory else found
+    if not frontier.sizes:
         raise frontier.errors[0]
     # Where the host's memory is short, the excess of all may be the same.
-    return min(frontier.outcomes.values(), key=lambda one: (frontier.excess_of(one), one.memory.hbm_bytes))
+    return frontier.evaluate(min(frontier.sizes, key=lambda one: _by_size(frontier, one)))
 
 
 def least_that_fits(frontier: Frontier) -> Outcome | None:
     """Returns the outcome of `least` if it fits, else None."""
-    for excess, number in _smallest(frontier):
-        if excess <= 0:
-            frontier.try_to_evaluate(number)
-    fitting = [outcome for outcome in frontier.outcomes.values() if outcome.memory.fits(frontier.request.cluster)]
-    return min(fitting, key=frontier.excess_of, default=None)
+    cluster = frontier.request.cluster
+    sizes = {number: frontier.try_to_size(number) for excess, number in _smallest(frontier) if excess <= 0}
+    fitting = [number for number, memory in sizes.items() if memory and memory.fits(cluster)]
+    return frontier.evaluate(min(fitting, key=lambda one: _by_size(frontier, one))) if fitting else None
+
+
+def _by_size(frontier: Frontier, number: int) -> tuple[float, int]:
+    memory = frontier.sizes[number]
+    return memory.excess(frontier.request.cluster), memory.hbm_bytes
 
 
 def _smallest(frontier: Frontier) -> list[tuple[float, int]]:
@@ -67,8 +71,8 @@ def _smallest(frontier: Frontier) -> list[tuple[float, int]]:
 def others(frontier: Frontier, best: Outcome, count: int) -> list[Outcome]:
     """Returns up to `count` outcomes of other kinds than the best one, fastest first.
 
-    Some are faster ones that do not fit, those first that are least too large; where the best one does not fit, all
-    are.
+    Some are faster ones that do not fit, those first that are least too large; where the best one does not fit, they
+    are the next smallest, and few.
 
     Args:
         frontier: the search, over.
@@ -105,15 +109,17 @@ class _Seen:
 
 
 def _too_large(frontier: Frontier, best: Outcome, count: int, seen: _Seen) -> list[Outcome]:
-    """Returns outcomes that do not fit, least too large first; if the best one fits, a few that are faster."""
-    fits = best.memory.fits(frontier.request.cluster)
-    known = [(frontier.excess_of(outcome), number) for number, outcome in frontier.outcomes.items()]
+    """Returns a few outcomes that do not fit, least too large first; if the best one fits, those that are faster."""
+    cluster = frontier.request.cluster
+    fits = best.memory.fits(cluster)
+    memories = {number: one.memory for number, one in frontier.outcomes.items()} if fits else frontier.sizes
+    known = ((memory.excess(cluster), number) for number, memory in memories.items())
     larger = sorted((excess, number) for excess, number in known if excess > 0)
     if fits:
         larger = list(islice(_faster_too_large(frontier, larger, best.step_s), _TOO_LARGE_TRIED))
     found: list[Outcome] = []
     for _, number in larger:
-        if len(found) < (_MOST_TOO_LARGE if fits else count):
+        if len(found) < min(count, _MOST_TOO_LARGE):
             found += [outcome for outcome in seen.new(number) if not fits or outcome.step_s < best.step_s]
     return found
 

@@ -793,7 +793,7 @@ def test_plans_whose_memory_is_known_too_badly_are_made_only_where_asked():
     for balance, want in (("auto", {"equal"}), ("flops", {"flops"})):
         asked = read_request(config(**by_groups, sequence={"balance": balance}), small())
         assert {one.balance for one in partitions(asked) if one.num_chunks > 1} == want
-    two = read_request(config(schedule={"name": "breadth-first"}, mesh={"pipe": 2}), small())
+    two = read_request(config(schedule={"name": "breadth-first"}, mesh={"pipe": 2}), small(smallest_chunk=32))
     assert {one.balance for one in partitions(two) if one.num_chunks > 1} == {"equal", "flops"}
     assert {one.num_chunks > 16 for one in partitions(two) if one.balance == "flops"} == {False}
     assert any(one.num_chunks > 16 for one in partitions(two))

@@ -118,6 +118,8 @@ def block_pairs(start: float, tokens: float, block: float) -> float:
         tokens: tokens of the chunk.
         block: tokens of a block of queries (or of the chunk, if it is shorter) and of a block of keys.
     """
+    if not tokens:
+        return 0.0
     rows = min(block, tokens)
     ends = (min(start + (row + 1) * rows, start + tokens) for row in range(math.ceil(tokens / rows)))
     return rows * sum(math.ceil(end / block) * block for end in ends)

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 from tiny_runs import at_batch, lines_of, losses_of, make_config, quickly, run, write_documents
 
+from sppo_jax.cli import main
 from sppo_jax.models import build_model
 from sppo_jax.planner.make import make_plan
 from sppo_jax.train.checkpoint import Checkpoints
@@ -206,6 +207,12 @@ def test_a_checkpoint_of_the_other_placement_goes_on_and_says_so(source, tmp_pat
         up = again.state.params["layers"]["up"].get_value()
         assert up.sharding.memory_kind == {"host": "pinned_host", "device": "device"}[after]
         chex.assert_trees_all_equal(*(jax.device_get(one.params) for one in (state, again.state)))
+    # What is exported does not depend on where the optimizer waited.
+    weights = []
+    for place in runs:
+        assert main(["convert", "to-hf", str(tmp_path / place), str(tmp_path / f"{place}_hf")]) == 0
+        weights.append((tmp_path / f"{place}_hf" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
 
 
 def test_other_documents_under_the_same_name_are_refused(saved, tmp_path):

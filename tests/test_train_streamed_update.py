@@ -98,7 +98,8 @@ class Run:
         self.signals = Signals(self.mesh).array()
 
     def first(self):
-        placed = storage.store(self.params, self.shapes.params)
+        # A step gives its state away.
+        placed = storage.store(jax.tree.map(jnp.copy, self.params), self.shapes.params)
         return state_from(
             jax.tree.map(jax.device_put, placed, shardings_of(self.shapes).params), self.optimizer, self.shapes
         )
@@ -113,6 +114,12 @@ class Run:
         return layer_order.where_they_run(found, self.shapes)
 
 
+@lru_cache(maxsize=4)
+def run_in_float64(name, optimizer):
+    """Returns a run whose step is compiled once for all tests that train."""
+    return Run(plan_on(MESHES[name], optimizer))
+
+
 def in_order(state):
     """Returns parameters and moments as numpy arrays in the model's own shapes."""
     adam = state.opt_state[1][0]
@@ -125,7 +132,7 @@ def in_order(state):
 @pytest.mark.parametrize("name", [pytest.param("one", marks=pytest.mark.slow), "four"])
 def test_twenty_steps_with_the_optimizer_on_the_host_are_those_of_the_dense_model(x64, name, monkeypatch):
     monkeypatch.setattr(streamed_update, "_SLICE_BYTES", 1000)
-    run = Run(plan_on(MESHES[name]))
+    run = run_in_float64(name, "host")
     state, outputs = trained(run.step, run.first(), run.signals, batches())
     want, want_outputs = dense()
     finite = [step for step in range(NUM_STEPS) if step not in NOT_FINITE]
@@ -137,6 +144,27 @@ def test_twenty_steps_with_the_optimizer_on_the_host_are_those_of_the_dense_mode
     for got, wanted in zip(in_order(state), in_order(want), strict=True):
         assert max(relative_errors(got, wanted).values()) < 1e-9
     assert int(state.opt_state[1][0].count) == int(want.opt_state[1][0].count) == NUM_STEPS - 2
+
+
+def test_a_run_goes_on_where_the_optimizer_moved_to_the_device_and_back(x64, monkeypatch, tmp_path):
+    """It takes the same steps as a run that stays, and to the last bit where it only stopped."""
+    monkeypatch.setattr(streamed_update, "_SLICE_BYTES", 1000)
+    host, device = (run_in_float64("four", place) for place in ("host", "device"))
+    steps = batches()[:6]
+    stayed, want = trained(host.step, host.first(), host.signals, steps)
+    want_state = in_order(stayed)
+    for number, (runs, rtol) in enumerate([((host, host, host), 0.0), ((host, device, host), 1e-9)]):
+        state, outputs = runs[0].first(), []
+        for leg, run in enumerate(runs):
+            if leg:
+                directory = tmp_path / f"{number} {leg}"
+                runs[leg - 1].save(state, directory)
+                state = run.restored(directory)
+            state, found = trained(run.step, state, run.signals, steps[2 * leg : 2 * leg + 2])
+            outputs += list(found)
+        np.testing.assert_allclose(outputs, want, rtol=rtol)
+        for got, wanted in zip(in_order(state), want_state, strict=True):
+            assert max(relative_errors(got, wanted).values()) <= rtol
 
 
 def random_state(run):

@@ -284,6 +284,8 @@ def times_slower(step_s: float, best_s: float) -> str:
 
 
 def _against_rivals(best_first: BestFirst, best: Outcome, key: str) -> str:
+    if not best.memory.fits(best_first.request.cluster):
+        return "nothing fits, and this plan is the smallest that was found"
     of, alike, label = _CHOICES[key], _ALIKE[key], _LABELS[key]
     slower, larger = rivals(best_first.frontier, best, of, alike)
     texts = []

@@ -212,6 +212,20 @@ def bounded(request, every):
         yield one
 
 
+@pytest.mark.parametrize("ring_pass", ["auto", "kv", "q"])
+@pytest.mark.parametrize(("preset", "length"), [("qwen3-32b", 1_000_064), ("gpt-13b", 1_000_064), ("llama3-8b", 2**20)])
+def test_bounds_from_few_chunks_are_below_those_from_all(preset, length, ring_pass):
+    """Also where chunks have two lengths, which fill the kernel's waves differently, and where rings send K and V."""
+    sequence = {"ring_pass": ring_pass}
+    start = Start(read_request(large(preset, "a100-80g:8x8", length, schedule={"name": "sppo"}, sequence=sequence)))
+    tried = range(0, len(start.candidates), 41)
+    assert len(tried) > 50
+    for partition, places, _ in map(start.candidates.__getitem__, tried):
+        least_s = start.exact.step_s(partition, places, "hidden") * (1 + 1e-9)
+        assert start.rough.uncut_step_s(partition, places) <= least_s, (partition, places)
+        assert start.rough.sampled_step_s(partition, places) <= least_s, (partition, places)
+
+
 @pytest.mark.parametrize("length", [2**15, 2**18, 2**20])
 def test_bounds_of_waves_of_a_large_model_are_below_what_they_bound(length):
     groups = {**SEVERAL, "sequence": {"per_pipeline": 8}}

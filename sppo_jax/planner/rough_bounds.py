@@ -23,6 +23,7 @@ class _Uncut(NamedTuple):
         unit_s: of a forward and a backward on one virtual stage.
         more_unit_s: what each further chunk adds to these.
         ring_s: what the ring of a virtual stage sends, which is part of `unit_s`.
+        more_ring_s: the same of `more_unit_s`.
     """
 
     stage_s: float
@@ -30,6 +31,7 @@ class _Uncut(NamedTuple):
     unit_s: float
     more_unit_s: float
     ring_s: float
+    more_ring_s: float
 
 
 class _Sampled(NamedTuple):
@@ -109,7 +111,7 @@ class RoughBounds:
         length, groups = self._length, layout.interleave
         # A chunk of no tokens at either end of the sequence tells what every chunk adds on the mean.
         ends = ((0, length, 0), (0, 0, 0), (length, 0, 0))
-        unit_s = more_unit_s = stage_s = more_s = ring_s = 0.0
+        unit_s = more_unit_s = stage_s = more_s = 0.0
         for kind in "FBH":
             entering, passing = self._times.of_chunks(layout, places, kind, ends, whole_waves=False)
             once = 1 if kind == "H" else groups
@@ -117,13 +119,19 @@ class RoughBounds:
             more_s += (entering[1] + entering[2] + (once - 1) * (passing[1] + passing[2])) / 2
             if kind != "H":
                 unit_s, more_unit_s = unit_s + passing[0], more_unit_s + (passing[1] + passing[2]) / 2
-                if layout.split.ring > 1:
-                    ring_s += self._times.ring_s(layout, places, kind, length, length)
+        sent_s = [self._sent_s(layout, places, tokens, end) for tokens, end in ((length, length), (0, 0), (0, length))]
         stage_s = layout.sequences * stage_s + self._times.overhead_s(layout)
-        return _Uncut(stage_s, layout.sequences * more_s, unit_s, more_unit_s, ring_s)
+        more_ring_s = (sent_s[1] + sent_s[2]) / 2
+        return _Uncut(stage_s, layout.sequences * more_s, unit_s, more_unit_s, sent_s[0], more_ring_s)
+
+    def _sent_s(self, layout: Layout, places: Places, tokens: float, reach: int) -> float:
+        """Returns the seconds in which a chunk's forward and backward send on the ring of a virtual stage."""
+        if layout.split.ring == 1:
+            return 0.0
+        return sum(self._times.ring_s(layout, places, kind, tokens, reach) for kind in "FB")
 
     def _more_ring_s(self, partition: Partition, places: Places) -> float:
-        """Returns about the least seconds that chunks of equal FLOPs send on the ring, less those of an uncut sequence.
+        """Returns about the least seconds that chunks of equal FLOPs send on the ring, less what the other bound knows.
 
         A chunk takes at most twice the mean, as the last of equal chunks would. So its tokens are bounded, and for each
         token it sends at least what the longest possible chunk would from there.
@@ -137,9 +145,9 @@ class RoughBounds:
             for part in range(parts):
                 start = self._length * part // parts
                 tokens = self._most_tokens(start, count)
-                both_s = sum(self._times.ring_s(layout, places, kind, tokens, max(1, start)) for kind in "FB")
-                sent_s += both_s / tokens * self._length / parts
-            more_s = max(0.0, sent_s - self._of_uncut(layout, places).ring_s)
+                sent_s += self._sent_s(layout, places, tokens, start) / tokens * self._length / parts
+            uncut = self._of_uncut(layout, places)
+            more_s = max(0.0, sent_s - uncut.ring_s - (count - 1) * uncut.more_ring_s)
             self._rings[key] = layout.sequences * layout.interleave * more_s
         return self._rings[key]
 
@@ -171,12 +179,18 @@ class RoughBounds:
 
     def _sample(self, partition: Partition, places: Places, kind: str) -> _Sampled:
         layout, length, count = partition.layout, self._length, partition.num_chunks
-        tokens, samples = length // count, min(count, _SAMPLES)
-        starts = [(length - tokens) * index // max(1, samples - 1) for index in range(samples)]
-        chunks = tuple((start, tokens, 0) for start in starts)
+        mean, samples = length // count, min(count, _SAMPLES)
+        starts = [(length - mean) * index // max(1, samples - 1) for index in range(samples)]
         # How full attention's last wave is depends on where each chunk begins and ends, which only equal ones tell.
-        waves = partition.balance == "equal"
-        entering, units = self._times.of_chunks(layout, places, kind, chunks, whole_waves=waves)
+        equal = partition.balance == "equal"
+        # Those that do not divide the sequence have two lengths, and ticks of the longer one.
+        lengths = {partition.chunk_lengths[0], partition.chunk_lengths[-1]} if equal else {mean}
+        tokens, longest = min(lengths), max(lengths)
+        found = [
+            self._times.of_chunks(layout, places, kind, tuple((start, one, longest) for start in starts), equal)
+            for one in lengths
+        ]
+        entering, units = ([min(pair) for pair in zip(*seconds, strict=True)] for seconds in zip(*found, strict=True))
         # Of interleaved ticks only those with ends take more: each chunk has a tick of its own in which it enters.
         ends_s = count * (entering[0] - units[0])
         sent = [0.0] * samples

@@ -70,7 +70,7 @@ class UnitTimes:
             reach: tokens of the sequence up to the end of the tick's furthest chunk.
         """
         one = self._models_of(layout, places, True).one
-        sent = one.ring_bytes(kind, max(1, int(tokens / layout.mesh.seq)), reach)
+        sent = one.ring_bytes(kind, int(tokens / layout.mesh.seq), reach)
         return layout.layers * sent / one.cluster.link_bytes_s(layout.mesh.seq)
 
     def has_blocks(self) -> bool:

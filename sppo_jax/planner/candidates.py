@@ -109,8 +109,7 @@ class Candidates:
         """Yields the families of a layout, given the places of its partitions among all."""
         alike: dict[tuple, list[int]] = {}
         for at in members:
-            one = self.partitions[at]
-            alike.setdefault((one.wave, one.lets_chunks_wait, one.num_chunks == 1), []).append(at)
+            alike.setdefault(self.partitions[at].holds, []).append(at)
         found = [self.partitions[at] for at in members]
         # Of given chunks the first ones may be short, and then further ones add little.
         counts = [1 if one.balance == "given" else one.num_chunks for one in found]

@@ -94,13 +94,17 @@ def size(choice: Choice) -> Sized:
     return Sized(stash, reason, predict_memory(table, shape, stash), stash.alpha == largest_alpha(table))
 
 
-def evaluate(choice: Choice) -> Outcome:
+def evaluate(choice: Choice, sized: Sized | None = None) -> Outcome:
     """Works out alpha, memory and the step of a choice; its table is not checked here, but where a Plan is made.
+
+    Args:
+        choice: the choice.
+        sized: what `size` returns for the choice, if known.
 
     Raises:
         ValueError: the choice breaks a rule.
     """
-    table, sized = outline_of(choice), size(choice)
+    table, sized = outline_of(choice), sized or size(choice)
     costs = _costs_of_choice(choice, table)
     simulation = _simulate(table, costs, choice.layout.shape, sized.stash)
     return Outcome(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sppo_jax.planner.candidates import Candidate, Candidates, Family
-from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, size
+from sppo_jax.planner.evaluate import Choice, Outcome, Sized, evaluate, size
 from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.least_memory import LeastMemory
 from sppo_jax.planner.lower_bounds import LowerBounds
@@ -57,7 +57,7 @@ class Frontier:
         self.too_large: list[tuple[float, list[int]]] = []  # excess of the least memory, candidates
         self.nearly_fitting: list[tuple[float, int]] = []  # excess of device memory at its least, candidate
         self.unfit: set[int] = set()
-        self.sizes: dict[int, Memory] = {}  # with keys and values in the way that takes the least memory
+        self.sizes: dict[int, Sized] = {}  # with keys and values in the way that takes the least memory
         self.outcomes: dict[int, Outcome] = {}
         self.errors: list[ValueError] = []
         self._excesses: dict[tuple, float] = {}
@@ -102,7 +102,7 @@ class Frontier:
 
     def rough_excess(self, partition: Partition, places: Places) -> float:
         """Returns roughly by how much a candidate's least memory is too large; most partitions of a layout share it."""
-        key = partition.layout, partition.wave, partition.lets_chunks_wait, partition.num_chunks == 1, places
+        key = partition.layout, partition.holds, places
         if key not in self._excesses:
             self._excesses[key] = self.memory.of_layout(partition, places)
         return self._excesses[key]
@@ -201,20 +201,17 @@ class Frontier:
             ValueError: the choice breaks a rule.
         """
         if number not in self.outcomes:
-            candidate, choice = self[number], self._choice(number)
-            faster = candidate.partition.kv(candidate.places)[:-1]
-            self.outcomes[number] = self._fitting(choice, candidate, faster) or evaluate(choice)
+            choice, sized = self._choice(number), self._size(number)
+            self.outcomes[number] = self._fitting(choice, number) or evaluate(choice, sized)
         return self.outcomes[number]
 
     def try_to_size(self, number: int) -> Memory | None:
         """Returns the least memory of a candidate without its step; None if it breaks a rule."""
-        if number not in self.sizes:
-            try:
-                self.sizes[number] = size(self._choice(number)).memory
-            except ValueError as error:
-                self.errors.append(error)
-                return None
-        return self.sizes[number]
+        try:
+            return self._size(number).memory
+        except ValueError as error:
+            self.errors.append(error)
+            return None
 
     def try_to_evaluate(self, number: int) -> Outcome | None:
         """Returns the outcome of a candidate; None if it breaks a rule."""
@@ -256,8 +253,7 @@ class Frontier:
         """Returns whether a candidate does not fit, before its step is simulated; if so, drops it."""
         if number in self.outcomes:
             return False
-        sized = size(self._choice(number))
-        self.sizes[number] = sized.memory
+        sized = self._size(number)
         excess = sized.memory.excess(self.request.cluster)
         if excess > 0:
             self._drop(number, excess)
@@ -281,10 +277,16 @@ class Frontier:
             waiting=self.request.waiting,
         )
 
-    def _fitting(self, choice: Choice, candidate: Candidate, faster: tuple[str, ...]) -> Outcome | None:
-        """Returns the outcome of a choice with the first of some other ways of keys and values that fits, if any."""
-        for kv in faster:
-            if self.memory.of_partition(candidate.partition, candidate.places, kv) <= 0:
+    def _size(self, number: int) -> Sized:
+        if number not in self.sizes:
+            self.sizes[number] = size(self._choice(number))
+        return self.sizes[number]
+
+    def _fitting(self, choice: Choice, number: int) -> Outcome | None:
+        """Returns the outcome of a choice with the first of the other ways of keys and values that fits, if any."""
+        partition, places, _ = self[number]
+        for kv in partition.kv(places)[:-1]:
+            if self.memory.of_partition(partition, places, kv) <= 0:
                 outcome = evaluate(replace(choice, kv=kv))
                 if outcome.memory.fits(self.request.cluster):
                     return outcome

@@ -67,6 +67,11 @@ class Partition:
         """Whether chunks wait between two groups of layers."""
         return self.schedule == BREADTH_FIRST and self.wave * self.num_chunks > self.layout.mesh.pipe
 
+    @property
+    def holds(self) -> tuple[int, bool, bool]:
+        """What a stage's least memory depends on, besides the layout and the places."""
+        return self.wave, self.lets_chunks_wait, self.num_chunks == 1
+
     def kv(self, places: Places) -> tuple[str, ...]:
         """Returns how keys and values may reach the backward with some places: fastest first, least memory last."""
         request = self.layout.request
@@ -145,7 +150,8 @@ def _only_equal(layout: Layout, num_chunks: int) -> bool:
     """Returns whether chunks of equal FLOPs are left out, where the balance is open.
 
     With one stage a breadth-first schedule has no bubble to shorten, and ticks of several lengths share less memory
-    than is predicted. With many chunks a stage the bubble is short: of 132 searches none found a faster plan.
+    than is predicted. With many chunks a stage the bubble is short, and what is lost is less than a tie
+    (`benchmarks/flops_chunks.py`).
     """
     request = layout.request
     open_balance = request.config.sequence.balance == "auto" and request.schedule_name == BREADTH_FIRST

@@ -11,8 +11,8 @@ from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.frontier import Frontier
 from sppo_jax.planner.layouts import Layout
 
-# Of the rejected ones, how many do not fit, so that slower ones that do are shown too; and how many
-# choices are worked out to find either.
+# Of the rejected plans, how many do not fit, so that slower ones that fit are shown too. How many choices are worked
+# out to find either.
 _MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 10
 # Where nothing fits, how many of the least bounds of memory are worked out, and of those that were nearly chosen.
 _LEAST_TRIED, _NEARLY_TRIED = 8, 2
@@ -46,7 +46,7 @@ def least_that_fits(frontier: Frontier) -> Outcome | None:
 
 
 def _by_size(frontier: Frontier, number: int) -> tuple[float, int]:
-    memory = frontier.sizes[number]
+    memory = frontier.sizes[number].memory
     return memory.excess(frontier.request.cluster), memory.hbm_bytes
 
 
@@ -58,11 +58,10 @@ def _smallest(frontier: Frontier) -> list[tuple[float, int]]:
     """
     smallest = []
     for family in frontier.families:
-        excesses = ((frontier.rough_excess(group.example, family.places), group.numbers) for group in family.groups)
-        most = (
-            (excess, min((-frontier[one].partition.num_chunks, one) for one in found)) for excess, found in excesses
-        )
-        smallest.append(min(most))
+        excesses = [(frontier.rough_excess(group.example, family.places), group.numbers) for group in family.groups]
+        excess = min(excesses)[0]
+        numbers = [number for one, found in excesses if one == excess for number in found]
+        smallest.append((excess, min((-frontier[number].partition.num_chunks, number) for number in numbers)))
     nearly = [number for _, number in heapq.nsmallest(_NEARLY_TRIED, frontier.nearly_fitting)]
     of_nearly = [(frontier.rough_excess(frontier[one].partition, frontier[one].places), one) for one in nearly]
     return of_nearly + [(excess, number) for excess, (_, number) in heapq.nsmallest(_LEAST_TRIED, smallest)]
@@ -102,18 +101,18 @@ class _Seen:
 
     def _key_of(self, outcome: Outcome, number: int) -> tuple:
         """Returns what makes a plan another one, where "host" counts as "keep" if nothing is sent there."""
-        *others, places = self._frontier[number].key
+        *besides, places = self._frontier[number].key
         if not outcome.memory.host:
             places = tuple("keep" if place == "host" else place for place in places)
-        return *others, places
+        return *besides, places
 
 
 def _too_large(frontier: Frontier, best: Outcome, count: int, seen: _Seen) -> list[Outcome]:
     """Returns a few outcomes that do not fit, least too large first; if the best one fits, those that are faster."""
     cluster = frontier.request.cluster
     fits = best.memory.fits(cluster)
-    memories = {number: one.memory for number, one in frontier.outcomes.items()} if fits else frontier.sizes
-    known = ((memory.excess(cluster), number) for number, memory in memories.items())
+    of = frontier.outcomes if fits else frontier.sizes
+    known = ((one.memory.excess(cluster), number) for number, one in of.items())
     larger = sorted((excess, number) for excess, number in known if excess > 0)
     if fits:
         larger = list(islice(_faster_too_large(frontier, larger, best.step_s), _TOO_LARGE_TRIED))

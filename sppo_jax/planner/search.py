@@ -55,7 +55,7 @@ class Found:
         memory: its bytes a device, by what holds them.
         fits: whether it fits.
         rejected: up to five others that differ in mesh, chunks, interleaving or places, fastest first.
-        num_considered: choices whose bounds were computed.
+        num_considered: choices considered; most are ruled out by the bound of their family (`candidates.Family`).
         seconds: seconds the search took.
         problem: empty if it fits; else the limit that it breaks, by how much, and the nearest change.
         fastest_s: seconds of the fastest step that fits; the plan's step takes at most 0.5% longer. Where none fits,
@@ -78,9 +78,9 @@ class Found:
 def search(config: Config, cluster: Cluster | None = None) -> Found:
     """Searches what the config leaves "auto" for the shortest simulated step that fits.
 
-    Candidates are taken in the order of a lower bound of their step. The bound is refined in two steps before the table
-    is built: from a few chunks, from every chunk, from the simulated table. The first simulated candidate that fits and
-    that no other bound undercuts is the fastest. Candidates whose least memory is too much are dropped on the way. Of
+    Candidates are taken in the order of a lower bound of their step, family by family. The bound is refined step by
+    step: from the uncut sequence, from a few chunks, from every chunk, from the simulated table. The first simulated
+    candidate that fits and that no other bound undercuts is the fastest. What is too large for sure is dropped. Of
     the plans that take at most 0.5% longer than the fastest, the simplest is chosen. Breadth-first schedules are
     searched by themselves, after all others, as far as their bounds undercut the fastest of these. On CPUs and TPUs
     breadth-first is searched only where no other schedule fits, for lack of a step that was seen to be faster there.

@@ -214,16 +214,16 @@ def reasons_of(
         wide = best.choice.kv_grad_dtype == "float32"
         reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
     reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
-    reasons["sequence_kind"] = f"{layout.split.reason}; {reasons['sequence_kind']}"
+    reasons["sequence_kind"] = "; ".join(filter(None, (layout.split.reason, reasons["sequence_kind"])))
     lost_s = best_first.lost_by_fewer_shapes(best)
     if lost_s is not None:
         few = (
             f"{len(best.choice.shapes)} tick shapes, for at most {MOST_TIMES} times the bodies of ticks of equal chunks"
         )
-        reasons["chunks"] = f"{few}, change the step by {lost_s:+.2g} s; {reasons['chunks']}"
+        reasons["chunks"] = "; ".join(filter(None, (f"{few}, change the step by {lost_s:+.2g} s", reasons["chunks"])))
     why = schedule_reason(layout, best.choice.schedule, best.choice.wave)
     reasons["schedule"] = "; ".join(filter(None, (why, order, reasons["schedule"])))
-    return reasons
+    return {key: reason for key, reason in reasons.items() if reason}
 
 
 def dial_reasons(chosen: Outcome, usual: Outcome | None) -> dict[str, str]:
@@ -285,7 +285,8 @@ def times_slower(step_s: float, best_s: float) -> str:
 
 def _against_rivals(best_first: BestFirst, best: Outcome, key: str) -> str:
     if not best.memory.fits(best_first.request.cluster):
-        return "nothing fits, and this plan is the smallest that was found"
+        # What takes how long is of no interest then. The mesh, the first of the choices, says so for all.
+        return "nothing fits, and this plan is the smallest that was found" if key == "mesh" else ""
     of, alike, label = _CHOICES[key], _ALIKE[key], _LABELS[key]
     slower, larger = rivals(best_first.frontier, best, of, alike)
     texts = []

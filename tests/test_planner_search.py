@@ -411,6 +411,13 @@ def test_the_optimizer_on_the_host_lets_one_device_train_what_it_cannot_hold():
     assert (plan.optimizer, plan.weights, plan.schedule.name) == ("host", "gathered", "breadth-first")
     assert pinned == 12 * 2 * 128256 * 4096 + 16 * 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
     assert "parameters, moments and gradients 116 GiB" in plan.reasons["host"]
+    assert plan.saves == "async" and away.memory.save == here.memory.save == 12 * 8_030_261_248
+    assert "takes 89.7 GiB of host memory a device until it is written" in plan.reasons["saves"]
+    usable = int(0.95 * (away.memory.host + away.memory.save))
+    tight = search(
+        large("llama3-8b", "h100:1x1", 2**18, optimizer={"place": "host"}, hardware={"host_bytes": usable})
+    ).plan
+    assert tight.saves == "blocking" and "; so training waits while each array is written" in tight.reasons["saves"]
     short = search(
         large("llama3-8b", "h100:1x1", 2**18, optimizer={"place": "host"}, hardware={"host_bytes": 100 * 2**30})
     )
@@ -430,7 +437,9 @@ def test_attention_outputs_of_late_chunks_wait_where_memory_is_left():
     first = plan.stash.attention_from
     assert (plan.stash.inputs, plan.stash.attention, again.plan.stash.attention_from) == ("host", "host", 0)
     assert found.fits and again.fits and not all_of_them.fits and 1 < first < num_chunks
-    assert replace(plan, stash=again.plan.stash, predicted=again.plan.predicted, reasons={}) == replace(
+    # The host is full, so that it has no memory for the copy of a save.
+    assert (plan.saves, again.plan.saves) == ("blocking", "async")
+    assert replace(plan, stash=again.plan.stash, predicted=again.plan.predicted, saves="async", reasons={}) == replace(
         again.plan, reasons={}
     )
     # Of a backward about a quarter is attention computed again; the share of pairs in late chunks is not computed.

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.config import CheckpointConfig
-from sppo_jax.train.checkpoint import Checkpoints
+from sppo_jax.train.checkpoint import Checkpoints, OneByOne
 from sppo_jax.train.checkpoint_read import checkpoint_steps, find_checkpoint, load_params, read_run, restore_newest
 from sppo_jax.train.fingerprint import fingerprints, leaf_name
 from sppo_jax.train.state import first_state, shardings_of, state_shapes, to_tree
@@ -48,7 +48,7 @@ def save(directory, *steps, losses=None, **settings):
     checkpoints = Checkpoints(directory, CheckpointConfig(**settings), shapes_on(2))
     for step in steps:
         loss = losses and losses.get(step)
-        assert checkpoints.save(make_state(seed=step), RUN | {"step": step}, step=step, loss=loss) is None
+        assert checkpoints.save(make_state(seed=step), RUN | {"step": step}, step=step, loss=loss)[1] is None
     assert checkpoints.close() is None
 
 
@@ -161,9 +161,41 @@ def test_a_run_does_not_begin_anew_over_its_broken_checkpoints(copied):
     assert checkpoint_steps(copied) == [5, 3]
 
 
+def test_a_blocking_save_copies_one_array_at_a_time_and_writes_the_same(saved, tmp_path, monkeypatch):
+    events, shapes = [], shapes_on(2)
+    for name in ("on_transfer_end", "on_write_end"):
+        monkeypatch.setattr(OneByOne, name, lambda _, path, name=name: events.append((name, str(path))))
+    checkpoints, state = Checkpoints(tmp_path, CheckpointConfig(), shapes, running=shapes), make_state(seed=5)
+    state, problem = checkpoints.save(state, RUN | {"step": 5}, step=5)
+    assert problem is None and checkpoint_steps(tmp_path) == [5]  # it is there, and nobody has waited
+    kinds, paths = zip(*events, strict=True)
+    assert kinds == ("on_transfer_end", "on_write_end") * len(jax.tree.leaves(state)) and paths[::2] == paths[1::2]
+    assert checkpoints.close() is None
+    restored, want = (restore_newest(path, shapes, pytest.fail) for path in (tmp_path, saved))
+    for got in (state, restored.state):
+        chex.assert_trees_all_equal(got, want.state)
+    assert restored.run == want.run
+
+
+def test_a_blocking_save_that_fails_gives_the_state_back(tmp_path, monkeypatch):
+    shapes = shapes_on(2)
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(), shapes, running=shapes)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OneByOne, "on_transfer_end", full)
+        state, problem = checkpoints.save(make_state(seed=2), RUN, step=2)
+    assert "step 2 was not saved (No space left on device); the run goes on" in problem
+    chex.assert_trees_all_equal(state, make_state(seed=2))
+    assert checkpoints.save(state, RUN, step=3)[1] is None and checkpoint_steps(tmp_path) == [3]
+    assert checkpoints.close() is None
+
+
 def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(), shapes_on(2))
-    assert checkpoints.save(make_state(seed=1), RUN, step=1) is None
+    assert checkpoints.save(make_state(seed=1), RUN, step=1)[1] is None
     assert checkpoints.finish() is None
 
     def full(*_, **__):
@@ -171,8 +203,8 @@ def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch)
 
     with monkeypatch.context() as patched:
         patched.setattr(type(checkpoints._manager), "save", full)
-        assert "step 2 was not saved" in checkpoints.save(make_state(seed=2), RUN, step=2)
-    assert checkpoints.save(make_state(seed=3), RUN | {"step": 3}, step=3) is None
+        assert "step 2 was not saved" in checkpoints.save(make_state(seed=2), RUN, step=2)[1]
+    assert checkpoints.save(make_state(seed=3), RUN | {"step": 3}, step=3)[1] is None
     assert checkpoints.close() is None
     assert checkpoint_steps(tmp_path) == [3, 1]
 

@@ -122,7 +122,8 @@ def test_a_killed_process_ends_the_run_and_the_same_command_goes_on(folder, vict
 
 
 @pytest.mark.slow
-def test_layers_that_processes_run_in_groups_are_saved_in_order(folder):
+@pytest.mark.parametrize("saves", ["async", "blocking"])
+def test_layers_that_processes_run_in_groups_are_saved_in_order(folder, saves):
     """Each process is a stage of two groups of layers; one process without groups goes on."""
     words = [
         "mesh.data=1",
@@ -132,8 +133,10 @@ def test_layers_that_processes_run_in_groups_are_saved_in_order(folder):
         "optimizer.warmup_steps=0",
     ]
     groups = ["schedule.interleave=2", "stash.inputs=keep", "stash.attention=keep"]
+    groups += ["hardware.host_bytes=1"] if saves == "blocking" else []
     done(train(folder, 1, "one", *words, "schedule.interleave=1"))
     done(train(folder, 2, "two", *words, *groups, "train.steps=2"))
+    assert json.loads((folder / "two" / "plan.json").read_text())["saves"] == saves
     out = done(train(folder, 1, "two", *words, "schedule.interleave=1"))
     assert "goes on from" in out and list(losses(folder / "two")) == [1, 2, 3, 4]
     np.testing.assert_allclose(list(losses(folder / "two").values()), list(losses(folder / "one").values()), rtol=1e-6)

@@ -20,7 +20,7 @@ from sppo_jax.planner.make import make_plan
 from sppo_jax.train.checkpoint_read import load_params
 from sppo_jax.train.evaluate_saved import evaluate_saved
 from sppo_jax.train.fingerprint import stamp
-from sppo_jax.train.layer_order import in_order, where_they_run
+from sppo_jax.train.layer_order import in_order, rearrange
 
 COLLECTIVES = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
 pytestmark = pytest.mark.xdist_group("train_layer_order")
@@ -57,7 +57,7 @@ def forms(dtype=np.float32):
 def test_layers_come_back_in_order_and_lie_where_they_run_between(x64):
     params, saved, stored = forms(np.float64)
     want = jax.tree.map(np.asarray, params)
-    running = where_they_run(params, stored)
+    running = rearrange(params, stored)
     up, before = running["layers"]["up"].get_value(), want["layers"]["up"].get_value()
     assert up.shape == (2, 2, 2, 24, 56)
     for shard in up.addressable_shards:  # stage s has layers 2 s, 2 s + 1, 4 + 2 s and 5 + 2 s

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 
 import chex
 import jax
@@ -38,6 +39,10 @@ def undisturbed(source, tmp_path_factory):
     return losses_of(run_dir)
 
 
+def saving(experiment, saves):
+    return replace(experiment, plan=replace(experiment.plan, saves=saves))
+
+
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -68,7 +73,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(source, undisturbed, tmp_path):
     assert third.step == 10 and (tmp_path / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_steps_behind_the_last_checkpoint_are_done_again(source, undisturbed, tmp_path):
+@pytest.mark.parametrize("saves", ["async", "blocking"])
+def test_steps_behind_the_last_checkpoint_are_done_again(source, undisturbed, tmp_path, saves):
     """As after a kill: metrics of steps 5 to 7 are there, and a torn line; the newest checkpoint is of step 4."""
 
     class Killed(BaseException):
@@ -82,7 +88,7 @@ def test_steps_behind_the_last_checkpoint_are_done_again(source, undisturbed, tm
 
     config = make_config(source, **EVERY_STEP, checkpoint={"every_steps": 4})
     with pytest.raises(Killed):
-        run(config, tmp_path, at_batch(8, kill))
+        run(config, tmp_path, lambda experiment: at_batch(8, kill)(saving(experiment, saves)))
     assert checkpoint_steps(tmp_path / "checkpoints")[0] == 4 and max(losses_of(tmp_path)) >= 6
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "lo')

@@ -21,6 +21,7 @@ SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
 WEIGHTS = ("resident", "gathered")
 OPTIMIZERS = ("device", "host")
+SAVES = ("async", "blocking")
 GROUPS = ("static", "flex")
 KERNELS = ("blockwise", "cudnn")
 
@@ -152,6 +153,8 @@ class Plan:
         weights: "resident": a device holds the weights and the gradient sums of all layers of its stage during a step;
             "gathered": those of one group of layers at a time, and its share of all others.
         optimizer: where a device's share of the float32 parameters and moments waits: "device" or "host".
+        saves: "async": a checkpoint is a copy in host memory, which is written while training goes on; "blocking":
+            training waits while the state is written array by array, because the host has no memory for a copy.
         model: the fields of the model that the plan was made for; empty where a plan is written by hand.
         reasons: for each choice, why it was made.
 
@@ -177,6 +180,7 @@ class Plan:
     groups: str = "static"
     weights: str = "resident"
     optimizer: str = "device"
+    saves: str = "async"
     model: dict[str, int] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -190,6 +194,8 @@ class Plan:
         check_stash(self, outline)
         _check_weights(self, outline)
         _check_optimizer(self)
+        if self.saves not in SAVES:
+            raise ValueError(f"saves of a plan must be one of {', '.join(SAVES)}, got {self.saves!r}; choose one")
         _check_alpha(self.stash.alpha, outline)
 
     @property
@@ -256,6 +262,7 @@ class Plan:
             ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
             ("hbm", _by_stage(predicted.hbm_bytes)),
             ("host", _by_stage(predicted.host_bytes)),
+            ("saves", self.saves),
         ]
         lines = []
         for key, text in rows:

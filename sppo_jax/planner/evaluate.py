@@ -13,7 +13,7 @@ from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import collective_counts
 from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.layouts import Layout, Request, read_request
-from sppo_jax.planner.memory import Memory, Shape, predict_memory
+from sppo_jax.planner.memory import Memory, Shape, predict_memory, usable_host_bytes
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
 from sppo_jax.planner.splits import SequenceSplit
 from sppo_jax.units import format_bytes
@@ -146,6 +146,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         groups="flex" if config.sequence.groups == "flex" else "static",
         weights=layout.weights,
         optimizer=request.optimizer,
+        saves=memory.saves(request.cluster),
         model={name: getattr(config.model, name) for name in MODEL_FIELDS},
         reasons={
             **reasons,
@@ -287,7 +288,16 @@ def _memory_reasons(memory: Memory, cluster: Cluster) -> dict[str, str]:
     return assumed | {
         "hbm": f"{fits} in {format_bytes(cluster.device.hbm_bytes)}: {memory.describe()}",
         "host": f"of {format_bytes(cluster.device_host_bytes)} a device{_of_optimizer(memory)}",
+        "saves": _saves_reason(memory, cluster),
     }
+
+
+def _saves_reason(memory: Memory, cluster: Cluster) -> str:
+    copy = f"a copy of parameters and moments takes {format_bytes(memory.save)} of host memory a device"
+    if memory.saves(cluster) == "async":
+        return f"{copy} until it is written"
+    left = format_bytes(max(0, usable_host_bytes(cluster) - memory.host))
+    return f"{copy}, and the plan leaves {left}; so training waits while each array is written in turn"
 
 
 def _of_optimizer(memory: Memory) -> str:

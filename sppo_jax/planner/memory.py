@@ -16,8 +16,8 @@ from sppo_jax.plan.turns import slot_counts
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.units import format_bytes
 
-# Adam keeps two moments of each parameter.
-_MOMENTS = 2
+# A parameter and the two moments that Adam keeps of it.
+_STATES = 3
 # Logits of a tile of tokens: in float32, their exponentials or gradient in float32, the gradient in the compute dtype.
 _LOSS_TOKENS, _LOSS_BYTES = 1024, 10
 # Arrays of a token's hidden state, queries, keys and values that a layer's backward holds at once: before and after
@@ -37,7 +37,7 @@ _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
 # fetched), and copies K, V and what is kept once between forward and backward, which want other layouts.
 _TPU_LANES, _TPU_PARTS = 128, 4
-# Share of a host's memory that stays free: the system, reading data, the copies of a save.
+# Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
 _HOST_RESERVE = 0.05
 # Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
 _RESERVE = 0.06
@@ -138,11 +138,13 @@ class Memory:
         hbm: of device memory, by what they hold.
         host: of host memory.
         host_optimizer: of these, those of parameters, moments and gradients that wait there.
+        save: of host memory for the copy of parameters and moments that an asynchronous save writes; not in `host`.
     """
 
     hbm: dict[str, int]
     host: int
     host_optimizer: int = 0
+    save: int = 0
 
     @property
     def hbm_bytes(self) -> int:
@@ -151,6 +153,10 @@ class Memory:
     def fits(self, cluster: Cluster) -> bool:
         """Returns whether a device, with a small reserve, has this much."""
         return self.hbm_bytes <= usable_bytes(cluster) and self.host <= usable_host_bytes(cluster)
+
+    def saves(self, cluster: Cluster) -> str:
+        """Returns how checkpoints are saved; see `plan.Plan`."""
+        return "async" if self.host + self.save <= usable_host_bytes(cluster) else "blocking"
 
     def excess(self, cluster: Cluster) -> float:
         """Returns by how much this is over a limit, as a share of it; at most 0 if it fits."""
@@ -177,12 +183,20 @@ def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int
 
     On the host the gradients of layers wait as well.
     """
-    stage = stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
-    states = 1 + _MOMENTS
+    whole, stage = state_bytes(shape, num_groups, num_stages), _stage_of(shape, num_groups, num_stages)
     if shape.optimizer == "device":
-        return stage.own * states * shape.sum_bytes, 0
-    away = stage.matrices + stage.tables
-    return (stage.own - away) * states * shape.sum_bytes, (away * states + stage.matrices) * shape.sum_bytes
+        return whole, 0
+    away = (stage.matrices + stage.tables) * _STATES * shape.sum_bytes
+    return whole - away, away + stage.matrices * shape.sum_bytes
+
+
+def state_bytes(shape: Shape, num_groups: int, num_stages: int) -> int:
+    """Returns the bytes of a device's parameters and moments, wherever they wait."""
+    return _stage_of(shape, num_groups, num_stages).own * _STATES * shape.sum_bytes
+
+
+def _stage_of(shape: Shape, num_groups: int, num_stages: int) -> StageParams:
+    return stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
 
 
 def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
@@ -320,6 +334,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
         },
         host=host + host_optimizer,
         host_optimizer=host_optimizer,
+        save=state_bytes(shape, table.num_groups, table.num_stages),
     )
 
 
@@ -333,7 +348,7 @@ def weight_bytes(shape: Shape, num_groups: int, num_stages: int, kv: str) -> tup
 
     Weights of all layers are those of the parameters themselves where no other device shares them and no dtype differs.
     """
-    stage = stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
+    stage = _stage_of(shape, num_groups, num_stages)
     if shape.weights == "resident":
         return stage.whole * shape.compute_bytes * shape.works_on_copies, stage.whole * shape.sum_bytes
     group = shape.layers * layer_costs(shape.model).params
@@ -354,7 +369,7 @@ def on_way_bytes(table: Table, shape: Shape) -> tuple[int, int]:
     """
     if shape.optimizer == "device":
         return 0, 0
-    stage = stage_params(shape.model, shape.layers * table.num_groups, table.num_stages, shape.data, shape.seq)
+    stage = _stage_of(shape, table.num_groups, table.num_stages)
     share = stage.matrices // table.num_groups
     part = 4 * -(-share // max(table.num_stages, table.wave * table.num_chunks))
     return share * shape.compute_bytes + part, share * shape.sum_bytes + part

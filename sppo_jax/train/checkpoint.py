@@ -1,4 +1,8 @@
-"""Saves a run's state with Orbax while training continues: the logical tree, layers stacked, alike for every mesh."""
+"""Saves a run's state with Orbax: the logical tree, layers stacked, alike for every mesh.
+
+An asynchronous save copies the state to host memory and is written while training goes on. A blocking save needs host
+memory for one array: the state itself is put in order, and array after array is written while training waits.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from flax import nnx
 from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint._src.serialization import types as serialization  # the place that Orbax's own docs import
 
 from sppo_jax.config import CheckpointConfig, Config, to_dict
 from sppo_jax.train.checkpoint_read import RUN, STATE
 from sppo_jax.train.fingerprint import stamp
-from sppo_jax.train.layer_order import in_order
+from sppo_jax.train.layer_order import in_order, rearrange
 from sppo_jax.train.state import TrainState, to_tree
 
 _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
@@ -25,15 +31,18 @@ _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
 class Checkpoints:
     """Writes checkpoints of one run, one at a time, and keeps those that the config asks for."""
 
-    def __init__(self, directory: Path, config: CheckpointConfig, shapes: TrainState):
+    def __init__(
+        self, directory: Path, config: CheckpointConfig, shapes: TrainState, *, running: TrainState | None = None
+    ):
         """Opens the directory and removes what a killed save left.
 
         Args:
             directory: holds all checkpoints of the run; created if needed.
             config: says which checkpoints to keep.
             shapes: of the state in a checkpoint, with shardings.
+            running: the same of the state where it runs, for blocking saves; None: saves are asynchronous.
         """
-        self.directory, self._config, self._shapes = directory, config, shapes
+        self.directory, self._config, self._shapes, self._running = directory, config, shapes, running
         self._manager = self._open()
         self._saving: int | None = None
 
@@ -47,34 +56,45 @@ class Checkpoints:
             best_mode="min",
             cleanup_tmp_directories=True,
         )
-        return ocp.CheckpointManager(self.directory.resolve(), options=options)
+        handlers = None if self._running is None else {STATE: _array_by_array(), RUN: ocp.JsonCheckpointHandler()}
+        return ocp.CheckpointManager(self.directory.resolve(), options=options, item_handlers=handlers)
 
-    def save(self, state: TrainState, run: Mapping[str, Any], *, step: int, loss: float | None = None) -> str | None:
+    def save(
+        self, state: TrainState, run: Mapping[str, Any], *, step: int, loss: float | None = None
+    ) -> tuple[TrainState, str | None]:
         """Begins to write `directory/step`, which appears there whole or not at all; waits for the save before.
 
-        The arrays are copied off the devices before this returns: they may be given away then.
+        An asynchronous save has copied the arrays before this returns: they may be given away then. A blocking one is
+        written before this returns.
 
         Args:
-            state: to save.
+            state: to save; a blocking save gives up its arrays.
             run: JSON to save beside it.
             step: of the state, and the checkpoint's name.
             loss: of validation of this state, in nats; decides which checkpoints are best.
 
         Returns:
-            Why the save before, or this one, failed; None where neither did.
+            The state to go on with, and why the save before, or this one, failed; None where neither did.
         """
         problem = self.finish()
-        tree = to_tree(in_order(state, self._shapes))
+        beside = {**run, **stamp(to_tree(state), to_tree(self._shapes))}
+        if self._running is None:
+            return state, self._begin(to_tree(in_order(state, self._shapes)), beside, step, loss) or problem
+        state = rearrange(state, self._shapes)
+        problem = self._begin(to_tree(state), beside, step, loss) or self.finish() or problem
+        return rearrange(state, self._running), problem
+
+    def _begin(self, tree: dict[str, Any], run: Mapping[str, Any], step: int, loss: float | None) -> str | None:
+        """Begins to write a tree whose layers are in order; returns why that failed, None if it did not."""
         metrics = None if loss is None else {_VALIDATION_LOSS: loss}
-        items = ocp.args.Composite(
-            **{STATE: ocp.args.StandardSave(tree), RUN: ocp.args.JsonSave({**run, **stamp(to_tree(state), tree)})}
-        )
+        of_state = ocp.args.StandardSave(tree) if self._running is None else ocp.args.PyTreeSave(tree)
+        items = ocp.args.Composite(**{STATE: of_state, RUN: ocp.args.JsonSave(run)})
         try:
             if self._manager.save(step, args=items, metrics=metrics, force=True):
                 self._saving = step
         except Exception as error:  # a full or vanished disk, in the words of orbax, tensorstore or the system
-            problem = self._start_over(step, error)
-        return problem
+            return self._start_over(step, error)
+        return None
 
     def finish(self) -> str | None:
         """Waits for the running save; returns why it failed, None if it did not."""
@@ -104,6 +124,21 @@ class Checkpoints:
         self._manager = self._open()
         _collect_quietly()
         return f"the checkpoint of step {step} was not saved ({text}); the run goes on and tries again"
+
+
+class OneByOne(serialization.DefaultSerializationStatusCallback):
+    """Lets Orbax copy no array to the host before the arrays before are written."""
+
+    def key_priority(self, _: Any) -> serialization.TransferPriority:
+        return serialization.TransferPriority.ASYNCHRONOUS_DEPRIORITIZED
+
+
+def _array_by_array() -> ocp.PyTreeCheckpointHandler:
+    """Returns a handler that copies one array to the host at a time, whatever its size; saves are not asynchronous."""
+    arrays = ocp.type_handlers.ArrayHandler(callback=OneByOne())
+    registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
+    one_byte_in_gb = 1e-9  # arrays that are larger than the limit go alone
+    return ocp.PyTreeCheckpointHandler(save_device_host_concurrent_gb=one_byte_in_gb, type_handler_registry=registry)
 
 
 def _collect_quietly() -> None:

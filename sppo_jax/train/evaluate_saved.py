@@ -91,7 +91,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
     shapes = nnx.state(model, nnx.Param)
     params = load_params(checkpoint, shapes, storage.stored_shapes(plan, shapes, mesh, in_order=True))
-    params = layer_order.where_they_run(params, storage.stored_shapes(plan, shapes, mesh))
+    params = layer_order.rearrange(params, storage.stored_shapes(plan, shapes, mesh))
     num_wanted = max(1, config.train.eval_sequences)
     scores = api.evaluate(plan, model, mesh)
     found = validate(scores, params, held_out, plan, mesh, num_wanted=num_wanted)

@@ -18,12 +18,12 @@ from sppo_jax.pipeline.layout import arrange
 Tree = TypeVar("Tree")
 
 
-def where_they_run(tree: Tree, shapes: Tree) -> Tree:
-    """Brings a state that was read to the form in which a step takes it; the arrays that move are given up.
+def rearrange(tree: Tree, shapes: Tree) -> Tree:
+    """Brings a state from one form to the other; the arrays that move are given up.
 
     Args:
-        tree: a state, or its parameters alone, with the layers in order.
-        shapes: shapes and shardings of the same tree with the layers where they run.
+        tree: a state, or its parameters alone, with the layers in order or where they run.
+        shapes: shapes and shardings of the same tree with the layers as they are wanted.
     """
 
     def move(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:

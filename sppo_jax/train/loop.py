@@ -68,7 +68,8 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
             record.event("stop", start.step, f"all {config.train.steps} steps were done; raise train.steps to go on")
             return Result(step=start.step, validation=None, stopped_by=None)
         step = _compile(experiment, start.state, signals, record)
-        checkpoints = Checkpoints(start.directory, config.checkpoint, experiment.saved_shapes)
+        running = experiment.shapes if experiment.plan.saves == "blocking" else None
+        checkpoints = Checkpoints(start.directory, config.checkpoint, experiment.saved_shapes, running=running)
         meter, state, validation = Meter(experiment, record, first=start.step), start.state, None
         done, saved_s, asked = start.step, time.monotonic(), GO
         one_step_in_flight = one_at_a_time(mesh.devices.flat[0].platform)
@@ -106,13 +107,13 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 if validated:
                     record.say(validated.describe())
 
-                # Save: the copy to disk continues during the next steps.
+                # Save: the copy to disk continues during the next steps, unless the plan says "blocking".
                 if saves or asked > GO:
                     watchdog.beat(done, "save")
                     with meter.saving():
                         loss = validated.loss if validated else None
                         beside = to_save(experiment, done, meter.failure)
-                        problem = checkpoints.save(state, beside, step=done, loss=loss)
+                        state, problem = checkpoints.save(state, beside, step=done, loss=loss)
                     saved_s = time.monotonic()
                     record.saving(done, checkpoints.directory, problem)
                 record.report_soon()

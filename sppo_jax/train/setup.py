@@ -154,7 +154,7 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     if (origin := config.model.hf) is not None:
         shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
         params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.saved_shapes.params))
-        params = layer_order.where_they_run(params, experiment.shapes.params)
+        params = layer_order.rearrange(params, experiment.shapes.params)
         state = state_from(params, experiment.optimizer, experiment.shapes)
         text = f"starts in {run_dir} from the weights in {origin}"
     else:
@@ -175,7 +175,7 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
         check_start(restored.run["data"]["sequence"], experiment.plan.num_sequences)
     experiment.loader.state = {"sequence": restored.run["data"]["sequence"]}
     # A run that stopped after too many skipped steps in a row may skip as many in a row again.
-    state = layer_order.where_they_run(restored.state, experiment.shapes)
+    state = layer_order.rearrange(restored.state, experiment.shapes)
     state = state._replace(num_skipped_in_row=state.num_skipped_in_row * np.int32(0))
     before, after = restored.run["plan"], experiment.plan.to_dict()
     changed = [name for name in ("mesh", "chunk_lengths", "sequence_kind", "schedule") if before[name] != after[name]]

@@ -22,6 +22,7 @@ PART_NAMES = {
     "bubble": "waiting (bubble)",
     "update": "end of the step",
 }
+_HOW_SAVED = {"async": "asynchronous, beside the next steps", "blocking": "blocking, array by array"}
 # Reasons that are shown beside other figures, or that say nothing if there is no choice.
 TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind", "alpha")
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
@@ -174,4 +175,5 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         *([("waiting", "on the host, between two groups of layers", ("waiting",))] if stash.waiting == "host" else []),
         ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
         ("kernel", plan.kernel, ("kernel",)),
+        ("saves", _HOW_SAVED[plan.saves], ("saves",)),
     ]

@@ -1,11 +1,12 @@
-"""Seconds of the planner's search in 16 settings, beside an older planner's, in docs/plan.md.
+"""Seconds of the planner's search in 16 settings, beside two older planners', in docs/plan.md.
 
-    git worktree add ../before e329ea3
-    python benchmarks/search_time.py --before ../before --write
+    git worktree add ../waves e329ea3
+    git worktree add ../groups e3df3e3
+    python benchmarks/search_time.py --before-waves ../waves --before-breadth-first ../groups --write
 
 Each planner runs in a process of its own, one after another, on one CPU core: CPU time of the search alone, the best of
-some runs. Without breadth-first, today's planner searches all other schedules only. No jax needed; takes two minutes on
-an otherwise idle machine.
+some runs. The planner of before waves is beside today's search of all schedules but breadth-first ones; the planner of
+before breadth-first is beside today's whole search. No jax needed; takes four minutes on an otherwise idle machine.
 """
 
 import argparse
@@ -103,35 +104,48 @@ def _in_process(checkout: Path, breadth_first: bool) -> list[Measured]:
     return [Measured(*one) for one in json.loads(done.stdout.splitlines()[-1])]
 
 
-def table(before: list[Measured], others: list[Measured], whole: list[Measured]) -> str:
-    """Returns the block: one row a setting, and the sums."""
+def table(*columns: list[Measured]) -> str:
+    """Returns the block: one row a setting, and the sums.
+
+    Args:
+        columns: of the planner before waves, today's without breadth-first, before breadth-first, today's.
+    """
     lines = [
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {date.today()}.",
         "",
-        "| setting | before waves | without breadth-first | times before | the whole search |",
-        "|---|---|---|---|---|",
+        "| setting | before waves | without breadth-first | times before "
+        "| before breadth-first | the whole search | times before |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for one, *measured in zip(SETTINGS, before, others, whole, strict=True):
+    for one, *measured in zip(SETTINGS, *columns, strict=True):
         cells = [f"{found.seconds:.2f}" + ("" if found.fits else ", nothing fits") for found in measured]
-        ratio = measured[1].seconds / measured[0].seconds
-        lines.append(f"| {one.name} | {cells[0]} | {cells[1]} | {ratio:.2f} | {cells[2]} |")
-    sums = [sum(found.seconds for found in column) for column in (before, others, whole)]
-    lines.append(f"| together | {sums[0]:.1f} | {sums[1]:.1f} | {sums[1] / sums[0]:.2f} | {sums[2]:.1f} |")
+        lines.append(_row(one.name, cells, [found.seconds for found in measured]))
+    sums = [sum(found.seconds for found in column) for column in columns]
+    lines.append(_row("together", [f"{total:.1f}" for total in sums], sums))
     return "\n".join(lines)
+
+
+def _row(name: str, cells: list[str], seconds: list[float]) -> str:
+    ratios = (f"{seconds[1] / seconds[0]:.2f}", f"{seconds[3] / seconds[2]:.2f}")
+    return f"| {' | '.join((name, *cells[:2], ratios[0], *cells[2:], ratios[1]))} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--before", type=Path, help="a checkout of the older planner")
+    for what in ("waves", "breadth-first"):
+        parser.add_argument(f"--before-{what}", type=Path, help=f"a checkout of the planner before {what}")
     parser.add_argument("--write", action="store_true", help="write the block `search` of docs/plan.md")
     parser.add_argument("--measure", choices=("all", "others"), help="print one planner's seconds as JSON")
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(measure(SETTINGS, args.measure == "all")))
         return 0
-    if args.before is None or not (args.before / "sppo_jax").is_dir():
-        parser.error(f"--before must be a checkout with sppo_jax/, got {args.before}; make one with git worktree add")
-    text = table(_in_process(args.before, True), _in_process(_HERE, False), _in_process(_HERE, True))
+    for what, checkout in (("waves", args.before_waves), ("breadth-first", args.before_breadth_first)):
+        if checkout is None or not (checkout / "sppo_jax").is_dir():
+            rule = f"--before-{what} must be a checkout with sppo_jax/, got {checkout}"
+            parser.error(f"{rule}; make one with git worktree add")
+    found = (_in_process(args.before_waves, True), _in_process(_HERE, False))
+    text = table(*found, _in_process(args.before_breadth_first, True), _in_process(_HERE, True))
     print(text)
     if args.write:
         write_block(PAGE, "search", text)

@@ -34,7 +34,7 @@ def compile_case(part: str, settings: dict, device: str, emit: Emit) -> None:
             start_s = time.perf_counter()
             compiled = compile_lowered(program.lower())
             seconds = round(time.perf_counter() - start_s, 1)
-            emit({"program": program.name, **Figures.of(compiled).to_dict(), "compile_s": seconds})
+            emit({"program": program.name, **Figures.of(compiled, program.turn_shares).to_dict(), "compile_s": seconds})
 
 
 def _gpu_pretended() -> ExitStack:

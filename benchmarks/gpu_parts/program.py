@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -67,11 +67,13 @@ class Program:
         name: in results.
         function: jitted.
         arguments: shapes, dtypes and shardings.
+        turn_shares: of loops of at most one turn, see `sppo_jax.fit.turns`.
     """
 
     name: str
     function: Callable
     arguments: tuple[Any, ...]
+    turn_shares: Mapping[str, float] = field(default_factory=dict)
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the function for its device."""

@@ -95,7 +95,8 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
     for length in settings.get("longest", [settings["length"]]):
         config = config_of(settings | {"length": length}, target.cluster)
         program = train_program(config, make_plan(config, target.cluster), target.devices, target.platform)
-        yield Program(f"{settings['stash']}, {length} tokens", program.step, _arguments(program))
+        name = f"{settings['stash']}, {length} tokens"
+        yield Program(name, program.step, _arguments(program), program.turn_shares)
 
 
 def run(settings: dict, device: str, emit: Emit) -> None:
@@ -108,7 +109,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     config, plan = ready.config, ready.plan
     tokens = plan.sequence_length
     flops = flops_per_token(config.model, tokens) * tokens
-    figures = Figures.of(ready.compiled)
+    figures = Figures.of(ready.compiled, ready.turn_shares)
     emit(
         {
             "what": f"{config.model.num_layers} layers, {settings['stash']}{order_of(settings)}{_place_of(settings)}",
@@ -144,6 +145,7 @@ class Ready:
         state: of training, replaced by each call.
         batch, signals: the same for each call.
         loss: nats a target, before each call's update.
+        turn_shares: of loops of at most one turn, see `sppo_jax.fit.turns`.
     """
 
     config: Config
@@ -153,6 +155,7 @@ class Ready:
     batch: dict[str, jax.Array]
     signals: jax.Array
     loss: list[float]
+    turn_shares: dict[str, float]
 
     def once(self) -> jax.Array:
         """Train one step; return its loss, whose value is there once the step is done."""
@@ -189,6 +192,7 @@ def prepare(settings: dict, device: str) -> Ready:
         batch={key: jax.device_put(stripe(value, plan), program.batch[key].sharding) for key, value in batch.items()},
         signals=jax.device_put(np.zeros(program.signals.shape, np.int32), program.signals.sharding),
         loss=[],
+        turn_shares=program.turn_shares,
     )
 
 
@@ -228,7 +232,7 @@ def _search_longest(settings: dict, device: str, emit: Emit) -> None:
     target = target_here(device)
     capacity = {"hbm_bytes": target.device.hbm_bytes, "host_bytes": settings["host_gib"] * _GIB}
     for program, length in zip(programs(settings, target), settings["longest"], strict=True):
-        figures = Figures.of(program.lower().compile()).to_dict()
+        figures = Figures.of(program.lower().compile(), program.turn_shares).to_dict()
         fits = all(figures[name] <= limit for name, limit in capacity.items())
         emit({"what": "longest, compiled", "length": length, "fits": fits, "compiler": figures})
         if not fits:

@@ -212,6 +212,31 @@ def test_hidden_copies_make_no_tick_longer_not_even_one_without_ends():
     assert simulate(table, seconds, copied_s).tick_s == simulate(table, seconds).tick_s
 
 
+def test_the_whole_stash_goes_where_the_rest_goes_and_groups_take_turns():
+    """Shares that differ in one pass would cut the loops of ticks."""
+    device = replace(DEVICES["cpu"], host_link_bytes_s=1.5e6, overhead_s=0.0)
+    shape = replace(SHAPE, layers=1)
+    for schedule, want in (("breadth-first", {0.0, 1.0}), ("sppo", {0.0})):
+        table = make_table(schedule, 1, 1, (16,) * 4, 2)
+        costs = cost_model(
+            MODEL,
+            cluster=make_cluster(device, 1),
+            mesh=MeshShape(data=1, pipe=1, seq=1),
+            ulysses=1,
+            ring=1,
+            layers=1,
+            compute_bytes=4,
+            recompute_linear=0,
+            recompute_attention=False,
+            kernel="blockwise",
+            length=64,
+        )
+        places = stash(table, inputs="host", attention="host", rest="host")
+        chosen, why = choose_alpha(places, "hidden", table, shape, costs)
+        assert set(chosen.alpha) == want and ("as the rest goes too" in why) == (schedule == "breadth-first")
+        assert chosen.alpha.count(0.0) == (1 if schedule == "breadth-first" else len(chosen.alpha))
+
+
 def test_gathered_weights_are_those_of_a_few_groups():
     shape = replace(SHAPE, seq=2, data=2, compute_bytes=2)
     layer, vocabulary = layer_costs(MODEL).params, 2 * 50 * 8 + 8  # two tables of 100 tokens on two stages, final norm

@@ -811,7 +811,7 @@ def test_only_pipelines_of_several_sequences_have_waves():
         assert sizes == {size for size in (1, 2, 4, 8) if per_step // data % size == 0}
 
 
-def test_plans_whose_memory_is_known_too_badly_are_made_only_where_asked():
+def test_chunks_whose_memory_is_known_too_badly_are_made_only_where_asked():
     by_groups = {"schedule": {"name": "breadth-first"}, "mesh": {"pipe": 1}}
     for balance, want in (("auto", {"equal"}), ("flops", {"flops"})):
         asked = read_request(config(**by_groups, sequence={"balance": balance}), small())
@@ -820,10 +820,6 @@ def test_plans_whose_memory_is_known_too_badly_are_made_only_where_asked():
     assert {one.balance for one in partitions(two) if one.num_chunks > 1} == {"equal", "flops"}
     assert {one.num_chunks > 16 for one in partitions(two) if one.balance == "flops"} == {False}
     assert any(one.num_chunks > 16 for one in partitions(two))
-    for rest, want in (("auto", {"recompute"}), ("host", {"host"})):
-        asked = config(**by_groups, optimizer={"place": "host"}, stash={"rest": rest})
-        candidates = Candidates(read_request(asked, small()))
-        assert {one.places[2] for one in candidates} == want
 
 
 def test_waves_may_have_chunks_of_equal_flops_where_asked():

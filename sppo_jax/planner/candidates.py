@@ -1,7 +1,6 @@
 """The candidates of a search: partitions with places of the stash."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -85,7 +84,7 @@ class Candidates:
         """
         asked = request.config.stash.alpha
         self.alpha = "hidden" if asked == "auto" else asked
-        self.options = _place_options(request)
+        self.options = place_options(request.config.stash)
         self.partitions = list(partitions(request))
 
     def __len__(self) -> int:
@@ -117,15 +116,3 @@ class Candidates:
         for option, places in enumerate(self.options):
             groups = (Alike(self.partitions[ats[0]], [at * count + option for at in ats]) for ats in alike.values())
             yield Family(layout, places, tuple(groups), span, drains)
-
-
-def _place_options(request: Request) -> list[Places]:
-    """Returns the places to consider.
-
-    With the optimizer on the host the rest is computed again unless it is asked for. For plans that stashed the rest,
-    the compiler took up to a half more memory than was predicted, and the rest saved 5% of a step.
-    """
-    stash = request.config.stash
-    if request.optimizer == "host" and stash.rest == "auto":
-        stash = replace(stash, rest="recompute")
-    return place_options(stash)

@@ -94,8 +94,10 @@ def choose_alpha(
 
     With "hidden" it is the largest share of a chunk's tokens of which the copy hides behind the chunk's own forward,
     `min(1, bandwidth * seconds / bytes)`, less what `rest` takes if it is on the host, rounded down to one of
-    ALPHA_LEVELS. With "all" it is 1, hidden or not. Either is lowered further until the host memory holds it, and 0
-    where a stash is read back at once.
+    ALPHA_LEVELS. With "all" it is 1, hidden or not, and so it is where a breadth-first schedule sends `rest` to the
+    host: different shares in one pass would cut the loops of ticks, and what stays of each pass took up to a half more
+    memory than is predicted. Either is lowered further until the host memory holds it, and 0 where a stash is read back
+    at once.
 
     Args:
         stash: the places.
@@ -128,13 +130,14 @@ def choose_alpha(
     if not isinstance(requested, str):
         by_group = [float(requested) if hidden else 0.0 for hidden in hides]
         return replace(stash, alpha=tuple(by_group[group] for group in groups)), f"{requested} as requested; {zeros}"
-    if requested == "hidden":
+    whole_goes = stash.rest == "host" and table.passes_groups_in_turn and table.num_groups > 1
+    if requested == "hidden" and not whole_goes:
         shares = _hidden_shares(stash, table, shape, costs)
         rate = f"{cluster.host_link_bytes_s / 1e9:.3g} GB/s"
         why = f"the largest share whose copy at {rate} hides behind the chunk; {zeros}"
     else:
         shares = [float(hidden) for hidden in hides]
-        why = f"the whole stash, to save device memory; {zeros}"
+        why = f"the whole stash, {'as the rest goes too' if whole_goes else 'to save device memory'}; {zeros}"
     # Every unit in a slot of its own is the most that a host can need.
     most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
     ample = most / shape.seq * token_bytes(shape, stash).away <= host_bytes

@@ -66,9 +66,9 @@ def write(path: Path, panels: Sequence[Panel]) -> None:
 def draw(panels: Sequence[Panel]) -> str:
     """Draws panels, two in a row; with one version of matplotlib, equal data give equal text.
 
-    The fields `floor`, `strength` and `hint` of `Series` are for pages and are not drawn. A series of one point has its
-    name above the point. Other names are in a legend below the panel. If panels have equal legends, one legend is below
-    the picture.
+    The fields `floor`, `strength` and `hint` of `Series` are for pages and are not drawn. Where the horizontal axis has
+    no label, a series of one point has its name above the point. Other names are in a legend below the panel. If panels
+    have equal legends, one legend is below the picture.
 
     Args:
         panels: the charts, at least one; an axis without a label has no ticks.
@@ -130,7 +130,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         place = {"xy": (rule.x, 1), "xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
         axes.annotate(rule.title, **place, xytext=(4, -2), va="top", color=PALETTE[rule.color], bbox=_PAPER)
     for series in panel.series:
-        _draw_series(axes, series)
+        _draw_series(axes, series, at_point=len(series.x) == 1 and bool(series.name) and not panel.x.label)
 
 
 def _set_axis(axes: Any, name: str, axis: Axis, values: list[float]) -> None:
@@ -164,14 +164,14 @@ def _tick(axis: Axis, value: float) -> str:
     return f"{value:,.6g}".replace("e-0", "e-")
 
 
-def _draw_series(axes: Any, series: Series) -> None:
-    color, alone = PALETTE[series.color % len(PALETTE)], len(series.x) == 1
+def _draw_series(axes: Any, series: Series, *, at_point: bool) -> None:
+    color = PALETTE[series.color % len(PALETTE)]
     line = "" if not series.line else (0, (5, 4)) if series.dashed else "-"
     axes.plot(
         series.x,
         series.y,
         color=color,
-        label="_" if alone else series.name or "_",
+        label="_" if at_point else series.name or "_",
         linestyle=line or "none",
         linewidth=0.75 * series.width,
         marker=_MARKS[series.mark],
@@ -180,7 +180,7 @@ def _draw_series(axes: Any, series: Series) -> None:
         zorder=2 if series.line else 3,
         clip_on=False,  # marks at the edge are drawn whole
     )
-    if alone and series.name:
+    if at_point:
         place = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "va": "bottom"}
         axes.annotate(series.name, (series.x[0], series.y[0]), **place, color=color, bbox=_PAPER)
 

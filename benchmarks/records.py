@@ -1,99 +1,44 @@
-"""Compares this project's plans with the records of other systems, on their own cells, in docs/records.md.
+"""Makes docs/records.md again, tables and picture: this project's plans beside what other systems reached.
 
     python benchmarks/records.py                 print
-    python benchmarks/records.py --write         print, and write the block `records` of docs/records.md
+    python benchmarks/records.py --write         print, and write the blocks of docs/records.md and docs/records.svg
 
-Theirs are published figures of runs. Ours are plans: nothing was run on a GPU or TPU.
-No jax needed; takes two minutes.
+Takes half an hour, most of it for the longest sequences that plans hold; nothing is compiled or run. The scripts of
+single blocks (`records_compiled.py`, `records_people.py`, `records_planned.py`) take the same words.
 """
 
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
+import argparse
 
-from blocks import print_block
-from record_cells import LENGTHS, THROUGHPUT, Record
+import figures
+import records_compiled
+import records_people
+import records_picture
+import records_planned
+from blocks import write_block
 
-from sppo_jax.hardware import parse_cluster
-from sppo_jax.planner.limits import max_length
-from sppo_jax.planner.search import search
-
-PAGE = Path(__file__).parents[1] / "docs" / "records.md"
-# The planner's mean error on published throughput is about a tenth, so a smaller lead decides nothing.
-CLOSE = 0.10
-T = TypeVar("T")
-
-
-def throughput_row(record: Record) -> str:
-    """Plans a record's setting and writes its row."""
-    found = quiet(lambda: search(record.config(), parse_cluster(record.cluster)))
-    plan = found.plan
-    devices = plan.mesh.num_devices
-    ours = record.per_step * record.length / (devices * plan.predicted.step_s)
-    mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}, {len(plan.chunk_lengths)} chunks"
-    if not found.fits:
-        return _row(record, f"{record.figure:.1f}", "no plan fits", f"{record.theirs}")
-    return _row(record, f"{record.figure:.1f}", f"{ours:.1f} ({mesh})", leader(ours, record.figure, record.theirs))
-
-
-def leader(ours: float, figure: float, theirs: str) -> str:
-    """Returns in words who is faster, and by how much.
-
-    Args:
-        ours: the planned figure.
-        figure: the published one.
-        theirs: the other system.
-    """
-    lead = ours / figure - 1
-    if -CLOSE < lead < CLOSE:
-        return f"too close to say (ours {lead:+.0%})"
-    return f"ours by {lead:.0%}, if the plan holds" if lead > 0 else f"{theirs} by {1 / (lead + 1) - 1:.0%}"
-
-
-def length_row(record: Record) -> str:
-    """Searches the longest sequence of a record's setting and writes its row."""
-    bound = quiet(lambda: max_length(record.config(), parse_cluster(record.cluster), budget_s=600))
-    theirs = f"{record.figure / 1e6:.2f}M"
-    if bound.best is None:
-        return _row(record, theirs, "none fits", record.theirs)
-    ours = bound.best.size
-    words = f"ours, {ours / record.figure:.1f} times as long, if the plan holds"
-    if ours < record.figure:
-        words = f"{record.theirs}, {record.figure / ours:.1f} times as long"
-    return _row(record, theirs, f"{ours / 1e6:.2f}M", words)
-
-
-def quiet(make: Callable[[], T]) -> T:
-    """Returns what `make` returns, without warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a plan that does not fit is an answer here
-        return make()
-
-
-def _row(record: Record, theirs: str, ours: str, words: str) -> str:
-    words += f"; {record.remark}" if record.remark else ""
-    return f"| {record.cell} | {record.theirs} | {theirs} | {record.source} | {ours} | {words} |"
-
-
-_HEAD = "| setting | their system | {theirs} | source | ours, planned, not run | leads |\n|---|---|---|---|---|---|\n"
-
-
-def report() -> str:
-    """Writes the block."""
-    return "\n".join(
-        [
-            "**Tokens a second a device**\n",
-            _HEAD.format(theirs="theirs, run") + "\n".join(map(throughput_row, THROUGHPUT)),
-            "\n**Longest sequence, in millions of tokens**\n",
-            _HEAD.format(theirs="theirs, run") + "\n".join(map(length_row, LENGTHS)),
-        ]
-    )
+PAGE = records_planned.PAGE
+BLOCKS = {
+    "compiled": records_compiled.report,
+    "people": records_people.report,
+    "records": records_planned.report,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the block, and writes it if asked to."""
-    return print_block(PAGE, "records", report, __doc__, arguments)
+    """Prints all blocks, and writes them and the picture if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--write", action="store_true", help="write the blocks of docs/records.md, and docs/records.svg"
+    )
+    args = parser.parse_args(arguments)
+    for name, make in BLOCKS.items():
+        text = make()
+        print(text, flush=True)
+        if args.write:
+            write_block(PAGE, name, text)
+    if args.write:
+        figures.write(PAGE.with_suffix(".svg"), records_picture.picture())
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,18 +7,19 @@ nothing. Tokens a second and MFU are predicted. Theirs were run.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from blocks import print_block
 from fit_cases import CASES, Case
 
-from sppo_jax.config import config_from_dict
-from sppo_jax.hardware import parse_cluster
+from sppo_jax.config import Config, config_from_dict
+from sppo_jax.hardware import Cluster, parse_cluster
 from sppo_jax.models.counts import flops_per_token
-from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.planner.evaluate import memory_of
+from sppo_jax.planner.memory import usable_bytes, usable_host_bytes
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE.parent / "docs" / "records.md", HERE / "results" / "fit.json"
@@ -73,14 +74,65 @@ _COLUMNS = (
     "tokens/s a device",
     "MFU",
 )
+_HELD_TEXT = """\
+What holds the memory of a device, in GiB, as predicted, and how full it is of what plans may take. The planner fills
+the host with attention outputs of late chunks as far as it goes. What stops a longer sequence is in the last table of
+this page.
+"""
+# Holders of device memory, by column.
+_HOLDERS = {
+    "HBM: weights, gradients": ("params", "weights", "grads"),
+    "K, V, dK, dV": ("kv", "kv_grad"),
+    "chunks between groups": ("waiting", "carries", "batch"),
+    "stash, copies": ("stash", "copies"),
+    "a tick's work": ("work",),
+}
+_HELD_COLUMNS = (
+    "model",
+    "cluster",
+    "tokens",
+    *_HOLDERS,
+    "host: layer inputs",
+    "attention outputs",
+    "chunks between groups",
+    "optimizer",
+    "HBM full",
+    "host full",
+)
 
 
 def report() -> str:
     """Returns the block."""
     rows = {row["name"]: row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]}
     cases = {case.name: case for case in CASES}
-    made = [_row(aim, cases[aim.case], rows[aim.case]) for aim in AIMS]
-    return _TEXT + "\n".join([f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|", *made])
+    made = [(cases[aim.case], rows[aim.case], aim) for aim in AIMS]
+    compiled = [_row(aim, case, row) for case, row, aim in made]
+    held = [_held_row(case, row) for case, row, _ in made]
+    return _TEXT + "\n".join([*_head(_COLUMNS), *compiled, "", _HELD_TEXT, *_head(_HELD_COLUMNS), *held])
+
+
+def _head(columns: tuple[str, ...]) -> list[str]:
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+
+
+def _held_row(case: Case, row: dict[str, Any]) -> str:
+    config, cluster = config_from_dict(case.config()), parse_cluster(case.cluster)
+    plan = Plan.from_dict(row["plan"])
+    memory, stash = memory_of(plan, config, cluster), plan.stash
+    of_device = [sum(memory.hbm[name] for name in names) for names in _HOLDERS.values()]
+    attention = memory.host - _host(plan, config, cluster, replace(stash, attention="recompute", attention_from=0))
+    room = memory.host - _host(plan, config, cluster, replace(stash, waiting="keep"))
+    rest = memory.host - attention - room - memory.host_optimizer
+    shares = memory.hbm_bytes / usable_bytes(cluster), memory.host / usable_host_bytes(cluster)
+    sizes = [*of_device, rest, attention, room, memory.host_optimizer]
+    cells = [case.model, case.cluster, f"{plan.sequence_length / 1e6:.2f}M"]
+    cells += [f"{size / GIB:.1f}" if size else "0" for size in sizes]
+    return f"| {' | '.join([*cells, *(f'{share:.0%}' for share in shares)])} |"
+
+
+def _host(plan: Plan, config: Config, cluster: Cluster, stash: StashPlan) -> int:
+    """Returns the bytes of host memory with another stash."""
+    return memory_of(replace(plan, stash=stash), config, cluster).host
 
 
 def _row(aim: Aim, case: Case, row: dict[str, Any]) -> str:

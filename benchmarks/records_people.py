@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blocks import print_block
 from record_cells import K, M
-from records import leader, quiet
+from records_planned import leader, quiet
 
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import Device, parse_cluster

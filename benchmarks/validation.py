@@ -6,8 +6,9 @@ The blocks `papers`, `kernels`, `table4` and `bubble` are predictions beside fig
 `zero_bubble` simulates schedules that others published, and `breadth_first` our own beside each other. Of `clock` and
 `fit` the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json and
 results/fit.json, which `python benchmarks/clock.py` and `python benchmarks/fit.py` write. The pictures docs/recall.svg
-and docs/resume.svg show the stored results of `recall.py` and `resume.py`. docs/flexsp.svg shows what `groups.py`
-simulates. Takes about a minute. The pictures need matplotlib (extra `dev`).
+and docs/resume.svg show the stored results of `recall.py` and `resume.py`, docs/flexsp.svg what `groups.py` simulates,
+docs/records.svg compiled lengths beside published ones. Takes about a minute. The pictures need matplotlib (extra
+`dev`).
 """
 
 import json
@@ -26,6 +27,7 @@ import groups  # noqa: E402
 import kernels  # noqa: E402
 import papers  # noqa: E402
 import recall  # noqa: E402
+import records_picture  # noqa: E402
 import resume  # noqa: E402
 import table4  # noqa: E402
 import zero_bubble  # noqa: E402
@@ -104,6 +106,7 @@ def stored_pictures() -> Pictures:
     return {
         "docs/flexsp.svg": groups.pictured(),
         "docs/recall.svg": recall.picture(_stored("recall_cpu")),
+        "docs/records.svg": records_picture.picture(),
         "docs/resume.svg": resume.picture(_stored("resume")["pairs"]),
     }
 

@@ -20,7 +20,7 @@ from blocks import read_block  # noqa: E402
 from sppo_jax.report.draw.chart import axis_ends  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-PICTURES = ("bubble.svg", "clock.svg", "flexsp.svg", "papers.svg", "recall.svg", "resume.svg")
+PICTURES = ("bubble.svg", "clock.svg", "flexsp.svg", "papers.svg", "recall.svg", "records.svg", "resume.svg")
 PAGE = ROOT / "docs" / "validation.md"
 pytestmark = pytest.mark.xdist_group("validation")
 

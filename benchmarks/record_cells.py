@@ -295,14 +295,3 @@ LENGTHS = (
         remark="the paper does not say that 4M is the limit",
     ),
 )
-
-# A length that a system trained at, and no limit; planned among THROUGHPUT.
-BURST_ENGINE_4M = Record(
-    cell="7B, 4M, 64 A800",
-    theirs="BurstEngine",
-    figure=51.78,
-    source=_BURST,
-    cluster="a100-80g:8x8",
-    model=_GPT,
-    length=4 * M,
-)

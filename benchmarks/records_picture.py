@@ -7,7 +7,7 @@ and figures of models without a compiled case are left out.
 import json
 from dataclasses import dataclass
 
-from record_cells import BURST_ENGINE_4M, LENGTHS
+from record_cells import LENGTHS, THROUGHPUT
 from records_compiled import AIMS, RESULTS
 
 from sppo_jax.hardware import parse_cluster
@@ -21,6 +21,10 @@ _PANELS = {
     "Other models": {"gpt-7b": 1, "qwen3-32b": 2, "llama3-70b": 3},
 }
 _NAMES = {"llama3-8b": "Llama-3-8B", "gpt-7b": "GPT-7B", "qwen3-32b": "Qwen3-32B", "llama3-70b": "Llama-3-70B"}
+# Two 7B models with 32 key-value heads.
+_LIKE = {"llama2-7b": "gpt-7b"}
+# A length that a system trained at, and not its limit.
+_TRAINED = [record for record in THROUGHPUT if record.cell == "7B, 4M, 64 A800"]
 _OURS = "compiled here"
 _MARKS = {_OURS: "circle", "ALST": "cross", "FPDT": "ring", "UPipe": "square", "SPPO": "ring", "BurstEngine": "square"}
 
@@ -42,11 +46,11 @@ def points() -> list[Point]:
     for aim in AIMS:
         plan = Plan.from_dict(plans[aim.case])
         found.append(Point(aim.case.split(" ")[0], _OURS, plan.mesh.num_devices, plan.sequence_length))
-    for record in (*LENGTHS, BURST_ENGINE_4M):
-        cluster = parse_cluster(record.cluster)
-        if cluster.device.platform == "gpu" and record.model["preset"] in _NAMES:
-            tokens = record.length or record.figure
-            found.append(Point(record.model["preset"], record.theirs, cluster.num_devices, tokens))
+    for record in (*LENGTHS, *_TRAINED):
+        cluster, preset = parse_cluster(record.cluster), record.model["preset"]
+        preset = _LIKE.get(preset, preset)
+        if cluster.device.platform == "gpu" and preset in _NAMES:
+            found.append(Point(preset, record.theirs, cluster.num_devices, record.length or record.figure))
     return found
 
 

@@ -25,7 +25,7 @@ def test_throughput_is_todays(name):
     assert records_planned.throughput_row(ROWS[name]) in read_block(records.PAGE, "records"), STALE
 
 
-@pytest.mark.parametrize("cell", ["8B, 1 H200", "7B, 8 A800"])
+@pytest.mark.parametrize("cell", [pytest.param("8B, 1 H200", marks=pytest.mark.slow), "7B, 8 A800"])
 def test_lengths_are_todays(cell, monkeypatch):
     record = next(record for record in records_planned.LENGTHS if record.cell == cell)
     monkeypatch.setattr(records_planned, "stopped_by", lambda *_: "STOPS")  # takes half a minute

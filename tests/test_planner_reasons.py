@@ -41,9 +41,9 @@ def problem(cluster, model, length=8192, **groups):
         (
             "h100:1x1",
             TINY,
-            {"length": 4096, "sequence": {"per_step": 2**15}, "hardware": {"hbm_bytes": 2**32}},
+            {"length": 4096, "sequence": {"per_step": 2**12}, "hardware": {"hbm_bytes": 2**29}},
             ["batch"],
-            "use fewer sequences in a step than sequence.per_step=32768, more devices, which share the batch",
+            "use fewer sequences in a step than sequence.per_step=4096, more devices, which share the batch",
         ),
         (
             "a100-80g:16x8",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from exactness import random_batch, small_model, small_plan
+from exactness import quick_options, random_batch, small_model, small_plan
 from flax import nnx
 from no_attention import replace_attention
 
@@ -83,7 +83,8 @@ def block_pairs(plan, monkeypatch):
         patch.setattr(ring, "kernel_of", lambda _: kernel)
         model = small_model(dtype="float32")
         batch = random_batch(np.random.default_rng(1), 1, plan.sequence_length, model.config.vocab_size)
-        jax.block_until_ready(jax.jit(value_and_grad(plan, model))(nnx.state(model, nnx.Param), batch))
+        step = jax.jit(value_and_grad(plan, model), compiler_options=quick_options())
+        jax.block_until_ready(step(nnx.state(model, nnx.Param), batch))
         jax.effects_barrier()
     return found
 

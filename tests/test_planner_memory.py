@@ -186,23 +186,28 @@ def test_a_batch_is_the_devices_own_tokens_and_the_tags_of_sequences_in_flight()
     assert few.kv_peak == many.kv_peak < 4
 
 
-def test_hidden_copies_make_no_tick_longer_not_even_one_without_ends():
-    table = make_table("sppo", 4, 1, (16,) * 16, 2)
-    # Links so slow that a tick with ends takes more than twice as long as one without.
-    device = replace(DEVICES["cpu"], host_link_bytes_s=1.5e6, link_bytes_s=1e6, overhead_s=0.0)
-    costs = cost_model(
+def costs_on(device, pipe, *, recompute_linear, length):
+    """Returns the costs of stages of one such device."""
+    return cost_model(
         MODEL,
-        cluster=make_cluster(device, 4),
-        mesh=MeshShape(data=1, pipe=4, seq=1),
+        cluster=make_cluster(device, pipe),
+        mesh=MeshShape(data=1, pipe=pipe, seq=1),
         ulysses=1,
         ring=1,
         layers=1,
         compute_bytes=4,
-        recompute_linear=1,
+        recompute_linear=recompute_linear,
         recompute_attention=False,
         kernel="blockwise",
-        length=256,
+        length=length,
     )
+
+
+def test_hidden_copies_make_no_tick_longer_not_even_one_without_ends():
+    table = make_table("sppo", 4, 1, (16,) * 16, 2)
+    # Links so slow that a tick with ends takes more than twice as long as one without.
+    device = replace(DEVICES["cpu"], host_link_bytes_s=1.5e6, link_bytes_s=1e6, overhead_s=0.0)
+    costs = costs_on(device, 4, recompute_linear=1, length=256)
     assert costs.ends_s("F", 16) > costs.seconds("F", 0, 16, TickShape(16, 16, False))
     shape = replace(SHAPE, layers=1)
     chosen, _ = choose_alpha(stash(table, inputs="host", attention="host"), "hidden", table, shape, costs)
@@ -218,19 +223,7 @@ def test_the_whole_stash_goes_where_the_rest_goes_and_groups_take_turns():
     shape = replace(SHAPE, layers=1)
     for schedule, want in (("breadth-first", {0.0, 1.0}), ("sppo", {0.0})):
         table = make_table(schedule, 1, 1, (16,) * 4, 2)
-        costs = cost_model(
-            MODEL,
-            cluster=make_cluster(device, 1),
-            mesh=MeshShape(data=1, pipe=1, seq=1),
-            ulysses=1,
-            ring=1,
-            layers=1,
-            compute_bytes=4,
-            recompute_linear=0,
-            recompute_attention=False,
-            kernel="blockwise",
-            length=64,
-        )
+        costs = costs_on(device, 1, recompute_linear=0, length=64)
         places = stash(table, inputs="host", attention="host", rest="host")
         chosen, why = choose_alpha(places, "hidden", table, shape, costs)
         assert set(chosen.alpha) == want and ("as the rest goes too" in why) == (schedule == "breadth-first")

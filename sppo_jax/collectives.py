@@ -162,7 +162,8 @@ class _Run:
         num_of_condition, num_constants = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         inputs = [self.value(x) for x in eqn.invars]
         of_condition, constants, carried = _split(inputs, num_of_condition, num_constants)
-        condition, body = jaxpr_as_fun(eqn.params["cond_jaxpr"]), _with_order_inside(eqn.params["body_jaxpr"])
+        condition = jaxpr_as_fun(eqn.params["cond_jaxpr"])
+        body = _with_order_inside(eqn.params["body_jaxpr"], waits=True)
         with _named(eqn):
             token, *carried = lax.while_loop(
                 lambda carry: condition(*of_condition, *carry[1:])[0],
@@ -215,14 +216,18 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
-def _with_order_inside(body: ClosedJaxpr) -> Callable:
-    """Returns a loop's body in order, of a token and the inputs, to a later token and the results."""
+def _with_order_inside(body: ClosedJaxpr, *, waits: bool = False) -> Callable:
+    """Returns a loop's body in order, of a token and the inputs, to a later token and the results.
+
+    Where its collectives wait for the token, no compiler takes one that is the same in every turn out of the loop.
+    """
     holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
-    if neighbours_keep_order() and not holds_loops:
+    if neighbours_keep_order() and not holds_loops and not waits:
         return lambda token, *inputs: [token + 1, *jaxpr_as_fun(body)(*inputs)]
 
     def ordered(token, *inputs):
-        run = _Run()
+        run = _Run([[token]] if waits else ())
+        run.last_loop = len(run.events)
         run.evaluate(body, inputs)
         return [token + 1 + run.token(), *map(run.value, body.jaxpr.outvars)]
 

@@ -127,24 +127,35 @@ class _CompileOnlyHost(jax.sharding.NamedSharding):
 _MOST_COPIES = 32
 
 
-def compiler_options(backend: str, uses_host: bool, many_copies: bool = False) -> dict[str, bool | int] | None:
+# The first jaxlib whose DMA engines copy a row that is any function of a loop's counter, and not only a line in it.
+MIN_JAXLIB_FOR_TABLES = (0, 12)
+
+
+def compiler_options(
+    backend: str, uses_host: bool, many_copies: bool = False, version: tuple[int, ...] | None = None
+) -> dict[str, bool | int] | None:
     """Returns the compiler options that hide exchanges and host copies behind compute; None if no option is needed.
 
     On GPUs the latency-hiding scheduler is off by default. Its memory estimate counts host buffers, so that it starts
     a host copy late to save memory that is not short: with any, the limit is lifted out of its way. What the program
     really takes is in `memory_analysis()`. In compiled programs the scheduler has at most two copies by kernels under
-    way at once, and ends any further one where it begins, with nothing beside it.
+    way at once, and ends any further one where it begins, with nothing beside it. Since jaxlib 0.12 XLA can write the
+    rows of a loop's turns into a table, so that DMA engines copy a row that is no line in the loop's counter.
 
     Args:
         backend: "cpu", "gpu", "cuda" or "tpu".
         uses_host: whether the program copies to host memory and back.
         many_copies: whether more than two such copies may be under way at once.
+        version: jaxlib version that compiles; the installed one by default.
     """
+    version = jaxlib_version() if version is None else version
     if backend not in ("gpu", "cuda"):
         return None
     options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
     if uses_host:
         options["xla_gpu_memory_limit_slop_factor"] = 2000
+    if uses_host and version >= MIN_JAXLIB_FOR_TABLES:
+        options["xla_gpu_experimental_enable_dynamic_slice_table_offsets"] = True
     if many_copies:
         options["xla_gpu_experimental_parallel_async_compute_limit"] = _MOST_COPIES
     return options

@@ -51,7 +51,7 @@ CASES["late-attention-from-host"] = replace(
     CASES["one-layer-groups-rebuilt-from-host"],
     plan=CASES["one-layer-groups-rebuilt-from-host"].plan
     | LATE
-    | dict(chunks=(8, 8, 8, 16), interleave=2, places=HOST, alpha=(1.0, 0.5)),
+    | dict(chunks=(8, 8, 8, 16), interleave=2, places=HOST, alpha=1.0),
 )
 CASES["chunks-wait-on-the-host"] = replace(
     CASES["two-stages-rebuilt"], plan=CASES["two-stages-rebuilt"].plan | dict(waiting="host")

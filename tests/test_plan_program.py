@@ -8,8 +8,9 @@ import pytest
 from exactness import small_plan
 
 from sppo_jax.plan.fold import unfold
-from sppo_jax.plan.program import FIELDS, HOST_ROWS, lower
+from sppo_jax.plan.program import lower
 from sppo_jax.plan.ring import AttentionShape
+from sppo_jax.plan.tick_rows import FIELDS, HOST_ROWS
 
 SHAPE = AttentionShape(num_heads=4, num_kv_heads=2, head_dim=6, itemsize=4)
 HOST = dict(places=("host", "host", "recompute"), alpha=(0.5, 1.0))

@@ -1,14 +1,18 @@
-"""How often the loops that gather weights, or scatter sums, have their one turn; a program's text does not say."""
+"""How often the loops that gather weights, scatter sums, or compute attention again have their one turn.
+
+A program's text does not say.
+"""
 
 from collections import Counter
 
 import numpy as np
 
 from sppo_jax.plan.fold import Loop, unfold
-from sppo_jax.plan.program import FLAGS, Program
+from sppo_jax.plan.program import Program
+from sppo_jax.plan.tick_rows import FLAGS
 
 # The scope of the loop of each flag of a row, by which the text of a compiled program names it.
-SCOPES = {"gathers": "gather_turn", "scatters": "scatter_turn"}
+SCOPES = {"gathers": "gather_turn", "scatters": "scatter_turn", "attends_again": "attention_turn"}
 
 
 def turn_shares(program: Program) -> dict[str, float]:

@@ -25,6 +25,7 @@ from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.rows import Rows, rows_of
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
+from sppo_jax.pipeline.stash import HostPlace
 from sppo_jax.pipeline.state import Coming, EvaluationState, Sequences, State, TrainingState, begun
 from sppo_jax.pipeline.storage import sum_over_members
 from sppo_jax.pipeline.tables import Tables
@@ -88,7 +89,8 @@ class Executor:
         """Lays out the stash of one class."""
         x_TD = jax.ShapeDtypeStruct((name.tokens, self.tables.hidden_size), self.tables.dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
-        return self.stage.layout(name, self.program.classes[name], x_TD, positions_T)
+        num_slots, num_short = self.program.classes[name], self.program.short_rows.get(name, 0)
+        return self.stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=num_short > 0)
 
     def run(self, state: State) -> State:
         """Runs all ticks."""
@@ -126,7 +128,8 @@ class Executor:
         if not self.train:
             return self._forward_tick(spec, row, state, None)
         if spec.write is not None:
-            host = self.layout(spec.write).write_host(state.host[spec.write], row["write_row"].number, state.part)
+            place = HostPlace(row["write_row"].number, row["write_short"].number)
+            host = self.layout(spec.write).write_host(state.host[spec.write], place, state.part)
             state = state._replace(host={**state.host, spec.write: host}, part=None)
         coming = host_traffic.start(self, spec, row, state)
         arrived_TD = state.x_TD if spec.put == "F" else state.dx_TD
@@ -389,7 +392,8 @@ class Executor:
         sums = stages.Sums(state.dcache, state.sums)
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
         stage = self._held(state)
-        dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
+        again = row["attends_again"] if spec.attends else 0
+        dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming, again)
         chex.assert_equal_shape((dx_TD, dy_TD))
         state = state._replace(cache=cache, dcache=sums.prefix, sums=sums.layers)
         state = host_traffic.arrive(self, row, state, held or Coming())

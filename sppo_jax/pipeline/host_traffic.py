@@ -14,6 +14,7 @@ from jax import lax
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.pipeline.rows import HostRow
+from sppo_jax.pipeline.stash import HostPlace
 from sppo_jax.pipeline.state import Coming, TrainingState, begun
 from sppo_jax.pipeline.turn import when
 from sppo_jax.plan.program import TickSpec
@@ -26,11 +27,11 @@ def start(executor: "Executor", spec: TickSpec, row, state: TrainingState) -> Co
     """Starts copies: from the host a stash, what a rebuild needs, a waiting chunk, weights; and gradients to it."""
     fetched = refetched = taken = weights = sums = None
     if spec.fetch is not None:
-        number = row_to_fetch(row["fetch_row"], state)
-        fetched = executor.layout(spec.fetch).fetch_host(state.host[spec.fetch], number)
+        place = HostPlace(row_to_fetch(row["fetch_row"], state), row_to_fetch(row["fetch_short"], state))
+        fetched = executor.layout(spec.fetch).fetch_host(state.host[spec.fetch], place)
     if spec.refetch is not None:
-        number = row_to_fetch(row["refetch_row"], state)
-        refetched = executor.layout(spec.refetch).fetch_again(state.host[spec.refetch], number)
+        place = HostPlace(row_to_fetch(row["refetch_row"], state), row_to_fetch(row["refetch_short"], state))
+        refetched = executor.layout(spec.refetch).fetch_again(state.host[spec.refetch], place)
     if spec.take:
         number = row_to_fetch(row["take_row"], state)
         taken = to_device(buffers.read_slot(state.room, number))

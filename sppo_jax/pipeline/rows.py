@@ -1,7 +1,8 @@
 """Numbers of a tick, from a table of all ticks and the counters of the loops around the tick.
 
-Rows on the host are special: XLA copies them with the DMA engines of a GPU only where the row is a line in the counter
-of the innermost loop. What it has to look up, it copies with a kernel.
+Rows on the host are special: XLA copies them with the DMA engines of a GPU only where the counter of the innermost loop
+alone tells the row. Before jaxlib 0.12 the row has to be a line in this counter. What XLA has to look up by the counters
+of two loops, or by the stage, it copies with a kernel.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.plan.program import FLAGS, HOST_ROWS
+from sppo_jax.plan.tick_rows import FLAGS, HOST_ROWS
 
 
 class HostRow(NamedTuple):
-    """A row on the host, and whether it is a line in a loop's counter."""
+    """A row on the host, and whether the counter of the innermost loop alone tells the row."""
 
     number: jax.Array
     is_counted: bool
@@ -29,7 +30,7 @@ class Rows:
         values: [turns of each loop around, ticks, stages].
         counters: of these loops, outermost first.
         me: this device's stage.
-        field: what the numbers are, one of `program.FIELDS`.
+        field: what the numbers are, one of `tick_rows.FIELDS`.
     """
 
     values: np.ndarray
@@ -61,12 +62,14 @@ class Rows:
         return first if (values == first).all() else _look_up(values, self.counters)[0]
 
     def _host_row(self, values: np.ndarray) -> HostRow:
-        if self.counters and (values == values[..., :1]).all():
-            first, step = _line(values[..., 0])
-            if step is not None:
-                counter = jnp.asarray(self.counters[-1], jnp.int32)
-                return HostRow(jnp.int32(first) + jnp.int32(step) * counter, is_counted=True)
-        return HostRow(_look_up(values, self.counters)[self.me], is_counted=False)
+        turns = values.reshape(-1, *values.shape[-2:])
+        if not self.counters or (turns != turns[:1, :, :1]).any():
+            return HostRow(_look_up(values, self.counters)[self.me], is_counted=False)
+        of_turn, counter = turns[0, :, 0], jnp.asarray(self.counters[-1], jnp.int32)
+        step = _step(of_turn)
+        if step is None:
+            return HostRow(_look_up(of_turn, (counter,)), is_counted=True)
+        return HostRow(jnp.int32(of_turn[0]) + jnp.int32(step) * counter, is_counted=True)
 
     def _with(self, values: np.ndarray, counters: tuple) -> "Rows":
         return Rows(values, counters, self.me, self.field)
@@ -77,12 +80,12 @@ def rows_of(field: str, values: np.ndarray, me: jax.Array) -> Rows:
     return Rows(values, (), me, field)
 
 
-def _line(values: np.ndarray) -> tuple[int, int | None]:
-    """Returns the first number and the step of each turn of the innermost loop; the step is None if there is none."""
-    turns = values.reshape(-1, values.shape[-1])
-    first = int(turns[0, 0])
-    step = int(turns[0, 1]) - first if turns.shape[1] > 1 else 0
-    return first, step if (turns == first + step * np.arange(turns.shape[1])).all() else None
+def _step(of_turn: np.ndarray) -> int | None:
+    """Returns by how much the number grows each turn; None where that differs."""
+    steps = np.diff(of_turn)
+    if not steps.size:
+        return 0
+    return int(steps[0]) if (steps == steps[0]).all() else None
 
 
 def _look_up(values: np.ndarray, counters: tuple) -> jax.Array:

@@ -15,6 +15,7 @@ from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
+from sppo_jax.pipeline.turn import when
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.stash import StashClass
 
@@ -59,7 +60,7 @@ class Stage:
             after = Residuals.of(self.block.vjp_after, weights, x_TD, q)
         return LayerShapes(q, k, before, after)
 
-    def layout(self, stash, num_slots: int, x_TD, positions_T) -> StashLayout:
+    def layout(self, stash, num_slots: int, x_TD, positions_T, *, has_short_rows: bool = False) -> StashLayout:
         """Lays out the stash of one class."""
         if self.places.inputs == "recompute":
             return StashLayout(chunk_entries(stash, {"x": x_TD}), 1, num_slots)
@@ -73,7 +74,7 @@ class Stage:
         if self.places.kv == "host":
             named.update(dict.fromkeys(KEYS_VALUES, shapes.k_TKH))
         again = {"rebuild": ("x",), "host": KEYS_VALUES}.get(self.places.kv, ())
-        return StashLayout(chunk_entries(stash, named), self.num_layers, num_slots, again)
+        return StashLayout(chunk_entries(stash, named), self.num_layers, num_slots, again, has_short_rows)
 
 
 class LayerShapes(NamedTuple):
@@ -190,7 +191,7 @@ class Splits(NamedTuple):
     forward_chunk: Chunk
 
 
-def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: Splits, stash, held=None):
+def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: Splits, stash, held=None, again=0):
     """Runs a group of layers backward on a chunk, after the later chunks of the sequence.
 
     An only chunk's keys and values may be written again here, layer by layer; see `StashPlan.kv`.
@@ -204,6 +205,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
         splits: how `seq` is divided.
         stash: (layout, kept buffers, part fetched from the host).
         held: arrays on their way from the host for the next tick, see `run_layers`.
+        again: 1 where attention is computed again although the stash has its outputs, which are not the chunk's.
 
     Returns:
         dx_TD, cache, sums, held.
@@ -218,7 +220,8 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
         dy, sums, *written = carry
         layer = stage.num_layers - 1 - step
         saved = layout.get(kept, fetched, unit.stash_slot, layer)
-        dx, sums, after = _backward_layer(stage, unit, layer, dy, saved, written[0] if writes else cache, sums, splits)
+        before = written[0] if writes else cache
+        dx, sums, after = _backward_layer(stage, unit, layer, dy, saved, before, sums, splits, again)
         return (dx, sums, after) if writes else (dx, sums)
 
     (dx_TD, sums, *written), held = run_layers(stage.num_layers, body, (dy_TD, sums, *[cache] * writes), held)
@@ -294,17 +297,22 @@ def _made_vjps(stage, weights, saved, unit):
     return projected, vjp_before, lambda out: stage.block.vjp_after(weights, x, out)[1]
 
 
-def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
+def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits, again):
     """One layer; returns the cotangent of its input, the accumulators and the cache."""
     weights = stage.layer_weights(unit, layer)
     vjps = _saved_vjps if "q" in saved else _made_vjps
     (q, k, v), vjp_before, vjp_after = vjps(stage, weights, saved, unit)
     if stage.places.kv == "recompute":
         cache = groups.write_prefix(cache, k, v, splits.forward_chunk, layer, splits.forward)
+
+    def attend(_):
+        return groups.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
+
     if "out" in saved:
-        out, lse = saved["out"], saved["lse"]
+        with jax.named_scope("attention_turn"):
+            out, lse = when(again, attend, (saved["out"], saved["lse"]))
     else:
-        out, lse = groups.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
+        out, lse = attend(None)
     dparams_after, dx_after, dout = vjp_after(out)(dy)
     attention = (q, out, lse, dout, k)
     dq, dk, dv, prefix = groups.backward(*attention, cache, sums.prefix, unit.chunk, layer, splits.backward)

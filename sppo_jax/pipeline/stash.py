@@ -8,6 +8,7 @@ Host reads and writes are unconditional slices at the top level of a tick; `plan
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,14 @@ from sppo_jax.plan.stash import StashClass
 Arrays = dict[str, jax.Array]
 UNIT = jnp.uint16  # element of packed arrays of any dtype
 KEYS_VALUES = ("k", "v")
+OUTS = ("out", "lse")
+
+
+class HostPlace(NamedTuple):
+    """Where a stash lies in the buffer of its class on the host: its row, and how many rows before are short."""
+
+    row: jax.Array
+    num_short: jax.Array | int = 0
 
 
 @dataclass(frozen=True)
@@ -68,12 +77,15 @@ class StashLayout:
         again: the entries that make keys and values be there again: the layer inputs, or keys and values. They lie
             first, and come back from the host by themselves. Rows then lie in steps that divide both their lines and
             those of these entries: a GPU's DMA engines copy whole steps only.
+        has_short_rows: whether some rows on the host are short: the next row overwrites their attention outputs, which
+            lie last in each row.
     """
 
     entries: dict[str, Entry]
     num_layers: int
     num_slots: int
     again: tuple[str, ...] = ()
+    has_short_rows: bool = False
 
     @property
     def host_shape(self) -> tuple[int, int]:
@@ -86,39 +98,54 @@ class StashLayout:
         line = math.gcd(*units)
         return (self.num_layers * (sum(units) // line), line) if line else (0, 0)
 
+    @property
+    def _short_by(self) -> int:
+        """Lines by which a short row is shorter: those of the attention outputs of all layers, which are the last."""
+        if not self.has_short_rows:
+            return 0
+        return self.num_layers * sum(shape[0] for name, (_, shape) in self._lines().items() if name in OUTS)
+
     def kept_buffers(self) -> Arrays:
         """Buffers [slots + 1, layers, ...] in device memory; the last slot is trash."""
         lead = (self.num_slots + 1, self.num_layers)
         shapes = {name: (*lead, *entry.kept_shape) for name, entry in self.entries.items() if entry.kept_shape[0] > 0}
         return {name: jnp.zeros(shape, self.entries[name].dtype) for name, shape in shapes.items()}
 
-    def host_buffer(self, num_rows: int) -> jax.Array:
-        """Buffer [rows and their steps, lines of a step, units] in pinned host memory."""
-        lines, units = self.host_shape
-        return to_host(jnp.zeros((num_rows * (lines // self._step), self._step, units), UNIT))
+    def host_buffer(self, num_rows: int, num_short: int = 0) -> jax.Array:
+        """Buffer [rows and their steps, lines of a step, units] in pinned host memory.
+
+        Args:
+            num_rows: rows.
+            num_short: how many of them, before the last one, are short.
+        """
+        return to_host(jnp.zeros((self._first_step(num_rows, num_short), self._step, self.host_shape[1]), UNIT))
 
     @property
     def _step(self) -> int:
         """Lines of one index of the host's buffer."""
-        lines = self.host_shape[0]
-        return math.gcd(lines, self.again_lines)
+        return math.gcd(self.host_shape[0], self.again_lines, self._short_by)
 
-    def write_host(self, host: jax.Array, row, host_part: jax.Array) -> jax.Array:
+    def _first_step(self, row, num_short):
+        """Returns the first index of a row in the host's buffer, where so many rows before are short."""
+        first = row * (self.host_shape[0] // self._step)
+        return first - num_short * (self._short_by // self._step) if self.has_short_rows else first
+
+    def write_host(self, host: jax.Array, place: "HostPlace", host_part: jax.Array) -> jax.Array:
         """Copies a tick's part to its row on the host."""
         steps = host_part.reshape(-1, *host.shape[1:])
-        return buffers.write(host, (row * steps.shape[0],), to_host(steps))
+        return buffers.write(host, (self._first_step(*place),), to_host(steps))
 
-    def fetch_host(self, host: jax.Array, row) -> jax.Array:
+    def fetch_host(self, host: jax.Array, place: "HostPlace") -> jax.Array:
         """Copies what a backward reads of a row back from the host: all but keys and values."""
-        return self._fetch(host, row, self._unread_lines, self.host_shape[0])
+        return self._fetch(host, place, self._unread_lines, self.host_shape[0])
 
-    def fetch_again(self, host: jax.Array, row) -> jax.Array:
+    def fetch_again(self, host: jax.Array, place: "HostPlace") -> jax.Array:
         """Copies the entries of `again` in a row back from the host."""
-        return self._fetch(host, row, 0, self.again_lines)
+        return self._fetch(host, place, 0, self.again_lines)
 
-    def _fetch(self, host: jax.Array, row, begin: int, end: int) -> jax.Array:
-        (lines, units), step = self.host_shape, self._step
-        first = row * (lines // step) + begin // step
+    def _fetch(self, host: jax.Array, place: "HostPlace", begin: int, end: int) -> jax.Array:
+        (_, units), step = self.host_shape, self._step
+        first = self._first_step(*place) + begin // step
         steps = buffers.read(host, (first,), ((end - begin) // step, *host.shape[1:]))
         return to_device(steps).reshape(end - begin, units)
 
@@ -129,7 +156,7 @@ class StashLayout:
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
         """First line, and shape in lines of one layer, of each entry that has a host part."""
         (_, line), places, first = self.host_shape, {}, 0
-        for name in sorted(self.entries, key=lambda name: name not in self.again):
+        for name in sorted(self.entries, key=lambda name: (name not in self.again, name in OUTS)):
             entry = self.entries[name]
             if entry.host_rows:
                 shape = (entry.host_units // line, line)

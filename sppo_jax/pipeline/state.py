@@ -161,7 +161,11 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
         order=jnp.zeros((), jnp.int32),
         dcache=_zero_cache((program.num_grad_slots, *cache_shape), kv_grad_dtype),
         kept={name: layout.kept_buffers() for name, layout in layouts.items()},
-        host={name: layout.host_buffer(program.host_rows[name]) for name, layout in layouts.items() if name.uses_host},
+        host={
+            name: layout.host_buffer(program.host_rows[name], program.short_rows.get(name, 0))
+            for name, layout in layouts.items()
+            if name.uses_host
+        },
         part=None,
         fetched=None,
         refetched=None,

@@ -5,9 +5,12 @@ depends on the stage is unknown to the compiler, which then writes a kernel for 
 held from the forward tick that fills it to the backward tick that uses it, and a stage that is idle in this tick leaves
 it unused. Where a backward tick has units of several forward ticks, as where Seq1F1B mixes sequences, rows are the
 slots of each stage, and an idle stage uses one row more.
+
+A row may be short: the next row begins before its end, see `stash.merged_classes`.
 """
 
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from sppo_jax.plan.slots import color_intervals
@@ -40,6 +43,23 @@ def host_rows(table: Table, class_of_tick: Sequence[Class | None]) -> dict[int, 
         for forward, row in color_intervals(of_class)[1].items():
             rows[forward] = rows[of_class[forward][1]] = row
     return rows
+
+
+def short_rows(rows: dict[int, int], class_of_tick: Sequence[Class | None], short: Sequence[bool]) -> dict[int, int]:
+    """Returns of each compute tick with a row how many rows before its own are short, in the buffer of its class.
+
+    Args:
+        rows: from `host_rows`.
+        class_of_tick: as for `host_rows`.
+        short: of each tick whether the row of its stash is short: the next row begins before its end.
+    """
+    of_class: dict[Class | None, dict[int, bool]] = {}
+    for index, row in rows.items():
+        of_class.setdefault(class_of_tick[index], {})[row] = short[index]
+    before: dict[Class | None, list[int]] = {
+        name: list(accumulate((found[row] for row in range(len(found))), initial=0)) for name, found in of_class.items()
+    }
+    return {index: before[class_of_tick[index]][row] for index, row in rows.items()}
 
 
 def refetching_tick(table: Table, backward: int) -> int:

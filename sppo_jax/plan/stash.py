@@ -1,5 +1,6 @@
 """The stash of a plan by classes: stashes of one shape, which take turns in the same buffers, and their bytes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sppo_jax.plan.plan import StashPlan
@@ -102,6 +103,29 @@ def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass,
             known[key] = make(group, of_tick, hides)
         found.append(known[key])
     return tuple(found)
+
+
+def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]) -> dict[StashClass, StashClass]:
+    """Returns for each class whose ticks move as those of another one that other class.
+
+    Where attention outputs of late chunks go to the host, the ticks of early chunks have the bodies of late ones: their
+    attention outputs move too, and no backward reads them. So a pass of a group of layers is one loop, whose counter
+    tells the row on the host. A row of an early chunk ends where its attention outputs begin: the next row overwrites
+    them, as all forwards of a wave come before its first backward.
+
+    Args:
+        table: the schedule, or its outline.
+        stash: the places, with alpha.
+        classes: of the diagonal groups, from `stash_classes`.
+    """
+    if not table.passes_groups_in_turn or (stash.inputs, stash.attention, stash.rest) != ("host", "host", "recompute"):
+        return {}
+    known, merged = set(classes), {}
+    for one in known:
+        late = replace(one, recomputes=False, host_attention=one.host_inputs)
+        if one.recomputes and one.host_inputs == one.tokens and late in known:
+            merged[one] = late
+    return merged
 
 
 def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from itertools import product
 from sppo_jax.config import StashConfig
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.plan import StashPlan
-from sppo_jax.plan.stash import recomputing_groups, slot_bytes, stash_classes
+from sppo_jax.plan.stash import merged_classes, recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import CostModel
@@ -172,10 +172,12 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
             max(more, weights_s) if tick.is_compute else more for tick, more in zip(table.ticks, waiting_s, strict=True)
         )
     classes = stash_classes(table, stash, shape.seq)
+    merged = merged_classes(table, stash, classes)
     # Many groups of diagonals have few classes.
+    moved = {one: merged.get(one, one) for one in set(classes)}
     of_class = {
-        one: {"F": slot_bytes(one, token)[1] / link_bytes_s, "B": fetched_bytes(one, shape, stash) / link_bytes_s}
-        for one in set(classes)
+        one: {"F": slot_bytes(of, token)[1] / link_bytes_s, "B": fetched_bytes(of, shape, stash) / link_bytes_s}
+        for one, of in moved.items()
     }
     of_group = [of_class[one] for one in classes]
     if weights_s:

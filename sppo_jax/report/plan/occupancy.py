@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sppo_jax.plan.host_rows import refetching_tick
 from sppo_jax.plan.plan import StashPlan
-from sppo_jax.plan.stash import slot_bytes, stash_classes
+from sppo_jax.plan.stash import merged_classes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, Unit
 from sppo_jax.plan.waiting import room_ticks
 from sppo_jax.planner.memory import Memory, Shape, refetch_bytes, token_bytes, waiting_bytes
@@ -58,10 +58,14 @@ class Occupancy:
     host_fixed: int = 0
 
 
-def unit_bytes(table: Table, shape: Shape, stash: StashPlan) -> UnitBytes:
-    """Returns the bytes that a device stashes for each (sequence, chunk, virtual stage): on itself, and on the host."""
-    groups, token = table.diagonal_groups, token_bytes(shape, stash)
-    sizes = [slot_bytes(of_class, token) for of_class in stash_classes(table, stash, shape.seq)]
+def unit_bytes(table: Table, shape: Shape, stash: StashPlan, *, moved: bool = False) -> UnitBytes:
+    """Returns the bytes that a device stashes for each (sequence, chunk, virtual stage): on itself, and on the host.
+
+    With `moved` those on the host are the bytes of a copy, which may be more; see `stash.merged_classes`.
+    """
+    groups, token, classes = table.diagonal_groups, token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
+    merged = merged_classes(table, stash, classes) if moved else {}
+    sizes = [slot_bytes(merged.get(of_class, of_class), token) for of_class in classes]
     return {key: sizes[groups[diagonal]] for key, diagonal in table.unit_diagonals.items()}
 
 
@@ -77,7 +81,7 @@ def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_
 
     Args:
         table: the schedule.
-        sizes: bytes from `unit_bytes`.
+        sizes: bytes from `unit_bytes`, moved.
         rebuilt: bytes from `rebuilt_bytes`.
         kv_place: how keys and values reach the backward. Those on the host are a part of the stash that leaves, and
             not of the stash that comes back for the backward.

@@ -31,8 +31,12 @@ PLANS = {
         chunks=(16,) * 4, mesh=(1, 2, 1), schedule="breadth-first", interleave=3, sequences=2, wave=2, **HOST
     ),
 }
+LATE = dict(schedule="breadth-first", interleave=3, places=HOST["places"], alpha=1.0, attention_from=3)
+PLANS["late-attention"] = dict(chunks=(16,) * 5, mesh=(1, 2, 1), sequences=4, wave=2, **LATE)
+PLANS["late-attention-rebuilt"] = dict(chunks=(12, 12, 16, 16, 12, 16), sequences=2, kv="rebuild", **LATE)
 # All units of a compute tick are of one wave and one diagonal.
 SHARING = ("one-stage", "sppo", "unequal", "keep", "short", "ring", "breadth-first")
+SHARING += ("late-attention", "late-attention-rebuilt")
 
 
 @lru_cache
@@ -80,7 +84,8 @@ def test_slots_are_in_range_and_idle_stages_hit_trash_and_room_only(name):
     plan, program, specs = made(name)
     rows = program.rows
     assert program.num_sequence_slots == plan.kv_slots
-    assert program.num_kv_slots == plan.table().prefix_peaks.kept
+    peaks = plan.table().prefix_peaks
+    assert program.num_kv_slots == (peaks.kept if plan.stash.kv == "keep" else peaks.rebuilt)
     for index, spec in enumerate(specs):
         idle = rows["active"][index] == 0
         assert (rows["start"][index][idle] == plan.sequence_length).all() and not rows["length"][index][idle].any()
@@ -139,6 +144,49 @@ def test_copies_run_one_compute_tick_after_the_forward_and_one_before_the_backwa
                 assert key == unit[1:] and number + 1 - since >= 3
                 num_read += 1
     assert not host and bool(num_read) == uses
+
+
+@pytest.mark.parametrize("name", ["late-attention", "late-attention-rebuilt"])
+def test_short_rows_are_overwritten_only_where_nothing_reads_them(name):
+    """Follows the buffers on the host: 2 lines of inputs a row, and 3 of attention outputs behind them."""
+    plan, program, specs = made(name)
+    rows, ticks, inputs, outs = program.rows, plan.table().ticks, 2, 3
+    sizes = {of: (inputs + outs) * count - outs * program.short_rows[of] for of, count in program.host_rows.items()}
+    lines = {of: [None] * size for of, size in sizes.items()}
+    compute = [index for index, tick in enumerate(ticks) if tick.is_compute]
+    behind, before = dict(zip(compute, compute[1:], strict=False)), dict(zip(compute[1:], compute, strict=False))
+    num_rebuilt, counts = 0, Counter()
+
+    def first(index, copy):
+        row, short = (int(rows[f"{copy}_{what}"][index, 0]) for what in ("row", "short"))
+        return row * (inputs + outs) - short * outs
+
+    def units(index):
+        return {unit[1:] for unit in ticks[index].units if unit is not None}
+
+    for index, spec in enumerate(specs):
+        if spec.write:
+            place = first(index, "write")
+            assert place >= 0 and place + inputs + outs <= sizes[spec.write]
+            lines[spec.write][place : place + inputs + outs] = [units(before[index])] * (inputs + outs)
+        if spec.fetch:
+            used, place = behind[index], first(index, "fetch")
+            again = int(rows["attends_again"][used, 0])
+            wanted = lines[spec.fetch][place : place + inputs + (0 if again else outs)]
+            assert all(owner == units(used) for owner in wanted)
+            counts[again] += 1
+            early = {chunk < plan.stash.attention_from for _, chunk, _ in units(used)}
+            assert again == (False not in early)
+        if spec.refetch:
+            used, place = index + 1, first(index, "refetch")
+            owners = {(s, chunk, group - 1) for s, chunk, group in units(used)}
+            assert lines[spec.refetch][place : place + inputs] == [owners] * inputs
+            num_rebuilt += 1
+    assert counts[0] and counts[1] and bool(num_rebuilt) == (plan.stash.kv == "rebuild")
+    # Early chunks take no memory for attention outputs.
+    waves = plan.sequences_per_pipeline // plan.schedule.wave
+    early = [tick.kind == "F" and all(u[2] < 3 for u in tick.units if u is not None) for tick in ticks]
+    assert sum(program.short_rows.values()) == sum(early) // waves
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -1,8 +1,8 @@
 """Numbers of a tick, from a table of all ticks and the counters of the loops around the tick.
 
 Rows on the host are special: XLA copies them with the DMA engines of a GPU only where the counter of the innermost loop
-alone tells the row. Before jaxlib 0.12 the row has to be a line in this counter. What XLA has to look up by the counters
-of two loops, or by the stage, it copies with a kernel.
+alone tells the row. Before jaxlib 0.12 the row has to be a line in this counter. A row that depends on the counters of
+two loops, or on the stage, is copied by a kernel.
 """
 
 from dataclasses import dataclass

@@ -90,6 +90,13 @@ def in_loops_of_unknown_length(x, y):
     return lax.fori_loop(0, times, lambda _, x: around(x), x), lax.fori_loop(0, times + 1, lambda _, y: shift(y), y)
 
 
+def the_same_in_every_turn(x, y):
+    """The compiler takes what no turn changes out of the loop, where another loop comes before."""
+    times = lax.pmax((x[0, 0] > 0).astype(jnp.int32), "ring") + 1
+    moved = around(x)
+    return moved, lax.fori_loop(0, times, lambda _, z: z + lax.all_to_all(y, "ring", 0, 0), jnp.sin(moved))
+
+
 PROGRAMS = (
     loop_then_collective,
     collective_then_loop,
@@ -101,6 +108,7 @@ PROGRAMS = (
     in_loops_of_one_step,
     of_numbers,
     in_loops_of_unknown_length,
+    the_same_in_every_turn,
 )
 
 
@@ -135,6 +143,7 @@ def test_without_an_order_they_may_overtake():
         "through_a_loop",
         "in_loops_of_one_step",
         "in_loops_of_unknown_length",
+        "the_same_in_every_turn",
     }
 
 

@@ -18,6 +18,14 @@ def test_only_ticks_of_loops_whose_runs_differ_have_a_share():
     assert turn_shares(program) == {"gather_turn": 5 / 32, "scatter_turn": 2 / 22}
 
 
+def test_attention_has_a_turn_where_a_late_chunk_leaves_none():
+    """Four groups of 8 chunks, of which the first 6 attend again; three ticks, of which two attend, are no loops."""
+    late = PLACES | dict(places=("host", "host", "recompute"), attention_from=6)
+    program = lower(small_plan(**ORDER, **late), SHAPE)
+    assert program.rows["attends_again"][:, 0].sum() == 4 * 6
+    assert turn_shares(program)["attention_turn"] == 22 / 29
+
+
 def test_resident_weights_have_no_turns():
     resident = ORDER | PLACES | dict(weights="resident")
     assert turn_shares(lower(small_plan(**resident), SHAPE)) == {}

@@ -6,7 +6,7 @@ import pytest
 from combinations import draw_by_groups
 from programs import HOST, NOTHING, Case, compare
 
-from sppo_jax.plan.fold import unfold
+from sppo_jax.plan.fold import num_segments, unfold
 from sppo_jax.plan.program import lower
 from sppo_jax.plan.ring import AttentionShape
 
@@ -202,12 +202,25 @@ def test_late_chunks_alone_stash_attention_outputs():
         lower(replace(plan, stash=replace(plan.stash, attention_from=first)), SHAPE) for first in (2, 0)
     )
     specs, every = unfold(late.items), unfold(all_of_them.items)
-    again = [[spec.stash.recomputes for spec in specs if spec.kind == kind] for kind in "FB"]
     # Of 4 chunks in each of 2 groups of layers the first 2 compute attention again; backward comes last chunk first.
+    backward = [index for index, spec in enumerate(specs) if spec.kind == "B"]
+    assert late.rows["attends_again"][backward, 0].tolist() == [0, 0, 1, 1] * 2
+    assert not late.rows["attends_again"][[spec.kind != "B" for spec in specs]].any()
+    assert any(spec.attends for spec in specs) and not any(spec.attends for spec in every)
+    # In all else the ticks are those of a plan that stashes all attention outputs, but four rows are short.
+    assert [replace(spec, attends=False) for spec in specs] == every
+    assert num_segments(late.items) == num_segments(all_of_them.items)
+    assert late.host_rows == all_of_them.host_rows
+    assert (sum(late.short_rows.values()), sum(all_of_them.short_rows.values())) == (4, 0)
+
+
+def test_late_chunks_have_ticks_of_their_own_where_a_part_of_their_stash_stays():
+    plan = CASES["late-attention-from-host"].make_plan()
+    program = lower(replace(plan, stash=replace(plan.stash, alpha=(0.5,) * 7 + (0.0,))), SHAPE)
+    again = [[spec.stash.recomputes for spec in unfold(program.items) if spec.kind == kind] for kind in "FB"]
     assert again == [[True, True, False, False] * 2, [False, False, True, True] * 2]
-    assert not any(spec.stash.recomputes for spec in every if spec.stash)
-    assert all(not name.host_attention for name in late.classes if name.recomputes)
-    assert sum(late.classes.values()) == sum(all_of_them.classes.values()) == 8
+    assert all(not name.host_attention for name in program.classes if name.recomputes)
+    assert not any(program.short_rows.values()) and not program.rows["attends_again"].any()
 
 
 def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_one():

@@ -1,5 +1,6 @@
 """How a layer's stash is packed for the host, and fetched."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from sppo_jax.pipeline.host_traffic import row_to_fetch
 from sppo_jax.pipeline.rows import HostRow
-from sppo_jax.pipeline.stash import StashLayout, chunk_entries
+from sppo_jax.pipeline.stash import HostPlace, StashLayout, chunk_entries
 from sppo_jax.plan.stash import StashClass
 
 
@@ -29,6 +30,32 @@ def test_what_is_stashed_comes_back_bit_for_bit(host_rows):
     for name, value in values.items():
         np.testing.assert_array_equal(np.asarray(back[name], np.float32), np.asarray(value, np.float32))
     assert part.size == 2 * sum(entry.host_units for entry in stash.entries.values())  # nothing is padded
+
+
+@pytest.mark.parametrize("again", [(), ("x",)])
+def test_a_short_row_ends_where_the_next_row_begins(again):
+    shapes = {"out": ((2, 3), jnp.bfloat16), "lse": ((2,), jnp.float32), "x": ((6,), jnp.bfloat16)}
+    stash = layout(StashClass(7, host_inputs=7, host_attention=7), 7, **shapes)
+    stash = replace(stash, again=again, has_short_rows=True)
+    short, values, buffer = [True, True, False, True, False], [], stash.host_buffer(5, 3)
+    places = [HostPlace(row, sum(short[:row])) for row in range(5)]
+    for row, place in enumerate(places):
+        rng = np.random.default_rng(row)
+        values.append({name: jnp.asarray(rng.normal(size=(7, *dims)), dtype) for name, (dims, dtype) in shapes.items()})
+        part = stash.host_part()
+        for layer in range(2):
+            _, part = stash.put({}, part, 0, layer, {name: (1 + layer) * x for name, x in values[-1].items()})
+        buffer = stash.write_host(buffer, place, part)
+    units = {name: 2 * entry.host_units for name, entry in stash.entries.items()}
+    assert buffer.size == 5 * units["x"] + 2 * (units["out"] + units["lse"])
+    for row, place in enumerate(places):
+        back = stash.get({}, stash.fetch_host(buffer, place), 0, 1)
+        if again:
+            back["x"] = stash.get_again({}, stash.fetch_again(buffer, place), 0, 1)["x"]
+        for name in ("x",) if short[row] else shapes:
+            np.testing.assert_array_equal(
+                np.asarray(back[name], np.float32), 2 * np.asarray(values[row][name], np.float32)
+            )
 
 
 def test_a_part_of_more_units_than_an_int32_counts_has_offsets():

@@ -230,6 +230,19 @@ def test_the_whole_stash_goes_where_the_rest_goes_and_groups_take_turns():
         assert chosen.alpha.count(0.0) == (1 if schedule == "breadth-first" else len(chosen.alpha))
 
 
+def test_chunks_without_attention_outputs_take_less_memory_and_copies_as_long():
+    table, shape = make_table("breadth-first", 1, 1, (16,) * 4, 3), replace(SHAPE, layers=1)
+    costs = costs_on(DEVICES["cpu"], 1, recompute_linear=0, length=64)
+    alpha = tuple(float(group < 11) for group in table.diagonal_groups)
+    whole = replace(stash(table, inputs="host", attention="host"), alpha=alpha)
+    late, none = replace(whole, attention_from=2), replace(whole, attention="recompute")
+    copied_s = [copy_seconds(table, shape, places, costs) for places in (whole, late, none)]
+    assert copied_s[0] == copied_s[1] and max(copied_s[2]) < max(copied_s[1])
+    of_whole, of_late, of_none = (stash_bytes(table, shape, places)[1] for places in (whole, late, none))
+    # Of 11 stashes on the host (the last one stays) 5 are of the last two chunks.
+    assert (of_late - of_none) * 11 == (of_whole - of_none) * 5 > 0
+
+
 def test_gathered_weights_are_those_of_a_few_groups():
     shape = replace(SHAPE, seq=2, data=2, compute_bytes=2)
     layer, vocabulary = layer_costs(MODEL).params, 2 * 50 * 8 + 8  # two tables of 100 tokens on two stages, final norm

@@ -6,8 +6,12 @@ import pytest
 from report_cases import HOST, MODEL, small_figures
 from test_report_plan_figures import CASES
 
+from sppo_jax.config import ModelConfig
+from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.waiting import waiting_room
-from sppo_jax.report.plan.occupancy import occupancy
+from sppo_jax.planner.memory import Shape
+from sppo_jax.report.plan.occupancy import occupancy, unit_bytes
 from sppo_jax.report.plan.text import copies_text
 
 GROUPS = [name for name in CASES if name != "copies too slow to hide"]
@@ -70,6 +74,17 @@ def test_layer_inputs_come_back_a_second_time_where_keys_and_values_are_made_aga
         unit = copy.unit._replace(kind="B", virtual_stage=copy.unit.virtual_stage + table.num_stages)
         assert unit in following.units and copy.size_bytes > 0
     assert rebuilt.link_busy_s[1] > rebuilt.link_busy_s[0]
+
+
+def test_early_chunks_copy_what_late_ones_copy_and_hold_less():
+    table = make_table("breadth-first", 1, 1, (16,) * 4, 3)
+    shape = Shape(model=ModelConfig(**MODEL), layers=1, seq=1, ulysses=1, compute_bytes=2)
+    alpha = tuple(float(group < 11) for group in table.diagonal_groups)
+    stash = StashPlan(inputs="host", attention="host", rest="recompute", alpha=alpha, attention_from=2)
+    held, moved = (unit_bytes(table, shape, stash, moved=moved) for moved in (False, True))
+    early, late = held[0, 1, 0][1], held[0, 2, 0][1]
+    assert {size for _, size in moved.values()} == {late, 0} and 0 < early < late
+    assert all(held[key] == moved[key] for key in held if key[1] >= 2)
 
 
 def key(unit):

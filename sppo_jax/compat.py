@@ -131,6 +131,15 @@ _MOST_COPIES = 32
 MIN_JAXLIB_FOR_TABLES = (0, 12)
 
 
+def writes_tables(version: tuple[int, ...] | None = None) -> bool:
+    """Returns whether XLA for GPUs can write the rows that a loop's turns copy into a table.
+
+    Args:
+        version: jaxlib version; the installed one by default.
+    """
+    return (jaxlib_version() if version is None else version) >= MIN_JAXLIB_FOR_TABLES
+
+
 def compiler_options(
     backend: str, uses_host: bool, many_copies: bool = False, version: tuple[int, ...] | None = None
 ) -> dict[str, bool | int] | None:
@@ -148,13 +157,12 @@ def compiler_options(
         many_copies: whether more than two such copies may be under way at once.
         version: jaxlib version that compiles; the installed one by default.
     """
-    version = jaxlib_version() if version is None else version
     if backend not in ("gpu", "cuda"):
         return None
     options: dict[str, bool | int] = {"xla_gpu_enable_latency_hiding_scheduler": True}
     if uses_host:
         options["xla_gpu_memory_limit_slop_factor"] = 2000
-    if uses_host and version >= MIN_JAXLIB_FOR_TABLES:
+    if uses_host and writes_tables(version):
         options["xla_gpu_experimental_enable_dynamic_slice_table_offsets"] = True
     if many_copies:
         options["xla_gpu_experimental_parallel_async_compute_limit"] = _MOST_COPIES

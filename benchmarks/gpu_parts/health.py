@@ -20,8 +20,8 @@ from sppo_jax.profile.measure import matmul_work
 from sppo_jax.profile.timing import Timer
 
 # What a turn of a loop does besides nothing: matrix products, attention, a copy to the host, a copy back; rows by
-# counter (the compiler makes a DMA of such a copy) or looked up in a table (a kernel, which reads and writes the host's
-# memory).
+# counter (the compiler makes a DMA of such a copy) or looked up in a table that the compiler does not know (a kernel,
+# which reads and writes the host's memory).
 FILL = "copy out"
 LOOPS = {
     FILL: None,

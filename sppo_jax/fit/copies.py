@@ -2,8 +2,8 @@
 
 A copy is overlapped if the schedule has a matrix product, or a loop with one, between the copy's start and its end.
 
-On a GPU a copy of a slice is a memcpy by a DMA engine only where XLA finds the slice's offset linear in the counter of
-the innermost loop, and says so beside the slice (`dynamic_slice_config`). Any other copy of a slice is a kernel, whose
+On a GPU a copy of a slice is a memcpy by a DMA engine only where XLA finds that the counter of the innermost loop tells
+the slice's offset, and says so beside the slice (`dynamic_slice_config`). Any other copy of a slice is a kernel, whose
 blocks take compute units from the products beside the copy.
 """
 
@@ -26,7 +26,7 @@ _CALLED = re.compile(r" (?:async-start|fusion|fusion-start)\(.*calls=%([\w.\-]+)
 _NAMED, _OPTIMIZER = re.compile(r'op_name="([^"]*)"'), re.compile(r"/(gather_turn|scatter_turn|optimizer_update)/")
 _TICK = re.compile(r'op_name="[^"]*?/(forward|backward|head)_tick')
 _BITS = {"pred": 8, "bf16": 16}
-_HOST, _LINEAR = "S(5)", "dynamic_slice_config"
+_HOST, _COUNTED = "S(5)", "dynamic_slice_config"
 
 
 class Span(NamedTuple):
@@ -53,7 +53,7 @@ class HostCopies:
         overlapped_bytes: of copies with a matrix product beside them.
         exposed_bytes: of all others.
         kernel_bytes: of all these, what kernels on the compute units of a GPU copy, and not its DMA engines; None where
-            the text tells of no offset whether it is linear, as for TPUs.
+            the text tells of no offset whether a counter tells it, as for TPUs.
         loops_unknown: loops of whose turns neither the text nor the caller says anything; each counts as one turn.
         spans: of all copies.
         optimizer_bytes: of all these, what belongs to parameters, moments and gradients on the host; no compute is
@@ -118,7 +118,7 @@ def host_copies(hlo_text: str, turn_shares: Mapping[str, float] | None = None) -
     return HostCopies(
         overlapped_bytes=round(totals[True]),
         exposed_bytes=round(totals[False]),
-        kernel_bytes=round(by_kernels) if _LINEAR in hlo_text else None,
+        kernel_bytes=round(by_kernels) if _COUNTED in hlo_text else None,
         loops_unknown=unknown,
         spans=tuple(spans),
         optimizer_bytes=round(by_optimizer),
@@ -213,7 +213,7 @@ def _is_kernel(line: str, computations: dict[str, list[str]]) -> bool:
     called = _CALLED.search(line)
     if called:
         return any(_is_kernel(x, computations) for x in computations.get(called.group(1), ()))
-    return bool(_SLICE.search(line)) and _LINEAR not in line
+    return bool(_SLICE.search(line)) and _COUNTED not in line
 
 
 def _moved_bytes(line: str) -> int:

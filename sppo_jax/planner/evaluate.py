@@ -1,7 +1,7 @@
 """What one choice of layout, chunks, schedule and stash costs: a Plan with its memory and its simulated step."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sppo_jax.config import Config
@@ -262,8 +262,10 @@ def _schedule_of(choice: Choice) -> SchedulePlan:
 
 
 def _layout_of(plan: Plan, request: Request) -> Layout:
+    # The search may have chosen what travels on the ring.
+    sequence = replace(request.config.sequence, ring_pass=plan.ring_pass)  # type: ignore[arg-type]
     return Layout(
-        request=request,
+        request=replace(request, config=replace(request.config, sequence=sequence)),
         mesh=MeshShape(data=plan.mesh.data, pipe=plan.mesh.pipe, seq=plan.mesh.seq),
         sequences=plan.sequences_per_pipeline,
         split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring, reason=""),

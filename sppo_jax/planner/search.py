@@ -16,6 +16,7 @@ from sppo_jax.planner.frontier import Start
 from sppo_jax.planner.late_attention import late_attention_is_open, with_late_attention
 from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory
+from sppo_jax.planner.one_pass import with_queries_on_the_ring
 from sppo_jax.planner.paper import paper_outcome
 from sppo_jax.planner.reasons import (
     dial_reasons,
@@ -112,7 +113,10 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     if why_late:
         reasons["stash"] = f"{why_late}; {reasons['stash']}"
     fastest_s = min((best or late).step_s, late.step_s)
-    return _found(request, late, fastest_s, reasons, rejected, considered, start_s)
+    found, why_queries = with_queries_on_the_ring(late, fastest_s * (1 + TIE))
+    if why_queries:
+        reasons["sequence_kind"] = f"{reasons['sequence_kind']}; {why_queries}"
+    return _found(request, found, fastest_s, reasons, rejected, considered, start_s)
 
 
 def _chosen(request: Request, best_first: BestFirst, best: Outcome | None) -> tuple[Outcome, Outcome, str]:

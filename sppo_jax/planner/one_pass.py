@@ -1,0 +1,39 @@
+"""Queries on the ring in every tick, where a breadth-first plan has fewer bodies of ticks for it and loses no time.
+
+By itself a ring sends the fewer bytes tick by tick: keys and values where prefixes are short, then queries. So a pass
+of a group of layers has ticks of several bodies and is a loop of loops. Such a program takes longer to compile. On GPUs
+kernels copy its stash and not DMA engines, because the counter of one loop does not tell the row on the host.
+"""
+
+from dataclasses import replace
+
+from sppo_jax.plan.table import BREADTH_FIRST
+from sppo_jax.planner.bodies import bodies_of
+from sppo_jax.planner.evaluate import Outcome, evaluate
+
+
+def with_queries_on_the_ring(chosen: Outcome, limit_s: float) -> tuple[Outcome, str]:
+    """Lets queries travel in every tick, where the step then is a tie and its program has fewer bodies of ticks.
+
+    Args:
+        chosen: the plan that the search chose.
+        limit_s: seconds of the longest step that ties with the fastest one.
+
+    Returns:
+        The outcome, with the reason; the given one and no reason where nothing is gained.
+    """
+    choice, layout = chosen.choice, chosen.choice.layout
+    request, sequence = layout.request, layout.request.config.sequence
+    is_open = choice.schedule == BREADTH_FIRST and layout.split.ring > 1 and sequence.ring_pass == "auto"
+    if not is_open or not chosen.memory.fits(request.cluster):
+        return chosen, ""
+    config = replace(request.config, sequence=replace(sequence, ring_pass="q"))
+    found = evaluate(replace(choice, layout=replace(layout, request=replace(request, config=config))))
+    is_tie = found.memory.fits(request.cluster) and found.step_s <= limit_s
+    if not is_tie or bodies_of(found) >= bodies_of(chosen):
+        return chosen, ""
+    return found, (
+        f"queries travel on the ring in every tick, not keys and values where these are fewer bytes: a tie "
+        f"({found.step_s / chosen.step_s - 1:+.2%} of the step), with {bodies_of(found)} bodies of ticks to compile "
+        f"instead of {bodies_of(chosen)}"
+    )

@@ -5,9 +5,7 @@ A program's text does not say.
 
 from collections import Counter
 
-import numpy as np
-
-from sppo_jax.plan.fold import Loop, unfold
+from sppo_jax.plan.fold import of_bodies
 from sppo_jax.plan.program import Program
 from sppo_jax.plan.tick_rows import FLAGS
 
@@ -22,22 +20,8 @@ def turn_shares(program: Program) -> dict[str, float]:
     """
     ticks, turns = Counter(), Counter()
     for name in FLAGS:
-        for values in _of_segments(program.items, program.rows[name][:, 0]):
-            if (values != values[0]).any():
+        for values in of_bodies(program.items, program.rows[name][:, :1]):
+            if (values != values.flat[0]).any():
                 ticks[name] += values.size
                 turns[name] += int(values.sum())
     return {SCOPES[name]: turns[name] / count for name, count in ticks.items()}
-
-
-def _of_segments(items: tuple, values: np.ndarray) -> list[np.ndarray]:
-    """Returns for each body of a tick the values of all its runs; `values` has [turns of loops around, ticks]."""
-    values, found, place = values.reshape(-1, values.shape[-1]), [], 0
-    for item in items:
-        length = len(unfold([item]))
-        part = values[:, place : place + length]
-        place += length
-        if isinstance(item, Loop):
-            found += _of_segments(item.body, part.reshape(-1, length // item.count))
-        else:
-            found.append(part.reshape(-1))
-    return found

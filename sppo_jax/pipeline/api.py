@@ -49,6 +49,7 @@ from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.state import Sequences, evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.tables import Tables
+from sppo_jax.plan.counters import needs_tables
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, lower
@@ -122,7 +123,9 @@ class Step:
         """Options that the outermost jit should pass to the compiler."""
         # What waits on the host besides the stash adds copies to each tick.
         more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0
-        return compiler_options(self.platform, self.uses_host, many_copies=more)
+        return compiler_options(
+            self.platform, self.uses_host, more, needs_tables(self.program.items, self.program.rows)
+        )
 
     def check(self, params: nnx.State, batch: Mapping) -> None:
         """Checks parameters and a batch; checks the batch's values too if they are on this host.

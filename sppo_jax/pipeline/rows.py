@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sppo_jax.plan.counters import numbers_of_turns, step_of
 from sppo_jax.plan.tick_rows import FLAGS, HOST_ROWS
 
 
@@ -62,14 +63,13 @@ class Rows:
         return first if (values == first).all() else _look_up(values, self.counters)[0]
 
     def _host_row(self, values: np.ndarray) -> HostRow:
-        turns = values.reshape(-1, *values.shape[-2:])
-        if not self.counters or (turns != turns[:1, :, :1]).any():
+        numbers = numbers_of_turns(values)
+        if numbers is None:
             return HostRow(_look_up(values, self.counters)[self.me], is_counted=False)
-        of_turn, counter = turns[0, :, 0], jnp.asarray(self.counters[-1], jnp.int32)
-        step = _step(of_turn)
+        counter, step = jnp.asarray(self.counters[-1], jnp.int32), step_of(numbers)
         if step is None:
-            return HostRow(_look_up(of_turn, (counter,)), is_counted=True)
-        return HostRow(jnp.int32(of_turn[0]) + jnp.int32(step) * counter, is_counted=True)
+            return HostRow(_look_up(numbers, (counter,)), is_counted=True)
+        return HostRow(jnp.int32(numbers[0]) + jnp.int32(step) * counter, is_counted=True)
 
     def _with(self, values: np.ndarray, counters: tuple) -> "Rows":
         return Rows(values, counters, self.me, self.field)
@@ -78,14 +78,6 @@ class Rows:
 def rows_of(field: str, values: np.ndarray, me: jax.Array) -> Rows:
     """Returns the numbers of all ticks, [ticks, stages]; other arguments as `Rows`."""
     return Rows(values, (), me, field)
-
-
-def _step(of_turn: np.ndarray) -> int | None:
-    """Returns by how much the number grows each turn; None where that differs."""
-    steps = np.diff(of_turn)
-    if not steps.size:
-        return 0
-    return int(steps[0]) if (steps == steps[0]).all() else None
 
 
 def _look_up(values: np.ndarray, counters: tuple) -> jax.Array:

@@ -1,7 +1,9 @@
 """Folding a row of ticks into nested loops: ticks that look alike become one scan body."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,28 @@ def unfold(items: Sequence) -> list:
     for item in items:
         flat += unfold(item.body) * item.count if isinstance(item, Loop) else [item]
     return flat
+
+
+def of_bodies(items: Sequence, values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields for each tick body the values of all its runs.
+
+    Args:
+        items: from `fold`.
+        values: of all ticks, [turns of each loop around all of them, ticks, stages].
+
+    Yields:
+        [turns of each loop around the body, outermost first, stages].
+    """
+    place = 0
+    for item in items:
+        length = len(unfold([item]))
+        part = values[..., place : place + length, :]
+        place += length
+        if isinstance(item, Loop):
+            *around, _, stages = part.shape
+            yield from of_bodies(item.body, part.reshape(*around, item.count, length // item.count, stages))
+        else:
+            yield part[..., 0, :]
 
 
 def num_segments(items: Sequence) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sppo_jax.plan.counters import with_short_loops
 from sppo_jax.plan.fold import fold, num_segments
 from sppo_jax.plan.host_rows import host_rows, refetching_tick, short_rows
 from sppo_jax.plan.plan import Plan, StashPlan
@@ -149,7 +150,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         chosen = [index for index, tick in enumerate(table.ticks) if tick.kind != "B"]
         specs, rows = [specs[i] for i in chosen], {name: value[chosen] for name, value in rows.items()}
     return Program(
-        items=fold(specs),
+        items=with_short_loops(fold(specs), rows),
         rows=rows,
         classes={name: count for name, (count, _) in slots.stash.items()},
         host_rows=table.host_rows(classes) if train else {},

@@ -34,9 +34,10 @@ PLANS = {
 LATE = dict(schedule="breadth-first", interleave=3, places=HOST["places"], alpha=1.0, attention_from=3)
 PLANS["late-attention"] = dict(chunks=(16,) * 5, mesh=(1, 2, 1), sequences=4, wave=2, **LATE)
 PLANS["late-attention-rebuilt"] = dict(chunks=(12, 12, 16, 16, 12, 16), sequences=2, kv="rebuild", **LATE)
+PLANS["last-attention"] = dict(chunks=(16,) * 4, sequences=2, kv="rebuild", **LATE)
 # All units of a compute tick are of one wave and one diagonal.
 SHARING = ("one-stage", "sppo", "unequal", "keep", "short", "ring", "breadth-first")
-SHARING += ("late-attention", "late-attention-rebuilt")
+SHARING += ("late-attention", "late-attention-rebuilt", "last-attention")
 
 
 @lru_cache
@@ -146,7 +147,7 @@ def test_copies_run_one_compute_tick_after_the_forward_and_one_before_the_backwa
     assert not host and bool(num_read) == uses
 
 
-@pytest.mark.parametrize("name", ["late-attention", "late-attention-rebuilt"])
+@pytest.mark.parametrize("name", ["late-attention", "late-attention-rebuilt", "last-attention"])
 def test_short_rows_are_overwritten_only_where_nothing_reads_them(name):
     """Follows the buffers on the host: 2 lines of inputs a row, and 3 of attention outputs behind them."""
     plan, program, specs = made(name)
@@ -186,7 +187,8 @@ def test_short_rows_are_overwritten_only_where_nothing_reads_them(name):
     # Early chunks take no memory for attention outputs.
     waves = plan.sequences_per_pipeline // plan.schedule.wave
     early = [tick.kind == "F" and all(u[2] < 3 for u in tick.units if u is not None) for tick in ticks]
-    assert sum(program.short_rows.values()) == sum(early) // waves
+    # The last chunk of the last group never goes to the host; if no other late one comes last, an early one is whole.
+    assert sum(program.short_rows.values()) == sum(early) // waves - (name == "last-attention")
 
 
 @pytest.mark.parametrize("name", PLANS)

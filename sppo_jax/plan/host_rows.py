@@ -45,7 +45,9 @@ def host_rows(table: Table, class_of_tick: Sequence[Class | None]) -> dict[int, 
     return rows
 
 
-def short_rows(rows: dict[int, int], class_of_tick: Sequence[Class | None], short: Sequence[bool]) -> dict[int, int]:
+def short_rows_before(
+    rows: dict[int, int], class_of_tick: Sequence[Class | None], short: Sequence[bool]
+) -> dict[int, int]:
     """Returns of each compute tick with a row how many rows before its own are short, in the buffer of its class.
 
     Args:

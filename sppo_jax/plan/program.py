@@ -12,12 +12,12 @@ import numpy as np
 
 from sppo_jax.plan.counters import with_short_loops
 from sppo_jax.plan.fold import fold, num_segments
-from sppo_jax.plan.host_rows import host_rows, refetching_tick, short_rows
+from sppo_jax.plan.host_rows import host_rows, refetching_tick, short_rows_before
 from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.share_trips import share_trips
 from sppo_jax.plan.slots import head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
-from sppo_jax.plan.stash import StashClass, merged_classes, stash_classes
+from sppo_jax.plan.stash import StashClass, merged_classes, short_rows, stash_classes
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.tick_rows import Copies, Slots, add_rebuilds, add_room, add_trips, make_rows, rebuilt_unit
 from sppo_jax.plan.turns import turns_of
@@ -123,13 +123,13 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
     """
     table = plan.table()
     ticks = _ticks_of(table, plan.stash, plan.mesh.seq, train=train)
-    classes, of_tick, short, room, rebuilds, copies = ticks
+    classes, of_tick, short, num_short, room, rebuilds, copies = ticks
     on_host = train and plan.stash.waiting == "host"
     host = host_rows(table, of_tick)
     slots = Slots(
         stash=_stash_slots(table, classes) if train else {},
         host=host,
-        short=short_rows(host or {}, of_tick, short),
+        short=short_rows_before(host or {}, of_tick, short),
         sequences=sequence_slots(table),
         prefixes=prefix_slots(table, plan.stash.kv, train=train),
         # An evaluation has room on the device: no stash, and no gradients of keys and values.
@@ -154,7 +154,7 @@ def lower(plan: Plan, shape: AttentionShape, *, train: bool = True) -> Program:
         rows=rows,
         classes={name: count for name, (count, _) in slots.stash.items()},
         host_rows=table.host_rows(classes) if train else {},
-        short_rows=_most_short(of_tick, slots.short),
+        short_rows=num_short,
         num_sequence_slots=slots.sequences[0],
         num_kv_slots=slots.prefixes.num_kv,
         num_grad_slots=slots.prefixes.num_grads,
@@ -196,12 +196,13 @@ def ring_of(plan: Plan, shape: AttentionShape) -> Ring:
 class _Ticks(NamedTuple):
     """The class of each diagonal group and of each tick, the waiting room, and what ticks rebuild and copy.
 
-    `short` says of each tick whether the row of its stash on the host is short.
+    `short` says of each tick whether the row of its stash on the host is short, `num_short` how many are of each class.
     """
 
     classes: tuple[StashClass, ...]
     of_tick: list[StashClass | None]
     short: list[bool]
+    num_short: dict[StashClass, int]
     room: Room
     rebuilds: dict[int, int]
     copies: Copies
@@ -215,22 +216,13 @@ def _ticks_of(table: Table, stash: StashPlan, seq: int, *, train: bool) -> _Tick
     short = [train and group is not None and alone[group] in merged for group in table.tick_groups]
     room = waiting_room(table) if train and stash.waiting == "host" else Room(0, {}, {})
     rebuilds = _rebuilds(table) if train and stash.kv in ("rebuild", "host") else {}
-    return _Ticks(classes, of_tick, short, room, rebuilds, _copies(table, of_tick, rebuilds, stash.kv))
+    num_short = short_rows(table, alone, merged)
+    return _Ticks(classes, of_tick, short, num_short, room, rebuilds, _copies(table, of_tick, rebuilds, stash.kv))
 
 
 def _stash_slots(table: Table, classes: Sequence[StashClass]) -> dict[StashClass, tuple[int, dict]]:
     groups, diagonals = table.diagonal_groups, table.unit_diagonals
     return stash_slots(table, lambda unit: classes[groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]]])
-
-
-def _most_short(of_tick: Sequence[StashClass | None], short: dict[int, int]) -> dict[StashClass, int]:
-    """Returns of each class how many rows before the last one are short."""
-    most: dict[StashClass, int] = {}
-    for index, count in short.items():
-        name = of_tick[index]
-        assert name is not None
-        most[name] = max(most.get(name, 0), count)
-    return most
 
 
 def _rebuilds(table: Table) -> dict[int, int]:
@@ -268,7 +260,7 @@ def _copies(table: Table, of_tick: Sequence[StashClass | None], rebuilds: dict[i
 
 def _specs(table: Table, ring: Ring, seq: int, weights: str, ticks: _Ticks) -> list[TickSpec]:
     specs = []
-    _, of_tick, short, room, rebuilds, copies = ticks
+    _, of_tick, short, _, room, rebuilds, copies = ticks
     mixed = {of_tick[index] for index, is_short in enumerate(short) if is_short}
 
     def class_of(index: int | None) -> StashClass | None:

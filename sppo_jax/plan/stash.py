@@ -128,6 +128,26 @@ def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]
     return merged
 
 
+def short_rows(
+    table: Table, classes: Sequence[StashClass], merged: dict[StashClass, StashClass]
+) -> dict[StashClass, int]:
+    """Returns of each class how many of its rows on the host are short, besides the last one, which never is.
+
+    Args:
+        table: the schedule, or its outline.
+        classes: of the diagonal groups, from `stash_classes`.
+        merged: from `merged_classes`.
+    """
+    found: dict[StashClass, list[bool]] = {}
+    for tick, group in zip(table.ticks, table.tick_groups, strict=True):
+        if tick.kind == "B" or not merged:
+            break  # the next wave has the same rows
+        if group is not None:
+            own = classes[group]
+            found.setdefault(merged.get(own, own), []).append(own in merged)
+    return {of_class: sum(is_short[:-1]) for of_class, is_short in found.items()}
+
+
 def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:
     """Returns the bytes of one stash of a class: on the device, and on the host."""
     token = token.stashed(of.recomputes)

@@ -10,7 +10,7 @@ from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, n
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.spread import padded, spread
-from sppo_jax.plan.stash import StashClass, TokenBytes, slot_bytes, stash_classes
+from sppo_jax.plan.stash import StashClass, TokenBytes, merged_classes, short_rows, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import slot_counts
 from sppo_jax.plan.waiting import waiting_room
@@ -225,13 +225,17 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
 
     Each class of stashes has a slot more on the device than it needs: what an idle stage writes has to go somewhere.
     """
-    token, classes = token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
-    num_rows = table.host_rows(classes)
+    token, alone = token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
+    merged = merged_classes(table, stash, alone)
+    classes = [merged.get(of_class, of_class) for of_class in alone]
+    num_rows, num_short = table.host_rows(classes), short_rows(table, alone, merged)
     device = host = copies = 0
     for of_class, count in table.stash_peaks(classes).items():
         kept, away = slot_bytes(of_class, token)
         device, host = device + (count + 1) * kept, host + num_rows[of_class] * away
         copies = max(copies, away, fetched_bytes(of_class, shape, stash))
+    for early, late in merged.items():
+        host -= num_short[late] * (slot_bytes(late, token)[1] - slot_bytes(early, token)[1])
     return device, host, copies * (_TPU_PARTS if shape.platform == "tpu" else 1)
 
 

@@ -291,6 +291,9 @@ def test_last_stash_is_gone_when_the_sums_of_the_next_groups_come():
     assert turn_bytes(table, shape, places) == held - copies
     assert predict_memory(table, shape, places).hbm["stash"] == copies
     assert turn_bytes(table, replace(shape, weights="gathered"), places) == 0
+    # A loop over the layers of a group, which begins with three of them, reads the stash to its end.
+    assert turn_bytes(table, replace(shape, layers=2), places) > 0
+    assert turn_bytes(table, replace(shape, layers=3), places) == 0
     kept = replace(places, inputs="keep", attention="keep")
     assert turn_bytes(table, shape, kept) == 0
 

@@ -37,6 +37,8 @@ _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 # XLA:TPU keeps arrays in tiles of 8 x 128, holds a tick's packed stash four times on its way (made, copied, sent, and
 # fetched), and copies K, V and what is kept once between forward and backward, which want other layouts.
 _TPU_LANES, _TPU_PARTS = 128, 4
+# The most layers of a group that are no loop: the last one stands alone, see `pipeline.stage.run_layers`.
+_LAYERS_WITHOUT_LOOP = 2
 # Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
 _HOST_RESERVE = 0.05
 # Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
@@ -239,6 +241,8 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     return device, host, copies * (_TPU_PARTS if shape.platform == "tpu" else 1)
 
 
+
+
 def _turns_once(table: Table) -> bool:
     """Returns whether all groups of a stage's layers go forward, and all heads, before the first goes backward."""
     return table.num_groups > 1 and not table.heads_among_backwards
@@ -248,9 +252,10 @@ def turn_bytes(table: Table, shape: Shape, stash: StashPlan) -> int:
     """Returns what the turn from forward to backward and a later backward do not both hold, of a device's stash.
 
     Where a stage's sums are whole and nothing but a last stash stays on the device, that stash is gone when the sums of
-    the next groups come into being. A fetched one is used in its place.
+    the next groups come into being. A fetched one is used in its place. Where a group's layers are a loop, which they
+    are from the third layer on, the stash stays: the loop reads it.
     """
-    if shape.weights == "gathered" or not _turns_once(table):
+    if shape.weights == "gathered" or not _turns_once(table) or shape.layers > _LAYERS_WITHOUT_LOOP:
         return 0
     of_groups = stash_classes(table, stash, shape.seq)
     classes = set(of_groups)  # many groups of diagonals have few

@@ -241,8 +241,6 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     return device, host, copies * (_TPU_PARTS if shape.platform == "tpu" else 1)
 
 
-
-
 def _turns_once(table: Table) -> bool:
     """Returns whether all groups of a stage's layers go forward, and all heads, before the first goes backward."""
     return table.num_groups > 1 and not table.heads_among_backwards

@@ -51,3 +51,6 @@ def test_a_loop_with_tables_has_no_more_turns_than_a_table(monkeypatch):
     # Rows of the first and the last group of layers are lines.
     assert [item.count for item in cut if isinstance(item, Loop)] == [7, 5, 5, 6, 3, 4, 3, 4, 5, 5, 5, 7]
     assert lower(small_plan(**LATE), SHAPE).items == cut
+    # The same within a loop over sequences.
+    (several,) = lower(small_plan(**LATE, sequences=3), SHAPE).items
+    assert several == Loop(3, cut)

@@ -123,9 +123,8 @@ class Step:
         """Options that the outermost jit should pass to the compiler."""
         # What waits on the host besides the stash adds copies to each tick.
         more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0
-        return compiler_options(
-            self.platform, self.uses_host, more, needs_tables(self.program.items, self.program.rows)
-        )
+        tables = needs_tables(self.program.items, self.program.rows)
+        return compiler_options(self.platform, self.uses_host, many_copies=more, tables=tables)
 
     def check(self, params: nnx.State, batch: Mapping) -> None:
         """Checks parameters and a batch; checks the batch's values too if they are on this host.

@@ -28,7 +28,7 @@ class HostPlace(NamedTuple):
     """Where a stash lies in the buffer of its class on the host: its row, and how many rows before are short."""
 
     row: jax.Array
-    num_short: jax.Array | int = 0
+    num_short: jax.Array
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sppo_jax.plan.fold import Loop, of_bodies, unfold
+from sppo_jax.plan.fold import Loop, in_turns, of_bodies, unfold
 from sppo_jax.plan.tick_rows import HOST_ROWS
 
 # XLA for GPUs writes tables of at most so many turns (measured on jaxlib 0.12.0.1).
@@ -39,10 +39,9 @@ def needs_tables(items: Sequence, rows: Mapping[str, np.ndarray]) -> bool:
 
     Args:
         items: nested loops of ticks, from `fold`.
-        rows: of these ticks, for each of `tick_rows.FIELDS` [ticks, stages].
+        rows: of these ticks, for each of `tick_rows.FIELDS` [turns of each loop around all of them, ticks, stages].
     """
-    found = [numbers_of_turns(values) for name in HOST_ROWS for values in of_bodies(items, rows[name])]
-    return any(numbers is not None and step_of(numbers) is None for numbers in found)
+    return any(_is_table(values) for name in HOST_ROWS for values in of_bodies(items, rows[name]))
 
 
 def with_short_loops(items: Sequence, rows: Mapping[str, np.ndarray]) -> tuple:
@@ -51,12 +50,27 @@ def with_short_loops(items: Sequence, rows: Mapping[str, np.ndarray]) -> tuple:
     place = 0
     for item in items:
         length = len(unfold([item]))
-        of_item = {name: value[place : place + length] for name, value in rows.items()}
+        of_item = {name: rows[name][..., place : place + length, :] for name in HOST_ROWS}
         place += length
-        if isinstance(item, Loop) and item.count > MOST_TURNS and needs_tables([item], of_item):
-            parts = -(-item.count // MOST_TURNS)
-            ends = [item.count * part // parts for part in range(parts + 1)]
-            found += [Loop(end - start, item.body) for start, end in zip(ends, ends[1:], strict=False)]
-        else:
-            found.append(item)
+        found += _cut(item, of_item) if isinstance(item, Loop) else [item]
     return tuple(found)
+
+
+def _cut(loop: Loop, rows: Mapping[str, np.ndarray]) -> list[Loop]:
+    turns = {name: in_turns(loop, values) for name, values in rows.items()}
+    body = with_short_loops(loop.body, turns)
+    ticks = [place for place, item in enumerate(_by_ticks(loop.body)) if not isinstance(item, Loop)]
+    tables = any(_is_table(values[..., place, :]) for values in turns.values() for place in ticks)
+    parts = -(-loop.count // MOST_TURNS) if tables else 1
+    ends = [loop.count * part // parts for part in range(parts + 1)]
+    return [Loop(end - start, body) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _by_ticks(body: Sequence) -> list:
+    """Returns for each tick of a loop's body the item of the body that it belongs to."""
+    return [item for item in body for _ in unfold([item])]
+
+
+def _is_table(values: np.ndarray) -> bool:
+    numbers = numbers_of_turns(values)
+    return numbers is not None and step_of(numbers) is None

@@ -83,10 +83,15 @@ def of_bodies(items: Sequence, values: np.ndarray) -> Iterator[np.ndarray]:
         part = values[..., place : place + length, :]
         place += length
         if isinstance(item, Loop):
-            *around, _, stages = part.shape
-            yield from of_bodies(item.body, part.reshape(*around, item.count, length // item.count, stages))
+            yield from of_bodies(item.body, in_turns(item, part))
         else:
             yield part[..., 0, :]
+
+
+def in_turns(loop: Loop, values: np.ndarray) -> np.ndarray:
+    """Returns the values of a loop's ticks turn by turn: [..., ticks, stages] -> [..., turns, ticks of one, stages]."""
+    *around, ticks, stages = values.shape
+    return values.reshape(*around, loop.count, ticks // loop.count, stages)
 
 
 def num_segments(items: Sequence) -> int:

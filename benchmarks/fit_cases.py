@@ -70,6 +70,15 @@ _HOST_OPTIMIZER = {"optimizer": {"place": "host"}, "schedule": {"interleave": "a
 _ROOM = {**_HOST_OPTIMIZER, "stash": {"waiting": "host"}}
 # One chunk a sequence, whose backward makes K and V again.
 _ONLY = _BREADTH_FIRST | {"sequence": {"chunks": 1}, "stash": {"kv": "rebuild"}}
+# The same with resident weights, in so many groups of layers; the last stash stays where a group has more than two.
+_LONE = {
+    groups: {
+        "stash": {"kv": "rebuild"},
+        "mesh": {"weights": "resident"},
+        "schedule": {"name": "breadth-first", "interleave": groups},
+    }
+    for groups in (4, 8, 16, 32)
+}
 _RESIDENT = _BREADTH_FIRST | {"mesh": {"weights": "resident"}}
 _TWO = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "seq1f1b"}}
 _WAVE = {"sequence": {"per_pipeline": 4}, "schedule": {"name": "sppo", "wave": 4}}
@@ -157,6 +166,28 @@ CASES = (
     Case(cluster="h100:2x8", model="llama3-8b", mesh=(4, 4), length=5120 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:1x8", model="llama3-8b", length=128 * K, more=_ONLY, calibrated=True),
     Case(cluster="h100:1x8", model="llama3-8b", length=256 * K, more=_ONLY),
+    Case(
+        cluster="h100:1x8",
+        model="llama3-8b",
+        mesh=(1, 8),
+        length=64 * K,
+        chunks=1,
+        stash="hhh",
+        more=_LONE[4],
+        calibrated=True,
+    ),
+    Case(
+        cluster="h100:1x8",
+        model="llama3-8b",
+        mesh=(1, 8),
+        length=64 * K,
+        chunks=1,
+        stash="hhh",
+        more=_LONE[8],
+        calibrated=True,
+    ),
+    Case(cluster="h100:1x8", model="llama3-8b", mesh=(1, 8), length=256 * K, chunks=1, stash="hhh", more=_LONE[16]),
+    Case(cluster="h100:1x8", model="llama3-8b", mesh=(1, 8), length=256 * K, chunks=1, stash="hhh", more=_LONE[32]),
     Case(cluster="a100-80g:1x8", model="gpt-7b", length=128 * K, more=_ONLY),
     Case(cluster="a100-80g:1x8", model="gpt-7b", length=256 * K, more=_ONLY, calibrated=True),
     Case(cluster="a100-80g:1x2", model="llama3.2-1b", mesh=(2, 1), length=256 * K, chunks=32, stash="rrr"),

@@ -15,11 +15,11 @@ from blocks import print_block
 from fit_cases import CASES, Case
 
 from sppo_jax.config import Config, config_from_dict
-from sppo_jax.hardware import Cluster, parse_cluster
+from sppo_jax.hardware import Cluster, parse_cluster, usable_bytes
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.planner.evaluate import memory_of
-from sppo_jax.planner.memory import usable_bytes, usable_host_bytes
+from sppo_jax.planner.memory import usable_host_bytes
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE.parent / "docs" / "records.md", HERE / "results" / "fit.json"

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sppo_jax.config import Config
 from sppo_jax.environment import joined, set_memory_limits
-from sppo_jax.hardware import Cluster, find_device
+from sppo_jax.hardware import Cluster, find_device, installed_spare
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
 from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
 from sppo_jax.version import __version__
@@ -365,6 +365,7 @@ def cluster(config: Config) -> Cluster | None:
         num_hosts=len(per_host),
         devices_per_host=next(iter(per_host.values())),
         host_bytes=device.host_bytes,
+        spare=installed_spare(device),
     )
 
 

@@ -16,11 +16,14 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sppo_jax.hardware.capacity import MOST_SHARE, OLD_SPARE, compiler_takes_more, pool_share
+from sppo_jax.hardware.cluster import local_cluster
 from sppo_jax.units import format_bytes
 from sppo_jax.version import jaxlib_version
 
@@ -30,8 +33,6 @@ if TYPE_CHECKING:
 YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 FRACTION, OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-# A plan fills up to 94% of a device; XLA's own default is 0.75.
-DEVICE_SHARE = 0.95
 
 # The versions of jaxlib for which wrong sums were observed. XLA ends a process with a flag that XLA does not know, so a
 # newer jaxlib is added here only after a check that it knows the flag.
@@ -90,7 +91,7 @@ def set_memory_limits(plan: Plan | None) -> None:
     warn_of_unknown_flags()
     if not _gpus_may_start():
         return
-    _set_fraction()
+    _set_fraction(plan)
     limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
     if limit_gb > _DEFAULT_HOST_GB and not os.environ.get(HOST_LIMIT):
         os.environ[HOST_LIMIT] = str(limit_gb)
@@ -100,13 +101,29 @@ def set_memory_fraction() -> None:
     """Allows XLA the share of a GPU's memory that plans count on; call it before jax looks for devices."""
     warn_of_unknown_flags()
     if _gpus_may_start():
-        _set_fraction()
+        _set_fraction(None)
 
 
-def _set_fraction() -> None:
+def device_share(plan: Plan | None) -> float:
+    """Returns the share of a GPU's memory that XLA's pool is given in a run on GPUs like those of this machine.
+
+    Args:
+        plan: the plan of the run; None if no plan has been made: then all GPUs of the machine take part.
+    """
+    here = local_cluster()
+    if here.device.platform != "gpu":
+        return MOST_SHARE  # a GPU that no plan knows
+    local, num_hosts = here.devices_per_host, 2 if joined()[1] > 1 else 1
+    if plan is not None:
+        local = min(local, plan.mesh.num_devices)
+        num_hosts = math.ceil(plan.mesh.num_devices / local)
+    return pool_share(replace(here, devices_per_host=local, num_hosts=num_hosts))
+
+
+def _set_fraction(plan: Plan | None) -> None:
     # The share also limits a pool without preallocation. jax refuses both names together.
     if not (os.environ.get(FRACTION) or os.environ.get(OLD_FRACTION)):
-        os.environ[FRACTION] = str(DEVICE_SHARE)
+        os.environ[FRACTION] = str(device_share(plan))
 
 
 def warn_of_unknown_flags() -> None:
@@ -141,7 +158,14 @@ def check_memory_limits(plan: Plan) -> None:
     if pool_bytes is not None and pool_bytes < needed_bytes:
         _warn_late(
             f"the plan needs {format_bytes(needed_bytes)} of a GPU, XLA takes at most {format_bytes(pool_bytes)}",
-            f"{FRACTION}={DEVICE_SHARE}",
+            f"{FRACTION}={device_share(plan)}",
+        )
+    elif pool_bytes is not None and compiler_takes_more() and pool_bytes * (1 - OLD_SPARE) < needed_bytes:
+        warnings.warn(
+            f"a plan for jaxlib {version('jaxlib')} must leave 10% of XLA's pool of {format_bytes(pool_bytes)} free, whose "
+            f"compiler takes up to 11% more than predicted, got a plan of {format_bytes(needed_bytes)}; plan again with "
+            "hardware.hbm_spare=0.1, or install jax >= 0.12",
+            stacklevel=3,  # the line that calls value_and_grad
         )
     limit_gb, needed_gb = _given_host_gb(), host_limit_gb(plan)
     if limit_gb < needed_gb:

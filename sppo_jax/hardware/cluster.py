@@ -48,7 +48,7 @@ class Device:
 
     Args:
         name: the name in plans and on command lines.
-        hbm_bytes: device memory a program can use.
+        hbm_bytes: memory of the device, rounded down to GiB; `capacity` says what a run gets of it.
         hbm_bytes_s: bytes a second between device memory and its compute units.
         host_link_bytes_s: bytes a second between device and host, one way.
         link_bytes_s: bytes a second to a device of the same host (or TPU slice), one way.
@@ -248,6 +248,7 @@ class Cluster:
         devices_per_host: devices of each.
         host_bytes: memory of each host that activations may take.
         topology: chips along each dim of a TPU slice; empty elsewhere.
+        spare: share of what a run gets of a device that plans leave free; None: as `capacity` says for the newest jax.
     """
 
     device: Device
@@ -255,6 +256,7 @@ class Cluster:
     devices_per_host: int
     host_bytes: int
     topology: tuple[int, ...] = ()
+    spare: float | None = None
 
     @property
     def num_devices(self) -> int:

@@ -162,9 +162,9 @@ def check_memory_limits(plan: Plan) -> None:
         )
     elif pool_bytes is not None and compiler_takes_more() and pool_bytes * (1 - OLD_SPARE) < needed_bytes:
         warnings.warn(
-            f"a plan for jaxlib {version('jaxlib')} must leave 10% of XLA's pool of {format_bytes(pool_bytes)} free, whose "
-            f"compiler takes up to 11% more than predicted, got a plan of {format_bytes(needed_bytes)}; plan again with "
-            "hardware.hbm_spare=0.1, or install jax >= 0.12",
+            f"with jaxlib {version('jaxlib')}, whose compiler takes up to 11% more than predicted, a plan must leave "
+            f"{OLD_SPARE:.0%} of XLA's pool of {format_bytes(pool_bytes)} free, got a plan of "
+            f"{format_bytes(needed_bytes)}; plan again with hardware.hbm_spare={OLD_SPARE}, or install jax >= 0.12",
             stacklevel=3,  # the line that calls value_and_grad
         )
     limit_gb, needed_gb = _given_host_gb(), host_limit_gb(plan)

@@ -21,7 +21,6 @@ from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import config_from_dict
 from sppo_jax.models import build_model
 from sppo_jax.plan.plan import MeshShape, Predicted
-from sppo_jax.hardware import local_cluster, make_cluster, parse_cluster, usable_bytes, DEVICES
 
 GiB = 2**30
 SETTINGS = {

@@ -1,7 +1,7 @@
 """What a run gets of a device's memory.
 
-XLA takes a share of a GPU's whole memory as its pool when it starts. Everything else of a process must have its place in
-the rest: the context and the code of the kernels, handles of cuBLAS and cuDNN, CUDA graphs, and the buffers of NCCL.
+XLA takes a share of a GPU's whole memory as its pool when it starts. Everything else of a process must have its place
+in the rest: the context and the code of the kernels, handles of cuBLAS and cuDNN, CUDA graphs, the buffers of NCCL.
 
 Sources:
   The pool is a share of the TOTAL memory: `CreateBFCAllocator`, openxla/xla, xla/pjrt/gpu/gpu_helpers.cc.
@@ -17,7 +17,7 @@ from sppo_jax.version import jaxlib_version
 _MiB, _GiB = 2**20, 2**30
 # XLA's pool takes no more than this share of a GPU, however large the GPU is, and no less than NVIDIA's guide names.
 MOST_SHARE, _LEAST_SHARE = 0.95, 0.80
-# Outside the pool: context, code of kernels, handles and CUDA graphs; NCCL's rings and what it holds for all neighbours.
+# Outside the pool: context, code of kernels, handles and CUDA graphs; and NCCL's rings.
 _OWN_BYTES, _NCCL_BYTES = 2 * _GiB, _GiB
 _NEIGHBOUR_BYTES = 32 * (10 + 2 * 2) * _MiB
 # Buffers for devices of other hosts: two channels each, and no all-to-all of a plan spans many hosts.

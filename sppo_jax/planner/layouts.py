@@ -123,7 +123,7 @@ class Layout:
             data=self.mesh.data,
             platform=self.request.cluster.device.platform,
             groups=self.request.config.sequence.groups != "static",
-            kernel=self.kernel,
+            kernel=self.request.kernel,
             weights=self.weights,
             optimizer=self.request.optimizer,
         )

@@ -3,9 +3,9 @@
 XLA learns the bytes of a workspace from cuDNN, with a GPU at hand; without one, a program has a workspace of 0 bytes.
 
 Source: `get_fe_workspace_size_node` of the backward in github.com/NVIDIA/cudnn-frontend,
-include/cudnn_frontend/node/scaled_dot_product_flash_attention.h: the float32 sum of dQ and the row sums of dO * O. Where
-several query heads share a key-value head, dK and dV of all query heads in the dtype of the queries are tensors of the
-graph, which cuDNN sums up afterwards. They are taken to be in memory. A forward has no such array.
+include/cudnn_frontend/node/scaled_dot_product_flash_attention.h: the float32 sum of dQ, and the row sums of dO * O.
+Where several query heads share a key-value head, dK and dV of all query heads, in the dtype of the queries, are
+tensors of the graph, which cuDNN sums up afterwards. They are taken to be in memory. A forward has no such array.
 """
 
 # As in `attention.flash`, which imports jax: a test compares them.

@@ -8,7 +8,6 @@ dims that the devices of the run did not divide; they are read without, or with 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from sppo_jax import distributed
+from sppo_jax.files import parse_json
 from sppo_jax.train.fingerprint import fingerprints, leaf_name
 from sppo_jax.train.state import TrainState, from_tree, to_tree
 
@@ -56,7 +56,7 @@ def read_run(checkpoint: Path) -> dict[str, Any]:
         ValueError: it cannot be read.
     """
     try:
-        return json.loads((checkpoint / RUN / "metadata").read_text(encoding="utf-8"))
+        return parse_json((checkpoint / RUN / "metadata").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"a checkpoint must say which run wrote the checkpoint, got {checkpoint} ({error}); use another checkpoint"

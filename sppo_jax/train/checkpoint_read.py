@@ -219,6 +219,30 @@ def restore_newest(directory: Path, shapes: TrainState, report: Callable[[str], 
     return None
 
 
+def restore(checkpoint: Path, shapes: TrainState, params: nnx.State) -> TrainState:
+    """Loads the whole state of one checkpoint; all processes must call it.
+
+    Args:
+        checkpoint: from `find_checkpoint`.
+        shapes: the state's shapes, dtypes and shardings, of any mesh.
+        params: the parameters' shapes without the zeros of a mesh.
+
+    Raises:
+        ValueError: the checkpoint is torn, or of another model.
+    """
+    rule = f"a checkpoint must hold the whole state of the model, got {checkpoint}"
+
+    def check() -> None:
+        if problem := _other_shapes(checkpoint, read_run(checkpoint), params):
+            raise ValueError(f"{rule} ({problem}); use another checkpoint")
+
+    distributed.together(check)
+    restored, why = _try(checkpoint, shapes)
+    if restored is None:
+        raise ValueError(f"{rule} ({why}); use another checkpoint")
+    return restored.state
+
+
 def _try(path: Path, shapes: TrainState) -> tuple[Restored | None, str]:
     """Loads one checkpoint; all processes agree on the result."""
     restored, error = None, None

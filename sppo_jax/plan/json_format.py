@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
     "fits",
@@ -30,6 +30,7 @@ _ADDED: tuple[tuple[int, str | None, dict[str, Any]], ...] = (
     (9, "stash", {"waiting": "keep"}),
     (10, None, {"optimizer": "device"}),
     (11, None, {"saves": "async"}),
+    (12, None, {"host_pieces": (1024,)}),
 )
 
 

@@ -30,7 +30,7 @@ _ADDED: tuple[tuple[int, str | None, dict[str, Any]], ...] = (
     (9, "stash", {"waiting": "keep"}),
     (10, None, {"optimizer": "device"}),
     (11, None, {"saves": "async"}),
-    (12, None, {"host_pieces": (1024,)}),
+    (12, None, {"host_pieces": (1024,), "host_arrays": {"state": (), "stash_bytes": 0, "save": ()}}),
 )
 
 

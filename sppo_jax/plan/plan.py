@@ -10,6 +10,7 @@ from sppo_jax.plan.check import check
 from sppo_jax.plan.check_stash import ONE_PIECE, check_host_pieces, check_places, check_stash
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.json_format import SCHEMA_VERSION, read_object, read_plan
 from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.shapes import check_shapes
@@ -156,6 +157,7 @@ class Plan:
         saves: "async": a checkpoint is a copy in host memory, which is written while training goes on; "blocking":
             training waits while the state is written array by array, because the host has no memory for a copy.
         host_pieces: the arrays in which the stash lies on the host: the share of every row, in 1024ths, in each.
+        host_arrays: bytes of a device's arrays on the host, from which the limit of XLA's pool follows.
         model: the fields of the model that the plan was made for; empty where a plan is written by hand.
         reasons: for each choice, why it was made.
 
@@ -183,6 +185,7 @@ class Plan:
     optimizer: str = "device"
     saves: str = "async"
     host_pieces: tuple[int, ...] = ONE_PIECE
+    host_arrays: HostArrays = HostArrays()
     model: dict[str, int] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -241,7 +244,13 @@ class Plan:
         Raises:
             ValueError: a key is unknown or missing, the schema is another one, or the plan does not hold together.
         """
-        nested = {"mesh": MeshShape, "schedule": SchedulePlan, "stash": StashPlan, "predicted": Predicted}
+        nested = {
+            "mesh": MeshShape,
+            "schedule": SchedulePlan,
+            "stash": StashPlan,
+            "predicted": Predicted,
+            "host_arrays": HostArrays,
+        }
         return read_plan(cls, nested, values)
 
     @classmethod

@@ -140,12 +140,14 @@ class Memory:
         hbm: of device memory, by what they hold.
         host: of host memory.
         host_optimizer: of these, those of parameters, moments and gradients that wait there.
+        host_stash: of these, those of the stash.
         save: of host memory for the copy of parameters and moments that an asynchronous save writes; not in `host`.
     """
 
     hbm: dict[str, int]
     host: int
     host_optimizer: int = 0
+    host_stash: int = 0
     save: int = 0
 
     @property
@@ -157,7 +159,7 @@ class Memory:
         return self.hbm_bytes <= usable_bytes(cluster) and self.host <= usable_host_bytes(cluster)
 
     def saves(self, cluster: Cluster) -> str:
-        """Returns how checkpoints are saved; see `plan.Plan`."""
+        """Returns how checkpoints could be saved, by the bytes alone; see `plan.Plan` and `pinned.pinned_of`."""
         return "async" if self.host + self.save <= usable_host_bytes(cluster) else "blocking"
 
     def excess(self, cluster: Cluster) -> float:
@@ -306,7 +308,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     kv = of_group * (peaks.kept if stash.kv == "keep" else peaks.rebuilt)
     kv_grad = of_group * peaks.grads * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
-    stash_device, host, copies = stash_bytes(table, shape, stash)
+    stash_device, host_stash, copies = stash_bytes(table, shape, stash)
+    host = host_stash
     stash_device -= turn_bytes(table, shape, stash)
     if stash.waiting == "host":
         # One chunk is used while the next one comes.
@@ -341,6 +344,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
         },
         host=host + host_optimizer,
         host_optimizer=host_optimizer,
+        host_stash=host_stash,
         save=state_bytes(shape, table.num_groups, table.num_stages),
     )
 

@@ -1,0 +1,174 @@
+"""What a plan pins on its hosts: the arrays there, the pieces of the stash, the limit of XLA's pool, and a refusal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.machine import refused_bytes
+from sppo_jax.hardware.pinned_limit import GIB, Requests, holds, regions, smallest_limit
+from sppo_jax.hardware.pinned_pool import FIRST_REFUSING_DRIVER, REFUSED_BYTES
+from sppo_jax.models.counts import layer_matrices, layer_vectors, num_tables
+from sppo_jax.plan.check_stash import ONE_PIECE
+from sppo_jax.plan.host_arrays import HostArrays, piece_bytes
+from sppo_jax.plan.spread import padded, spread
+from sppo_jax.planner.memory import Memory, Shape
+from sppo_jax.units import format_bytes
+
+# Share of a host's memory that the pools of its devices may pin. The rest is for the system, the driver's tables of
+# pinned pages (0.6% of them), and what reads data and stages copies to the devices.
+_PINNED_SHARE = 0.97
+_MOST_PIECES = 8
+# No limit is tried that is larger than the bytes by more than this.
+_MOST_WASTE = 1.1
+# Parameters and the two moments that Adam keeps of them.
+_STATES = 3
+# A piece is cut in whole rows, and XLA rounds each array up.
+_SLACK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """How a plan's bytes on the host are pinned.
+
+    Args:
+        arrays: bytes of the arrays.
+        pieces: the stash's share in each array, in 1024ths.
+        saves: "async" or "blocking"; see `plan.Plan`.
+        limit_gib: the pool's limit, which one device pins; 0 where nothing is pinned, None where no limit suffices.
+    """
+
+    arrays: HostArrays
+    pieces: tuple[int, ...]
+    saves: str
+    limit_gib: int | None
+
+
+@lru_cache(maxsize=256)
+def state_arrays(model: ModelConfig, layers: int, pipe: int, data: int, seq: int, size: int) -> tuple[int, ...]:
+    """Returns the bytes of a device's part of each matrix of the parameters: tables first, then those of layers.
+
+    Args:
+        model: the model shape.
+        layers: layers of a stage.
+        pipe: stages.
+        data: pipelines.
+        seq: devices of a stage in one pipeline.
+        size: bytes of an element.
+    """
+
+    def part(dims: tuple[int, ...]) -> int:
+        return math.prod(padded(dims, spread(dims, data, seq))) // (data * seq) * size
+
+    table = -(-model.vocab_size // pipe), model.hidden_size
+    tables = (part(table) for _ in range(num_tables(model)))
+    return (*tables, *(layers * part(dims) for dims in layer_matrices(model)))
+
+
+def pinned_of(memory: Memory, shape: Shape, num_groups: int, num_stages: int, cluster: Cluster) -> Pinned:
+    """Chooses pieces and saves with which a plan's bytes fit the pools of its hosts, if any do.
+
+    The stash stays whole wherever that fits. Else it is cut into as few pieces as fit, each but the last as large as the
+    regions of the pool allow, and of these cuts it is the one that pins least.
+
+    Args:
+        memory: bytes of a device.
+        shape: of the model on a stage.
+        num_groups: groups of a stage's layers.
+        num_stages: stages.
+        cluster: the devices.
+    """
+    matrices = state_arrays(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq, shape.sum_bytes)
+    vectors = sum(map(math.prod, layer_vectors(shape.model))) * shape.layers * num_groups * shape.sum_bytes
+    state = matrices * _STATES if shape.optimizer == "host" else ()
+    arrays = HostArrays(state=state, stash_bytes=memory.host_stash)
+    saves = memory.saves(cluster)
+    if cluster.device.platform != "gpu":
+        return Pinned(arrays=arrays, pieces=ONE_PIECE, saves=saves, limit_gib=0)
+    copied = replace(arrays, save=(*matrices, vectors) * _STATES)
+    refused, most_gib = refused_bytes(), most_pinned_bytes(cluster) // GIB
+    if saves == "async":
+        limit = smallest_limit(_requests(copied, memory.host, ONE_PIECE), most_gib, refused)
+        if limit is not None:
+            return Pinned(arrays=copied, pieces=ONE_PIECE, saves="async", limit_gib=limit)
+    if not memory.host:
+        return Pinned(arrays=arrays, pieces=ONE_PIECE, saves="blocking", limit_gib=0)
+    pieces, limit = _fewest_pieces(arrays, memory.host, most_gib, refused)
+    return Pinned(arrays=arrays, pieces=pieces, saves="blocking", limit_gib=limit)
+
+
+def _requests(arrays: HostArrays, host_bytes: int, pieces: tuple[int, ...]) -> Requests:
+    temporaries = arrays.temporaries(host_bytes, pieces)
+    slack = _SLACK_BYTES if len(pieces) > 1 else 0
+    return Requests(state=arrays.state, temporaries=tuple(size + slack for size in temporaries), save=arrays.save)
+
+
+@lru_cache(maxsize=256)
+def _fewest_pieces(
+    arrays: HostArrays, host_bytes: int, most_gib: int, refused: int | None
+) -> tuple[tuple[int, ...], int | None]:
+    """Returns the pieces and the limit; whole and None where no pieces do."""
+    limit = smallest_limit(_requests(arrays, host_bytes, ONE_PIECE), most_gib, refused)
+    if limit is not None or not arrays.stash_bytes or refused is None:
+        return ONE_PIECE, limit
+    for count in range(max(2, -(-arrays.stash_bytes // refused)), _MOST_PIECES + 1):
+        pieces, limit = _best_cut(arrays, host_bytes, count, most_gib, refused)
+        if limit is not None:
+            return pieces, limit
+    return ONE_PIECE, None
+
+
+def _best_cut(
+    arrays: HostArrays, host_bytes: int, count: int, most_gib: int, refused: int
+) -> tuple[tuple[int, ...], int | None]:
+    """Returns so many pieces, alike but the last, with the smallest limit, and the limit; None where no cut fits."""
+    whole = sum(ONE_PIECE)
+    largest = min((whole - 1) // (count - 1), (refused - 1) * whole // arrays.stash_bytes)
+    cuts = [(*(share,) * (count - 1), whole - share * (count - 1)) for share in range(largest, (whole - 1) // count, -1)]
+    all_requests = [(pieces, _requests(arrays, host_bytes, pieces)) for pieces in cuts]
+    least_gib = -(-host_bytes // GIB)
+    for limit in range(least_gib, min(most_gib, int(least_gib * _MOST_WASTE)) + 1):
+        for pieces, requests in all_requests:
+            if _fit_alone(requests.temporaries, limit, refused) and holds(requests, limit, refused):
+                return pieces, limit
+    return ONE_PIECE, None
+
+
+def _fit_alone(temporaries: tuple[int, ...], limit: int, refused: int) -> bool:
+    """Returns whether a pool has the temporaries, were the state not there: quicker than `holds`, which needs it."""
+    free = list(regions(limit, refused))
+    for size in temporaries:
+        larger = [region for region in free if region >= size]
+        if not larger:
+            return False
+        free.remove(min(larger))
+        free.append(min(larger) - size)
+    return True
+
+
+def most_pinned_bytes(cluster: Cluster) -> int:
+    """Returns the bytes that the pool of one device may pin."""
+    return int(cluster.host_bytes * _PINNED_SHARE) // cluster.devices_per_host
+
+
+def pieces_reason(pinned: Pinned, cluster: Cluster) -> str:
+    """Says what the devices of a host pin, and why the stash is in pieces if it is; empty where nothing is pinned."""
+    memory, per_host = format_bytes(cluster.host_bytes), cluster.devices_per_host
+    if pinned.limit_gib == 0:
+        return ""
+    if pinned.limit_gib is None:
+        return (
+            f"DOES NOT FIT: of {memory} of a host, XLA's pools may pin {format_bytes(most_pinned_bytes(cluster))} a "
+            "device, and no cut of the stash fits"
+        )
+    pins = f"pins {format_bytes(pinned.limit_gib * GIB * per_host)} of the {memory} of a host"
+    if len(pinned.pieces) == 1:
+        return pins
+    sizes = ", ".join(format_bytes(piece_bytes(pinned.arrays.stash_bytes, share)) for share in pinned.pieces)
+    return (
+        f"{pins}; the stash in pieces of {sizes}, as drivers from r{FIRST_REFUSING_DRIVER} on register less than "
+        f"{format_bytes(REFUSED_BYTES)} at once"
+    )

@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sppo_jax.hardware import machine
+from sppo_jax.hardware.pinned_limit import fill_requests, limit_of
 from sppo_jax.units import format_bytes
 from sppo_jax.version import jaxlib_version
 
@@ -79,21 +81,51 @@ def avoid_wrong_sums() -> None:
         )
 
 
-def set_memory_limits(plan: Plan | None) -> None:
+def set_memory_limits(plan: Plan | None) -> bool:
     """Allows XLA the device and host memory of a plan; call it before jax looks for devices.
 
-    Sets nothing if a backend runs already, or if JAX_PLATFORMS leaves out GPUs.
+    Sets nothing if a backend runs already, or if JAX_PLATFORMS leaves out GPUs. A limit that the user has set stays, and
+    is warned of where it is too small.
 
     Args:
         plan: the plan; None if no plan can be made before the devices are known: then the whole host may be pinned.
+
+    Returns:
+        Whether GPUs that start now have empty pools with this limit, so that `pipeline.host_pool` may fill them.
     """
     warn_of_unknown_flags()
     if not _gpus_may_start():
-        return
+        return False
     _set_fraction()
     limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
-    if limit_gb > _DEFAULT_HOST_GB and not os.environ.get(HOST_LIMIT):
+    if os.environ.get(HOST_LIMIT):
+        if plan is not None:
+            _check_given_limit(plan)
+    elif limit_gb != _DEFAULT_HOST_GB:
         os.environ[HOST_LIMIT] = str(limit_gb)
+    if plan is not None:
+        _check_lockable(plan)
+    return plan is not None
+
+
+def _check_given_limit(plan: Plan) -> None:
+    needed_gb = host_limit_gb(plan)
+    if _given_host_gb() < needed_gb:
+        _warn_late(
+            f"the plan pins {needed_gb} GiB of host memory a device, {HOST_LIMIT} lets XLA pin {_given_host_gb()}",
+            f"{HOST_LIMIT}={needed_gb}, or unset it,",
+        )
+
+
+def _check_lockable(plan: Plan) -> None:
+    lockable, host_bytes = machine.lockable_bytes(), max(plan.predicted.host_bytes)
+    if lockable is not None and lockable < host_bytes:
+        warnings.warn(
+            f"the plan pins {format_bytes(host_bytes)} of host memory a device, and ulimit -l lets a process lock "
+            f"{format_bytes(lockable)}: where the system counts pinned memory against this limit, the run ends in step 1; "
+            "set ulimit -l unlimited",
+            stacklevel=4,
+        )
 
 
 def set_memory_fraction() -> None:
@@ -146,25 +178,35 @@ def check_memory_limits(plan: Plan) -> None:
     limit_gb, needed_gb = _given_host_gb(), host_limit_gb(plan)
     if limit_gb < needed_gb:
         _warn_late(
-            f"the plan may need {needed_gb} GB of pinned host memory, XLA pins at most {limit_gb} GB",
+            f"the plan pins {needed_gb} GiB of host memory a device, XLA pins at most {limit_gb}",
             f"{HOST_LIMIT}={needed_gb}",
         )
 
 
 def host_limit_gb(plan: Plan) -> int:
-    """Returns the GiB of host memory that XLA must be allowed to pin in this process, at least XLA's default of 64.
+    """Returns the limit of XLA's pool of pinned host memory for a plan, in GiB.
 
-    XLA's pool grows by regions whose sizes are powers of two, and regions never join. While a save is being written,
-    its copy of the state (a part of the plan's device memory) is pinned too. This copy may take the region of the
-    stash, and the stash then needs a second region. The pool takes only as much as is asked for. XLA has one pool a
-    device, each with this limit; the sum over devices is also enough for a common pool.
+    XLA has one pool a device, each with this limit, whatever the number of processes. A pool grows by whole regions, and
+    every page of a region is pinned. A run fills the pool to its limit, so the limit is what is pinned: the smallest with
+    which a replay of the pool has room for the state, the program's host temporaries and an asynchronous save's copy
+    (`hardware.pinned_limit`). One more pool in each process stages copies of less than 1 GiB to the devices. That pool
+    has the same limit and grows as it is used, to about 2 GiB; the share of a host that no plan pins is there for it.
+
+    A plan that keeps nothing on the host gets XLA's default of 64, or twice what a save copies where that is more.
     """
-    host_bytes = max(plan.predicted.host_bytes)
-    if not host_bytes:
-        return _DEFAULT_HOST_GB
-    num_devices = math.ceil(plan.mesh.num_devices / joined()[1])
-    needed_bytes = num_devices * (2 * host_bytes + max(plan.predicted.hbm_bytes))
-    return max(_DEFAULT_HOST_GB, min(math.ceil(needed_bytes / _GiB), machine_gb()))
+    if not max(plan.predicted.host_bytes):
+        return max(_DEFAULT_HOST_GB, math.ceil(2 * sum(plan.host_arrays.save) / _GiB))
+    refused = machine.refused_bytes()
+    limit_gb = limit_of(plan, refused)
+    # A plan that no pool holds is refused before it runs; see `planner.pinned`.
+    return math.ceil(max(plan.predicted.host_bytes) / _GiB) + 1 if limit_gb is None else limit_gb
+
+
+def pool_requests(plan: Plan) -> tuple[int, ...]:
+    """Returns the requests, in bytes, with which a run fills the pool of each device; none where it pins nothing."""
+    if not max(plan.predicted.host_bytes):
+        return ()
+    return fill_requests(host_limit_gb(plan), machine.refused_bytes())
 
 
 def joined() -> tuple[int, int]:
@@ -177,8 +219,8 @@ def joined() -> tuple[int, int]:
 
 
 def machine_gb() -> int:
-    """Returns the GiB of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _GiB
+    """Returns the GiB of memory that this process may take."""
+    return machine.host_bytes() // _GiB
 
 
 @functools.cache

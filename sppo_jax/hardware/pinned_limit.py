@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sppo_jax.hardware.pinned_pool import PinnedPool, rounded
+from sppo_jax.plan.host_arrays import HostArrays
+from sppo_jax.plan.plan import Plan
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
+# No limit is tried that is larger than the bytes by more than this.
+MOST_WASTE = 1.1
+# A line of the stash is cut at multiples of 512 bytes: a piece may be larger than its share by this part of the stash.
+_SLACK_SHARE = 1 / 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +56,50 @@ def _filled(limit_gib: int, refused_bytes: int | None) -> PinnedPool:
 
 
 def regions(limit_gib: int, refused_bytes: int | None) -> tuple[int, ...]:
-    """Returns the requests, in bytes, with which a run fills a pool, each of which makes a region of its size.
+    """Returns the bytes of the regions of a pool that a run fills.
 
     Args:
         limit_gib: the pool's limit.
         refused_bytes: a registration of so many bytes or more fails; None: none does.
     """
     return tuple(_filled(limit_gib, refused_bytes).regions)
+
+
+def fill_requests(limit_gib: int, refused_bytes: int | None) -> tuple[int, ...]:
+    """Returns the requests, in bytes, with which a run fills a pool: each makes a region, and is whole MiB of it.
+
+    Args:
+        limit_gib: the pool's limit.
+        refused_bytes: a registration of so many bytes or more fails; None: none does.
+    """
+    return tuple(region // MIB * MIB for region in regions(limit_gib, refused_bytes) if region >= MIB)
+
+
+def requests_of(arrays: HostArrays, host_bytes: int, host_pieces: tuple[int, ...]) -> Requests:
+    """Returns what a run asks of the pool of a device.
+
+    Args:
+        arrays: of the plan.
+        host_bytes: of a device on the host, in a step.
+        host_pieces: of the plan.
+    """
+    temporaries = arrays.temporaries(host_bytes, host_pieces)
+    slack = int(arrays.stash_bytes * _SLACK_SHARE) if len(host_pieces) > 1 else 0
+    return Requests(state=arrays.state, temporaries=tuple(size + slack for size in temporaries), save=arrays.save)
+
+
+def limit_of(plan: Plan, refused_bytes: int | None) -> int | None:
+    """Returns the smallest limit in GiB with which a plan runs, 0 where it pins nothing, None where there is none.
+
+    Args:
+        plan: the plan.
+        refused_bytes: a registration of so many bytes or more fails; None: none does.
+    """
+    host_bytes = max(plan.predicted.host_bytes)
+    if not host_bytes:
+        return 0
+    requests = requests_of(plan.host_arrays, host_bytes, plan.host_pieces)
+    return smallest_limit(requests, int(requests.least_bytes * MOST_WASTE) // GIB + 1, refused_bytes)
 
 
 def holds(requests: Requests, limit_gib: int, refused_bytes: int | None, given: tuple[int, ...] | None = None) -> int:

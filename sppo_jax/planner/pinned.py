@@ -9,11 +9,11 @@ from functools import lru_cache
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.machine import refused_bytes
-from sppo_jax.hardware.pinned_limit import GIB, Requests, holds, regions, smallest_limit
+from sppo_jax.hardware.pinned_limit import GIB, MOST_WASTE, holds, limit_of, regions, requests_of, smallest_limit
 from sppo_jax.hardware.pinned_pool import FIRST_REFUSING_DRIVER, REFUSED_BYTES
 from sppo_jax.models.counts import layer_matrices, layer_vectors, num_tables
-from sppo_jax.plan.check_stash import ONE_PIECE
 from sppo_jax.plan.host_arrays import HostArrays, piece_bytes
+from sppo_jax.plan.plan import ONE_PIECE, Plan
 from sppo_jax.plan.spread import padded, spread
 from sppo_jax.planner.memory import Memory, Shape
 from sppo_jax.units import format_bytes
@@ -22,12 +22,8 @@ from sppo_jax.units import format_bytes
 # pinned pages (0.6% of them), and what reads data and stages copies to the devices.
 _PINNED_SHARE = 0.97
 _MOST_PIECES = 8
-# No limit is tried that is larger than the bytes by more than this.
-_MOST_WASTE = 1.1
 # Parameters and the two moments that Adam keeps of them.
 _STATES = 3
-# A piece is cut in whole rows, and XLA rounds each array up.
-_SLACK_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,21 +85,15 @@ def pinned_of(memory: Memory, shape: Shape, num_groups: int, num_stages: int, cl
     if cluster.device.platform != "gpu":
         return Pinned(arrays=arrays, pieces=ONE_PIECE, saves=saves, limit_gib=0)
     copied = replace(arrays, save=(*matrices, vectors) * _STATES)
+    if not memory.host:
+        return Pinned(arrays=copied if saves == "async" else arrays, pieces=ONE_PIECE, saves=saves, limit_gib=0)
     refused, most_gib = refused_bytes(), most_pinned_bytes(cluster) // GIB
     if saves == "async":
-        limit = smallest_limit(_requests(copied, memory.host, ONE_PIECE), most_gib, refused)
+        limit = smallest_limit(requests_of(copied, memory.host, ONE_PIECE), most_gib, refused)
         if limit is not None:
             return Pinned(arrays=copied, pieces=ONE_PIECE, saves="async", limit_gib=limit)
-    if not memory.host:
-        return Pinned(arrays=arrays, pieces=ONE_PIECE, saves="blocking", limit_gib=0)
     pieces, limit = _fewest_pieces(arrays, memory.host, most_gib, refused)
     return Pinned(arrays=arrays, pieces=pieces, saves="blocking", limit_gib=limit)
-
-
-def _requests(arrays: HostArrays, host_bytes: int, pieces: tuple[int, ...]) -> Requests:
-    temporaries = arrays.temporaries(host_bytes, pieces)
-    slack = _SLACK_BYTES if len(pieces) > 1 else 0
-    return Requests(state=arrays.state, temporaries=tuple(size + slack for size in temporaries), save=arrays.save)
 
 
 @lru_cache(maxsize=256)
@@ -111,7 +101,7 @@ def _fewest_pieces(
     arrays: HostArrays, host_bytes: int, most_gib: int, refused: int | None
 ) -> tuple[tuple[int, ...], int | None]:
     """Returns the pieces and the limit; whole and None where no pieces do."""
-    limit = smallest_limit(_requests(arrays, host_bytes, ONE_PIECE), most_gib, refused)
+    limit = smallest_limit(requests_of(arrays, host_bytes, ONE_PIECE), most_gib, refused)
     if limit is not None or not arrays.stash_bytes or refused is None:
         return ONE_PIECE, limit
     for count in range(max(2, -(-arrays.stash_bytes // refused)), _MOST_PIECES + 1):
@@ -128,9 +118,9 @@ def _best_cut(
     whole = sum(ONE_PIECE)
     largest = min((whole - 1) // (count - 1), (refused - 1) * whole // arrays.stash_bytes)
     cuts = [(*(share,) * (count - 1), whole - share * (count - 1)) for share in range(largest, (whole - 1) // count, -1)]
-    all_requests = [(pieces, _requests(arrays, host_bytes, pieces)) for pieces in cuts]
+    all_requests = [(pieces, requests_of(arrays, host_bytes, pieces)) for pieces in cuts]
     least_gib = -(-host_bytes // GIB)
-    for limit in range(least_gib, min(most_gib, int(least_gib * _MOST_WASTE)) + 1):
+    for limit in range(least_gib, min(most_gib, int(least_gib * MOST_WASTE)) + 1):
         for pieces, requests in all_requests:
             if _fit_alone(requests.temporaries, limit, refused) and holds(requests, limit, refused):
                 return pieces, limit
@@ -171,4 +161,32 @@ def pieces_reason(pinned: Pinned, cluster: Cluster) -> str:
     return (
         f"{pins}; the stash in pieces of {sizes}, as drivers from r{FIRST_REFUSING_DRIVER} on register less than "
         f"{format_bytes(REFUSED_BYTES)} at once"
+    )
+
+
+def refusal(plan: Plan, cluster: Cluster) -> str:
+    """Says in one line why a plan's bytes cannot be pinned on the hosts that are there; empty where they can be.
+
+    Args:
+        plan: the plan.
+        cluster: the devices; `host_bytes` are what a host really has.
+    """
+    host_bytes = max(plan.predicted.host_bytes)
+    if cluster.device.platform != "gpu" or not host_bytes:
+        return ""
+    num_devices = min(cluster.devices_per_host, plan.mesh.num_devices)
+    needed, there = format_bytes(host_bytes * num_devices), format_bytes(cluster.host_bytes)
+    limit_gib = limit_of(plan, refused_bytes())
+    change = "use a shorter sequence, more hosts, or a host with more memory (sppo plan --max-length finds the length)"
+    if limit_gib is None:
+        return (
+            f"does not fit: XLA must pin the {needed} of a host in regions below {format_bytes(REFUSED_BYTES)}, got "
+            f"host_pieces {list(plan.host_pieces)} that fit no regions; plan again on this machine"
+        )
+    pinned = limit_gib * GIB * num_devices
+    if pinned <= cluster.host_bytes * _PINNED_SHARE:
+        return ""
+    return (
+        f"does not fit: the plan pins {format_bytes(pinned)} of a host ({format_bytes(limit_gib * GIB)} for each of "
+        f"{num_devices} devices), of which {_PINNED_SHARE:.0%} may be pinned, got a host with {there}; {change}"
     )

@@ -94,7 +94,7 @@ def set_memory_limits(plan: Plan | None) -> bool:
         Whether GPUs that start now have empty pools with this limit, so that `pipeline.host_pool` may fill them.
     """
     warn_of_unknown_flags()
-    if not _gpus_may_start():
+    if not gpus_may_start():
         return False
     _set_fraction()
     limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
@@ -103,8 +103,6 @@ def set_memory_limits(plan: Plan | None) -> bool:
             _check_given_limit(plan)
     elif limit_gb != _DEFAULT_HOST_GB:
         os.environ[HOST_LIMIT] = str(limit_gb)
-    if plan is not None:
-        _check_lockable(plan)
     return plan is not None
 
 
@@ -117,21 +115,10 @@ def _check_given_limit(plan: Plan) -> None:
         )
 
 
-def _check_lockable(plan: Plan) -> None:
-    lockable, host_bytes = machine.lockable_bytes(), max(plan.predicted.host_bytes)
-    if lockable is not None and lockable < host_bytes:
-        warnings.warn(
-            f"the plan pins {format_bytes(host_bytes)} of host memory a device, and ulimit -l lets a process lock "
-            f"{format_bytes(lockable)}: where the system counts pinned memory against this limit, the run ends in step 1; "
-            "set ulimit -l unlimited",
-            stacklevel=4,
-        )
-
-
 def set_memory_fraction() -> None:
     """Allows XLA the share of a GPU's memory that plans count on; call it before jax looks for devices."""
     warn_of_unknown_flags()
-    if _gpus_may_start():
+    if gpus_may_start():
         _set_fraction()
 
 
@@ -275,7 +262,7 @@ def _given_host_gb() -> int:
     return int(text)
 
 
-def _gpus_may_start() -> bool:
+def gpus_may_start() -> bool:
     """Returns whether no backend runs yet and JAX_PLATFORMS does not leave out GPUs."""
     names = os.environ.get("JAX_PLATFORMS", "").lower().split(",")
     return _running_platform() is None and (names == [""] or any(name.strip() in _GPU for name in names))

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.hardware import machine
 from sppo_jax.hardware.measured_figures import Profile, read_profile
 
 _GiB = 2**30
@@ -352,16 +353,14 @@ def find_device(name: str) -> Device:
 def local_cluster() -> Cluster:
     """Returns the devices of this machine, from what the system says of them; no accelerator is touched.
 
-    A machine without a known accelerator counts as one CPU.
+    A machine without a known accelerator counts as one CPU. The memory is that of the machine, not of a datasheet.
     """
     if os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu"):
         return make_cluster(DEVICES["cpu"])
-    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    lines = [line for path in paths for line in path.read_text().splitlines()]
-    names = [line.partition(":")[2] for line in lines if line.startswith("Model")]
+    names = machine.gpu_names()
     for name, count in ((os.environ.get("TPU_ACCELERATOR_TYPE", ""), 1), *((name, len(names)) for name in names[:1])):
         try:
-            return make_cluster(find_device(name), count)
+            return replace(make_cluster(find_device(name), count), host_bytes=machine.host_bytes())
         except ValueError:
             continue
     return make_cluster(DEVICES["cpu"])

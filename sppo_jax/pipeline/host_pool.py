@@ -19,6 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.compat import in_host_memory, to_host
 from sppo_jax.environment import pool_requests
+from sppo_jax.hardware import machine
 from sppo_jax.plan.plan import Plan
 from sppo_jax.units import format_bytes
 
@@ -43,11 +44,17 @@ def fill_pools(plan: Plan, devices: Sequence[jax.Device]) -> None:
         with ThreadPoolExecutor(len(devices)) as threads:
             list(threads.map(partial(fill, requests), devices))
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(
-            f"the host must let XLA pin {format_bytes(sum(requests))} for each of {len(devices)} devices, got: "
-            f"{str(error).splitlines()[0][:200]}; look at ulimit -l, at the memory limit of the container and at what "
-            "other processes hold, or set hardware.host_bytes to what is there"
-        ) from None
+        raise ValueError(_problem(sum(requests), len(devices), str(error).splitlines()[0][:200])) from None
+
+
+def _problem(num_bytes: int, num_devices: int, why: str) -> str:
+    lockable = machine.lockable_bytes()
+    change = "free memory of the host, or set hardware.host_bytes to what is free"
+    if lockable is not None and lockable < num_bytes:
+        change += f"; if the system counts pinned memory as locked (ulimit -l is {format_bytes(lockable)}), raise ulimit -l"
+    return (
+        f"the host must let XLA pin {format_bytes(num_bytes)} for each of {num_devices} devices, got: {why}; {change}"
+    )
 
 
 def fill(requests: Sequence[int], device: jax.Device) -> None:

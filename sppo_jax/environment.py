@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax.hardware import machine
-from sppo_jax.hardware.pinned_limit import fill_requests, limit_of
+from sppo_jax.hardware.pinned_limit import fill_requests, limit_of, pinned_with
 from sppo_jax.units import format_bytes
 from sppo_jax.version import jaxlib_version
 
@@ -107,11 +107,16 @@ def set_memory_limits(plan: Plan | None) -> bool:
 
 
 def _check_given_limit(plan: Plan) -> None:
-    needed_gb = host_limit_gb(plan)
-    if _given_host_gb() < needed_gb:
+    """Warns of the user's limit where it is too small, or so large that the pool pins more than the plan needs."""
+    needed_gb, given_gb = host_limit_gb(plan), _given_host_gb()
+    if not max(plan.predicted.host_bytes) or given_gb == needed_gb:
+        return
+    pinned_gb = math.ceil(pinned_with(plan, given_gb, needed_gb, machine.refused_bytes()) / _GiB)
+    if not pinned_gb or pinned_gb > needed_gb:
+        does = f"makes XLA pin {pinned_gb}" if pinned_gb else f"lets XLA pin {given_gb}, in which the plan has no room"
         _warn_late(
-            f"the plan pins {needed_gb} GiB of host memory a device, {HOST_LIMIT} lets XLA pin {_given_host_gb()}",
-            f"{HOST_LIMIT}={needed_gb}, or unset it,",
+            f"the plan needs {needed_gb} GiB of pinned host memory a device, {HOST_LIMIT}={given_gb} {does}",
+            f"{HOST_LIMIT}={needed_gb} or nothing",
         )
 
 

@@ -102,6 +102,19 @@ def limit_of(plan: Plan, refused_bytes: int | None) -> int | None:
     return smallest_limit(requests, int(requests.least_bytes * MOST_WASTE) // GIB + 1, refused_bytes)
 
 
+def pinned_with(plan: Plan, limit_gib: int, filled_gib: int, refused_bytes: int | None) -> int:
+    """Returns the bytes that a device's pool pins for a plan with another limit than the plan's; 0 if a request fails.
+
+    Args:
+        plan: the plan.
+        limit_gib: the pool's limit.
+        filled_gib: the limit to which the run fills the pool.
+        refused_bytes: a registration of so many bytes or more fails; None: none does.
+    """
+    requests = requests_of(plan.host_arrays, max(plan.predicted.host_bytes), plan.host_pieces)
+    return holds(requests, limit_gib, refused_bytes, fill_requests(filled_gib, refused_bytes))
+
+
 def holds(requests: Requests, limit_gib: int, refused_bytes: int | None, given: tuple[int, ...] | None = None) -> int:
     """Returns the bytes that one device's pool pins in a run; 0 where a request fails.
 

@@ -2,7 +2,7 @@
 
     python benchmarks/pinned.py
 
-Prints a table in Markdown. Plans and replays only, on any machine, in a minute; nothing is pinned, and no jax is needed.
+Prints a table in Markdown. Plans and replays only, on any machine, in a minute: nothing is pinned, no jax is needed.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ CASES = (
 
 
 def before(plan: Plan, cluster: Cluster) -> int | None:
-    """Returns the bytes that a device's pool pinned without a filled pool and a tight limit; None where a request fails.
+    """Returns the bytes that a device's pool pinned, not filled and with another limit; None where a request fails.
 
-    The limit was twice the bytes on the host and once those on the device, over all devices of a process, up to the
+    That limit was twice the bytes on the host and once those on the device, over all devices of a process, up to the
     memory of the machine. The stash was one array.
     """
     host_bytes = max(plan.predicted.host_bytes)

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sppo_jax.config import Config
 from sppo_jax.environment import gpus_may_start, joined, set_memory_limits
-from sppo_jax.hardware import Cluster, find_device, machine
+from sppo_jax.hardware import Cluster, find_device, installed_spare, machine
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
 from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
 from sppo_jax.version import __version__
@@ -408,6 +408,7 @@ def _joined_cluster(processes: list[tuple[str, str, int, int]]) -> Cluster:
         devices_per_host=next(iter(per_host.values())),
         # The processes of a host share its memory.
         host_bytes=min(host_bytes for *_, host_bytes in processes),
+        spare=installed_spare(next(iter(devices.values()))),
     )
 
 

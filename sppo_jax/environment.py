@@ -16,12 +16,15 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax.hardware import machine
+from sppo_jax.hardware.capacity import MOST_SHARE, OLD_SPARE, compiler_takes_more, pool_share
+from sppo_jax.hardware.cluster import local_cluster
 from sppo_jax.hardware.pinned_limit import fill_requests, limit_of, pinned_with
 from sppo_jax.units import format_bytes
 from sppo_jax.version import jaxlib_version
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
 YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 FRACTION, OLD_FRACTION = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
-# A plan fills up to 94% of a device; XLA's own default is 0.75.
-DEVICE_SHARE = 0.95
 
 # The versions of jaxlib for which wrong sums were observed. XLA ends a process with a flag that XLA does not know, so a
 # newer jaxlib is added here only after a check that it knows the flag.
@@ -84,8 +85,8 @@ def avoid_wrong_sums() -> None:
 def set_memory_limits(plan: Plan | None) -> bool:
     """Allows XLA the device and host memory of a plan; call it before jax looks for devices.
 
-    Sets nothing if a backend runs already, or if JAX_PLATFORMS leaves out GPUs. A limit that the user has set stays, and
-    is warned of where it is too small.
+    Sets nothing if a backend runs already, or if JAX_PLATFORMS leaves out GPUs. A limit that the user has set stays.
+    A warning says so where the plan has no room in it, or where it makes XLA pin more.
 
     Args:
         plan: the plan; None if no plan can be made before the devices are known: then the whole host may be pinned.
@@ -96,7 +97,7 @@ def set_memory_limits(plan: Plan | None) -> bool:
     warn_of_unknown_flags()
     if not gpus_may_start():
         return False
-    _set_fraction()
+    _set_fraction(plan)
     limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
     if os.environ.get(HOST_LIMIT):
         if plan is not None:
@@ -124,13 +125,29 @@ def set_memory_fraction() -> None:
     """Allows XLA the share of a GPU's memory that plans count on; call it before jax looks for devices."""
     warn_of_unknown_flags()
     if gpus_may_start():
-        _set_fraction()
+        _set_fraction(None)
 
 
-def _set_fraction() -> None:
+def device_share(plan: Plan | None) -> float:
+    """Returns the share of a GPU's memory that XLA's pool is given in a run on GPUs like those of this machine.
+
+    Args:
+        plan: the plan of the run; None if no plan has been made: then all GPUs of the machine take part.
+    """
+    here = local_cluster()
+    if here.device.platform != "gpu":
+        return MOST_SHARE  # a GPU that no plan knows
+    local, num_hosts = here.devices_per_host, 2 if joined()[1] > 1 else 1
+    if plan is not None:
+        local = min(local, plan.mesh.num_devices)
+        num_hosts = math.ceil(plan.mesh.num_devices / local)
+    return pool_share(replace(here, devices_per_host=local, num_hosts=num_hosts))
+
+
+def _set_fraction(plan: Plan | None) -> None:
     # The share also limits a pool without preallocation. jax refuses both names together.
     if not (os.environ.get(FRACTION) or os.environ.get(OLD_FRACTION)):
-        os.environ[FRACTION] = str(DEVICE_SHARE)
+        os.environ[FRACTION] = str(device_share(plan))
 
 
 def warn_of_unknown_flags() -> None:
@@ -165,7 +182,14 @@ def check_memory_limits(plan: Plan) -> None:
     if pool_bytes is not None and pool_bytes < needed_bytes:
         _warn_late(
             f"the plan needs {format_bytes(needed_bytes)} of a GPU, XLA takes at most {format_bytes(pool_bytes)}",
-            f"{FRACTION}={DEVICE_SHARE}",
+            f"{FRACTION}={device_share(plan)}",
+        )
+    elif pool_bytes is not None and compiler_takes_more() and pool_bytes * (1 - OLD_SPARE) < needed_bytes:
+        warnings.warn(
+            f"with jaxlib {version('jaxlib')}, whose compiler takes up to 11% more than predicted, a plan must leave "
+            f"{OLD_SPARE:.0%} of XLA's pool of {format_bytes(pool_bytes)} free, got a plan of "
+            f"{format_bytes(needed_bytes)}; plan again with hardware.hbm_spare={OLD_SPARE}, or install jax >= 0.12",
+            stacklevel=3,  # the line that calls value_and_grad
         )
     limit_gb, needed_gb = _given_host_gb(), host_limit_gb(plan)
     if limit_gb < needed_gb:
@@ -178,10 +202,10 @@ def check_memory_limits(plan: Plan) -> None:
 def host_limit_gb(plan: Plan) -> int:
     """Returns the limit of XLA's pool of pinned host memory for a plan, in GiB.
 
-    XLA has one pool a device, each with this limit, whatever the number of processes. A pool grows by whole regions, and
-    every page of a region is pinned. A run fills the pool to its limit, so the limit is what is pinned: the smallest with
-    which a replay of the pool has room for the state, the program's host temporaries and an asynchronous save's copy
-    (`hardware.pinned_limit`). One more pool in each process stages copies of less than 1 GiB to the devices. That pool
+    XLA has one pool a device, each with this limit, whatever the number of processes. A pool grows by whole regions,
+    and every page of a region is pinned. A run fills the pool to its limit, so the limit is what is pinned: the
+    smallest with which a replay of the pool has room for the state, the program's host temporaries and the copy of an
+    asynchronous save (`hardware.pinned_limit`). One more pool in each process stages copies of less than 1 GiB to the devices. That pool
     has the same limit and grows as it is used, to about 2 GiB; the share of a host that no plan pins is there for it.
 
     A plan that keeps nothing on the host gets XLA's default of 64, or twice what a save copies where that is more.

@@ -19,10 +19,10 @@ from sppo_jax import compat, distributed, value_and_grad
 from sppo_jax import environment as env
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import config_from_dict
+from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, pool_bytes
 from sppo_jax.models import build_model
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.plan import MeshShape, Predicted
-from sppo_jax.planner.memory import _RESERVE
 
 GiB = 2**30
 SETTINGS = {
@@ -213,8 +213,29 @@ def test_no_backend_is_started_by_looking():
 
 
 def test_jax_takes_the_share_of_gpu_memory_that_plans_fill(unset, monkeypatch):
+    """Without a GPU that plans know, the most; else what the number of devices leaves."""
     env.set_memory_fraction()
-    assert generate_pjrt_gpu_plugin_options()["memory_fraction"] == env.DEVICE_SHARE >= 1 - _RESERVE
+    assert generate_pjrt_gpu_plugin_options()["memory_fraction"] == 0.95
+
+
+@pytest.mark.parametrize(
+    "mesh, num_processes, cluster",
+    [
+        ((1, 1, 1), 1, "h100:1x1"),
+        ((1, 1, 4), 1, "h100:1x4"),
+        ((1, 1, 8), 1, "h100:1x8"),
+        ((1, 1, 8), 8, "h100:1x8"),  # one process a device
+        ((1, 4, 8), 4, "h100:4x8"),
+        (None, 1, "h100:1x8"),
+        (None, 4, "h100:4x8"),
+    ],
+)
+def test_the_pool_is_what_the_planner_counts_on(mesh, num_processes, cluster, unset, monkeypatch):
+    monkeypatch.setattr(env, "local_cluster", lambda: make_cluster(DEVICES["h100"], 8))
+    monkeypatch.setattr(compat, "distributed_place", lambda: (0, num_processes))
+    env.set_memory_limits(mesh and a_plan(host_gb=0, mesh=mesh))
+    known = parse_cluster(cluster)
+    assert int(float(given()[env.FRACTION]) * known.device.hbm_bytes) == pool_bytes(known)
 
 
 @pytest.mark.parametrize("name", [env.FRACTION, env.OLD_FRACTION])
@@ -297,6 +318,7 @@ def test_nothing_is_set_once_a_backend_runs(unset, monkeypatch):
 )
 def test_a_backend_that_has_started_is_told_of_limits(plan, limit, pool_gb, told, unset, monkeypatch):
     monkeypatch.setenv(env.HOST_LIMIT, limit)
+    monkeypatch.setattr(env, "compiler_takes_more", lambda: False)
     monkeypatch.setattr(compat, "device_pool_bytes", lambda: pool_gb and pool_gb * GiB)
     for platform in ("gpu", "cpu"):
         monkeypatch.setattr(env, "_running_platform", lambda platform=platform: platform)
@@ -306,6 +328,20 @@ def test_a_backend_that_has_started_is_told_of_limits(plan, limit, pool_gb, told
         texts = [str(warning.message) for warning in caught]
         assert len(texts) == (len(told) if platform == "gpu" else 0)
         assert all(words in text for words, text in zip(told, texts, strict=False)), texts
+
+
+@pytest.mark.parametrize("version, pool_gb, told", [((0, 11, 2), 75, 1), ((0, 11, 2), 78, 0), ((0, 12, 0), 75, 0)])
+def test_an_older_jax_is_told_of_a_plan_that_fills_the_pool(version, pool_gb, told, unset, monkeypatch):
+    """Of a pool of 75 GiB 10% are 7.5, and the plan takes 70 of it."""
+    monkeypatch.setattr("sppo_jax.hardware.capacity.jaxlib_version", lambda: version)
+    monkeypatch.setattr(compat, "device_pool_bytes", lambda: pool_gb * GiB)
+    monkeypatch.setattr(env, "_running_platform", lambda: "gpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        env.check_memory_limits(a_plan(host_gb=0))
+    assert ["plan again with hardware.hbm_spare=0.1, or install jax >= 0.12" in str(one.message) for one in caught] == (
+        [True] * told
+    )
 
 
 def test_a_limit_that_is_no_number_is_refused(unset, monkeypatch):

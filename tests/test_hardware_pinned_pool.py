@@ -93,8 +93,8 @@ def test_sizes_are_rounded_to_256_bytes():
 
 
 def test_the_largest_region_is_one_that_a_request_makes():
-    for limit_gib, refused, largest in [(221, REFUSED_BYTES, 221 * GIB), (1000, REFUSED_BYTES, FIRST_TRY_BELOW_512_GIB)]:
-        pool = PinnedPool(limit_gib * GIB, refused)
+    for limit_gib, largest in [(221, 221 * GIB), (1000, FIRST_TRY_BELOW_512_GIB)]:
+        pool = PinnedPool(limit_gib * GIB)
         assert pool.largest_region_bytes() == largest
         pool.allocate(largest)
         assert pool.regions == [largest]

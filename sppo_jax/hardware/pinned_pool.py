@@ -1,4 +1,4 @@
-"""A replay of XLA's pool of pinned host memory: which regions it registers for which requests, and which it cannot have.
+"""A replay of XLA's pool of pinned host memory: which regions it registers, and which it cannot have.
 
 A GPU's host arrays come from one pool a device, `tsl::BFCAllocator` as `GetGpuHostAllocator` makes it (read in the
 sources of XLA of 2026-11; no jax here, nothing is allocated). The pool registers a whole region at a time, and every
@@ -9,8 +9,9 @@ page of a region is taken:
 * the pool's limit cuts a region short, and fails a request that is larger than what is left;
 * where a registration fails, the pool tries 0.9 of its size, again and again, as long as the request fits;
 * drivers from r580 on refuse to register 2^39 bytes or more in one call, whatever memory is free;
-* a request takes the smallest free chunk that holds it. The rest of the chunk stays free where it is 128 MiB or more, or
-  at least as large as the request. Freed neighbours within a region join; regions never join and are never given back.
+* a request takes the smallest free chunk that holds it. The rest of the chunk stays free where it is 128 MiB or more,
+  or at least as large as the request. Freed neighbours within a region join. Regions never join and are never
+  given back.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _problem(num_bytes: int, num_devices: int, why: str) -> str:
     lockable = machine.lockable_bytes()
     change = "free memory of the host, or set hardware.host_bytes to what is free"
     if lockable is not None and lockable < num_bytes:
-        change += f"; if the system counts pinned memory as locked (ulimit -l is {format_bytes(lockable)}), raise ulimit -l"
+        change += f"; if pinned memory counts as locked here (ulimit -l is {format_bytes(lockable)}), raise ulimit -l"
     return (
         f"the host must let XLA pin {format_bytes(num_bytes)} for each of {num_devices} devices, got: {why}; {change}"
     )
@@ -73,7 +73,7 @@ def fill(requests: Sequence[int], device: jax.Device) -> None:
         array.delete()
 
 
-def taker(num_rows: int, sharding: NamedSharding) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def taker(num_rows: int, sharding: NamedSharding) -> Callable[[jax.Array, np.int32], jax.Array]:
     """Returns a program that takes so many MiB of pinned host memory and writes one row of them.
 
     Args:

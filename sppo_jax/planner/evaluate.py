@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sppo_jax.config import Config
-from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes
+from sppo_jax.hardware.cluster import Cluster
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.simulate import Simulation, simulate
@@ -292,13 +293,22 @@ def _memory_reasons(memory: Memory, pinned: Pinned, cluster: Cluster) -> dict[st
     fits = "fits" if memory.fits(cluster) else "DOES NOT FIT"
     assumed = {"hardware": _assumed(cluster)} if cluster.device.assumed else {}
     return assumed | {
-        "hbm": f"{fits} in {format_bytes(cluster.device.hbm_bytes)}: {memory.describe()}",
-        "host": f"of {format_bytes(cluster.device_host_bytes)} a device{_of_optimizer(memory)}{_of_pool(pinned, cluster)}",
+        "hbm": f"{fits} in {format_bytes(usable_bytes(cluster))}{_of_pool(cluster)}: {memory.describe()}",
+        "host": f"of {format_bytes(cluster.device_host_bytes)} a device{_of_optimizer(memory)}{_pins(pinned, cluster)}",
         "saves": _saves_reason(memory, pinned, cluster),
     }
 
 
-def _of_pool(pinned: Pinned, cluster: Cluster) -> str:
+def _of_pool(cluster: Cluster) -> str:
+    """Says what the bytes that a plan may take are a part of, and for which compiler."""
+    spare, total = spare_share(cluster), format_bytes(cluster.device.hbm_bytes)
+    if cluster.device.platform != "gpu":
+        return f", {1 - spare:.0%} of {total}"
+    pool = f", {1 - spare:.0%} of XLA's pool, which is {pool_share(cluster):.0%} of {total}"
+    return pool if spare >= OLD_SPARE else f"{pool}, for jax 0.12 (older ones need hardware.hbm_spare={OLD_SPARE})"
+
+
+def _pins(pinned: Pinned, cluster: Cluster) -> str:
     reason = pieces_reason(pinned, cluster)
     return f"; {reason}" if reason else ""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import Cluster
+from sppo_jax.hardware import Cluster, usable_bytes
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.plan import StashPlan
@@ -14,6 +14,7 @@ from sppo_jax.plan.stash import StashClass, TokenBytes, merged_classes, short_ro
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import slot_counts
 from sppo_jax.plan.waiting import waiting_room
+from sppo_jax.planner.workspace import backward_bytes, past_tile
 from sppo_jax.units import format_bytes
 
 # A parameter and the two moments that Adam keeps of it.
@@ -41,8 +42,6 @@ _TPU_LANES, _TPU_PARTS = 128, 4
 _LAYERS_WITHOUT_LOOP = 2
 # Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
 _HOST_RESERVE = 0.05
-# Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
-_RESERVE = 0.06
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +105,7 @@ class Shape:
         data: pipelines.
         platform: the compiler, "cpu", "gpu" or "tpu".
         groups: whether documents may have their own groups of devices.
+        kernel: the attention kernel; see `plan.Plan`.
         weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
         optimizer: where parameters and moments wait; see `plan.Plan`.
     """
@@ -118,6 +118,7 @@ class Shape:
     data: int = 1
     platform: str = "gpu"
     groups: bool = False
+    kernel: str = "blockwise"
     weights: str = "resident"
     optimizer: str = "device"
 
@@ -170,11 +171,6 @@ class Memory:
         """Returns the parts, largest first."""
         parts = sorted(self.hbm.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
-
-
-def usable_bytes(cluster: Cluster) -> int:
-    """Returns the device memory that a plan may take."""
-    return max(1, int(cluster.device.hbm_bytes * (1 - _RESERVE)))
 
 
 def usable_host_bytes(cluster: Cluster) -> int:
@@ -327,7 +323,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
         loss -= kv_grad
     copied = kv * size + stash_device if shape.platform == "tpu" else 0
     layer_work = backward_work(shape, stash, local, _turns_once(table))
-    layer_work += group_work(shape, local) + ring_work(shape, local, prefix)
+    layer_work += group_work(shape, local) + ring_work(shape, local, prefix) + workspace_bytes(shape, local, prefix)
     return Memory(
         hbm={
             "params": params,
@@ -486,6 +482,29 @@ def group_work(shape: Shape, tokens: int) -> int:
     members, model = shape.seq // 2, shape.model
     elements = 2 * members * tokens * model.num_kv_heads * model.head_dim
     return elements * (shape.compute_bytes + 2 * shape.sum_bytes)
+
+
+def workspace_bytes(shape: Shape, tokens: int, prefix_tokens: int) -> int:
+    """Returns what the fused kernel takes for itself in the largest call of a backward; without the kernel 0.
+
+    Args:
+        shape: of the model on a stage.
+        tokens: of the tick on one device.
+        prefix_tokens: whose keys and values a device holds, after the all-to-all.
+    """
+    if shape.kernel != "cudnn":
+        return 0
+    model, queries = shape.model, tokens * shape.ulysses
+    heads = kv_heads_per_device(model, shape.ulysses)
+    tile = past_tile(prefix_tokens, heads * model.head_dim * shape.compute_bytes)
+    return backward_bytes(
+        num_heads=model.num_heads // shape.ulysses,
+        num_kv_heads=heads,
+        head_dim=model.head_dim,
+        queries=queries,
+        keys=max(tile, min(queries, prefix_tokens)),
+        compute_bytes=shape.compute_bytes,
+    )
 
 
 def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:

@@ -67,8 +67,8 @@ def state_arrays(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
 def pinned_of(memory: Memory, shape: Shape, num_groups: int, num_stages: int, cluster: Cluster) -> Pinned:
     """Chooses pieces and saves with which a plan's bytes fit the pools of its hosts, if any do.
 
-    The stash stays whole wherever that fits. Else it is cut into as few pieces as fit, each but the last as large as the
-    regions of the pool allow, and of these cuts it is the one that pins least.
+    The stash stays whole wherever that fits. Else it is cut into as few pieces as fit, alike but the last, and of these
+    cuts it is the one that pins least.
 
     Args:
         memory: bytes of a device.
@@ -117,7 +117,8 @@ def _best_cut(
     """Returns so many pieces, alike but the last, with the smallest limit, and the limit; None where no cut fits."""
     whole = sum(ONE_PIECE)
     largest = min((whole - 1) // (count - 1), (refused - 1) * whole // arrays.stash_bytes)
-    cuts = [(*(share,) * (count - 1), whole - share * (count - 1)) for share in range(largest, (whole - 1) // count, -1)]
+    shares = range(largest, (whole - 1) // count, -1)
+    cuts = [(*(share,) * (count - 1), whole - share * (count - 1)) for share in shares]
     all_requests = [(pieces, requests_of(arrays, host_bytes, pieces)) for pieces in cuts]
     least_gib = -(-host_bytes // GIB)
     for limit in range(least_gib, min(most_gib, int(least_gib * MOST_WASTE)) + 1):

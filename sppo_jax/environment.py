@@ -205,7 +205,7 @@ def host_limit_gb(plan: Plan) -> int:
     XLA has one pool a device, each with this limit, whatever the number of processes. A pool grows by whole regions,
     and every page of a region is pinned. A run fills the pool to its limit, so the limit is what is pinned: the
     smallest with which a replay of the pool has room for the state, the program's host temporaries and the copy of an
-    asynchronous save (`hardware.pinned_limit`). One more pool in each process stages copies of less than 1 GiB to the devices. That pool
+    asynchronous save (`hardware.pinned_limit`). One more pool in each process stages copies of less than 1 GiB. It
     has the same limit and grows as it is used, to about 2 GiB; the share of a host that no plan pins is there for it.
 
     A plan that keeps nothing on the host gets XLA's default of 64, or twice what a save copies where that is more.

@@ -16,7 +16,7 @@ from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.layouts import Layout, Request, read_request
 from sppo_jax.planner.memory import Memory, Shape, predict_memory, usable_host_bytes
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
-from sppo_jax.planner.pinned import Pinned, pieces_reason, pinned_of
+from sppo_jax.planner.pinned import Pinned, pinned_reason, pinned_of
 from sppo_jax.planner.splits import SequenceSplit
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__
@@ -294,7 +294,8 @@ def _memory_reasons(memory: Memory, pinned: Pinned, cluster: Cluster) -> dict[st
     assumed = {"hardware": _assumed(cluster)} if cluster.device.assumed else {}
     return assumed | {
         "hbm": f"{fits} in {format_bytes(usable_bytes(cluster))}{_of_pool(cluster)}: {memory.describe()}",
-        "host": f"of {format_bytes(cluster.device_host_bytes)} a device{_of_optimizer(memory)}{_pins(pinned, cluster)}",
+        "host": f"of {format_bytes(cluster.device_host_bytes)} a device{_of_optimizer(memory)}",
+        **({"pinned": why} if (why := pinned_reason(pinned, cluster)) else {}),
         "saves": _saves_reason(memory, pinned, cluster),
     }
 
@@ -306,11 +307,6 @@ def _of_pool(cluster: Cluster) -> str:
         return f", {1 - spare:.0%} of {total}"
     pool = f", {1 - spare:.0%} of XLA's pool, which is {pool_share(cluster):.0%} of {total}"
     return pool if spare >= OLD_SPARE else f"{pool}, for jax 0.12 (older ones need hardware.hbm_spare={OLD_SPARE})"
-
-
-def _pins(pinned: Pinned, cluster: Cluster) -> str:
-    reason = pieces_reason(pinned, cluster)
-    return f"; {reason}" if reason else ""
 
 
 def _saves_reason(memory: Memory, pinned: Pinned, cluster: Cluster) -> str:

@@ -145,7 +145,7 @@ def most_pinned_bytes(cluster: Cluster) -> int:
     return int(cluster.host_bytes * _PINNED_SHARE) // cluster.devices_per_host
 
 
-def pieces_reason(pinned: Pinned, cluster: Cluster) -> str:
+def pinned_reason(pinned: Pinned, cluster: Cluster) -> str:
     """Says what the devices of a host pin, and why the stash is in pieces if it is; empty where nothing is pinned."""
     memory, per_host = format_bytes(cluster.host_bytes), cluster.devices_per_host
     if pinned.limit_gib == 0:
@@ -155,7 +155,7 @@ def pieces_reason(pinned: Pinned, cluster: Cluster) -> str:
             f"DOES NOT FIT: of {memory} of a host, XLA's pools may pin {format_bytes(most_pinned_bytes(cluster))} a "
             "device, and no cut of the stash fits"
         )
-    pins = f"pins {format_bytes(pinned.limit_gib * GIB * per_host)} of the {memory} of a host"
+    pins = f"{format_bytes(pinned.limit_gib * GIB * per_host)} of the {memory} of a host"
     if len(pinned.pieces) == 1:
         return pins
     sizes = ", ".join(format_bytes(piece_bytes(pinned.arrays.stash_bytes, share)) for share in pinned.pieces)

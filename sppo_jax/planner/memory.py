@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster, usable_bytes
+from sppo_jax.hardware.pinned_limit import GIB
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.plan import StashPlan
@@ -42,6 +43,9 @@ _TPU_LANES, _TPU_PARTS = 128, 4
 _LAYERS_WITHOUT_LOOP = 2
 # Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
 _HOST_RESERVE = 0.05
+# Share of a host's memory that the pools of its devices may pin: the bytes of a plan, and what regions of the pool have
+# more. The rest is for the system, the driver's tables of pinned pages (0.6% of them), reading data and staging copies.
+PINNED_SHARE = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +178,16 @@ class Memory:
 
 
 def usable_host_bytes(cluster: Cluster) -> int:
-    """Returns the host memory that a plan may take for a device."""
-    return max(1, int(cluster.device_host_bytes * (1 - _HOST_RESERVE)))
+    """Returns the host memory that a plan may take for a device; of GPUs no more than can be pinned, in whole GiB."""
+    usable = int(cluster.device_host_bytes * (1 - _HOST_RESERVE))
+    if cluster.device.platform == "gpu":
+        usable = min(usable, most_pinned_bytes(cluster) // GIB * GIB)
+    return max(1, usable)
+
+
+def most_pinned_bytes(cluster: Cluster) -> int:
+    """Returns the bytes that XLA's pool of pinned memory may take for a device."""
+    return int(cluster.host_bytes * PINNED_SHARE) // cluster.devices_per_host
 
 
 def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int, int]:

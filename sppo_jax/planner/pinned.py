@@ -15,12 +15,9 @@ from sppo_jax.models.counts import layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.host_arrays import HostArrays, piece_bytes
 from sppo_jax.plan.plan import ONE_PIECE, Plan
 from sppo_jax.plan.spread import padded, spread
-from sppo_jax.planner.memory import Memory, Shape
+from sppo_jax.planner.memory import PINNED_SHARE, Memory, Shape, most_pinned_bytes
 from sppo_jax.units import format_bytes
 
-# Share of a host's memory that the pools of its devices may pin. The rest is for the system, the driver's tables of
-# pinned pages (0.6% of them), and what reads data and stages copies to the devices.
-_PINNED_SHARE = 0.97
 _MOST_PIECES = 8
 # Parameters and the two moments that Adam keeps of them.
 _STATES = 3
@@ -140,11 +137,6 @@ def _fit_alone(temporaries: tuple[int, ...], limit: int, refused: int) -> bool:
     return True
 
 
-def most_pinned_bytes(cluster: Cluster) -> int:
-    """Returns the bytes that the pool of one device may pin."""
-    return int(cluster.host_bytes * _PINNED_SHARE) // cluster.devices_per_host
-
-
 def pinned_reason(pinned: Pinned, cluster: Cluster) -> str:
     """Says what the devices of a host pin, and why the stash is in pieces if it is; empty where nothing is pinned."""
     memory, per_host = format_bytes(cluster.host_bytes), cluster.devices_per_host
@@ -185,9 +177,9 @@ def refusal(plan: Plan, cluster: Cluster) -> str:
             f"host_pieces {list(plan.host_pieces)} that fit no regions; plan again on this machine"
         )
     pinned = limit_gib * GIB * num_devices
-    if pinned <= cluster.host_bytes * _PINNED_SHARE:
+    if pinned <= cluster.host_bytes * PINNED_SHARE:
         return ""
     return (
         f"does not fit: the plan pins {format_bytes(pinned)} of a host ({format_bytes(limit_gib * GIB)} for each of "
-        f"{num_devices} devices), of which {_PINNED_SHARE:.0%} may be pinned, got a host with {there}; {change}"
+        f"{num_devices} devices), of which {PINNED_SHARE:.0%} may be pinned, got a host with {there}; {change}"
     )

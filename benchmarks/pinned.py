@@ -15,7 +15,8 @@ from sppo_jax.config import load_config
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.pinned_limit import limit_of, requests_of
 from sppo_jax.hardware.pinned_pool import REFUSED_BYTES, PinnedPool
-from sppo_jax.plan.plan import ONE_PIECE, Plan
+from sppo_jax.plan.host_pieces import ONE_PIECE
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import resolve_cluster
 from sppo_jax.planner.search import search
 from sppo_jax.units import format_bytes

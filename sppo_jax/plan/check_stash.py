@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from sppo_jax.plan.plan import Plan, StashPlan
 
 STASH_PLACES = ("keep", "host", "recompute")
-# The shares of a row on the host, in 1024ths, where all of it lies in one array.
-ONE_PIECE = (1024,)
 # What each setting may be, in the order in which they are checked.
 PLACES = {
     "inputs": STASH_PLACES,
@@ -35,20 +33,6 @@ def check_places(stash: "StashPlan") -> None:
         raise ValueError(
             "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
             f"got {stash.attention} and {stash.rest}; set stash.inputs=keep, or set all three to recompute"
-        )
-
-
-def check_host_pieces(host_pieces: tuple[int, ...]) -> None:
-    """Checks the shares of a row on the host that lie in each array.
-
-    Raises:
-        ValueError: says the rule, what was found, and what to change.
-    """
-    whole = sum(ONE_PIECE)
-    if not all(type(share) is int and share > 0 for share in host_pieces) or sum(host_pieces) != whole:
-        raise ValueError(
-            f"host_pieces of a plan must be whole numbers above 0 that add up to {whole}, got {list(host_pieces)}; "
-            f"use {list(ONE_PIECE)} for one array"
         )
 
 

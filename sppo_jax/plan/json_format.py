@@ -4,6 +4,8 @@ import dataclasses
 import json
 from typing import Any
 
+from sppo_jax.plan.host_pieces import ONE_PIECE
+
 SCHEMA_VERSION = 12
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
@@ -30,7 +32,7 @@ _ADDED: tuple[tuple[int, str | None, dict[str, Any]], ...] = (
     (9, "stash", {"waiting": "keep"}),
     (10, None, {"optimizer": "device"}),
     (11, None, {"saves": "async"}),
-    (12, None, {"host_pieces": (1024,), "host_arrays": {"state": (), "stash_bytes": 0, "save": ()}}),
+    (12, None, {"host_pieces": ONE_PIECE, "host_arrays": {"state": (), "stash_bytes": 0, "save": ()}}),
 )
 
 

@@ -7,10 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 from sppo_jax.plan.check import check
-from sppo_jax.plan.check_stash import ONE_PIECE, check_host_pieces, check_places, check_stash
+from sppo_jax.plan.check_stash import check_places, check_stash
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.host_arrays import HostArrays
+from sppo_jax.plan.host_pieces import ONE_PIECE, check_host_pieces
 from sppo_jax.plan.json_format import SCHEMA_VERSION, read_object, read_plan
 from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.shapes import check_shapes

@@ -13,7 +13,8 @@ from sppo_jax.hardware.pinned_limit import GIB, MOST_WASTE, holds, limit_of, reg
 from sppo_jax.hardware.pinned_pool import FIRST_REFUSING_DRIVER, REFUSED_BYTES
 from sppo_jax.models.counts import layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.host_arrays import HostArrays, piece_bytes
-from sppo_jax.plan.plan import ONE_PIECE, Plan
+from sppo_jax.plan.host_pieces import ONE_PIECE
+from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.spread import padded, spread
 from sppo_jax.planner.memory import PINNED_SHARE, Memory, Shape, most_pinned_bytes
 from sppo_jax.units import format_bytes

@@ -370,7 +370,8 @@ class HardwareConfig(Group):
         hbm_spare: share of the memory that a run gets of a device which plans leave free; at least 0, below 1, or
             "auto": 0.03 on a GPU, 0.1 on the GPUs of this machine with jax 0.10 or 0.11, whose compiler takes up to 11%
             more than predicted, 0.06 elsewhere.
-        host_bytes: bytes of memory of one host, shared by its devices; at least 1, or "auto": a usual host's.
+        host_bytes: bytes of memory of one host, shared by its devices; at least 1, or "auto": that of a machine that is
+            here, as far as its processes may take it, else a usual host's.
         host_link_bytes_s: bytes a second between a device and its host, one way; at least 1, or "auto": the measured
             figure, else the datasheet's.
         link_bytes_s: bytes a second between two devices of a host, one way; at least 1, or "auto": the measured figure,

@@ -18,6 +18,7 @@ allocation 0: size {state}, color 5, page 0, parameter 0, shape |f32[4]| at Shap
 allocation 1: size 1048576, page 0, parameter 1, shape |u32[1,262144]| at ShapeIndex {{}}:
 allocation 2: size 4, page 0, constant:
 allocation 3: size 780, page 0, preallocated-temp:
+allocation 9: size 780, color 1, page 0, preallocated-temp:
 {temporaries}
 """
 

@@ -36,6 +36,7 @@ def test_a_limit_that_is_no_multiple_of_the_unit_is_rounded_down():
 
 def test_the_driver_refuses_512_gib_and_the_pool_tries_nine_tenths():
     assert next_try(REFUSED_BYTES) == FIRST_TRY_BELOW_512_GIB == pytest.approx(460.8 * GIB, rel=1e-6)
+    assert next_try(513 * GIB) == 495746580480  # float32's 0.9 gives 32 KiB less than 0.9 would
     assert next_try(2560) == 2304 and next_try(512) == 256  # 460.8 is rounded up to 512, and must be smaller
     fits = [FIRST_TRY_BELOW_512_GIB]
     assert regions_after(fits, 2000 * GIB) == ([FIRST_TRY_BELOW_512_GIB], [True])
@@ -80,9 +81,13 @@ def test_freed_neighbours_join_within_a_region_and_not_beyond():
     pool = PinnedPool(100 * GIB)
     a, b, c = pool.allocate(4 * GIB), pool.allocate(2 * GIB), pool.allocate(2 * GIB)  # 4, and 8 with all of b and c
     assert pool.regions == [4 * GIB, 4 * GIB] and b.place[0] == c.place[0] == 1
-    for chunk in (b, a, c):
+    for order in ((b, a, c), (c, a, b)):
+        for chunk in order:
+            pool.free(chunk)
+        assert pool.outlook[2:] == (4 * GIB, 4 * GIB)
+        a, b, c = pool.allocate(4 * GIB), pool.allocate(2 * GIB), pool.allocate(2 * GIB)
+    for chunk in (a, b, c):
         pool.free(chunk)
-    assert pool.outlook[2:] == (4 * GIB, 4 * GIB)
     assert pool.allocate(5 * GIB).place == (2, 0)
 
 

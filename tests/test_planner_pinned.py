@@ -101,6 +101,17 @@ def test_a_host_with_less_memory_than_is_pinned_is_refused(million):
     assert "got a host with 650 GiB" in line and "shorter sequence" in line
 
 
+def test_no_cut_is_chosen_that_a_host_cannot_pin(million):
+    config, found = million
+    plan, cluster = found.plan, read_request(config).cluster
+    shape = shape_of_plan(plan, config)
+    for host_gib, limit in ((655, 632), (645, None)):  # 97% of which are 635 and 625
+        little = replace(cluster, host_bytes=host_gib * GIB)
+        got = pinned.pinned_of(found.memory, shape, plan.schedule.interleave, 1, little)
+        assert got.limit_gib == limit and (len(got.pieces) == 2) == bool(limit)
+        assert pinned.pinned_reason(got, little).startswith("632 GiB of" if limit else "DOES NOT FIT: of 645 GiB of a")
+
+
 def test_two_processes_on_one_host_share_its_memory(million):
     """The count of devices of a host matters, whatever the number of processes."""
     config, found = million

@@ -77,18 +77,16 @@ def test_a_rest_stays_free_where_it_is_large():
     assert pool.regions == [GIB, GIB] and pool.outlook[2:] == (GIB - KIB,)
 
 
-def test_freed_neighbours_join_within_a_region_and_not_beyond():
+@pytest.mark.parametrize("order", ["bac", "cab", "abc"])
+def test_freed_neighbours_join_within_a_region_and_not_beyond(order):
     pool = PinnedPool(100 * GIB)
-    a, b, c = pool.allocate(4 * GIB), pool.allocate(2 * GIB), pool.allocate(2 * GIB)  # 4, and 8 with all of b and c
-    assert pool.regions == [4 * GIB, 4 * GIB] and b.place[0] == c.place[0] == 1
-    for order in ((b, a, c), (c, a, b)):
-        for chunk in order:
-            pool.free(chunk)
-        assert pool.outlook[2:] == (4 * GIB, 4 * GIB)
-        a, b, c = pool.allocate(4 * GIB), pool.allocate(2 * GIB), pool.allocate(2 * GIB)
-    for chunk in (a, b, c):
-        pool.free(chunk)
-    assert pool.allocate(5 * GIB).place == (2, 0)
+    chunks = {name: pool.allocate(size * GIB) for name, size in (("a", 4), ("b", 2), ("c", 2))}
+    assert pool.regions == [4 * GIB, 4 * GIB] and chunks["b"].place[0] == chunks["c"].place[0] == 1
+    for name in order:
+        pool.free(chunks[name])
+    assert pool.outlook[2:] == (4 * GIB, 4 * GIB)
+    # The next region had 8 GiB, as the second did not grow.
+    assert pool.allocate(5 * GIB).place == (2, 0) and pool.regions[2] == 8 * GIB
 
 
 def test_sizes_are_rounded_to_256_bytes():

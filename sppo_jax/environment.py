@@ -137,7 +137,9 @@ def device_share(plan: Plan | None) -> float:
     here = local_cluster()
     if here.device.platform != "gpu":
         return MOST_SHARE  # a GPU that no plan knows
-    local, num_hosts = here.devices_per_host, 2 if joined()[1] > 1 else 1
+    # The other processes of a host have its other GPUs, and NCCL has buffers for these too.
+    local = max(here.devices_per_host, len(machine.gpu_names({})))
+    num_hosts = 2 if joined()[1] > 1 else 1
     if plan is not None:
         local = min(local, plan.mesh.num_devices)
         num_hosts = math.ceil(plan.mesh.num_devices / local)

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import chex
@@ -43,6 +43,7 @@ from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_traffic, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
+from sppo_jax.pipeline.host_stash import Stash, spec, stash_shapes
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.stage import Stage
@@ -152,8 +153,11 @@ class Step:
         if self.plan.groups == "flex":
             check_columns(whole, plan_shape(self.plan), dealing=self.plan.kernel == "cudnn")
 
-    def __call__(self, params: nnx.State, batch: Mapping):
-        """Runs the step on parameters in their own shapes or stored; pure and traceable."""
+    def __call__(self, params: nnx.State, batch: Mapping, stash: Stash | None = None):
+        """Runs the step on parameters in their own shapes or stored; pure and traceable.
+
+        With the pieces of its stash given, it returns its results and the pieces.
+        """
         in_force = mesh_in_force()
         if in_force is not None and in_force.size != self.mesh.size:
             raise ValueError(
@@ -167,9 +171,18 @@ class Step:
                 "mesh of AxisType.Auto, as make_mesh(plan) makes, or call the function outside of jit"
             )
         with outside_meshes():
-            return self._run(params, batch)
+            return self._run(params, batch, stash)
 
-    def _run(self, params: nnx.State, batch: Mapping):
+    @cached_property
+    def stash_shapes(self) -> Stash:
+        """The pieces of the stash on the host, see `host_stash`; none where the stash is in one piece."""
+        return stash_shapes(self) if self.train else {}
+
+    def with_stash(self, params: nnx.State, batch: Mapping, stash: Stash) -> tuple:
+        """Runs the step with the pieces of its stash given; returns what the step returns, and the pieces."""
+        return self(params, batch, stash)
+
+    def _run(self, params: nnx.State, batch: Mapping, stash: Stash | None):
         plan, given = self.plan, params
         on_host = any(map(is_on_host, jax.tree.leaves(params)))
         if on_host:
@@ -192,22 +205,23 @@ class Step:
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), storage.gradient_specs(shares), *[P()] * on_host)
+        of_stash = () if stash is None else (spec(self),)
         as_written = self.mesh.size == 1 or keeps_order(self.platform)
         on_device = partial(self._on_device, shares)
         step = jax.shard_map(
             on_device if as_written else in_order(on_device),
             mesh=self.mesh,
-            in_specs=(specs, [layout.STRIPED] * len(KEYS)),
-            out_specs=out_specs,
+            in_specs=(specs, [layout.STRIPED] * len(KEYS), *of_stash),
+            out_specs=(*out_specs, *of_stash) if of_stash else out_specs,
             check_vma=False,  # every collective is written out below; autodiff never sees one
         )
-        result = step(physical, striped)
+        result = step(physical, striped, *[stash] * len(of_stash))
         if not self.train:
             return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
-        loss, grads, *squares = result
+        loss, grads, *others = result
         grads = layout.to_logical(storage.unstack(grads, shares, self.mesh), given)
         chex.assert_trees_all_equal_shapes_and_dtypes(grads, given)
-        return loss, grads, *squares
+        return (loss, grads, *others) if stash is None else ((loss, grads, *others[:-1]), others[-1])
 
     def _with_tables(self, params: nnx.State) -> nnx.State:
         """Returns parameters with the tables on the device, in the compute dtype, for the whole step."""
@@ -218,7 +232,7 @@ class Step:
 
         return jax.tree_util.tree_map_with_path(fetch, params)
 
-    def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
+    def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array], *stash: Stash):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights, tables, sharded = self._weights_of_device(shares, weights)
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
@@ -249,7 +263,7 @@ class Step:
         if not self.train:
             scored = executor.run(evaluation_state(executor, cache_shape))
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
-        trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
+        trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype), *stash))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
         num_members, layers, squares = plan.mesh.data * plan.mesh.seq, trained.sums, ()
         if isinstance(sharded, HostLayers):
@@ -259,7 +273,7 @@ class Step:
             layers = sharded.gradients(trained.grads.layers)
         grads = trained.grads._replace(layers=layers)
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
-        return loss, storage.stack(grads, shares), *squares
+        return loss, storage.stack(grads, shares), *squares, *[trained.host] * len(stash)
 
     @property
     def _by_groups(self) -> bool:
@@ -443,4 +457,5 @@ def _checked(step: Step, compiled: Callable) -> Callable:
         return jax.block_until_ready(outputs) if one_at_a_time(step.platform) else outputs
 
     f.compiler_options = step.compiler_options  # for a jit around f
+    f.stash_shapes, f.with_stash = step.stash_shapes, step.with_stash  # for a jit that keeps the stash
     return f

@@ -138,13 +138,14 @@ def evaluation_state(executor: "Executor", cache_shape: tuple[int, ...]) -> Eval
     )
 
 
-def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_dtype) -> TrainingState:
+def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_dtype, host=None) -> TrainingState:
     """Allocates everything that the ticks of a training step write to.
 
     Args:
         executor: gives all other shapes.
         cache_shape: [layers, K, S, H] of one slot of one device.
         kv_grad_dtype: dtype in which dK and dV are gathered.
+        host: the stash on the host where the step is given it.
     """
     program, tables, sharded = executor.program, executor.tables, executor.sharded
     in_every_run = _in_every_run(executor, cache_shape)
@@ -165,7 +166,9 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
             name: layout.host_buffer(program.host_rows[name], program.short_rows.get(name, 0))
             for name, layout in layouts.items()
             if name.uses_host
-        },
+        }
+        if host is None
+        else host,
         part=None,
         fetched=None,
         refetched=None,

@@ -66,7 +66,7 @@ def before(plan: Plan, cluster: Cluster) -> int | None:
     host_bytes = max(plan.predicted.host_bytes)
     needed = cluster.devices_per_host * (2 * host_bytes + max(plan.predicted.hbm_bytes))
     pool = PinnedPool(min(math.ceil(needed / GIB), cluster.host_bytes // GIB) * GIB, REFUSED_BYTES)
-    requests = requests_of(plan.host_arrays, host_bytes, ONE_PIECE)
+    requests = requests_of(plan.host_arrays, host_bytes, ONE_PIECE, plan.saves)
     if None in [pool.allocate(size) for size in requests.state]:
         return None
     step = [pool.allocate(size) for size in requests.temporaries]
@@ -85,18 +85,18 @@ def row(case: Case) -> tuple[str, ...]:
     plan, cluster = search(config).plan, resolve_cluster(config)
     old, limit = before(plan, cluster), limit_of(plan, REFUSED_BYTES)
     host_bytes, devices = max(plan.predicted.host_bytes), cluster.devices_per_host
-    temporaries = requests_of(plan.host_arrays, host_bytes, plan.host_pieces).temporaries
+    requests = requests_of(plan.host_arrays, host_bytes, plan.host_pieces, plan.saves)
     return (
         case.config,
         f"{plan.sequence_length:,}",
-        f"{(host_bytes + sum(plan.host_arrays.save)) / GIB:.1f} GiB",
+        f"{(host_bytes + sum(requests.save)) / GIB:.1f} GiB",
         "fails" if old is None else f"{old / GIB:.0f} GiB",
         "fails" if old is None else f"{devices * old / GIB:.0f} GiB",
         "none" if limit is None else f"{limit} GiB",
         "none" if limit is None else f"{devices * limit} GiB",
         f"{cluster.host_bytes / GIB:.0f} GiB",
         " : ".join(map(str, plan.host_pieces)) if len(plan.host_pieces) > 1 else "whole",
-        format_bytes(max(temporaries)),
+        format_bytes(max(*requests.stash, *requests.temporaries, 0)),
         plan.saves,
     )
 

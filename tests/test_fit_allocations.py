@@ -50,8 +50,8 @@ def test_arguments_and_temporaries_on_the_host_are_told_apart(tmp_path):
     found = allocations.host_allocations(dumped(tmp_path, [220 * GIB, GIB]), a_plan(221))
     assert (found.arguments, found.temporaries) == ((10 * GIB,), (220 * GIB, GIB))
     assert (found.limit_gib, found.planned_gib, found.problem) == (231, 231, "")
-    assert found.describe() == "the largest of 2 has 220 GiB; a device pins 231 GiB"
-    assert found.to_dict() == {"largest_bytes": 220 * GIB, "num_temporaries": 2, "limit_gib": 231}
+    assert found.describe() == "the largest of 3 has 220 GiB; a device pins 231 GiB"
+    assert found.to_dict() == {"largest_bytes": 220 * GIB, "number": 3, "limit_gib": 231}
 
 
 def test_an_allocation_that_cannot_be_had_is_named(tmp_path):
@@ -65,6 +65,21 @@ def test_a_program_that_takes_more_than_is_planned_is_named(tmp_path):
     found = allocations.host_allocations(dumped(tmp_path, [300 * GIB]), a_plan(220))
     assert "with which the program takes 310 GiB of pinned memory a device, 230 planned" in found.problem
     assert not allocations.host_allocations(dumped(tmp_path, [100 * GIB]), a_plan(220)).problem
+
+
+def test_pieces_are_arguments(tmp_path):
+    dumped(tmp_path, [20 * GIB])
+    path = next(tmp_path.iterdir())
+    pieces = [
+        f"allocation {7 + k}: size {size * GIB}, color 5, page 0, parameter {2 + k}, shape"
+        for k, size in enumerate((460, 60))
+    ]
+    path.write_text(path.read_text() + "\n".join(pieces))
+    plan = replace(a_plan(520, pieces=(906, 118)), saves="blocking")
+    plan = replace(plan, predicted=replace(plan.predicted, host_bytes=(550 * GIB,)))
+    found = allocations.host_allocations(tmp_path, plan)
+    assert found.arguments == (10 * GIB, 460 * GIB, 60 * GIB) and found.temporaries == (20 * GIB,)
+    assert found.planned_gib - 1 <= found.limit_gib <= found.planned_gib and not found.problem
 
 
 def test_a_program_without_host_memory_has_none(tmp_path):

@@ -41,9 +41,9 @@ def test_the_state_and_the_stash_of_one_h100_need_two_pieces():
     assert smallest_limit(Requests(state=STATE, temporaries=(temporaries,)), 1863, REFUSED_BYTES) is None
     assert smallest_limit(Requests(state=STATE, temporaries=(temporaries,)), 1863, None) == 639
     first = int(460.7 * GIB)
-    cut = Requests(state=STATE, temporaries=(first, temporaries - first))
+    cut = Requests(state=STATE, stash=(first, temporaries - first))
     assert smallest_limit(cut, 1863, REFUSED_BYTES) == 639
-    halves = Requests(state=STATE, temporaries=(temporaries // 2,) * 2)
+    halves = Requests(state=STATE, stash=(temporaries // 2,) * 2)
     assert smallest_limit(halves, 700, REFUSED_BYTES) is None  # 460.8 holds no two of them, nor 239 one and the state
 
 
@@ -65,6 +65,16 @@ def test_a_save_beside_a_step_has_its_own_room():
     assert smallest_limit(beside, 200, REFUSED_BYTES) == 109  # 97.25 + 11.22
     # The copy would take the stash's place where the pool has no more, and the next step would fail.
     assert not holds(beside, 108, REFUSED_BYTES)
+
+
+def test_a_blocking_save_has_room_for_one_array():
+    """Between two steps: in the place of the temporaries, or in its own where the stash stays in pieces."""
+    passing = 30 * GIB
+    assert smallest_limit(Requests(temporaries=(100 * GIB,), passing=passing), 300, REFUSED_BYTES) == 100
+    assert smallest_limit(Requests(stash=(100 * GIB,), passing=passing), 300, REFUSED_BYTES) == 130
+    assert (
+        smallest_limit(Requests(stash=(80 * GIB,), temporaries=(20 * GIB,), passing=passing), 300, REFUSED_BYTES) == 110
+    )
 
 
 def test_a_state_that_is_restored_in_another_order_has_its_place():

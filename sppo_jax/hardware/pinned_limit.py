@@ -28,18 +28,22 @@ class Requests:
 
     Args:
         state: arrays of the state that wait on the host, in the order in which a run makes them; they stay.
+        stash: arrays of the stash that are made before the first step, in order; they stay.
         temporaries: allocations of the step's program in the order in which XLA makes them; free between steps.
-        save: arrays of the copy that an asynchronous save writes while steps go on; none where saves are blocking.
+        save: arrays of the copy that an asynchronous save writes while steps go on.
+        passing: the largest array that a blocking save copies between two steps; 0 for none.
     """
 
     state: tuple[int, ...] = ()
+    stash: tuple[int, ...] = ()
     temporaries: tuple[int, ...] = ()
     save: tuple[int, ...] = ()
+    passing: int = 0
 
     @property
     def least_bytes(self) -> int:
         """Bytes that are held at once: no pool can do with less."""
-        return sum(map(rounded, (*self.state, *self.temporaries, *self.save)))
+        return sum(map(rounded, (*self.state, *self.stash, *self.temporaries, *self.save)))
 
 
 @lru_cache(maxsize=1024)
@@ -75,17 +79,24 @@ def fill_requests(limit_gib: int, refused_bytes: int | None) -> tuple[int, ...]:
     return tuple(region // MIB * MIB for region in regions(limit_gib, refused_bytes) if region >= MIB)
 
 
-def requests_of(arrays: HostArrays, host_bytes: int, host_pieces: tuple[int, ...]) -> Requests:
+def requests_of(arrays: HostArrays, host_bytes: int, host_pieces: tuple[int, ...], saves: str) -> Requests:
     """Returns what a run asks of the pool of a device.
 
     Args:
         arrays: of the plan.
         host_bytes: of a device on the host, in a step.
         host_pieces: of the plan.
+        saves: of the plan, "async" or "blocking".
     """
-    temporaries = arrays.temporaries(host_bytes, host_pieces)
-    slack = int(arrays.stash_bytes * _SLACK_SHARE) if len(host_pieces) > 1 else 0
-    return Requests(state=arrays.state, temporaries=tuple(size + slack for size in temporaries), save=arrays.save)
+    pieces, temporaries = arrays.of_step(host_bytes, host_pieces)
+    slack = int(arrays.stash_bytes * _SLACK_SHARE)
+    return Requests(
+        state=arrays.state,
+        stash=tuple(size + slack for size in pieces),
+        temporaries=temporaries,
+        save=arrays.save if saves == "async" else (),
+        passing=max(arrays.save, default=0) if saves == "blocking" else 0,
+    )
 
 
 def limit_of(plan: Plan, refused_bytes: int | None) -> int | None:
@@ -98,7 +109,7 @@ def limit_of(plan: Plan, refused_bytes: int | None) -> int | None:
     host_bytes = max(plan.predicted.host_bytes)
     if not host_bytes:
         return 0
-    requests = requests_of(plan.host_arrays, host_bytes, plan.host_pieces)
+    requests = requests_of(plan.host_arrays, host_bytes, plan.host_pieces, plan.saves)
     return smallest_limit(requests, int(requests.least_bytes * MOST_WASTE) // GIB + 1, refused_bytes)
 
 
@@ -111,15 +122,15 @@ def pinned_with(plan: Plan, limit_gib: int, filled_gib: int, refused_bytes: int 
         filled_gib: the limit to which the run fills the pool.
         refused_bytes: a registration of so many bytes or more fails; None: none does.
     """
-    requests = requests_of(plan.host_arrays, max(plan.predicted.host_bytes), plan.host_pieces)
+    requests = requests_of(plan.host_arrays, max(plan.predicted.host_bytes), plan.host_pieces, plan.saves)
     return holds(requests, limit_gib, refused_bytes, fill_requests(filled_gib, refused_bytes))
 
 
 def holds(requests: Requests, limit_gib: int, refused_bytes: int | None, given: tuple[int, ...] | None = None) -> int:
     """Returns the bytes that one device's pool pins in a run; 0 where a request fails.
 
-    The pool is filled; then come the state, a step, a save, and steps beside it. A restored state is made in any order,
-    so several orders are tried, and the largest figure counts.
+    The pool is filled; then come the state, the stash, a step, a save, and steps beside it. A restored state is made in
+    any order, so several orders are tried, and the largest figure counts.
 
     Args:
         requests: what the run asks for.
@@ -137,7 +148,9 @@ def holds(requests: Requests, limit_gib: int, refused_bytes: int | None, given: 
                 return 0
         done = (
             _passes(pool, state)
+            and _passes(pool, requests.stash)
             and _passes(pool, requests.temporaries, stays=False)
+            and _passes(pool, (requests.passing,) if requests.passing else (), stays=False)
             and _passes(pool, requests.save)
             and _passes(pool, requests.temporaries)
         )
@@ -179,7 +192,7 @@ def smallest_limit(requests: Requests, most_gib: int, refused_bytes: int | None)
         most_gib: the largest limit to try.
         refused_bytes: a registration of so many bytes or more fails; None: none does.
     """
-    sizes = (*requests.state, *requests.temporaries, *requests.save)
+    sizes = (*requests.state, *requests.stash, *requests.temporaries, *requests.save)
     if refused_bytes is not None and max(sizes, default=0) >= refused_bytes:
         return None
     for gib in range(max(1, -(-requests.least_bytes // GIB)), most_gib + 1):

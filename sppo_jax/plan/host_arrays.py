@@ -10,18 +10,19 @@ class HostArrays:
     Args:
         state: of each array of the state that waits there, in the order in which a run makes them.
         stash_bytes: of the stash, which `host_pieces` of the plan cut.
-        save: of each array of the state's copy that an asynchronous save writes.
+        save: of each array that a save copies there: all at once where saves are asynchronous; else those on the
+            device, one after another.
     """
 
     state: tuple[int, ...] = ()
     stash_bytes: int = 0
     save: tuple[int, ...] = ()
 
-    def temporaries(self, host_bytes: int, host_pieces: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the bytes of the allocations that the step's program has on the host, in order.
+    def of_step(self, host_bytes: int, host_pieces: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the bytes of the arrays of the stash that stay, and of the step's allocation beside them, in order.
 
-        XLA puts all host temporaries into one allocation. Where the stash is cut, no allocation is larger than the
-        largest piece, and XLA fills them one after another.
+        The pieces of a stash are arguments of the step, each an allocation of its own. All that a step makes on the
+        host itself, a stash in one piece too, is one allocation.
 
         Args:
             host_bytes: all bytes of a device on the host during a step.
@@ -29,10 +30,10 @@ class HostArrays:
         """
         left = host_bytes - sum(self.state)
         if len(host_pieces) == 1 or not self.stash_bytes:
-            return (left,) if left else ()
-        largest = piece_bytes(self.stash_bytes, max(host_pieces))
-        whole, rest = divmod(left, largest)
-        return (largest,) * whole + ((rest,) if rest else ())
+            return (), (left,) if left else ()
+        pieces = tuple(piece_bytes(self.stash_bytes, share) for share in host_pieces)
+        left -= self.stash_bytes
+        return pieces, (left,) if left > 0 else ()
 
 
 def piece_bytes(stash_bytes: int, share: int) -> int:

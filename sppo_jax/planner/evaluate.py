@@ -16,7 +16,7 @@ from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.layouts import Layout, Request, read_request
 from sppo_jax.planner.memory import Memory, Shape, predict_memory, usable_host_bytes
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
-from sppo_jax.planner.pinned import Pinned, pinned_reason, pinned_of
+from sppo_jax.planner.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.planner.splits import SequenceSplit
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__

@@ -77,19 +77,17 @@ def pinned_of(memory: Memory, shape: Shape, num_groups: int, num_stages: int, cl
     """
     matrices = state_arrays(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq, shape.sum_bytes)
     vectors = sum(map(math.prod, layer_vectors(shape.model))) * shape.layers * num_groups * shape.sum_bytes
-    state = matrices * _STATES if shape.optimizer == "host" else ()
-    arrays = HostArrays(state=state, stash_bytes=memory.host_stash)
-    saves = memory.saves(cluster)
-    if cluster.device.platform != "gpu":
+    state, on_device = ((), (*matrices, vectors)) if shape.optimizer == "device" else (matrices, (vectors,))
+    arrays = HostArrays(state=state * _STATES, stash_bytes=memory.host_stash, save=on_device * _STATES)
+    copied, saves = replace(arrays, save=(*matrices, vectors) * _STATES), memory.saves(cluster)
+    if cluster.device.platform != "gpu" or not memory.host:
+        arrays = copied if saves == "async" else arrays
         return Pinned(arrays=arrays, pieces=ONE_PIECE, saves=saves, limit_gib=0)
-    copied = replace(arrays, save=(*matrices, vectors) * _STATES)
-    if not memory.host:
-        return Pinned(arrays=copied if saves == "async" else arrays, pieces=ONE_PIECE, saves=saves, limit_gib=0)
     refused, most_gib = refused_bytes(), most_pinned_bytes(cluster) // GIB
     if saves == "async":
-        limit = smallest_limit(requests_of(copied, memory.host, ONE_PIECE), most_gib, refused)
+        limit = smallest_limit(requests_of(copied, memory.host, ONE_PIECE, saves), most_gib, refused)
         if limit is not None:
-            return Pinned(arrays=copied, pieces=ONE_PIECE, saves="async", limit_gib=limit)
+            return Pinned(arrays=copied, pieces=ONE_PIECE, saves=saves, limit_gib=limit)
     pieces, limit = _fewest_pieces(arrays, memory.host, most_gib, refused)
     return Pinned(arrays=arrays, pieces=pieces, saves="blocking", limit_gib=limit)
 
@@ -99,7 +97,7 @@ def _fewest_pieces(
     arrays: HostArrays, host_bytes: int, most_gib: int, refused: int | None
 ) -> tuple[tuple[int, ...], int | None]:
     """Returns the pieces and the limit; whole and None where no pieces do."""
-    limit = smallest_limit(requests_of(arrays, host_bytes, ONE_PIECE), most_gib, refused)
+    limit = smallest_limit(requests_of(arrays, host_bytes, ONE_PIECE, "blocking"), most_gib, refused)
     if limit is not None or not arrays.stash_bytes or refused is None:
         return ONE_PIECE, limit
     for count in range(max(2, -(-arrays.stash_bytes // refused)), _MOST_PIECES + 1):
@@ -117,19 +115,19 @@ def _best_cut(
     largest = min((whole - 1) // (count - 1), (refused - 1) * whole // arrays.stash_bytes)
     shares = range(largest, (whole - 1) // count, -1)
     cuts = [(*(share,) * (count - 1), whole - share * (count - 1)) for share in shares]
-    all_requests = [(pieces, requests_of(arrays, host_bytes, pieces)) for pieces in cuts]
+    all_requests = [(pieces, requests_of(arrays, host_bytes, pieces, "blocking")) for pieces in cuts]
     least_gib = -(-host_bytes // GIB)
     for limit in range(least_gib, min(most_gib, int(least_gib * MOST_WASTE)) + 1):
         for pieces, requests in all_requests:
-            if _fit_alone(requests.temporaries, limit, refused) and holds(requests, limit, refused):
+            if _fit_alone(requests.stash, limit, refused) and holds(requests, limit, refused):
                 return pieces, limit
     return ONE_PIECE, None
 
 
-def _fit_alone(temporaries: tuple[int, ...], limit: int, refused: int) -> bool:
-    """Returns whether a pool has the temporaries, were the state not there: quicker than `holds`, which needs it."""
+def _fit_alone(pieces: tuple[int, ...], limit: int, refused: int) -> bool:
+    """Returns whether a pool has the pieces, were nothing else there: quicker than `holds`, which asks more."""
     free = list(regions(limit, refused))
-    for size in temporaries:
+    for size in pieces:
         larger = [region for region in free if region >= size]
         if not larger:
             return False

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
+from sppo_jax.files import parse_json
 from sppo_jax.plan.host_pieces import ONE_PIECE
 
 SCHEMA_VERSION = 12
@@ -43,7 +44,7 @@ def read_object(text: str) -> dict[str, Any]:
         ValueError: the text is not JSON, or holds something else.
     """
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"plan.json must hold JSON text, got text that is not JSON ({error}); plan again") from None
     if not isinstance(values, dict):

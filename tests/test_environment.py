@@ -410,4 +410,4 @@ print(json.dumps([code, environment._running_platform(), dict(os.environ)]))
     assert out, errors
     code, platform, environ = json.loads(out.splitlines()[-1])
     assert platform and (code, errors.splitlines()[-1]) == (2, "stop")
-    assert environ[env.FRACTION] == "0.95" and environ[env.HOST_LIMIT] == "100", errors
+    assert environ[env.FRACTION] == "0.95" and environ[env.HOST_LIMIT] == "101", errors  # and a copy of the tiny state

@@ -54,6 +54,14 @@ def test_the_stash_of_one_device_is_cut_where_no_region_holds_it(million):
     assert "from r580 on register less than 512 GiB at once" in plan.reasons["pinned"]
 
 
+def test_a_stash_in_pieces_leaves_room_for_a_copy_where_the_host_has_it():
+    config, found = planned(2**20, place="host")  # a host with 1.82 TiB
+    plan = found.plan
+    assert plan.saves == "async" and len(plan.host_pieces) == 2
+    needed = plan.predicted.host_bytes[0] + sum(plan.host_arrays.save)
+    assert 0 <= pinned.limit_of(plan, REFUSED_BYTES) * GIB - needed < 0.01 * needed
+
+
 def test_older_drivers_take_the_stash_in_one_piece(million, monkeypatch):
     config, found = million
     monkeypatch.setattr(pinned, "refused_bytes", lambda: None)

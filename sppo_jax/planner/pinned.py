@@ -85,38 +85,38 @@ def pinned_of(memory: Memory, shape: Shape, num_groups: int, num_stages: int, cl
         return Pinned(arrays=arrays, pieces=ONE_PIECE, saves=saves, limit_gib=0)
     refused, most_gib = refused_bytes(), most_pinned_bytes(cluster) // GIB
     if saves == "async":
-        limit = smallest_limit(requests_of(copied, memory.host, ONE_PIECE, saves), most_gib, refused)
+        pieces, limit = _fewest_pieces(copied, memory.host, saves, most_gib, refused)
         if limit is not None:
-            return Pinned(arrays=copied, pieces=ONE_PIECE, saves=saves, limit_gib=limit)
-    pieces, limit = _fewest_pieces(arrays, memory.host, most_gib, refused)
+            return Pinned(arrays=copied, pieces=pieces, saves=saves, limit_gib=limit)
+    pieces, limit = _fewest_pieces(arrays, memory.host, "blocking", most_gib, refused)
     return Pinned(arrays=arrays, pieces=pieces, saves="blocking", limit_gib=limit)
 
 
 @lru_cache(maxsize=256)
 def _fewest_pieces(
-    arrays: HostArrays, host_bytes: int, most_gib: int, refused: int | None
+    arrays: HostArrays, host_bytes: int, saves: str, most_gib: int, refused: int | None
 ) -> tuple[tuple[int, ...], int | None]:
     """Returns the pieces and the limit; whole and None where no pieces do."""
-    limit = smallest_limit(requests_of(arrays, host_bytes, ONE_PIECE, "blocking"), most_gib, refused)
+    limit = smallest_limit(requests_of(arrays, host_bytes, ONE_PIECE, saves), most_gib, refused)
     if limit is not None or not arrays.stash_bytes or refused is None:
         return ONE_PIECE, limit
     for count in range(max(2, -(-arrays.stash_bytes // refused)), _MOST_PIECES + 1):
-        pieces, limit = _best_cut(arrays, host_bytes, count, most_gib, refused)
+        pieces, limit = _best_cut(arrays, host_bytes, saves, count, most_gib, refused)
         if limit is not None:
             return pieces, limit
     return ONE_PIECE, None
 
 
 def _best_cut(
-    arrays: HostArrays, host_bytes: int, count: int, most_gib: int, refused: int
+    arrays: HostArrays, host_bytes: int, saves: str, count: int, most_gib: int, refused: int
 ) -> tuple[tuple[int, ...], int | None]:
     """Returns so many pieces, alike but the last, with the smallest limit, and the limit; None where no cut fits."""
     whole = sum(ONE_PIECE)
     largest = min((whole - 1) // (count - 1), (refused - 1) * whole // arrays.stash_bytes)
     shares = range(largest, (whole - 1) // count, -1)
     cuts = [(*(share,) * (count - 1), whole - share * (count - 1)) for share in shares]
-    all_requests = [(pieces, requests_of(arrays, host_bytes, pieces, "blocking")) for pieces in cuts]
-    least_gib = -(-host_bytes // GIB)
+    all_requests = [(pieces, requests_of(arrays, host_bytes, pieces, saves)) for pieces in cuts]
+    least_gib = -(-(host_bytes + sum(arrays.save if saves == "async" else ())) // GIB)
     for limit in range(least_gib, min(most_gib, int(least_gib * MOST_WASTE)) + 1):
         for pieces, requests in all_requests:
             if _fit_alone(requests.stash, limit, refused) and holds(requests, limit, refused):

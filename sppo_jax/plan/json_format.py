@@ -15,6 +15,7 @@ REPORT_KEYS = (
     "parts",
     "throughput",
     "search",
+    "stall_s",
     "max_length",
     "min_devices",
 )

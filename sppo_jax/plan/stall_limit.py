@@ -1,4 +1,4 @@
-"""Seconds without progress after which a run counts as stuck, and the seconds of pinning host memory that they allow."""
+"""Seconds without progress after which a run counts as stuck, and the seconds of pinning host memory in them."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def stall_problem(plan: Plan, given: float | str) -> str | None:
     if not 0 < limit_s < step_s:
         return None
     return (
-        f"train.stall_s must be above the predicted step of {step_s:.4g} s, got {limit_s:g} s, after which the run ends "
-        f"in a healthy step; set train.stall_s=auto ({stall_limit_s(plan):.0f} s), a larger number, or 0 for no limit"
+        f"train.stall_s must be above the predicted step of {step_s:.4g} s, got {limit_s:g} s, after which the run "
+        f"ends in a healthy step; set train.stall_s=auto ({stall_limit_s(plan):.0f} s), a larger number, or 0: never"
     )

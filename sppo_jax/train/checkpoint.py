@@ -64,7 +64,8 @@ class Checkpoints:
             best_mode="min",
             cleanup_tmp_directories=True,
         )
-        handlers = None if self._running is None else {STATE: _array_by_array(self._beat), RUN: ocp.JsonCheckpointHandler()}
+        one_by_one = {STATE: _array_by_array(self._beat), RUN: ocp.JsonCheckpointHandler()}
+        handlers = None if self._running is None else one_by_one
         return ocp.CheckpointManager(self.directory.resolve(), options=options, item_handlers=handlers)
 
     def save(

@@ -127,7 +127,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
 
 
 def _watchdog(experiment: Experiment, start: Start, record: Record) -> Watchdog:
-    """Returns the watchdog of the run, which starts after compiling, and says after how many seconds it ends the run."""
+    """Returns the watchdog, which starts after compiling, and says after how many seconds it ends the run."""
     plan, given = experiment.plan, experiment.config.train.stall_s
     record.say(f"the run {stall_text(plan, given)}")
     if problem := stall_problem(plan, given):

@@ -52,7 +52,7 @@ def choice_rows(figures: Figures) -> list[tuple[str, str, tuple[str, ...]]]:
         rows.append((name, value, tuple(reasons[key] for key in keys if key in reasons)))
         shown.update(keys)
     problem = stall_problem(figures.plan, figures.stall_s)
-    rows.append(("stall", stall_text(figures.plan, figures.stall_s), (problem,) if problem else ()))
+    rows.append(("stall limit", stall_text(figures.plan, figures.stall_s), (problem,) if problem else ()))
     return rows + [(key, reason, ()) for key, reason in reasons.items() if key not in shown]
 
 

@@ -222,7 +222,12 @@ def test_a_step_longer_than_the_least_limit_is_no_stall(given, tmp_path, monkeyp
     monkeypatch.setattr(Meter, "wait", slow)
     monkeypatch.setattr(loop, "Watchdog", Noted)
     train = {"steps": 1, "stall_s": given, "eval_sequences": 3, "devices": "cpu:1"}
-    small = {"model": {"num_layers": 1}, "mesh": {"data": 1, "pipe": 1}, "sequence": {"chunks": 2, "per_step": 2}}
+    small = {
+        "optimizer": {"warmup_steps": 0},
+        "model": {"num_layers": 1},
+        "mesh": {"data": 1, "pipe": 1},
+        "sequence": {"chunks": 2, "per_step": 2},
+    }
     config = make_config(write_documents(tmp_path / "tokens.npy"), train=train, **small)
     experiment, result = run(config, tmp_path / "run", slower)
     warned = [line["text"] for line in lines_of(tmp_path / "run", "events") if line["kind"] == "warning"]

@@ -38,7 +38,8 @@ from sppo_jax.train.placement import place_batch
 from sppo_jax.train.setup import begin, prepare
 experiment = prepare(config, make_plan(config, distributed.cluster(config)))
 start = begin(experiment, Path("not-there"))
-loss, *_ = experiment.value_and_grad(start.state.params, place_batch(next(experiment.loader), experiment.plan, experiment.mesh))
+batch = place_batch(next(experiment.loader), experiment.plan, experiment.mesh)
+loss, *_ = experiment.value_and_grad(start.state.params, batch)
 print("loss", float(loss))
 """
 EXPORTED = """

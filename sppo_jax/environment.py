@@ -229,11 +229,11 @@ def _libraries() -> Iterator[Path]:
 
 
 def _holds(content: mmap.mmap, name: bytes) -> bool:
-    """Returns whether a library contains a name, and not only as the beginning of a longer name."""
+    """Returns whether a library contains a name as a whole C string: names of fields, which are no flags, have no end."""
     place = content.find(name)
     while place >= 0:
         after = content[place + len(name) : place + len(name) + 1]
-        if not (after.isalnum() or after == b"_"):
+        if after == b"\0":
             return True
         place = content.find(name, place + 1)
     return False

@@ -160,6 +160,11 @@ def test_a_flag_that_xla_does_not_know_is_named_with_the_nearest_that_it_knows(c
     assert "got --xla_nonsense_of_ours, " in told[1] and "nearest" not in told[1]
 
 
+def test_the_name_of_a_field_of_xla_is_no_flag(flags):
+    (told,) = flags("--xla_gpu_executable_terminate_timeout_seconds=60")
+    assert "(the nearest flag is --xla_gpu_executable_terminate_timeout)" in told
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -229,7 +229,7 @@ def _libraries() -> Iterator[Path]:
 
 
 def _holds(content: mmap.mmap, name: bytes) -> bool:
-    """Returns whether a library contains a name as a whole C string: names of fields, which are no flags, have no end."""
+    """Returns whether a library contains a name with an end: names of fields, which are no flags, have none."""
     place = content.find(name)
     while place >= 0:
         after = content[place + len(name) : place + len(name) + 1]

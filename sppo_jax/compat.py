@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import inspect
+import json
 
 import jax
 import jax.extend.core
@@ -234,6 +235,31 @@ def cudnn_backward(
     return tuple(grad[0] for grad in _cudnn_bind("bwd", (*operands, *results), causal, scale)[:3])
 
 
+def deterministic_attention() -> contextlib.AbstractContextManager:
+    """Returns a context in which programs are traced with a backward of cuDNN's attention that adds in a fixed order.
+
+    Put it around the first call of a jitted function, or around `trace` or `lower`. The context belongs to the key of
+    jax's caches, so a function that was jitted before is traced again. Give XLA's flag
+    `xla_gpu_exclude_nondeterministic_ops` for programs with cuDNN's backward only together with this context: else XLA
+    marks the first of several equal calls alone, and does not find the others when the program starts
+    (openxla/xla#46500).
+    """
+    return _deterministic_state()(True)
+
+
+@functools.cache
+def _deterministic_state():
+    from jax._src import config
+
+    return config.bool_state(
+        name="sppo_deterministic_attention",
+        default=False,
+        help="Whether the backward of cuDNN's attention adds in a fixed order.",
+        include_in_jit_key=True,
+        include_in_trace_context=True,
+    )
+
+
 def scatters_sums(platform: str) -> bool:
     """Returns whether the compiler takes a reduce-scatter of a stage's stacked gradients.
 
@@ -256,7 +282,7 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
     lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
     # Since 0.11 a function of the scores can be fused in; None for none.
     newer = [name for name in ("score_mod_name", "score_mod_jaxpr") if name in inspect.signature(lowering).parameters]
-    return _cudnn_primitive(way).bind(
+    return _cudnn_primitive(way, way == "bwd" and _deterministic_state().value).bind(
         *operands,
         scale=scale,
         seed=42,
@@ -271,22 +297,42 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
 
 
 @functools.cache
-def _cudnn_primitive(way: str) -> jax.extend.core.Primitive:
+def _cudnn_primitive(way: str, deterministic: bool) -> jax.extend.core.Primitive:
     """Makes a primitive with jax's types and lowering of cuDNN's call.
 
     A program with jax's own primitive must have all of its arrays on one mesh. State and batch of a training step are
     on other axes than the step's shard_map, within which this call has no mesh at all.
+
+    Args:
+        way: "fwd" or "bwd".
+        deterministic: whether the call adds in a fixed order.
     """
     from jax._src import dispatch
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    primitive = jax.extend.core.Primitive(f"cudnn_attention_{way}")
+    primitive = jax.extend.core.Primitive(f"cudnn_attention_{way}" + "_deterministic" * deterministic)
     primitive.multiple_results = True
     primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
     primitive.def_abstract_eval(getattr(cudnn, f"_dot_product_attention_{way}_abstract"))
     lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
+    if deterministic:
+        lowering = functools.partial(_lower_in_fixed_order, lowering)
     jax.interpreters.mlir.register_lowering(primitive, lowering, platform="cuda")
     return primitive
+
+
+def _lower_in_fixed_order(lowering, context, *operands, **settings):
+    """Lowers by jax's rule, and writes into the call's configuration that the call adds in a fixed order."""
+    from jax._src.lib.mlir import ir
+
+    results = lowering(context, *operands, **settings)
+    call = results[0].owner
+    while call.name != "stablehlo.custom_call":  # jax transposes the results
+        call = call.operands[0].owner
+    backend_config = json.loads(ir.StringAttr(call.attributes["backend_config"]).value)
+    backend_config["cudnn_fmha_backend_config"]["force_deterministic"] = True
+    call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(backend_config))
+    return results
 
 
 def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, list[int] | None]:

@@ -39,8 +39,8 @@ class Operands(NamedTuple):
 class Results(NamedTuple):
     """GLOBAL output and LSE of the queries, over all their keys, and the output's cotangent in the dtype of q.
 
-    A query that sees nothing has an LSE of +inf here, and an output and a cotangent of zero. No LSE is -inf: a kernel may
-    make NaN of it.
+    A query that sees nothing has an LSE of +inf here, and an output and a cotangent of zero. No LSE is -inf: a
+    kernel may make NaN of it.
     """
 
     out_NTH: jax.Array

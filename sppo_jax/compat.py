@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import warnings
+from pathlib import Path
 
 import jax
 import jax.extend.core
@@ -76,9 +77,20 @@ def cudnn_version() -> tuple[int, ...] | None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"attention by cuDNN must find cuDNN, got: {reason}; {_another_cudnn()}, or set model.kernel=blockwise"
+            f"attention by cuDNN must find cuDNN, got: {reason}; {another_cudnn()}, or plan with model.kernel=blockwise"
         ) from None
     return number // 10000, number // 100 % 100, number % 100
+
+
+def driver_version() -> str:
+    """Returns the version of NVIDIA's driver; what CUDA says of the driver if the system does not tell its version."""
+    from jax._src.lib import cuda_versions
+
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "" if cuda_versions is None else f"CUDA {cuda_versions.cuda_driver_get_version()}"
+    return text.splitlines()[0]
 
 
 def check_cudnn(device: jax.Device, version: tuple[int, ...] | None = None) -> None:
@@ -100,18 +112,18 @@ def check_cudnn(device: jax.Device, version: tuple[int, ...] | None = None) -> N
     if any(first <= version < end for first, end in _FAILING_CUDNN):
         raise ValueError(
             "attention by cuDNN must not run on cuDNN 9.10.0, 9.10.1, 9.13 or 9.14 (refused by cudnn-frontend, or "
-            f"illegal access to memory: NVIDIA/TransformerEngine#2344), got {got}; {_another_cudnn()}, or set "
+            f"illegal access to memory: NVIDIA/TransformerEngine#2344), got {got}; {another_cudnn()}, or plan with "
             "model.kernel=blockwise"
         )
     if version < _PROVEN_CUDNN:
         warnings.warn(
             "attention by cuDNN should run on cuDNN 9.18 or newer (the backward of older ones may read memory that "
-            f"nobody has written, NVIDIA/TransformerEngine#2186), got {got}; {_another_cudnn()}",
+            f"nobody has written, NVIDIA/TransformerEngine#2186), got {got}; {another_cudnn()}",
             stacklevel=3,
         )
 
 
-def _another_cudnn() -> str:
+def another_cudnn() -> str:
     """Returns what to do about a wrong cuDNN."""
     from jax._src.lib import cuda_versions
 

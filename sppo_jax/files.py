@@ -1,8 +1,9 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and where files go that can be made again."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -21,3 +22,21 @@ def write_whole(path: Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def cache_directory(name: str) -> Path:
+    """Returns one of the user's directories for what can be made again; a temporary one if the user has no home.
+
+    Args:
+        name: of the directory.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / name
+    except RuntimeError:
+        return temporary_directory(name)
+
+
+def temporary_directory(name: str) -> Path:
+    """Returns a directory of this user's among the temporary ones; nothing is made."""
+    return Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / name

@@ -14,7 +14,7 @@ from small_run import SETTINGS
 from sppo_jax.attention import check
 from sppo_jax.attention.check import PLAIN, Heads
 from sppo_jax.config import ConfigError, config_from_dict
-from sppo_jax.train import kernel_check, setup
+from sppo_jax.train import evaluate_saved, kernel_check, setup
 from sppo_jax.train.kernel_check import check_kernels, heads_of
 
 GPU = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
@@ -138,6 +138,11 @@ def test_the_check_itself_runs_on_a_device_of_this_process(monkeypatch):
     monkeypatch.setattr(check, "_draw", lambda *asked: drawn.append(draw(*asked)) or drawn[-1])
     assert check.find_difference(Heads(2, 1, 8), jnp.bfloat16, kernel=PLAIN, device=device) is None
     assert len(drawn) == 2 and all(x.devices() == {device} for x in jax.tree.leaves(drawn))
+
+
+def test_an_evaluation_without_the_check_keeps_its_plan():
+    assert evaluate_saved._plans_anew(["model.kernel=blockwise"])
+    assert not evaluate_saved._plans_anew(["model.check_kernels=false"])
 
 
 @pytest.fixture

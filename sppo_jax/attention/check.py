@@ -167,6 +167,6 @@ def _judge(got, plain, right, bound, count, unit: float, *, is_lse: bool) -> tup
         return jnp.max(jnp.abs(got - right)) / MOST_LSE_ERROR, jnp.zeros(())
     bound = jnp.where(asked, bound, 1) + _TINY
     element = jnp.max(jnp.abs(got - right) / (MOST_ROUNDINGS * unit * bound))
-    # Rounding alone makes a distance of a quarter of a unit.
-    allowed = jnp.maximum(jnp.linalg.norm(plain - right), unit / 4 * jnp.linalg.norm(right)) + _TINY
+    # Roundings make a distance of half a unit or more. The compiler may leave some out of plain attention.
+    allowed = jnp.maximum(jnp.linalg.norm(plain - right), unit / 2 * jnp.linalg.norm(right)) + _TINY
     return element, jnp.linalg.norm(got - right) / (MOST_TIMES_PLAIN * allowed)

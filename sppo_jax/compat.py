@@ -4,7 +4,9 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 import re
+import traceback
 import warnings
 from pathlib import Path
 
@@ -12,8 +14,9 @@ import jax
 import jax.extend.core
 import jax.interpreters.mlir
 import jax.numpy as jnp
+from jax._src import config as jax_config
 
-from sppo_jax.rendezvous import Place
+from sppo_jax.rendezvous import Place, join_address, split_address
 from sppo_jax.version import jaxlib_version
 
 # openxla/xla#46231: jaxlib 0.11.0 reads reversed host slices wrongly on GPUs; fixed in 0.11.1, older ones are unproven.
@@ -25,6 +28,14 @@ def running_platform() -> str | None:
     from jax._src import xla_bridge
 
     return jax.default_backend() if xla_bridge.backends_are_initialized() else None
+
+
+def backend_problem(error: BaseException) -> str | None:
+    """Returns why jax found no devices, in one line; None if an error has another cause."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or Path(frames[-1].filename).name != "xla_bridge.py":
+        return None
+    return " ".join(str(error).split()) or "no plugin of this platform is installed"
 
 
 def device_pool_bytes() -> int | None:
@@ -314,6 +325,16 @@ def cudnn_backward(
     return tuple(grad[0] for grad in _cudnn_bind("bwd", (*operands, *results), causal, scale)[:3])
 
 
+# Made at once: with a state that is new, jax traces all functions again.
+_FIXED_ORDER = jax_config.bool_state(
+    name="sppo_deterministic_attention",
+    default=False,
+    help="Whether the backward of cuDNN's attention adds in a fixed order.",
+    include_in_jit_key=True,
+    include_in_trace_context=True,
+)
+
+
 def deterministic_attention() -> contextlib.AbstractContextManager:
     """Returns a context in which programs are traced with a backward of cuDNN's attention that adds in a fixed order.
 
@@ -323,20 +344,7 @@ def deterministic_attention() -> contextlib.AbstractContextManager:
     marks the first of several equal calls alone, and does not find the others when the program starts
     (openxla/xla#46500).
     """
-    return _deterministic_state()(True)
-
-
-@functools.cache
-def _deterministic_state():
-    from jax._src import config
-
-    return config.bool_state(
-        name="sppo_deterministic_attention",
-        default=False,
-        help="Whether the backward of cuDNN's attention adds in a fixed order.",
-        include_in_jit_key=True,
-        include_in_trace_context=True,
-    )
+    return _FIXED_ORDER(True)
 
 
 def scatters_sums(platform: str) -> bool:
@@ -361,7 +369,7 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
     lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
     # Since 0.11 a function of the scores can be fused in; None for none.
     newer = [name for name in ("score_mod_name", "score_mod_jaxpr") if name in inspect.signature(lowering).parameters]
-    return _cudnn_primitive(way, way == "bwd" and _deterministic_state().value).bind(
+    return _cudnn_primitive(way, way == "bwd" and _FIXED_ORDER.value).bind(
         *operands,
         scale=scale,
         seed=42,
@@ -428,10 +436,19 @@ def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, 
 
 
 def start_distributed(place: Place, *, timeout_s: int, heartbeat_s: int) -> None:
-    """Joins the processes; those with CPU devices exchange by gloo."""
+    """Joins the processes; those with CPU devices exchange by gloo.
+
+    The coordinator is reached directly, also where the environment names a proxy, which gRPC would otherwise ask.
+    """
+    host, port = split_address(place.coordinator)
+    if any(name.lower().endswith("_proxy") for name in os.environ):
+        direct = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")
+        os.environ["no_grpc_proxy"] = ",".join(filter(None, [direct, host]))
+        # jax warns of proxies that may keep the processes from joining, which this one does not.
+        jax.config.update("jax_check_proxy_envs", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        coordinator_address=place.coordinator,
+        coordinator_address=join_address(host, port),
         num_processes=place.num_processes,
         process_id=place.process_id,
         local_device_ids=place.local_device_ids,

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from sppo_jax.files import cache_directory, temporary_directory
+from sppo_jax.files import cache_directory, parse_json, temporary_directory
 
 _VERSION = 1
 _WARN_AFTER_S = 5.0
@@ -113,7 +113,7 @@ def entry_of(
 def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
     """Returns a finished entry; None if there is no entry, or if its files are not as they were written."""
     try:
-        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+        facts = parse_json((path / "facts.json").read_text(encoding="utf-8"))
         for name, num_bytes in facts["files"].items():
             if (path / name).stat().st_size != num_bytes:
                 return None

@@ -20,7 +20,7 @@ from sppo_jax.compat import another_cudnn, cudnn_version, driver_version
 from sppo_jax.config import Config
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.dtypes import compute_dtype
-from sppo_jax.files import cache_directory, write_whole
+from sppo_jax.files import cache_directory, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 from sppo_jax.version import jaxlib_version
 
@@ -93,7 +93,7 @@ def _note(passed: Mapping[str, object]) -> Path:
 
 def _is_remembered(passed: Mapping[str, object]) -> bool:
     try:
-        return json.loads(_note(passed).read_text(encoding="utf-8")) == passed
+        return parse_json(_note(passed).read_text(encoding="utf-8")) == passed
     except (OSError, ValueError):
         return False
 

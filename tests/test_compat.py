@@ -178,6 +178,6 @@ def test_a_platform_that_is_not_there_is_wrong_input(platforms, tmp_path):
     if done.returncode == 0 and platforms in ("cuda", "rocm"):
         pytest.skip(f"this machine has {platforms}")
     assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    line = done.stderr.splitlines()[-1]  # a plugin without its libraries logs more
     assert f"got JAX_PLATFORMS={platforms} (" in line and "unset JAX_PLATFORMS" in line
     assert backend_problem(RuntimeError("Unable to initialize")) is None

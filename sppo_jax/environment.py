@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sppo_jax import gpu_start
 from sppo_jax.hardware import machine
 from sppo_jax.hardware.capacity import MOST_SHARE, OLD_SPARE, compiler_takes_more, pool_share
 from sppo_jax.hardware.cluster import local_cluster
@@ -98,6 +99,7 @@ def set_memory_limits(plan: Plan | None) -> bool:
     if not gpus_may_start():
         return False
     _set_fraction(plan)
+    set_waiting_limits(plan)
     limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
     if os.environ.get(HOST_LIMIT):
         if plan is not None:
@@ -119,6 +121,17 @@ def _check_given_limit(plan: Plan) -> None:
             f"the plan needs {needed_gb} GiB of pinned host memory a device, {HOST_LIMIT}={given_gb} {does}",
             f"{HOST_LIMIT}={needed_gb} or nothing",
         )
+
+
+def set_waiting_limits(plan: Plan | None, stall_s: float | str = "auto") -> None:
+    """Sets how long GPUs wait for each other, see `gpu_start`; call it before jax looks for devices.
+
+    Args:
+        plan: the plan; None if no plan can be made before the devices are known.
+        stall_s: `train.stall_s`; the first call counts.
+    """
+    if gpus_may_start():
+        gpu_start.prepare(plan, stall_s, add_xla_flag)
 
 
 def set_memory_fraction() -> None:
@@ -276,11 +289,11 @@ def _libraries() -> Iterator[Path]:
 
 
 def _holds(content: mmap.mmap, name: bytes) -> bool:
-    """Returns whether a library contains a name, and not only as the beginning of a longer name."""
+    """Returns whether a library contains a name with an end: names of fields, which are no flags, have none."""
     place = content.find(name)
     while place >= 0:
         after = content[place + len(name) : place + len(name) + 1]
-        if not (after.isalnum() or after == b"_"):
+        if after == b"\0":
             return True
         place = content.find(name, place + 1)
     return False

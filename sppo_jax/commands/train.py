@@ -11,7 +11,7 @@ from pathlib import Path
 from sppo_jax import distributed
 from sppo_jax.commands.command import DOES_NOT_FIT, DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
-from sppo_jax.environment import gpus_may_start
+from sppo_jax.environment import gpus_may_start, set_waiting_limits
 from sppo_jax.hardware import Cluster, machine
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
@@ -48,9 +48,9 @@ def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) ->
     """Says in one line why the hosts at hand cannot pin what a plan needs; empty where they can, or have no GPUs."""
     here = resolve_cluster(config, cluster)
     least_bytes = distributed.least_host_bytes()
-    if not gpus_may_start() or not machine.gpu_names():
-        return ""
-    return refusal(plan, replace(here, host_bytes=least_bytes))
+    has_gpus = gpus_may_start() and machine.gpu_names()
+    lack = refusal(plan, replace(here, host_bytes=least_bytes)) if has_gpus else ""
+    return next(filter(None, distributed.exchange(lack)), "")  # all end, or none
 
 
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
@@ -70,6 +70,7 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
         if distributed.is_main():
             print(lack, file=sys.stderr)
         return DOES_NOT_FIT
+    set_waiting_limits(plan, config.train.stall_s)
     experiment = distributed.together(lambda: prepare(config, plan, cluster))
     plan = experiment.plan  # with its groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from sppo_jax.files import parse_json
+from sppo_jax.files import cache_directory, parse_json, temporary_directory
 
 _VERSION = 1
 _WARN_AFTER_S = 5.0
@@ -125,15 +125,7 @@ def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
 
 def user_directory() -> Path:
     """Returns the user's directory for caches of tokens; a temporary directory if the user has no home."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / "tokens"
-    except RuntimeError:
-        return _temporary()
-
-
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / "tokens"
+    return cache_directory("tokens")
 
 
 def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype | None) -> Entry:
@@ -188,7 +180,7 @@ def _writable(directory: Path | None) -> Path:
         raise ValueError(
             f"data.cache must be a directory that can be written, got {directory} ({problem}); choose another directory"
         )
-    other = _temporary()
+    other = temporary_directory("tokens")
     if _cannot_write(other):
         raise ValueError(
             f"the directory of tokens must be writable, got {user_directory()} ({problem}) and {other}; "

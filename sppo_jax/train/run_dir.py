@@ -16,7 +16,10 @@ from sppo_jax.files import parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 
 # Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
-_FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scale"), "data": ("cache",)}
+_FIXED_GROUPS = {
+    "model": ("kernel", "check_kernels", "compute_dtype", "preset", "hf", "init_scale"),
+    "data": ("cache",),
+}
 
 
 @contextmanager

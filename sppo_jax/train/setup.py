@@ -30,6 +30,7 @@ from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.init_from import state_of_run
+from sppo_jax.train.kernel_check import check_kernels
 from sppo_jax.train.placement import local_rows
 from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
@@ -86,6 +87,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
     data = open_data(config)
     plan, training = _with_groups(config, plan, data.training, cluster)
     mesh = layout.make_mesh(plan)
+    check_kernels(config, plan, mesh.local_devices[0])
     rows = local_rows(mesh, config.num_sequences)
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)

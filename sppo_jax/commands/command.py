@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sppo_jax.config import Config, load_config
+from sppo_jax.config.hf_length import warn_beyond_length
 from sppo_jax.distributed import local_devices
 from sppo_jax.environment import add_xla_flag
 from sppo_jax.plan.plan import Plan
@@ -73,6 +74,7 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     cluster = getattr(args, "cluster", None)
     overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
     config = load_config(args.config, overrides)
+    warn_beyond_length(config)
     if config.train.num_simulated_devices:
         num_devices = config.train.num_simulated_devices
         simulate_devices(local_devices(num_devices) if together else num_devices)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax.config.hf_config import read_num_positions, read_shape
 from sppo_jax.config.hf_rope import scaled_length
+from sppo_jax.paths import local_path
 
 if TYPE_CHECKING:
     from sppo_jax.config.groups import Config
@@ -25,8 +25,8 @@ def warn_beyond_length(config: Config) -> None:
     """
     if config.model.hf is None:
         return
-    folder = Path(config.model.hf)
     try:
+        folder = local_path(config.model.hf, "model.hf")
         rope, num_positions = read_shape(folder)["rope"], read_num_positions(folder)
     except ValueError:
         return

@@ -1,7 +1,7 @@
 """Rotary settings of a Hugging Face config.json, both ways; imports no jax.
 
-transformers 5 keeps all of them in `rope_parameters`, for all layers or for each kind of layer. Earlier versions keep the
-base in `rope_theta` and the rest in `rope_scaling`. A file that has both places must say the same in both.
+transformers 5 keeps all of them in `rope_parameters`, for all layers or for each kind of layer. Earlier versions keep
+the base in `rope_theta` and the rest in `rope_scaling`. A file that has both places must say the same in both.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sppo_jax.config.data import DataConfig
+from sppo_jax.paths import file_error, local_path
 
 # Bytes are tokens 0..255. Every document of bytes begins with this token, so that the first byte is predicted too.
 START_TOKEN = 256
@@ -128,7 +129,7 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
             )
         encoder: Encoder = BytesEncoder()
     else:
-        path = Path(config.tokenizer).expanduser()
+        path = local_path(config.tokenizer, "data.tokenizer")
         path = path / "tokenizer.json" if path.is_dir() else path
         encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
     if encoder.num_ids > vocab_size:
@@ -143,10 +144,8 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(
-            f"data.tokenizer must be a readable tokenizer.json or a directory with one, got {path} "
-            f"({error.strerror}); choose another file"
-        ) from error
+        rule = "data.tokenizer must be a readable tokenizer.json or a directory with one"
+        raise file_error(rule, path, error, "choose another file") from error
 
 
 def _parse(text: bytes, path: Path) -> Any:

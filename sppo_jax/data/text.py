@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.data.folders import unreadable
+
 TEXT_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _PIECE_CHARS = 1 << 22
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -137,8 +139,3 @@ def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
         raise ValueError(
             f"data.text_key must name text, got {text_key!r} of type {kind} in {path}; name another column"
         )
-
-
-def unreadable(path: Path, error: OSError) -> ValueError:
-    """Returns the error that says that a source cannot be read."""
-    return ValueError(f"data.source must be readable, got {path} ({error.strerror or error}); choose another source")

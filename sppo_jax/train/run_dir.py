@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import socket
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,10 +14,14 @@ from typing import Any
 
 from sppo_jax.config import Config, load_config, to_yaml
 from sppo_jax.files import write_whole
+from sppo_jax.locks import try_lock
+from sppo_jax.paths import file_error
 from sppo_jax.plan.plan import Plan
 
+# Where the documents and their tokenizer lie: they may move, and the fingerprint of the data says if they are the same.
+_PLACES = ("source", "validation_source", "tokenizer")
 # Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
-_FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scale"), "data": ("cache",)}
+_FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scale"), "data": ("cache", *_PLACES)}
 
 
 @contextmanager
@@ -42,18 +46,22 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
         _probe(path)
         lock = (path / "lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"{what} must be writable, got {path} ({error.strerror}); choose another {setting}") from error
+        raise file_error(f"{what} must be writable", path, error, f"choose another {setting}") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
+        locked = try_lock(lock)
+        if locked is None:
+            warnings.warn(
+                f"{what} should be on a file system with locks, got {path} on one without; start no second run with "
+                f"this directory, or choose another {setting}",
+                stacklevel=3,
+            )
+        lock.seek(0)
+        if locked is False:
             holder = lock.read().strip() or "another process"
             raise ValueError(
                 f"{what} must have one run at a time, got {path} held by {holder}; stop that run, or choose another "
                 f"{setting}"
-            ) from None
-        lock.seek(0)
+            )
         lock.truncate()
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
@@ -90,12 +98,14 @@ def changes_since(path: Path, config: Config) -> list[str]:
         raise ValueError(
             f"the run directory must be readable, got {path} ({error.strerror}); choose another --run-dir"
         ) from None
-    if not is_run:
-        if has_metrics:
+    # A run writes plan.json before config.yaml, so a config.yaml alone is somebody's own and would be replaced.
+    for there, name, lacks in ((has_metrics, "metrics.jsonl", "config.yaml"), (is_run, "config.yaml", "plan.json")):
+        if there and not (path / lacks).exists():
             raise ValueError(
-                f"the run directory must hold no other run, got {path} with metrics.jsonl and no config.yaml; "
+                f"the run directory must hold no other run, got {path} with {name} and no {lacks}; "
                 "choose another --run-dir"
             )
+    if not is_run:
         return []
     before, after = (dataclasses.asdict(each) for each in (load_config(path / "config.yaml"), config))
     changes = list(_changes(before, after, ""))

@@ -18,6 +18,7 @@ from sppo_jax.data.cache import Writer, entry_of
 from sppo_jax.data.corpus import Corpus, corpus_of, join
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import File, files_in, is_pattern, look_at
+from sppo_jax.data.stitch import Stitcher
 from sppo_jax.data.text import TEXT_SUFFIXES, read_pieces
 from sppo_jax.data.token_files import TOKEN_SUFFIXES, load_tokens
 from sppo_jax.paths import local_path
@@ -139,13 +140,13 @@ def _tokenize(files: list[File], encoder: Encoder, writer: Writer, text_key: str
     """Writes the tokens of all files; returns the number of documents of each."""
     num_documents = [0] * len(files)
     total = sum(file.num_bytes for file in files)
-    num_tokens, begins = 0, True
+    num_tokens, begins, stitcher = 0, True, Stitcher(encoder)
     interval_s = 0.2 if sys.stderr.isatty() else 60.0
     with tqdm(
         total=total, unit="B", unit_scale=True, desc="tokenizing", delay=_SHOWN_AFTER_S, mininterval=interval_s
     ) as progress:
         for batch in _batches(files, text_key, strict, progress):
-            encoded = encoder.encode([piece for _, piece, _ in batch])
+            encoded = stitcher.encode([(piece, is_last) for _, piece, is_last in batch])
             parts, ends = [], []
             for (number, _, is_last), tokens in zip(batch, encoded, strict=True):
                 around = (encoder.start if begins else ()), (encoder.end if is_last else ())

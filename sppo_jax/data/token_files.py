@@ -57,8 +57,8 @@ def load_tokens(config: DataConfig, source: str, files: Sequence[File], vocab_si
         for doubt in found:
             doubts.setdefault(doubt, []).append(file)
     for doubt, doubtful in doubts.items():
-        number = "1 file" if len(doubtful) == 1 else f"{len(doubtful)} files"
-        warnings.warn(f"data.source={source}: {doubt}, in {number}, e.g. {doubtful[0].path}", stacklevel=2)
+        more = f" and {len(doubtful) - 1} more files" if len(doubtful) > 1 else ""
+        warnings.warn(f"data.source={source}: {doubt} (seen in {doubtful[0].path}{more})", stacklevel=2)
     return corpora
 
 

@@ -155,17 +155,17 @@ def _read_npy(file: File) -> TokenMap:
 
 
 def _read_bin(file: File, dtype: np.dtype) -> TokenMap:
-    if file.num_bytes % dtype.itemsize:
-        raise ValueError(
-            f"data.source must hold whole {dtype} tokens, got {file.num_bytes} bytes in {file.path}; "
-            "set data.token_dtype to the dtype of the file"
-        )
     start = _first_bytes(file.path)
     kind = next((kind for beginning, kind in _BEGINNINGS.items() if start.startswith(beginning)), "")
     if kind:
         raise ValueError(
             f"a .bin file must hold tokens and no header, got {kind} in {file.path}; write the tokens alone, or name "
             "the file by what it is"
+        )
+    if file.num_bytes % dtype.itemsize:
+        raise ValueError(
+            f"data.source must hold whole {dtype} tokens, got {file.num_bytes} bytes in {file.path}; "
+            "set data.token_dtype to the dtype of the file"
         )
     stored = _dtype_of_index(file.path.with_suffix(".idx"))
     if stored is not None and (stored.kind not in "iu" or stored.itemsize != dtype.itemsize):

@@ -18,6 +18,8 @@ from sppo_jax.locks import try_lock
 from sppo_jax.paths import file_error
 from sppo_jax.plan.plan import Plan
 
+# What else a directory holds if a run wrote its config.yaml.
+_OF_RUNS = ("plan.json", "metrics.jsonl", "events.jsonl", "checkpoints")
 # Where the documents and their tokenizer lie: they may move, and the fingerprint of the data says if they are the same.
 _PLACES = ("source", "validation_source", "tokenizer")
 # Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
@@ -98,15 +100,18 @@ def changes_since(path: Path, config: Config) -> list[str]:
         raise ValueError(
             f"the run directory must be readable, got {path} ({error.strerror}); choose another --run-dir"
         ) from None
-    # A run writes plan.json before config.yaml, so a config.yaml alone is somebody's own and would be replaced.
-    for there, name, lacks in ((has_metrics, "metrics.jsonl", "config.yaml"), (is_run, "config.yaml", "plan.json")):
-        if there and not (path / lacks).exists():
+    if not is_run:
+        if has_metrics:
             raise ValueError(
-                f"the run directory must hold no other run, got {path} with {name} and no {lacks}; "
+                f"the run directory must hold no other run, got {path} with metrics.jsonl and no config.yaml; "
                 "choose another --run-dir"
             )
-    if not is_run:
         return []
+    if not any((path / name).exists() for name in _OF_RUNS):
+        raise ValueError(
+            f"the run directory must hold no file that the run replaces, got {path} with a config.yaml and no run; "
+            "choose another --run-dir"
+        )
     before, after = (dataclasses.asdict(each) for each in (load_config(path / "config.yaml"), config))
     changes = list(_changes(before, after, ""))
     for name, old, new in changes:

@@ -172,15 +172,6 @@ def test_a_file_system_without_locks_is_told_of(place, capfd, monkeypatch, numbe
     )
 
 
-@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
-def test_what_says_that_a_lock_is_held(place, capfd, monkeypatch, number):
-    def refuse(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("sppo_jax.locks.fcntl.flock", refuse)
-    check_refused(GO_ON, "must have one run at a time, got run held by", place, capfd)
-
-
 def test_a_run_that_another_holds(place, capfd):
     with Path("run/lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,7 +13,7 @@ from pathlib import Path
 from sppo_jax.paths import file_error
 
 # The pattern that a directory stands for: all its files, and those of its directories.
-_EVERYTHING = ("**", "*")
+_EVERYTHING: tuple[str, ...] = ("**", "*")
 # Device and number of a directory, which are the same under every name.
 Identity = tuple[int, int]
 

@@ -77,7 +77,8 @@ def _overlap_start(text: str) -> int:
 
 
 def _spans(found: Located, indices: Iterable[int], start: int = 0) -> list[Span]:
-    return [(int(found.tokens[at]), *(place - start for place in found.span(at))) for at in indices]
+    places = ((at, *found.span(at)) for at in indices)
+    return [(int(found.tokens[at]), first - start, last - start) for at, first, last in places]
 
 
 def _join(held: _Held, found: Located) -> tuple[list[int], int]:

@@ -24,6 +24,7 @@ from typing import Any, NoReturn, TypeVar
 from sppo_jax.config import Config
 from sppo_jax.environment import joined, set_memory_limits
 from sppo_jax.hardware import Cluster, find_device
+from sppo_jax.own_gpus import own_gpus
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
 from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
 from sppo_jax.version import __version__
@@ -62,7 +63,12 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
             "number the processes from 0"
         )
     split_address(given["SPPO_COORDINATOR"])
-    return Place(coordinator=given["SPPO_COORDINATOR"], num_processes=count, process_id=process_id)
+    return Place(
+        coordinator=given["SPPO_COORDINATOR"],
+        num_processes=count,
+        process_id=process_id,
+        local_device_ids=own_gpus(environ),
+    )
 
 
 def _whole(values: Mapping[str, str], name: str, given: Mapping[str, str]) -> int:
@@ -95,9 +101,9 @@ def _detected_place(environ: Mapping[str, str]) -> Place | None:
                 "runs alone)"
             )
         return None
-    # jax gives a Slurm task the GPU of the task's number; a task that has a whole node takes all GPUs of the node.
-    alone = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", "")).partition("(")[0] == "1"
-    ids = None if local_ids is None or alone else tuple(local_ids)
+    # jax gives a Slurm task the GPU of the task's number, also where the task sees no such GPU.
+    in_slurm = "SLURM_LOCALID" in environ
+    ids = own_gpus(environ) if in_slurm else None if local_ids is None else tuple(local_ids)
     return Place(coordinator=coordinator, num_processes=count, process_id=process_id, local_device_ids=ids)
 
 

@@ -1,9 +1,12 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, reading their JSON, and where files go that can be made again."""
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -27,3 +30,34 @@ def write_whole(path: Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Returns the value that JSON text holds.
+
+    Raises:
+        json.JSONDecodeError: the text is not JSON, or its values lie too deep in each other to be read.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        raise json.JSONDecodeError("values lie too deep in each other", shown, 0) from None
+
+
+def cache_directory(name: str) -> Path:
+    """Returns one of the user's directories for what can be made again; a temporary one if the user has no home.
+
+    Args:
+        name: of the directory.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / name
+    except RuntimeError:
+        return temporary_directory(name)
+
+
+def temporary_directory(name: str) -> Path:
+    """Returns a directory of this user's among the temporary ones; nothing is made."""
+    return Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / name

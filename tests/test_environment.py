@@ -15,7 +15,7 @@ from distributed_cases import REPO, environment
 from exactness import small_plan
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
-from sppo_jax import compat, distributed, value_and_grad
+from sppo_jax import compat, distributed, gpu_start, value_and_grad
 from sppo_jax import environment as env
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import config_from_dict
@@ -65,6 +65,7 @@ def unset(monkeypatch):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(env, "_running_platform", lambda: None)
     monkeypatch.setattr(env, "machine_gb", lambda: 2000)
+    monkeypatch.setattr(gpu_start, "prepare", lambda *_: None)  # test_gpu_start.py has the limits of waiting
 
 
 def a_plan(*, host_gb, hbm_gb=70, mesh=(2, 2, 2)):
@@ -157,6 +158,11 @@ def test_a_flag_that_xla_does_not_know_is_named_with_the_nearest_that_it_knows(c
     assert "got --xla_cpu_enable_fast_mat, which jaxlib " in told[0] and "\n" not in told[0]
     assert "(the nearest flag is --xla_cpu_enable_fast_math); XLA will end the process" in told[0]
     assert "got --xla_nonsense_of_ours, " in told[1] and "nearest" not in told[1]
+
+
+def test_the_name_of_a_field_of_xla_is_no_flag(flags):
+    (told,) = flags("--xla_gpu_executable_terminate_timeout_seconds=60")
+    assert "(the nearest flag is --xla_gpu_executable_terminate_timeout)" in told
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and JSON."""
 
+import json
 import os
 
 import pytest
 
-from sppo_jax.files import write_whole
+from sppo_jax.files import parse_json, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -30,3 +31,10 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path):
     write_whole(tmp_path / "pipe", "text")
     assert os.read(reader, 99) == b"text" and [path.name for path in tmp_path.iterdir()] == ["pipe"]
     os.close(reader)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, b'{"a":' * 100_000, "nothing", b"\xff"])
+def test_what_cannot_be_read_is_not_json(text):
+    with pytest.raises(ValueError):
+        parse_json(text)
+    assert parse_json(json.dumps({"a": [1]})) == {"a": [1]}

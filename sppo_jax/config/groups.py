@@ -265,9 +265,13 @@ class TrainConfig(Group):
         log_every: steps between two lines of metrics; at least 1.
         eval_every: steps between two validations, besides the one at the end; at least 1, or 0: only at the end.
         eval_sequences: sequences of one validation, rounded up to whole batches; 0 (no validation) to 2147483647.
+        init: a run directory or a checkpoint, of a model of the same shape, whose weights a new run starts from; null:
+            weights drawn from `seed`, or those of `model.hf`.
+        init_optimizer: whether a run with `init` also starts from the optimizer's moments; true or false.
         max_nonfinite: number of skipped steps in a row after which the run stops, where a step is skipped if its loss
             or gradient is not finite; at least 1.
-        stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never.
+        stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never;
+            "auto": 4 predicted steps and the seconds in which the first step pins host memory, at least 1800.
     """
 
     group: ClassVar[str] = "train"
@@ -277,14 +281,20 @@ class TrainConfig(Group):
     log_every: int = 1
     eval_every: int = 0
     eval_sequences: int = 8
+    init: str | None = None
+    init_optimizer: bool = False
     max_nonfinite: int = 10
-    stall_s: float = 1800.0
+    stall_s: Literal["auto"] | float = "auto"
 
     def _check(self) -> None:
         self._at_least(1, "steps", "log_every", "max_nonfinite")
+        if self.init_optimizer and self.init is None:
+            raise ConfigError(
+                "train.init_optimizer=true must have train.init, got null; set train.init to a run or a checkpoint"
+            )
         self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
         self._at_most(_INT32, "steps", "seed", "eval_sequences")
-        if 0 < self.stall_s < 1:
+        if not isinstance(self.stall_s, str) and 0 < self.stall_s < 1:
             raise ConfigError(f"train.stall_s must be 0 or at least 1, got {self.stall_s}; raise it or set 0")
         if self.devices != "auto" and not self.num_simulated_devices:
             raise ConfigError(f"train.devices must be auto or cpu:N, got {self.devices}; write e.g. cpu:8")

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from sppo_jax.data.token_map import TokenMap
+from sppo_jax.files import cache_directory, parse_json, temporary_directory
 from sppo_jax.locks import try_lock
 from sppo_jax.paths import file_error
 
@@ -115,7 +116,7 @@ def entry_of(
 def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
     """Returns a finished entry; None if there is no entry, or if its files are not as they were written."""
     try:
-        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+        facts = parse_json((path / "facts.json").read_text(encoding="utf-8"))
         for name, num_bytes in facts["files"].items():
             if (path / name).stat().st_size != num_bytes:
                 return None
@@ -127,15 +128,7 @@ def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
 
 def user_directory() -> Path:
     """Returns the user's directory for caches of tokens; a temporary directory if the user has no home."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / "tokens"
-    except RuntimeError:
-        return _temporary()
-
-
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / "tokens"
+    return cache_directory("tokens")
 
 
 def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype | None) -> Entry:
@@ -192,7 +185,7 @@ def _writable(directory: Path | None) -> Path:
         raise ValueError(
             f"data.cache must be a directory that can be written, got {directory} ({problem}); choose another directory"
         )
-    other = _temporary()
+    other = temporary_directory("tokens")
     if _cannot_write(other):
         raise ValueError(
             f"the directory of tokens must be writable, got {user_directory()} ({problem}) and {other}; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.data.folders import unreadable
+from sppo_jax.files import parse_json
 
 TEXT_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _PIECE_CHARS = 1 << 22
@@ -84,7 +84,7 @@ def _json_documents(path: Path, text_key: str) -> Iterator[str]:
 
 def _text_of(line: bytes, text_key: str, where: str) -> str:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except UnicodeDecodeError as error:
         raise _not_utf8("the text of a .jsonl file", where, error, "correct the line") from error
     except ValueError as error:

@@ -22,6 +22,7 @@ from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
+    check_cudnn,
     check_offload,
     compiler_options,
     has_explicit_sharding,
@@ -133,6 +134,12 @@ class Step:
             ValueError: the rule, what was got, what to change.
         """
         check_params(params, self.params, self.plan)
+        if self.train and self.plan.optimizer == "host" and not any(map(is_on_host, jax.tree.leaves(params))):
+            raise ValueError(
+                "the gradients of a plan with optimizer.place=host must get parameters in host memory, got parameters "
+                "in device memory; put them where sppo_jax.pipeline.storage.stored_shapes(plan, params, mesh) says, "
+                "or plan with optimizer.place=device"
+            )
         shape = (self.plan.num_sequences, self.plan.sequence_length)
         check_arrays(batch, shape, (shape[0], shape[1] // self.plan.mesh.seq, self.plan.mesh.seq))
         if any(isinstance(batch.get(key), jax.core.Tracer) for key in KEYS):
@@ -400,6 +407,8 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 def _made(plan: Plan, model: nnx.Module, mesh: Mesh | None, *, train: bool) -> tuple[Step, Callable]:
     """Makes a step and its function, or returns the existing pair of an equal plan, model and mesh."""
     mesh = layout.make_mesh(plan) if mesh is None else mesh
+    if plan.kernel == "cudnn":
+        check_cudnn(mesh.devices.flat[0])
     structure = Structure.of(model)
     try:
         step, compiled = _compile_once(_Request(plan.to_json(), structure, mesh, train))

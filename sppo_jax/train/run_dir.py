@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import socket
 import warnings
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config, load_config, to_yaml
-from sppo_jax.files import write_whole
+from sppo_jax.files import parse_json, write_whole
 from sppo_jax.locks import try_lock
 from sppo_jax.paths import file_error
 from sppo_jax.plan.plan import Plan
@@ -23,7 +22,10 @@ _OF_RUNS = ("plan.json", "metrics.jsonl", "events.jsonl", "checkpoints")
 # Where the documents and their tokenizer lie: they may move, and the fingerprint of the data says if they are the same.
 _PLACES = ("source", "validation_source", "tokenizer")
 # Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
-_FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scale"), "data": ("cache", *_PLACES)}
+_FIXED_GROUPS = {
+    "model": ("kernel", "check_kernels", "compute_dtype", "preset", "hf", "init_scale"),
+    "data": ("cache", *_PLACES),
+}
 
 
 @contextmanager
@@ -169,6 +171,6 @@ def forget_after(path: Path, step: float) -> int:
 
 def _step_of(line: str) -> int | None:
     try:
-        return int(json.loads(line)["step"])
+        return int(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
         return None

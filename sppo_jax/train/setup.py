@@ -30,6 +30,8 @@ from sppo_jax.planner.make import costs_of
 from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, other_folders, restore_newest
 from sppo_jax.train.evaluate import Scores
+from sppo_jax.train.init_from import state_of_run
+from sppo_jax.train.kernel_check import check_kernels
 from sppo_jax.train.placement import local_rows
 from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
@@ -86,6 +88,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
     data = open_data(config)
     plan, training = _with_groups(config, plan, data.training, cluster)
     mesh = layout.make_mesh(plan)
+    check_kernels(config, plan, mesh.local_devices[0])
     rows = local_rows(mesh, config.num_sequences)
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)
@@ -152,7 +155,10 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     restored = restore_newest(directory, experiment.saved_shapes, notes.append)
     if restored:
         return _go_on(experiment, restored, directory, notes)
-    if (origin := config.model.hf) is not None:
+    if config.train.init is not None:
+        state, text = state_of_run(experiment)
+        text = f"starts in {run_dir} {text}"
+    elif (origin := config.model.hf) is not None:
         shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
         params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.saved_shapes.params))
         params = layer_order.rearrange(params, experiment.shapes.params)

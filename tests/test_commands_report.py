@@ -26,8 +26,11 @@ def test_a_page_elsewhere_leaves_the_run_alone(tmp_path, capsys):
     [
         (["gone"], "RUN_DIR must be a run directory, got gone (nothing there)"),
         (["."], "a run directory must hold config.yaml, plan.json and metrics.jsonl"),
-        (["run", "--out", "gone/page.html"], "the file of a report must be writable, got gone/page.html"),
-        (["run", "--out", "run"], "the file of a report must be writable, got run"),
+        (
+            ["run", "--out", "gone/page.html"],
+            "--out must name a file that can be written, got gone/page.html (there is no",
+        ),
+        (["run", "--out", "run"], "--out must name a file that can be written, got run (it is a directory)"),
         ([], "sppo report: the following arguments are required: RUN_DIR"),
     ],
 )

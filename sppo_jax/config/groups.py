@@ -339,6 +339,7 @@ class CheckpointConfig(Group):
     def _check(self) -> None:
         self._at_least(0, "every_s", "every_steps", "keep_every", "keep_best")
         self._at_least(1, "keep_last")
+        self._local("dir")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster, Device, installed_spare, local_cluster, make_cluster, parse_cluster
+from sppo_jax.paths import local_path
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.layers import divisors, layers_per_virtual_stage
@@ -202,7 +202,7 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
         cluster = replace(cluster, spare=installed_spare(cluster.device))
     device = cluster.device
     if settings.measured is not None:
-        device = hardware.measured(device, Path(settings.measured))
+        device = hardware.measured(device, local_path(settings.measured, "hardware.measured"))
     pinned = {name: getattr(settings, name) for name in PINNABLE if getattr(settings, name) != "auto"}
     if "matmul_flops_s" in pinned:
         # A figure the user gives is what the device reaches, not its datasheet's peak.
@@ -418,7 +418,7 @@ def _check_tokens(request: Request, mesh: MeshShape) -> None:
 
 
 def _read_table(config: Config) -> tuple[Table, str]:
-    path = Path(config.schedule.table or "")
+    path = local_path(config.schedule.table or "", "schedule.table")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from orbax.checkpoint import checkpoint_managers
 from orbax.checkpoint._src.serialization import types as serialization  # the place that Orbax's own docs import
 
 from sppo_jax.config import CheckpointConfig, Config, to_dict
-from sppo_jax.train.checkpoint_read import RUN, STATE
+from sppo_jax.train.checkpoint_read import RUN, STATE, is_checkpoint
 from sppo_jax.train.fingerprint import stamp
 from sppo_jax.train.layer_order import in_order, rearrange
 from sppo_jax.train.state import TrainState, to_tree
 
+_OF_ORBAX = "_CHECKPOINT_METADATA"
 _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
 
 
@@ -66,6 +67,7 @@ class Checkpoints:
             best_fn=_loss_of,  # without it the loss is not written down
             best_mode="min",
             cleanup_tmp_directories=True,
+            step_name_format=OwnSteps(),
         )
         one_by_one = {STATE: _array_by_array(self._beat), RUN: ocp.JsonCheckpointHandler()}
         handlers = None if self._running is None else one_by_one
@@ -137,6 +139,28 @@ class Checkpoints:
         _collect_quietly()
         self.problem = f"the checkpoint of step {step} was not saved ({text})"
         return f"{self.problem}; the run goes on and tries again"
+
+
+class OwnSteps(ocp.path.step.NameFormat):
+    """Names of steps as Orbax writes them; other folders with numbers for names are not seen, kept or deleted."""
+
+    def __init__(self) -> None:
+        """Takes the names of Orbax."""
+        self._names = ocp.path.step.standard_name_format()
+
+    def build_name(self, step: int) -> str:
+        """Returns the name of a step's folder."""
+        return self._names.build_name(step)
+
+    def find_all(self, base_path: Any) -> Iterator[Any]:
+        """Yields what Orbax knows of each checkpoint in a directory."""
+        found = ((step, Path(step.path)) for step in self._names.find_all(base_path))
+        # What a killed process has half deleted is still to be deleted: Orbax's own file marks it.
+        return (step for step, path in found if is_checkpoint(path) or (path / _OF_ORBAX).exists())
+
+    def find_step(self, base_path: Any, step: int) -> Any:
+        """Returns what Orbax knows of the checkpoint of a step."""
+        return self._names.find_step(base_path, step)
 
 
 class OneByOne(serialization.DefaultSerializationStatusCallback):

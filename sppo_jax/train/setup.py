@@ -23,11 +23,12 @@ from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
 from sppo_jax.models.hf_read import load_hf_params
+from sppo_jax.paths import local_path
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import costs_of
 from sppo_jax.train import layer_order
-from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
+from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, other_folders, restore_newest
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.init_from import state_of_run
 from sppo_jax.train.kernel_check import check_kernels
@@ -173,9 +174,9 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
     step, fingerprint = int(restored.run["step"]), restored.run["data"]["fingerprint"]
     if fingerprint != experiment.data_fingerprint:
         raise ValueError(
-            "the documents must be those with which the run started, got other documents under the same names "
-            "(fingerprint "
-            f"{experiment.data_fingerprint}, not {fingerprint}); restore the old documents, or choose another --run-dir"
+            "the documents must be those with which the run started, got other documents (fingerprint "
+            f"{experiment.data_fingerprint}, not {fingerprint}); name the old documents with data.source, or choose "
+            "another --run-dir"
         )
     if experiment.plan.groups == "flex":
         check_start(restored.run["data"]["sequence"], experiment.plan.num_sequences)
@@ -197,16 +198,21 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
 def checkpoints_of(experiment: Experiment, run_dir: Path) -> Path:
     """Returns the directory of a run's checkpoints."""
     directory = experiment.config.checkpoint.dir
-    return Path(directory) if directory else run_dir / "checkpoints"
+    return local_path(directory, "checkpoint.dir") if directory else run_dir / "checkpoints"
 
 
 def check_room(experiment: Experiment, run_dir: Path) -> None:
-    """Checks that the disk has space for one more checkpoint: a new one is written before an old one is deleted.
+    """Checks that there is room for checkpoints: names of steps, and space for one more before an old one is deleted.
 
     Raises:
-        ValueError: the disk has too little space.
+        ValueError: a folder has the name of a step, or the disk has too little space.
     """
     directory = checkpoints_of(experiment, run_dir)
+    if others := other_folders(directory, experiment.config.train.steps):
+        raise ValueError(
+            f"the directory of checkpoints must leave the names of steps free, got {others[0]}, which is no "
+            "checkpoint; move it away, or choose another checkpoint.dir"
+        )
     needed_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.shapes))
     if not checkpoint_steps(directory):
         needed_bytes *= 2

@@ -1,4 +1,4 @@
-"""Places from the environment, and real processes over gloo: joined, agreeing, failing together."""
+"""Real processes over gloo: joined, agreeing, failing together."""
 
 import json
 
@@ -6,71 +6,10 @@ import pytest
 from distributed_cases import finish, start_processes
 
 from sppo_jax import distributed
-from sppo_jax.distributed import find_place, heartbeat_s, local_devices, timeout_s
-from sppo_jax.rendezvous import Place
+from sppo_jax.distributed import heartbeat_s, local_devices, timeout_s
+from sppo_jax.hardware import DEVICES
 
 GIVEN = {"SPPO_COORDINATOR": "node0:8476", "SPPO_NUM_PROCESSES": "4", "SPPO_PROCESS_ID": "3"}
-SLURM = {
-    "SLURM_JOB_ID": "4097",
-    "SLURM_STEP_NODELIST": "node[07-08]",
-    "SLURM_NTASKS": "2",
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "0",
-}
-
-
-def test_a_place_is_read_from_the_environment():
-    assert find_place({}) is None
-    assert find_place({"SPPO_NUM_PROCESSES": "1"}) is None
-    assert find_place({"SPPO_NUM_PROCESSES": "1", "SPPO_PROCESS_ID": "0", **SLURM}) is None
-    assert find_place(GIVEN) == Place(coordinator="node0:8476", num_processes=4, process_id=3)
-    assert find_place({**SLURM, **GIVEN}).coordinator == "node0:8476"
-
-
-@pytest.mark.parametrize(
-    "changes, words",
-    [
-        ({"SPPO_COORDINATOR": ""}, "must be set together, got .* without SPPO_COORDINATOR; set all three"),
-        ({"SPPO_PROCESS_ID": ""}, "without SPPO_PROCESS_ID"),
-        ({"SPPO_NUM_PROCESSES": ""}, "without SPPO_NUM_PROCESSES"),
-        ({"SPPO_PROCESS_ID": "4"}, "from 0 to SPPO_NUM_PROCESSES - 1 = 3, got 4; number"),
-        ({"SPPO_PROCESS_ID": "-1"}, "SPPO_PROCESS_ID must be a whole number, got '-1'"),
-        ({"SPPO_NUM_PROCESSES": "two"}, "SPPO_NUM_PROCESSES must be a whole number, got 'two'"),
-        ({"SPPO_NUM_PROCESSES": "0"}, "SPPO_NUM_PROCESSES must be at least 1, got 0; set"),
-        ({"SPPO_COORDINATOR": "node0"}, "must be HOST:PORT of process 0, got 'node0'"),
-    ],
-)
-def test_a_place_that_contradicts_itself_is_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        find_place(GIVEN | changes)
-
-
-def test_slurm_is_recognized(monkeypatch):
-    def place(**changes):
-        for name, value in (SLURM | changes).items():
-            monkeypatch.setenv(name, value)
-        return find_place()
-
-    assert place() == Place(
-        coordinator=f"node07:{4097 % 4096 + 65536 - 4096}",
-        num_processes=2,
-        process_id=1,
-        local_device_ids=(0,),  # several tasks a node: each has the device of its number
-    )
-    assert place(SLURM_STEP_TASKS_PER_NODE="8(x2)").local_device_ids == (0,)
-    assert place(SLURM_STEP_TASKS_PER_NODE="1(x2)").local_device_ids is None
-    assert place(SLURM_NTASKS="1", SLURM_PROCID="0") is None
-
-
-def test_kubernetes_pods_are_told_apart(monkeypatch):
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert find_place() is None, "a lone pod, a notebook say"
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
-    with (
-        pytest.warns(UserWarning, match="kubernetes"),
-        pytest.raises(ValueError, match="indexed Kubernetes job .* set them as launch/jobset.yaml does"),
-    ):
-        find_place()
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
@@ -96,6 +35,17 @@ def test_one_process_has_nothing_to_do(capsys):
     distributed.leave(2)
     with pytest.raises(ValueError, match="^broken$"):
         distributed.agree("broken")
+
+
+def test_the_devices_of_a_run_have_the_memory_of_the_smallest():
+    h100 = DEVICES["h100"]
+    processes = [("a", 4, "h100", h100.hbm_bytes), ("a", 4, "h100", h100.hbm_bytes), ("b", 8, "h100", 64 * 2**30)]
+    found = distributed._cluster_of(processes, h100)
+    assert (found.name, found.device.hbm_bytes) == ("h100:2x8", 64 * 2**30)
+    with pytest.raises(ValueError, match="the same devices, got h100 on a, h200 on b; leave out"):
+        distributed._cluster_of([*processes[:2], ("b", 8, "h200", 0)], h100)
+    with pytest.raises(ValueError, match="the same number of devices, got 8 on a, 4 on b; leave out"):
+        distributed._cluster_of([*processes[:2], ("b", 4, "h100", 0)], h100)
 
 
 def test_two_processes_join_share_and_fail_together():

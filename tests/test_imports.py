@@ -27,6 +27,7 @@ LAYERS = (
     "attention",
     "models",
     "environment",
+    "launchers",
     "distributed",
     "planner",
     "flex",

@@ -2,10 +2,12 @@
 
 import argparse
 import os
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sppo_jax.config import Config, load_config
+from sppo_jax.config.inert import inert_settings
 from sppo_jax.distributed import local_devices
 from sppo_jax.environment import add_xla_flag
 from sppo_jax.plan.plan import Plan
@@ -73,6 +75,8 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     cluster = getattr(args, "cluster", None)
     overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
     config = load_config(args.config, overrides)
+    for line in inert_settings(config):
+        warnings.warn(line, stacklevel=2)
     if config.train.num_simulated_devices:
         num_devices = config.train.num_simulated_devices
         simulate_devices(local_devices(num_devices) if together else num_devices)

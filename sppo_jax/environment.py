@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sppo_jax import gpu_start
 from sppo_jax.units import format_bytes
 from sppo_jax.version import jaxlib_version
 
@@ -91,9 +92,21 @@ def set_memory_limits(plan: Plan | None) -> None:
     if not _gpus_may_start():
         return
     _set_fraction()
+    set_waiting_limits(plan)
     limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
     if limit_gb > _DEFAULT_HOST_GB and not os.environ.get(HOST_LIMIT):
         os.environ[HOST_LIMIT] = str(limit_gb)
+
+
+def set_waiting_limits(plan: Plan | None, stall_s: float | str = "auto") -> None:
+    """Sets how long GPUs wait for each other, see `gpu_start`; call it before jax looks for devices.
+
+    Args:
+        plan: the plan; None if no plan can be made before the devices are known.
+        stall_s: `train.stall_s`; the first call counts.
+    """
+    if _gpus_may_start():
+        gpu_start.prepare(plan, stall_s, add_xla_flag)
 
 
 def set_memory_fraction() -> None:

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sppo_jax.hardware import num_gpus
-from sppo_jax.rendezvous import Place, split_address
+from sppo_jax.own_gpus import own_gpus
+from sppo_jax.rendezvous import Place, join_address, split_address
 
-_PORT = "8476"
+_PORT = 8476
 _BY_HAND = "SPPO_COORDINATOR, SPPO_NUM_PROCESSES and SPPO_PROCESS_ID"
 
 
@@ -223,7 +224,7 @@ def _read(row: Launcher, environ: Mapping[str, str]) -> Place | None:
         coordinator=address,
         num_processes=count,
         process_id=process_id,
-        local_device_ids=_local_ids(here[0], here[1], environ),
+        local_device_ids=own_gpus(environ) if row is BY_HAND else _local_ids(here[0], here[1], environ),
         names=(count_name, id_name),
     )
 
@@ -262,7 +263,7 @@ def _address(row: Launcher, environ: Mapping[str, str]) -> str | None:
         ValueError: a port is no number.
     """
     torch = Launcher(name="", process_id=(), num_processes=(), host=("MASTER_ADDR",), port=("MASTER_PORT",))
-    usual = environ.get("SPPO_PORT") or _PORT
+    usual = _whole(row, "SPPO_PORT", environ) if environ.get("SPPO_PORT") else _PORT
     for source in (BY_HAND, row) if row.host else (BY_HAND, torch):
         host = environ.get(_name(environ, source.host), "").strip()
         if not host:
@@ -270,9 +271,8 @@ def _address(row: Launcher, environ: Mapping[str, str]) -> str | None:
         if not source.port or _has_port(host):
             return host
         name = _name(environ, source.port)
-        port = str(_whole(row, name, environ) + source.next_port) if environ.get(name) else usual
-        # More than one colon: an address of IPv6.
-        return f"[{host}]:{port}" if host.count(":") > 1 and "[" not in host else f"{host}:{port}"
+        port = _whole(row, name, environ) + source.next_port if environ.get(name) else usual
+        return join_address(host.removeprefix("[").removesuffix("]"), port)
     count, here = (environ.get(_name(environ, names)) for names in (row.num_processes, row.local_count))
     return f"127.0.0.1:{usual}" if here and here == count else None
 
@@ -331,9 +331,9 @@ def _detected_place(environ: Mapping[str, str], timeout_s: float) -> Place | Non
                 "runs alone)"
             )
         return None
-    # jax gives a Slurm task the GPU of the task's number.
-    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", "")).partition("(")[0]
-    ids = _local_ids(str(local_ids[0]) if local_ids else "", tasks, environ)
+    # jax gives a Slurm task the GPU of the task's number, also where the task sees no such GPU.
+    in_slurm = "SLURM_LOCALID" in environ
+    ids = own_gpus(environ) if in_slurm else None if local_ids is None else tuple(local_ids)
     return Place(coordinator=coordinator, num_processes=count, process_id=process_id, local_device_ids=ids)
 
 

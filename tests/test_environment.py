@@ -15,7 +15,7 @@ from distributed_cases import REPO, environment
 from exactness import small_plan
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
-from sppo_jax import compat, distributed, value_and_grad
+from sppo_jax import compat, distributed, gpu_start, value_and_grad
 from sppo_jax import environment as env
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import config_from_dict
@@ -65,6 +65,7 @@ def unset(monkeypatch):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(env, "_running_platform", lambda: None)
     monkeypatch.setattr(env, "machine_gb", lambda: 2000)
+    monkeypatch.setattr(gpu_start, "prepare", lambda *_: None)  # test_gpu_start.py has the limits of waiting
 
 
 def a_plan(*, host_gb, hbm_gb=70, mesh=(2, 2, 2)):

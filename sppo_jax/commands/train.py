@@ -10,6 +10,7 @@ from pathlib import Path
 from sppo_jax import distributed
 from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
+from sppo_jax.environment import set_waiting_limits
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
@@ -52,6 +53,7 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     changes = distributed.together(lambda: changes_since(run_dir, config))
     plan = distributed.together(lambda: read_plan(args.plan, config) if args.plan else make_plan(config, cluster))
     plan = Plan.from_json(distributed.share_text(plan.to_json()))
+    set_waiting_limits(plan, config.train.stall_s)
     experiment = distributed.together(lambda: prepare(config, plan, cluster))
     plan = experiment.plan  # with its groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)

@@ -281,7 +281,8 @@ class TrainConfig(Group):
         init_optimizer: whether a run with `init` also starts from the optimizer's moments; true or false.
         max_nonfinite: number of skipped steps in a row after which the run stops, where a step is skipped if its loss
             or gradient is not finite; at least 1.
-        stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never.
+        stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never;
+            "auto": 4 predicted steps and the seconds in which the first step pins host memory, at least 1800.
     """
 
     group: ClassVar[str] = "train"
@@ -294,7 +295,7 @@ class TrainConfig(Group):
     init: str | None = None
     init_optimizer: bool = False
     max_nonfinite: int = 10
-    stall_s: float = 1800.0
+    stall_s: Literal["auto"] | float = "auto"
 
     def _check(self) -> None:
         self._at_least(1, "steps", "log_every", "max_nonfinite")
@@ -304,7 +305,7 @@ class TrainConfig(Group):
             )
         self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
         self._at_most(_INT32, "steps", "seed", "eval_sequences")
-        if 0 < self.stall_s < 1:
+        if not isinstance(self.stall_s, str) and 0 < self.stall_s < 1:
             raise ConfigError(f"train.stall_s must be 0 or at least 1, got {self.stall_s}; raise it or set 0")
         if self.devices != "auto" and not self.num_simulated_devices:
             raise ConfigError(f"train.devices must be auto or cpu:N, got {self.devices}; write e.g. cpu:8")

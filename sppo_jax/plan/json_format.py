@@ -17,6 +17,7 @@ REPORT_KEYS = (
     "parts",
     "throughput",
     "search",
+    "stall_s",
     "max_length",
     "min_devices",
 )

@@ -89,7 +89,14 @@ def position_edges(sequence_length: int) -> list[int]:
 
 
 def validate(
-    token_scores: Scores, params: nnx.State, rows: Rows, plan: Plan, mesh: Mesh, *, num_wanted: int
+    token_scores: Scores,
+    params: nnx.State,
+    rows: Rows,
+    plan: Plan,
+    mesh: Mesh,
+    *,
+    num_wanted: int,
+    beat: Callable[[], None] = lambda: None,
 ) -> Validation | None:
     """Measures the loss of the first held-out sequences, the same at every call; every process reads whole batches.
 
@@ -100,6 +107,7 @@ def validate(
         plan: says how many sequences a batch has.
         mesh: the plan's.
         num_wanted: sequences, rounded up to whole batches.
+        beat: called before each batch.
 
     Returns:
         The losses; None if no token has a target.
@@ -111,7 +119,7 @@ def validate(
         return place_batch({key: value[own] for key, value in batch.items()}, plan, mesh)
 
     with closing(Loader(with_distances(rows), num_sequences=num_sequences, local_rows=range(num_sequences))) as loader:
-        return evaluate(token_scores, params, islice(loader, -(-num_wanted // num_sequences)), place)
+        return evaluate(token_scores, params, islice(loader, -(-num_wanted // num_sequences)), place, beat)
 
 
 def evaluate(
@@ -119,6 +127,7 @@ def evaluate(
     params: nnx.State,
     batches: Iterable[Batch],
     place: Callable[[Batch], Mapping[str, jax.Array]],
+    beat: Callable[[], None] = lambda: None,
 ) -> Validation | None:
     """Measures the loss of held-out sequences.
 
@@ -128,6 +137,7 @@ def evaluate(
         batches: int32 [num_sequences, sequence_length] each of tokens, targets, positions, document_ids, and where the
             data ask for recall `distances` (0 where there is no answer).
         place: puts a batch on the devices.
+        beat: called before each batch.
 
     Returns:
         The losses; None if no token has a target.
@@ -136,6 +146,7 @@ def evaluate(
     begin_s = time.perf_counter()
     sums, counts, edges = np.zeros(12), np.zeros(12, np.int64), [0]
     for batch in batches:
+        beat()
         scores = token_scores(params, place({key: batch[key] for key in KEYS if key in batch}))
         losses = gather(scores.losses_BS).astype(np.float64)
         edges = position_edges(losses.shape[1])

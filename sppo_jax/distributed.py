@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, NoReturn, TypeVar
 
 from sppo_jax.config import Config
-from sppo_jax.environment import joined, set_memory_limits
-from sppo_jax.hardware import Cluster, Device, device_of, find_device, visible_gpus
+from sppo_jax.environment import gpus_may_start, joined, set_memory_limits
+from sppo_jax.hardware import Cluster, Device, device_of, find_device, installed_spare, machine, visible_gpus
+from sppo_jax.hardware.present import Gpu
 from sppo_jax.launchers import find_place
 from sppo_jax.rendezvous import Absent, meet
 from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
@@ -266,40 +268,61 @@ def cluster(config: Config) -> Cluster | None:
         config: a config, with or without a cluster or simulated devices.
 
     Raises:
-        ValueError: hosts have different devices, or different numbers of them.
+        ValueError: hosts have different numbers of devices, or devices of different kinds.
     """
     if num_processes() == 1 or config.hardware.cluster or config.train.num_simulated_devices:
         return None
     import socket
 
+    counted = together(_counted_gpus)
+    if "0" in exchange(str(len(counted))):
+        device, count = together(_started_devices)  # all of them: backends that start wait for each other
+    else:
+        device, count = together(lambda: device_of(counted)), len(counted)
+    mine = socket.gethostname(), device.name, count, machine.host_bytes(), device.hbm_bytes
+    return _joined_cluster([tuple(json.loads(text)) for text in exchange(json.dumps(mine))], device)
+
+
+def least_host_bytes() -> int:
+    """Returns the memory of the host with the least; all processes must call it."""
+    return min(map(int, exchange(str(machine.host_bytes()))))
+
+
+def _counted_gpus() -> Sequence[Gpu]:
+    """Returns this process's GPUs without starting a backend, so that their limits can be set for a plan.
+
+    None where jax has no plugin for GPUs or may not use them.
+    """
+    if not gpus_may_start() or find_spec("jax_plugins") is None:
+        return ()
+    gpus, place = visible_gpus() or (), find_place(timeout_s=timeout_s())
+    ids = None if place is None else place.local_device_ids
+    return gpus if ids is None else gpus[: len(ids)]
+
+
+def _started_devices() -> tuple[Device, int]:
+    """Returns what this process's devices are and how many; they start now."""
     import jax
 
     set_memory_limits(None)
-    device = together(_device_here)
-    mine = [socket.gethostname(), jax.local_device_count(), device.name, device.hbm_bytes]
-    return _cluster_of([json.loads(text) for text in exchange(json.dumps(mine))], device)
+    devices = jax.local_devices()
+    gpus = visible_gpus() if devices[0].platform == "gpu" else None
+    return device_of(gpus) if gpus else find_device(devices[0].device_kind), len(devices)
 
 
-def _device_here() -> Device:
-    """Returns this process's devices: GPUs with the memory that the driver tells of."""
-    import jax
-
-    gpus = visible_gpus() if jax.default_backend() == "gpu" else None
-    return device_of(gpus) if gpus else find_device(jax.devices()[0].device_kind)
-
-
-def _cluster_of(processes: Sequence[tuple[str, int, str, int]], device: Device) -> Cluster:
+def _joined_cluster(processes: Sequence[tuple[str, str, int, int, int]], device: Device) -> Cluster:
     """Returns the devices of all processes.
 
     Args:
-        processes: host, number of devices, their name and their memory, of each process.
+        processes: of each its host, the name of its devices, their number, the bytes of host memory it may take, and
+            those of one device.
         device: the device of this process.
 
     Raises:
-        ValueError: hosts have different devices, or different numbers of them.
+        ValueError: hosts have different numbers of devices, or devices of different kinds.
     """
     per_host: dict[str, int] = {}
-    for host, count, _, _ in processes:
+    for host, _, count, *_ in processes:
         per_host[host] = per_host.get(host, 0) + count
     if len(set(per_host.values())) > 1:
         shown = ", ".join(f"{count} on {host}" for host, count in per_host.items())
@@ -307,16 +330,18 @@ def _cluster_of(processes: Sequence[tuple[str, int, str, int]], device: Device) 
             f"all hosts must have the same number of devices, got {shown}; leave out the hosts that differ"
         )
     kinds: dict[str, str] = {}
-    for host, _, name, _ in processes:
+    for host, name, *_ in processes:
         kinds.setdefault(name, host)
     if len(kinds) > 1:
         shown = ", ".join(f"{name} on {host}" for name, host in kinds.items())
-        raise ValueError(f"all hosts must have the same devices, got {shown}; leave out the hosts that differ")
+        raise ValueError(f"all processes must have devices of one kind, got {shown}; leave out the hosts that differ")
     return Cluster(
-        device=replace(device, hbm_bytes=min(hbm_bytes for _, _, _, hbm_bytes in processes)),
+        device=replace(device, hbm_bytes=min(hbm_bytes for _, _, _, _, hbm_bytes in processes)),
         num_hosts=len(per_host),
         devices_per_host=next(iter(per_host.values())),
-        host_bytes=device.host_bytes,
+        # The processes of a host share its memory.
+        host_bytes=min(host_bytes for _, _, _, host_bytes, _ in processes),
+        spare=installed_spare(device),
     )
 
 

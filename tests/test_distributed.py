@@ -8,6 +8,8 @@ from distributed_cases import finish, start_processes
 from sppo_jax import distributed
 from sppo_jax.distributed import heartbeat_s, local_devices, timeout_s
 from sppo_jax.hardware import DEVICES
+from sppo_jax.hardware.present import Gpu
+from sppo_jax.rendezvous import Place
 
 GIVEN = {"SPPO_COORDINATOR": "node0:8476", "SPPO_NUM_PROCESSES": "4", "SPPO_PROCESS_ID": "3"}
 
@@ -37,17 +39,6 @@ def test_one_process_has_nothing_to_do(capsys):
         distributed.agree("broken")
 
 
-def test_the_devices_of_a_run_have_the_memory_of_the_smallest():
-    h100 = DEVICES["h100"]
-    processes = [("a", 4, "h100", h100.hbm_bytes), ("a", 4, "h100", h100.hbm_bytes), ("b", 8, "h100", 64 * 2**30)]
-    found = distributed._cluster_of(processes, h100)
-    assert (found.name, found.device.hbm_bytes) == ("h100:2x8", 64 * 2**30)
-    with pytest.raises(ValueError, match="the same devices, got h100 on a, h200 on b; leave out"):
-        distributed._cluster_of([*processes[:2], ("b", 8, "h200", 0)], h100)
-    with pytest.raises(ValueError, match="the same number of devices, got 8 on a, 4 on b; leave out"):
-        distributed._cluster_of([*processes[:2], ("b", 4, "h100", 0)], h100)
-
-
 def test_two_processes_join_share_and_fail_together():
     code = """
         join()
@@ -71,6 +62,75 @@ def test_two_processes_join_share_and_fail_together():
         shared = [f"text {turn} of 0" for turn in range(3)]
         assert json.loads(lines[-2]) == [me, 2, me == 0, [4, 2, "cpu:1x4"], shared]
         assert json.loads(lines[-1]) == ("no such file" if me else "process 1: no such file")
+
+
+GPU = "NVIDIA H100 80GB HBM3"
+
+
+def test_gpus_of_all_processes_are_counted_before_a_backend_starts():
+    """So that the limits of memory are those of the plan; the processes of a host share its memory."""
+    code = f"""
+        join()
+        import os
+        from sppo_jax import environment
+        from sppo_jax.hardware import machine
+        from sppo_jax.hardware.present import Gpu
+        me = distributed.process_id()
+        del os.environ["JAX_PLATFORMS"]
+        distributed.find_spec = lambda name: name  # jax has a plugin for GPUs
+        distributed.visible_gpus = lambda: (Gpu(name={GPU!r}, uuid="", memory_bytes=(80 - 16 * me) * 2**30),) * 4
+        machine.host_bytes = lambda: (700 - 100 * me) * 2**30
+        found = distributed.cluster(config())
+        started = environment._running_platform() is not None
+        sizes = [size // 2**30 for size in (found.host_bytes, found.device.hbm_bytes, distributed.least_host_bytes())]
+        print(json.dumps([found.name, *sizes, started]))
+    """
+    for status, out, errors in finish(start_processes(code, 2)):
+        assert status == 0 and json.loads(out) == ["h100:1x8", 600, 64, 600, False], errors
+
+
+@pytest.mark.parametrize(
+    ("processes", "name", "host_gib"),
+    [
+        ([("a", "h100", 8, 700), ("b", "h100", 8, 500)], "h100:2x8", 500),
+        ([("a", "h100", 1, 700)] * 8, "h100:1x8", 700),
+        ([("a", "h100", 1, 700), ("a", "h100", 1, 300), ("b", "h100", 2, 700)], "h100:2x2", 300),
+    ],
+    ids=["a process a host", "a process a device", "both"],
+)
+def test_hosts_are_counted_by_their_names(processes, name, host_gib):
+    found = distributed._joined_cluster([(*process, 2**36) for process in processes], DEVICES["h100"])
+    assert (found.name, found.host_bytes) == (name, host_gib)
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        (
+            [("a", "h100", 8, 1), ("b", "h100", 4, 1)],
+            "the same number of devices, got 8 on a, 4 on b; leave",
+        ),
+        (
+            [("a", "h100", 8, 1), ("b", "h200", 8, 1)],
+            "devices of one kind, got h100 on a, h200 on b; leave",
+        ),
+    ],
+)
+def test_hosts_that_differ_are_refused(processes, words):
+    with pytest.raises(ValueError, match=words):
+        distributed._joined_cluster([(*process, 2**36) for process in processes], DEVICES["h100"])
+
+
+def test_a_process_that_takes_some_gpus_of_its_host_counts_these(monkeypatch):
+    monkeypatch.setattr(distributed, "gpus_may_start", lambda: True)
+    monkeypatch.setattr(distributed, "find_spec", lambda name: name)
+    gpus = tuple(Gpu(name=GPU, uuid=f"GPU-{k}", memory_bytes=None) for k in range(8))
+    monkeypatch.setattr(distributed, "visible_gpus", lambda: gpus)
+    place = Place(coordinator="a:1", num_processes=8, process_id=3, local_device_ids=(3,))
+    monkeypatch.setattr(distributed, "find_place", lambda **_: place)
+    assert distributed._counted_gpus() == gpus[:1]
+    monkeypatch.setattr(distributed, "gpus_may_start", lambda: False)
+    assert distributed._counted_gpus() == ()
 
 
 def test_a_process_that_never_comes_ends_the_others_with_a_line():

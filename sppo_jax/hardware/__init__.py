@@ -1,5 +1,6 @@
 """Devices, clusters, and the files in which measured figures of a device are kept."""
 
+from sppo_jax.hardware.capacity import installed_spare, pool_bytes, usable_bytes
 from sppo_jax.hardware.cluster import (
     DEVICES,
     Cluster,
@@ -18,11 +19,14 @@ __all__ = [
     "Device",
     "device_of",
     "find_device",
+    "installed_spare",
     "local_cluster",
     "make_cluster",
     "measured",
     "num_gpus",
     "parse_cluster",
+    "pool_bytes",
+    "usable_bytes",
     "visible_gpus",
     "with_profile",
 ]

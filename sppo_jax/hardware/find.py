@@ -4,7 +4,9 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
+from sppo_jax.hardware import machine
 from sppo_jax.hardware.cluster import DEVICES, Cluster, Device, make_cluster
 from sppo_jax.hardware.present import Gpu, present_device, visible_gpus
 
@@ -81,7 +83,7 @@ def _has_word(text: str, word: str) -> bool:
 def local_cluster() -> Cluster:
     """Returns the devices of this machine, from what the system says of them; no accelerator is touched.
 
-    A machine without an accelerator that this process may use counts as one CPU.
+    A machine without an accelerator that this process may use counts as one CPU. Memory is that of the machine.
 
     Raises:
         ValueError: the accelerator is not known, or there are several kinds.
@@ -89,12 +91,12 @@ def local_cluster() -> Cluster:
     if os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu"):
         return make_cluster(DEVICES["cpu"])
     if kind := os.environ.get("TPU_ACCELERATOR_TYPE", "").strip():
-        return make_cluster(find_device(kind))
+        return replace(make_cluster(find_device(kind)), host_bytes=machine.host_bytes())
     gpus = visible_gpus() or ()
     if not gpus:
         return make_cluster(DEVICES["cpu"])
     device = device_of(gpus)
-    return Cluster(device=device, num_hosts=1, devices_per_host=len(gpus), host_bytes=device.host_bytes)
+    return Cluster(device=device, num_hosts=1, devices_per_host=len(gpus), host_bytes=machine.host_bytes())
 
 
 def device_of(gpus: Sequence[Gpu]) -> Device:

@@ -268,7 +268,8 @@ class TrainConfig(Group):
     """Length of the run, its devices, how often it reports and validates, and when it gives up.
 
     Args:
-        steps: number of optimizer steps; 1 to 2147483647.
+        steps: number of optimizer steps, at the last of which the cosine of the learning rate ends; 1 to 2147483647; a
+            run that goes on with more steps goes on along the longer cosine, with a higher learning rate.
         seed: seed of the initial parameters; 0 to 2147483647.
         devices: devices to train on; "cpu:N" simulates N devices on the CPU, N from 1 to 1024, a multiple of the
             product of the mesh axes that are numbers, and equal to the product where all three axes are numbers;

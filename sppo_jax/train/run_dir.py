@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config, load_config, to_yaml
-from sppo_jax.files import parse_json, write_whole
+from sppo_jax.files import check_encoding, parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 
 # Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
@@ -35,6 +35,7 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{what} must be a directory, got the file {path}; choose another {setting}")
+    check_encoding(path, what)
     made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)

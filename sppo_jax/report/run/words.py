@@ -50,7 +50,9 @@ def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
         boxes.append((f"{last_loss.value:.4f}", f"loss of step {last_loss.step:,}, nats a token", ""))
     if figures.validations:
         last, best = figures.validations[-1], min(figures.validations, key=lambda v: v.loss)
-        below = f"validation loss after step {last.step:,}" + ("" if best is last else f", best {best.loss:.4f} at {best.step:,}")
+        below = f"validation loss after step {last.step:,}" + (
+            "" if best is last else f", best {best.loss:.4f} at {best.step:,}"
+        )
         boxes.append((f"{last.loss:.4f}", below, ""))
         if last.late_minus_early is not None:
             boxes.append((f"{last.late_minus_early:+.3f}", "nats, late minus early", ""))
@@ -121,7 +123,8 @@ def event_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
         step, time, kind, text = _row(run[-1])
         first = _row(run[0])[0]
         steps = f"{first}-{step}" if len(run) > 1 and first != step else step
-        many = f"{len(run)} times: {text}" if kind in _TROUBLES else f"{len(run)} of them; the last: {text}"
+        same = len({str(event.get("text")) for event in run}) == 1
+        many = f"{len(run)} times: {text}" if same else f"{len(run)} of them; the last: {text}"
         rows.append((steps, time, kind, text if len(run) == 1 else many))
     return rows
 

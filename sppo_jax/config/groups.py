@@ -388,7 +388,8 @@ class HardwareConfig(Group):
         cluster: devices to plan for, as NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, or a TPU slice such as v5p:4x4x4;
             null: the simulated devices of `train.devices`, else the devices present.
         measured: path of a file that `sppo profile` wrote, whose figures replace the datasheet's; null: the datasheet.
-        hbm_bytes: bytes of memory of one device; at least 1, or "auto": the datasheet's figure.
+        hbm_bytes: bytes of memory of one device; at least 1, or "auto": that of the devices present, or, where
+            `hardware.cluster` is given, the datasheet's figure.
         hbm_spare: share of the memory that a run gets of a device which plans leave free; at least 0, below 1, or
             "auto": 0.03 on a GPU, 0.1 on the GPUs of this machine with jax 0.10 or 0.11, whose compiler takes up to 11%
             more than predicted, 0.06 elsewhere.

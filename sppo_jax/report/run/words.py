@@ -102,31 +102,32 @@ def event_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
 
     Consecutive saves, skips or spikes share a row, and so do warnings of one text, wherever they are.
     """
-    runs: list[list[Mapping[str, Any]]] = []
-    warned: dict[Any, list[Mapping[str, Any]]] = {}
-    for event in figures.data.events:
+    runs: list[list[tuple[int, Mapping[str, Any]]]] = []
+    warned: dict[Any, list[tuple[int, Mapping[str, Any]]]] = {}
+    for place, event in enumerate(figures.data.events):
         kind = event["kind"]
         if kind == "validation":
             continue
-        if kind in _TROUBLES and (same := warned.setdefault(_sameness(event), [])):
-            runs.remove(same)
-            same.append(event)
-            runs.append(same)  # at the place of the last one
-        elif runs and kind in _COLLAPSED and runs[-1][0]["kind"] == kind:
-            runs[-1].append(event)
-        else:
-            runs.append([event])
+        run = warned.get(_sameness(event)) if kind in _TROUBLES else None
+        if run is None and runs and kind in _COLLAPSED and runs[-1][0][1]["kind"] == kind:
+            run = runs[-1]
+        if run is None:
+            runs.append(run := [])
             if kind in _TROUBLES:
-                warned[_sameness(event)] = runs[-1]
-    rows = []
-    for run in reversed(runs[-_MOST_ROWS:]):
-        step, time, kind, text = _row(run[-1])
-        first = _row(run[0])[0]
-        steps = f"{first}-{step}" if len(run) > 1 and first != step else step
-        same = len({str(event.get("text")) for event in run}) == 1
-        many = f"{len(run)} times: {text}" if same else f"{len(run)} of them; the last: {text}"
-        rows.append((steps, time, kind, text if len(run) == 1 else many))
-    return rows
+                warned[_sameness(event)] = run
+        run.append((place, event))
+    runs.sort(key=lambda run: run[-1][0])
+    return [_row_of([event for _, event in run]) for run in reversed(runs[-_MOST_ROWS:])]
+
+
+def _row_of(run: Sequence[Mapping[str, Any]]) -> tuple[str, str, str, str]:
+    """Returns the row of events that share one."""
+    step, time, kind, text = _row(run[-1])
+    first = _row(run[0])[0]
+    steps = f"{first}-{step}" if len(run) > 1 and first != step else step
+    identical = len({str(event.get("text")) for event in run}) == 1
+    many = f"{len(run)} times: {text}" if identical else f"{len(run)} of them; the last: {text}"
+    return (steps, time, kind, text if len(run) == 1 else many)
 
 
 def _sameness(event: Mapping[str, Any]) -> tuple[str, str]:

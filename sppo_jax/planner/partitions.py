@@ -1,6 +1,6 @@
 """What the search looks through apart from the stash: chunk counts, their lengths, and the schedule of each layout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -284,7 +284,7 @@ def chunk_counts(layout: Layout) -> list[int]:
     length, name = config.sequence.length, layout.request.schedule_name
     check_length(length, multiple)
     units, pipe = length // multiple, layout.mesh.pipe
-    counts = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
+    counts: Sequence[int] = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
     if name in ("1f1b", "interleaved-1f1b"):
         counts = range(1, 2)
     elif layout.interleave > 1 and name != BREADTH_FIRST:

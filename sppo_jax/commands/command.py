@@ -11,6 +11,7 @@ from sppo_jax.config.inert import inert_settings
 from sppo_jax.distributed import local_devices
 from sppo_jax.environment import add_xla_flag
 from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.given import contradicted
 from sppo_jax.planner.make import check_plan
 
 DONE, FAILED, WRONG_INPUT, DOES_NOT_FIT = 0, 1, 2, 3
@@ -106,4 +107,7 @@ def read_plan(path: Path, config: Config) -> Plan:
         check_plan(plan, config)
     except ValueError as error:
         raise ValueError(f"--plan {path}: {error}") from None
+    others = [f"{name} = {got}, not {want}" for name, (want, got) in contradicted(config, plan).items()]
+    if others:
+        warnings.warn(f"the plan {path} is followed where the config says otherwise: {', '.join(others)}", stacklevel=2)
     return plan

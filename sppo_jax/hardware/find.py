@@ -70,7 +70,7 @@ def find_device(name: str) -> Device:
             if _has_word(text, word):
                 return DEVICES[known]
     raise ValueError(
-        f"a device must be one of {', '.join(DEVICES)}, got {name.strip()!r}; set hardware.cluster to the nearest of "
+        f"unknown device {name.strip()!r}, none of {', '.join(DEVICES)}; set hardware.cluster to the nearest of "
         "them (NAME:HOSTSxDEVICES) and hardware.hbm_bytes, hardware.matmul_flops_s and hardware.link_bytes_s to the "
         "device's own figures, or JAX_PLATFORMS=cpu to take the CPU"
     )

@@ -9,7 +9,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import MODEL_FIELDS, Plan
 from sppo_jax.planner.evaluate import costs_of
-from sppo_jax.planner.given import contradicted, without_effect
+from sppo_jax.planner.given import without_effect
 from sppo_jax.planner.layouts import resolve_cluster
 from sppo_jax.planner.search import search
 
@@ -55,7 +55,6 @@ def check_plan(plan: Plan, config: Config) -> None:
         )
     for name, size in plan.model.items():
         wanted[f"model.{name}"] = (getattr(config.model, name), size)
-    wanted |= contradicted(config, plan)
     if sequence.groups != "auto" and sequence.groups != plan.groups:
         raise ValueError(
             f"the plan must agree with sequence.groups = {sequence.groups}, got {plan.groups}; set "
@@ -64,6 +63,11 @@ def check_plan(plan: Plan, config: Config) -> None:
     for name, (want, got) in wanted.items():
         if want != got:
             raise ValueError(f"the plan must agree with {name} = {want}, got {got}; set {name}={got}, or plan again")
+    if config.optimizer.place not in ("auto", plan.optimizer):
+        raise ValueError(
+            f"the plan must agree with optimizer.place = {config.optimizer.place}, got {plan.optimizer}; set "
+            f"optimizer.place={plan.optimizer}, or plan again"
+        )
     simulated, devices = config.train.num_simulated_devices, math.prod((mesh.data, mesh.pipe, mesh.seq))
     if simulated and simulated != devices:
         raise ValueError(

@@ -43,8 +43,8 @@ def sequence_splits(
         )
     if sequence.kind == "auto" and sequence.ulysses and seq % sequence.ulysses:
         raise ValueError(
-            f"sequence.ulysses must divide mesh.seq={seq}, got {sequence.ulysses}; use one of {divisors(seq)}, or 0 "
-            "for auto"
+            f"sequence.ulysses must divide mesh.seq={seq}, got sequence.ulysses={sequence.ulysses}; set "
+            "sequence.ulysses=0, or one of its divisors"
         )
     if sequence.kind != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq)]

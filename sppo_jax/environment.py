@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax import gpu_start
-from sppo_jax.hardware import machine
+from sppo_jax.hardware import local_cluster, machine, visible_gpus
 from sppo_jax.hardware.capacity import MOST_SHARE, OLD_SPARE, compiler_takes_more, pool_share
-from sppo_jax.hardware.cluster import local_cluster
 from sppo_jax.hardware.pinned_limit import fill_requests, limit_of, pinned_with
 from sppo_jax.units import format_bytes
 from sppo_jax.version import jaxlib_version
@@ -147,12 +146,15 @@ def device_share(plan: Plan | None) -> float:
     Args:
         plan: the plan of the run; None if no plan has been made: then all GPUs of the machine take part.
     """
-    here = local_cluster()
+    try:
+        here = local_cluster()
+    except ValueError:
+        return MOST_SHARE  # a GPU that only the hardware group describes
     if here.device.platform != "gpu":
-        return MOST_SHARE  # a GPU that no plan knows
+        return MOST_SHARE
     # The other processes of a host have its other GPUs, and NCCL has buffers for these too.
-    local = max(here.devices_per_host, len(machine.gpu_names({})))
-    num_hosts = 2 if joined()[1] > 1 else 1
+    of_host = visible_gpus({"PATH": os.environ.get("PATH", "")}) or ()
+    local, num_hosts = max(here.devices_per_host, len(of_host)), 2 if joined()[1] > 1 else 1
     if plan is not None:
         local = min(local, plan.mesh.num_devices)
         num_hosts = math.ceil(plan.mesh.num_devices / local)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,39 @@ def write_whole(path: Path, text: str) -> None:
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("wb") as file:
+            file.write(_encoded(text))
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _encoded(text: str) -> bytes:
+    """Returns a text as UTF-8: names of files by their own bytes, and "?" for what no encoding has."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace")
+
+
+def check_encoding(path: Path, what: str) -> None:
+    """Checks that the library of checkpoints, which takes paths as UTF-8, and Python mean the same place by a path.
+
+    Raises:
+        ValueError: they do not.
+    """
+    text, encoding = str(path.absolute()), sys.getfilesystemencoding()
+    try:
+        alike = text.isascii() or text.encode("utf-8") == os.fsencode(text)
+    except UnicodeEncodeError:
+        alike = False
+    if not alike:
+        raise ValueError(
+            f"the path of {what} must be UTF-8, got {text!a} and the encoding {encoding} of the locale; set "
+            "PYTHONUTF8=1 in the environment, or choose a path of ASCII characters"
+        )
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -9,6 +9,7 @@ from exactness import small_plan
 from sppo_jax import distributed
 from sppo_jax.commands import train
 from sppo_jax.config import config_from_dict
+from sppo_jax.hardware.present import Gpu
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.plan import Predicted
 
@@ -32,7 +33,7 @@ def a_plan(host_gib):
 def machine(monkeypatch):
     """A machine with one GPU and 300 GiB of memory, whatever a datasheet says of its kind."""
     monkeypatch.setattr(train, "gpus_may_start", lambda: True)
-    monkeypatch.setattr(train.machine, "gpu_names", lambda: ["NVIDIA H100 80GB HBM3"])
+    monkeypatch.setattr(train, "visible_gpus", lambda: (Gpu(name="NVIDIA H100", uuid="", memory_bytes=None),))
     monkeypatch.setattr(distributed.machine, "host_bytes", lambda: 300 * GIB)
     monkeypatch.setattr(distributed, "cluster", lambda config: None)
     return config_from_dict(SETTINGS)
@@ -53,8 +54,8 @@ def test_ninety_seven_percent_may_be_pinned(host_gib, refused, machine):
 
 
 def test_a_machine_without_gpus_pins_nothing(machine, monkeypatch):
-    monkeypatch.setattr(train.machine, "gpu_names", lambda: [])
+    monkeypatch.setattr(train, "visible_gpus", lambda: None)
     assert train._lack_of_host_memory(machine, a_plan(400), None) == ""
-    monkeypatch.setattr(train.machine, "gpu_names", lambda: ["NVIDIA H100"])
+    monkeypatch.setattr(train, "visible_gpus", lambda: (Gpu(name="NVIDIA H100", uuid="", memory_bytes=None),))
     monkeypatch.setattr(train, "gpus_may_start", lambda: False)
     assert train._lack_of_host_memory(machine, a_plan(400), None) == ""

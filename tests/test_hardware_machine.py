@@ -78,22 +78,3 @@ def test_drivers_from_r580_on_refuse_512_gib(tmp_path, text, version):
 
 def test_without_a_driver_the_newer_ones_count(tmp_path):
     assert machine.driver_version(tmp_path) is None and machine.refused_bytes(tmp_path) == REFUSED_BYTES
-
-
-GPUS = {
-    f"proc/driver/nvidia/gpus/0000:0{k}:00.0/information": f"Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: {k}\n"
-    for k in range(8)
-}
-
-
-@pytest.mark.parametrize(
-    ("visible", "count"),
-    [(None, 8), ("", 0), ("0,1", 2), ("3", 1), ("GPU-aa,GPU-bb,GPU-cc", 3), ("0,-1,2", 1), ("0,1,2,3,4,5,6,7,8,9", 8)],
-)
-def test_gpus_are_counted_without_a_backend(tmp_path, visible, count):
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert machine.gpu_names(environ, write(tmp_path, GPUS)) == ["NVIDIA H100 80GB HBM3"] * count
-
-
-def test_a_machine_without_gpus_has_none(tmp_path):
-    assert machine.gpu_names({}, tmp_path) == []

@@ -31,6 +31,7 @@ LAYERS = (
     "models",
     "gpu_start",
     "environment",
+    "launchers",
     "distributed",
     "planner",
     "flex",

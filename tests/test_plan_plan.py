@@ -253,11 +253,11 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         ),
         (
             dict(schedule=BY_GROUPS, chunk_lengths=(56,), stash=replace(STASH, alpha=(0.0,) * 4, kv="rebuild")),
-            "stash.kv=rebuild must have at least 2 chunks, got 1; use stash.kv=recompute, or stash.kv=keep",
+            "stash.kv=rebuild of a plan must have at least 2 chunks, got 1; write recompute there, or plan again",
         ),
         (
             dict(schedule=BY_GROUPS, stash=replace(STASH, alpha=(0.0,) * 9, kv="recompute")),
-            "stash.kv=recompute must have exactly 1 chunk, got 4; use stash.kv=rebuild, or stash.kv=keep",
+            "stash.kv=recompute of a plan must have exactly 1 chunk, got 4; write rebuild there, or plan again",
         ),
         (
             dict(stash=replace(AGAIN, alpha=STASH.alpha, attention_from=1)),

@@ -2,15 +2,18 @@
 
 import argparse
 import os
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sppo_jax.config import Config, load_config
 from sppo_jax.config.hf_length import warn_beyond_length
+from sppo_jax.config.inert import inert_settings
 from sppo_jax.distributed import local_devices
 from sppo_jax.environment import add_xla_flag
 from sppo_jax.paths import local_path
 from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.given import contradicted
 from sppo_jax.planner.make import check_plan
 
 DONE, FAILED, WRONG_INPUT, DOES_NOT_FIT = 0, 1, 2, 3
@@ -58,6 +61,8 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
     config = load_config(args.config, overrides)
     warn_beyond_length(config)
+    for line in inert_settings(config):
+        warnings.warn(line, stacklevel=2)
     if config.train.num_simulated_devices:
         num_devices = config.train.num_simulated_devices
         simulate_devices(local_devices(num_devices) if together else num_devices)
@@ -87,4 +92,7 @@ def read_plan(path: Path, config: Config) -> Plan:
         check_plan(plan, config)
     except ValueError as error:
         raise ValueError(f"--plan {path}: {error}") from None
+    others = [f"{name} = {got}, not {want}" for name, (want, got) in contradicted(config, plan).items()]
+    if others:
+        warnings.warn(f"the plan {path} is followed where the config says otherwise: {', '.join(others)}", stacklevel=2)
     return plan

@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
+from sppo_jax.planner.given import without_effect
 from sppo_jax.planner.limits import Bound, max_length, min_devices
 from sppo_jax.planner.make import resolve_cluster
 from sppo_jax.planner.search import search
@@ -46,6 +48,8 @@ def run(words: Sequence[str]) -> int:
     bounds: dict[str, Bound] = {}
     with _seconds_shown():
         found = search(config)
+        for line in without_effect(config, found.plan):
+            warnings.warn(line, stacklevel=2)
         figures = figures_of(found, config)
         if args.max_length:
             bounds["max_length"] = max_length(config, found=found)

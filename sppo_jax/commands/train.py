@@ -12,7 +12,7 @@ from sppo_jax import distributed
 from sppo_jax.commands.command import DOES_NOT_FIT, DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
 from sppo_jax.environment import gpus_may_start, set_waiting_limits
-from sppo_jax.hardware import Cluster, machine
+from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan, resolve_cluster
@@ -48,7 +48,7 @@ def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) ->
     """Says in one line why the hosts at hand cannot pin what a plan needs; empty where they can, or have no GPUs."""
     here = resolve_cluster(config, cluster)
     least_bytes = distributed.least_host_bytes()
-    has_gpus = gpus_may_start() and machine.gpu_names()
+    has_gpus = gpus_may_start() and visible_gpus()
     lack = refusal(plan, replace(here, host_bytes=least_bytes)) if has_gpus else ""
     return next(filter(None, distributed.exchange(lack)), "")  # all end, or none
 

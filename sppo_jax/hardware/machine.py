@@ -1,17 +1,14 @@
-"""The machine at hand, from what its system says of it: memory, GPUs and their driver; no accelerator is touched."""
+"""The machine at hand, from what its system says of it: memory and the GPUs' driver; no accelerator is touched."""
 
 from __future__ import annotations
 
 import os
 import re
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from sppo_jax.hardware.pinned_pool import FIRST_REFUSING_DRIVER, REFUSED_BYTES
 
 _ROOT = Path("/")
-_SMI_S = 60
 
 
 def host_bytes(root: Path = _ROOT) -> int:
@@ -79,43 +76,6 @@ def refused_bytes(root: Path = _ROOT) -> int | None:
     """
     version = driver_version(root)
     return None if version is not None and version < FIRST_REFUSING_DRIVER else REFUSED_BYTES
-
-
-def gpu_names(environ: Mapping[str, str] = os.environ, root: Path = _ROOT) -> list[str]:
-    """Returns the names of the NVIDIA GPUs that a process may use, one for each; empty where there are none.
-
-    Args:
-        environ: CUDA_VISIBLE_DEVICES in it leaves GPUs out.
-        root: of the file system, for tests.
-    """
-    names = [line for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")) for line in _model(path)]
-    if not names and root != _ROOT:
-        return []
-    names = names or _listed_by_smi()
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return names
-    count = 0
-    for word in visible.split(","):
-        if not word.strip() or word.strip().startswith("-"):
-            break  # CUDA ends its list at a name that it does not know
-        count += 1
-    return names[:count]
-
-
-def _model(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
-
-
-def _listed_by_smi() -> list[str]:
-    if not Path("/dev/nvidiactl").exists():
-        return []
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=_SMI_S)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return re.findall(r"^GPU \d+: (.*?) \(UUID", done.stdout, re.MULTILINE)
 
 
 def lockable_bytes() -> int | None:

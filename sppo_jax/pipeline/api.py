@@ -465,6 +465,14 @@ def _checked(step: Step, compiled: Callable) -> Callable:
             outputs = compiled(*jax.tree.map(without_explicit_sharding, (params, batch)))
         return jax.block_until_ready(outputs) if one_at_a_time(step.platform) else outputs
 
+    def prepare(params: nnx.State, batch: Mapping) -> None:
+        """Compiles the program for arguments like these, if it is not compiled yet."""
+        step.check(params, batch)
+        batch = {key: batch[key] for key in KEYS}
+        with nullcontext() if mesh_in_force() is None else jax.set_mesh(step.mesh):
+            compiled.lower(*jax.tree.map(without_explicit_sharding, (params, batch))).compile()
+
     f.compiler_options = step.compiler_options  # for a jit around f
     f.stash_shapes, f.with_stash = step.stash_shapes, step.with_stash  # for a jit that keeps the stash
+    f.prepare = prepare
     return f

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from sppo_jax import distributed
-from sppo_jax.files import parse_json
+from sppo_jax.files import check_encoding, parse_json
 from sppo_jax.train.fingerprint import fingerprints, leaf_name
 from sppo_jax.train.state import TrainState, from_tree, to_tree
 
@@ -53,8 +53,10 @@ def find_checkpoint(path: Path) -> Path:
     for directory in (path, path / "checkpoints"):
         steps = checkpoint_steps(directory)
         if steps:
+            check_encoding(directory, "a checkpoint")
             return directory / str(steps[0])
     if is_checkpoint(path):
+        check_encoding(path, "a checkpoint")
         return path
     raise ValueError(
         f"the path must be a checkpoint or a run directory with a checkpoint, got {path}; give another path"

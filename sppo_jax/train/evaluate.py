@@ -39,7 +39,7 @@ class Recall:
 class Validation:
     """Mean loss in nats a target, overall and by position, and recall by distance if the data ask for recall.
 
-    Buckets without targets are left out.
+    Buckets without targets are left out. The seconds are those of the validation without compiling.
     """
 
     loss: float
@@ -47,6 +47,7 @@ class Validation:
     buckets: tuple[Bucket, ...]
     recall: tuple[Recall, ...] = ()
     seconds: float = 0.0
+    compile_s: float = 0.0
 
     @property
     def late_minus_early(self) -> float | None:
@@ -59,6 +60,7 @@ class Validation:
             "validation_loss": self.loss,
             "validation_loss_by_position": [dataclasses.asdict(bucket) for bucket in self.buckets],
             "validation_s": self.seconds,
+            "validation_compile_s": self.compile_s,
         }
         if self.recall:
             found["recall_by_distance"] = [dataclasses.asdict(recall) for recall in self.recall]
@@ -143,11 +145,13 @@ def evaluate(
         The losses; None if no token has a target.
     """
     hits_by_distance: dict[int, list[int]] = {}  # answers, hits
-    begin_s = time.perf_counter()
+    begin_s, compile_s = time.perf_counter(), 0.0
     sums, counts, edges = np.zeros(12), np.zeros(12, np.int64), [0]
-    for batch in batches:
+    for number, batch in enumerate(batches):
         beat()
-        scores = token_scores(params, place({key: batch[key] for key in KEYS if key in batch}))
+        placed = place({key: batch[key] for key in KEYS if key in batch})
+        compile_s += 0.0 if number else _prepare(token_scores, params, placed)
+        scores = token_scores(params, placed)
         losses = gather(scores.losses_BS).astype(np.float64)
         edges = position_edges(losses.shape[1])
         wanted = batch["targets"] >= 0
@@ -167,8 +171,23 @@ def evaluate(
         for distance, (answers, hits) in sorted(hits_by_distance.items())
     )
     loss = float(sums.sum() / counts.sum())
-    seconds = time.perf_counter() - begin_s
-    return Validation(loss=loss, num_targets=int(counts.sum()), buckets=buckets, recall=recall, seconds=seconds)
+    return Validation(
+        loss=loss,
+        num_targets=int(counts.sum()),
+        buckets=buckets,
+        recall=recall,
+        seconds=time.perf_counter() - begin_s - compile_s,
+        compile_s=compile_s,
+    )
+
+
+def _prepare(token_scores: Scores, params: nnx.State, placed: Mapping[str, jax.Array]) -> float:
+    """Compiles the scores for a batch, if they are not compiled yet; returns the seconds that this took."""
+    begin_s = time.perf_counter()
+    prepare = getattr(token_scores, "prepare", None)  # scores of another making compile as they are called
+    if prepare is not None:
+        prepare(params, placed)
+    return time.perf_counter() - begin_s
 
 
 def _count_hits(totals: dict[int, list[int]], distances_BS: np.ndarray, hits_BS: np.ndarray) -> None:

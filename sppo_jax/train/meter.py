@@ -117,7 +117,7 @@ class Meter:
 
         Args:
             step: its number, from 1.
-            outputs: scalars `loss`, `grad_norm`, `num_skipped`, `num_skipped_in_row`, `signal`.
+            outputs: scalars `loss`, `grad_norm`, `has_targets`, `num_skipped`, `num_skipped_in_row`, `signal`.
         """
         self._pending = (step, outputs)
 
@@ -164,7 +164,7 @@ class Meter:
                     "in a row (train.max_nonfinite); lower optimizer.lr, raise optimizer.warmup_steps, or look at the "
                     "data of these steps"
                 )
-        elif spike := self._spikes.check(loss):
+        elif outputs["has_targets"] and (spike := self._spikes.check(loss)):
             self._is_spike = True
             self._record.event("spike", step, f"step {step}: {spike}")
         self._num_skipped = outputs["num_skipped"]
@@ -179,7 +179,7 @@ class Meter:
         flops_per_s = flops_per_token(config.model, length) * tokens_per_s
         return {
             "step": step,
-            "loss": _finite(outputs["loss"]),
+            "loss": _finite(outputs["loss"]) if outputs["has_targets"] else None,
             "grad_norm": _finite(outputs["grad_norm"]),
             "learning_rate": float(self._learning_rates[max(step - 1 - self._num_skipped, 0)]),
             "tokens_per_s": tokens_per_s,

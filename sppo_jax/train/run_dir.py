@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config, load_config, to_yaml
-from sppo_jax.files import parse_json, write_whole
+from sppo_jax.files import check_encoding, parse_json, write_whole
 from sppo_jax.locks import try_lock
 from sppo_jax.paths import file_error
 from sppo_jax.plan.plan import Plan
@@ -44,6 +44,7 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{what} must be a directory, got the file {path}; choose another {setting}")
+    check_encoding(path, what)
     made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)

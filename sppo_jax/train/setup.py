@@ -33,6 +33,7 @@ from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.init_from import state_of_run
 from sppo_jax.train.kernel_check import check_kernels
 from sppo_jax.train.placement import local_rows
+from sppo_jax.train.rate import rate_change
 from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
 
@@ -190,7 +191,8 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
     places = [values.get("optimizer", "device") for values in (before, after)]
     if places[0] != places[1]:
         plan += f"; the optimizer waits on the {places[1]}, no more on the {places[0]}"
-    text = f"goes on from {directory / str(step)}, {restored.run['data']['sequence']} sequences seen{plan}"
+    rate = rate_change(restored.run.get("config", {}), experiment.config, step - int(state.num_skipped))
+    text = f"goes on from {directory / str(step)}, {restored.run['data']['sequence']} sequences seen{plan}{rate}"
     events = (*(("corrupt", note) for note in notes), ("resume", text))
     return Start(state=state, step=step, directory=directory, events=events)
 

@@ -96,8 +96,9 @@ def make_train_step(
 
     Returns:
         A jitted function that reuses the memory of the old state for the new state. `signals` is int32, the request of
-        each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `num_skipped`,
-        `num_skipped_in_row` and `signal`, the largest request.
+        each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `has_targets`
+        (without any the loss is 0 and says nothing), `num_skipped`, `num_skipped_in_row` and `signal`, the largest
+        request.
     """
 
     change = _streamed if on_host(shardings) else _whole
@@ -121,6 +122,7 @@ def make_train_step(
         metrics = {
             "loss": loss,
             "grad_norm": grad_norm,
+            "has_targets": jnp.any(batch["targets"] >= 0),
             "num_skipped": state.num_skipped,
             "num_skipped_in_row": state.num_skipped_in_row,
             "signal": jnp.max(signals),

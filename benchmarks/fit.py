@@ -159,9 +159,9 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
         "by kernels run on the compute units, all others on DMA engines; XLA:TPU does not say. Copies outlast the "
         "compute beside them (matrix products, and attention of the chunk with the shortest prefix) for at most the "
         "given share of the predicted step. Nothing stands where this was not counted. "
-        "Predictions are today's planner's, of the plans that were compiled. HBM has cuDNN's workspace, by formula, "
-        "in the rows that have a figure of loops that wait; in all others neither side has it. Loops without a known "
-        "number of turns wait for writes to the host for at most the given share of the step, on top of all this.",
+        "Predictions are today's planner's, of the plans that were compiled. Rows with a figure of loops that wait "
+        "have cuDNN's workspace in their HBM, by formula; in all others neither side has it. Loops without a known "
+        "number of turns wait for writes to the host, for at most the given share of the step more.",
         "",
         *summary(rows),
         "",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, usable_bytes
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
@@ -28,6 +28,8 @@ from sppo_jax.planner.search import search
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=8, num_heads=4, num_kv_heads=2, mlp_size=64)
 PLAIN = {"interleave": 1}
+# Of eight GPUs with so much memory, or more, plans may take 75 to 77 GiB: room for choices that 80 GB have no room for.
+ROOMY = {"hbm_bytes": 85 * 2**30}
 WAYS = ("auto", "rebuild")
 
 
@@ -344,7 +346,9 @@ def test_the_faster_order_is_chosen():
 def test_another_way_of_breadth_first_is_taken_where_it_gains_more_than_a_tie():
     """Keys and values on the host for short sequences of a model without grouped heads; resident weights at 128K."""
     several = dict(sequence={"per_step": 8, "chunks": 2}, mesh={"seq": 1}, schedule={"name": "breadth-first"})
-    on_host, rebuilt = (search(large("gpt-7b", "a100-80g:1x8", 2**15, stash={"kv": kv}, **several)) for kv in WAYS)
+    on_host, rebuilt = (
+        search(large("gpt-7b", "a100-80g:1x8", 2**15, stash={"kv": kv}, hardware=ROOMY, **several)) for kv in WAYS
+    )
     assert (on_host.plan.stash.kv, rebuilt.plan.stash.kv) == ("host", "rebuild")
     times = rebuilt.fastest_s / on_host.fastest_s
     assert times > 1.005 and f"the usual way takes {times:.3f}x as long" in on_host.plan.reasons["kv"]
@@ -360,7 +364,7 @@ def test_another_way_of_breadth_first_is_taken_where_it_gains_more_than_a_tie():
 
 
 def test_chunks_wait_on_the_host_where_nothing_fits_otherwise():
-    def searched(waiting="auto", device_gib=52):
+    def searched(waiting="auto", device_gib=58):
         stash, figures = {"waiting": waiting, "attention": "recompute"}, {"hbm_bytes": device_gib * 2**30}
         groups = dict(mesh={"pipe": 1}, schedule={"interleave": 16}, sequence={"chunks": 32})
         groups["optimizer"] = {"place": "device"}
@@ -498,7 +502,7 @@ def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
 @pytest.mark.parametrize(
     ("asked", "simpler"),
     [
-        (large(schedule=PLAIN), "has fewer chunks"),
+        (large(schedule=PLAIN, hardware=ROOMY), "has fewer chunks"),
         (large(length=3 * 2**20, stash={"kv": "keep"}), "has 1 fewer mechanisms"),
     ],
 )
@@ -529,7 +533,7 @@ def test_others_are_distinct_ordered_and_say_why():
         for other in found.rejected
     }
     assert len(kinds) == 5
-    room = large_room = 79 * 2**30 * 0.94
+    room = large_room = usable_bytes(parse_cluster("a100-80g:16x8"))
     for other in found.rejected:
         if other.memory.hbm_bytes > large_room:
             assert other.why.startswith("over HBM by ") and other.why.endswith(" a device")
@@ -844,12 +848,13 @@ def test_what_rounds_to_the_same_is_a_tie():
 
 
 def test_reasons_compare_with_the_next_best():
-    reasons = search(large(length=2**19, cluster="a100-80g:4x8", stash={"kv": "keep"})).plan.reasons
+    reasons = search(large(length=2**19, cluster="a100-80g:4x8", stash={"kv": "keep"}, hardware=ROOMY)).plan.reasons
     for key in ("mesh", "sequence_kind", "chunks", "schedule", "stash"):
         assert "the next choice, " in reasons[key] and "x as long" in reasons[key]
     assert all("1.000x" not in reason for reason in reasons.values())
     assert "keep/keep/keep might be faster, but does not fit" in reasons["stash"]
-    tie = search(large(length=2**20, cluster="a100-80g:4x8", stash={"kv": "keep"})).plan.reasons
+    tied = large(length=3 * 2**19, cluster="a100-80g:4x8", stash={"kv": "keep"}, hardware={"hbm_bytes": 84 * 2**30})
+    tie = search(tied).plan.reasons
     assert "faster, a tie" in tie["schedule"] and "are a tie, and this plan has 1 fewer mechanisms" in tie["tie"]
     pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
     alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from exactness import small_plan
 
-from sppo_jax.plan.fold import Loop, fold, in_pairs, num_segments, unfold
+from sppo_jax.plan.fold import Loop, fold, num_segments, unfold
 from sppo_jax.plan.program import lower
 from sppo_jax.plan.ring import AttentionShape
 
@@ -85,17 +85,3 @@ def test_each_length_and_each_share_on_the_host_costs_segments():
     once = segments(**plan, chunks=(8,) * 12, alpha=0.5)
     # Diagonals that take turns between two shares leave hardly two neighbours alike.
     assert plain < once < segments(**plan, chunks=(8,) * 12, alpha=(0.5, 1.0, 1.0, 0.5))
-
-
-@pytest.mark.parametrize(
-    "text", ["aaaa", "aaa", "aa", "abababababx", "xaabaabaab", "aabcaabcaabc", "abcabc", "aaaaabbbb"]
-)
-def test_loops_in_pairs_are_the_same_ticks(text):
-    items = in_pairs(fold(text))
-    assert unfold(items) == list(text)
-    assert all(len(item.body) % 2 == 0 for item in items if isinstance(item, Loop) and "Loop" not in str(item.body))
-
-
-def test_a_loop_in_pairs_has_its_body_twice_and_an_odd_turn_behind_it():
-    assert in_pairs(fold("aaaaaaa")) == (Loop(3, ("a", "a")), "a") and in_pairs(fold("aaa")) == ("a", "a", "a")
-    assert in_pairs(fold("aaaabaaaab")) == (Loop(2, (Loop(2, ("a", "a")), "b")),)

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
@@ -52,7 +51,6 @@ from sppo_jax.pipeline.state import Sequences, evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.tables import Tables
 from sppo_jax.plan.counters import needs_tables
-from sppo_jax.plan.fold import in_pairs
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, lower
@@ -90,8 +88,6 @@ class Step:
         self.num_layers = layers_per_virtual_stage(leaf.shape[0], plan.mesh.pipe, plan.schedule.interleave)
         self.head_shape = self._head_shape()
         self.program = lower(plan, self.head_shape, train=train)
-        if self.in_pairs:
-            self.program = replace(self.program, items=in_pairs(self.program.items))
         norm_graph, _ = nnx.split(model.final_norm)
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
 
@@ -122,15 +118,6 @@ class Step:
     @property
     def uses_host(self) -> bool:
         return self.plan.optimizer == "host" or any(name.uses_host for name in self.program.classes)
-
-    @property
-    def in_pairs(self) -> bool:
-        """Whether loops run two ticks a turn, so that what a tick sends and fetches takes turns in two arrays.
-
-        Tried for stages of one device, whose parts are the largest; the program has half as many bodies again.
-        """
-        one_device = self.plan.mesh.data * self.plan.mesh.seq == 1
-        return self.train and one_device and self.platform in ("gpu", "cuda") and bool(self.program.host_rows)
 
     @property
     def compiler_options(self) -> dict | None:
@@ -271,7 +258,6 @@ class Step:
             train=self.train,
             modes=self._modes(sequences),
             keeps_order=keeps_order(self.platform),
-            in_pairs=self.in_pairs,
         )
         cache_shape = self._cache_shape(program)
         if not self.train:

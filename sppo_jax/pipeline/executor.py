@@ -61,7 +61,6 @@ class Executor:
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
         modes: how each chunk of each sequence attends; None for a plan without groups.
         keeps_order: whether the platform runs collectives in the order of the program.
-        in_pairs: whether loops run two ticks a turn, see `plan.fold.in_pairs`.
     """
 
     plan: Plan
@@ -77,7 +76,6 @@ class Executor:
     train: bool
     modes: groups.Modes | None
     keeps_order: bool
-    in_pairs: bool = False
 
     @property
     def num_stages(self) -> int:
@@ -145,14 +143,11 @@ class Executor:
         else:
             written = ("kv_slot", "sequence_slot", "stash_slot", "arrive_slot")
             state = self._forward_tick(spec, row | {name: row[name] + state.order for name in written}, state, coming)
-        if spec.write is spec.put is None and not self.in_pairs:
+        if spec.write is spec.put is None:
             return state
         room = state.room if spec.put is None else host_traffic.put(self, row, state, arrived_TD)
         # Without the barrier XLA lets the copy to the host end ticks later, and its source holds memory till then.
         host = {} if spec.write is None else {spec.write: state.host[spec.write]}
-        if self.in_pairs:
-            # The next tick fetches into the array that this tick has read only if it begins behind this tick.
-            host = state.host
         x_TD, dx_TD, host, room = lax.optimization_barrier((state.x_TD, state.dx_TD, host, room))
         return state._replace(x_TD=x_TD, dx_TD=dx_TD, host={**state.host, **host}, room=room)
 
@@ -282,9 +277,7 @@ class Executor:
         filling = None
         if spec.stash is not None:
             layout = self.layout(spec.stash)
-            # In pairs the second tick fills the array that the first one has sent: its zeros are there only then.
-            zero = begun(state) if self.in_pairs else 0
-            part = layout.host_part(zero) if spec.stash.uses_host else None
+            part = layout.host_part() if spec.stash.uses_host else None
             filling = (layout, state.kept[spec.stash], part)
         tags = self._write_tags(spec, row, state.tags)
         unit = self._unit(spec, row, spec.passes.forward, tags)

@@ -166,13 +166,9 @@ class StashLayout:
 
         return tuple(map(fetch, host))
 
-    def host_part(self, zero: jax.Array | int = 0) -> Pieces:
-        """Zeros [lines, units] in device memory, in pieces, for the part that one tick sends to the host.
-
-        Args:
-            zero: 0, maybe one that is known only later.
-        """
-        return tuple(jnp.full((self.host_shape[0], units), zero, UNIT) for units in self._columns)
+    def host_part(self) -> Pieces:
+        """Zeros [lines, units] in device memory, in pieces, for the part that one tick sends to the host."""
+        return tuple(jnp.zeros((self.host_shape[0], units), UNIT) for units in self._columns)
 
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
         """First line, and shape in lines of one layer, of each entry that has a host part."""

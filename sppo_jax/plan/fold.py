@@ -67,21 +67,6 @@ def unfold(items: Sequence) -> list:
     return flat
 
 
-def in_pairs(items: Sequence) -> tuple:
-    """Writes the body of each innermost loop twice, and what an odd number of turns leaves over behind the loop."""
-    paired: list = []
-    for item in items:
-        if not isinstance(item, Loop):
-            paired.append(item)
-        elif any(isinstance(one, Loop) for one in item.body):
-            paired.append(Loop(item.count, in_pairs(item.body)))
-        else:
-            pairs, left = divmod(item.count, 2)
-            paired += [Loop(pairs, item.body * 2)] if pairs > 1 else item.body * 2 * pairs
-            paired += item.body * left
-    return tuple(paired)
-
-
 def of_bodies(items: Sequence, values: np.ndarray) -> Iterator[np.ndarray]:
     """Yields for each tick body the values of all its runs.
 

@@ -394,6 +394,8 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the whole batch;
         gradients have the tree and dtypes of params. Where parameters are on the host (`storage.stored_shapes`), those
         of layers have their gradients there, and f returns the sum of the squares of these as well.
+        `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as the trainer's does where
+        the plan cuts it into pieces (`pipeline/host_stash.py`). In f itself all pieces are in one allocation.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.

@@ -25,7 +25,7 @@ from sppo_jax.pipeline.layout import stripe
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.search import search
-from sppo_jax.train.meter import peak_memory
+from sppo_jax.train.memory_peak import peak_memory
 from sppo_jax.train.state import TrainState, init_state
 
 _K, _GIB = 1024, 2**30

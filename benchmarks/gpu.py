@@ -18,6 +18,7 @@ Exit code 1: a comparison of part exact or flex failed; 2: nothing can run here.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import tempfile
@@ -88,7 +89,8 @@ def _run(args: argparse.Namespace) -> int:
     if all(refusals.values()):
         raise ValueError(f"at least one case must be able to run, got {cases[0].key}, which {refusals[cases[0].key]}")
     path = args.out / f"{_name(args, machine)}.json"
-    results = Results.resume(path, machine) if args.resume else Results.begin(path, machine)
+    resume = functools.partial(Results.resume, compiled_only=mode == "compile")
+    results = (resume if args.resume else Results.begin)(path, machine)
     with tempfile.TemporaryDirectory(prefix="gpu-programs-") as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", folder)  # parts step and overlap share programs
         left = run_cases(cases, machine, mode, results, refusals, budget_s=args.budget_s)

@@ -18,6 +18,7 @@ import jax
 from gpu_parts import step
 from gpu_parts.case import Case, Emit
 from gpu_parts.program import Program, Target, timed
+from gpu_parts.room import needed_gib
 
 Interval = tuple[float, float]
 # Shorter pauses between kernels are the cost of starting them.
@@ -30,8 +31,8 @@ def cases(*, tiny: bool) -> list[Case]:
     if tiny:
         return [Case(part="overlap", name="tiny", settings=step.TINY_STEP, expected_s=10, limit_s=120)]
     stash = "all on the host"
-    settings = {"model": step.ONE_BILLION, "length": 128 * 1024, "stash": stash, "host_gib": 100}
-    needs = {"hbm_gib": 70.0, "host_gib": 110.0}
+    settings = {"model": step.ONE_BILLION, "length": 128 * 1024, "stash": stash, "host_gib": step.HOST_GIB}
+    needs = {"hbm_gib": 70.0, "host_gib": needed_gib(step.HOST_GIB)}
     by_order = {"": settings, ", breadth-first": settings | {"schedule": step.BREADTH_FIRST}}
     return [
         Case(part="overlap", name=f"1B at 128K, {stash}{order}", settings=one, expected_s=70, limit_s=300, **needs)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ from sppo_jax.compat import compiler_options
 from sppo_jax.hardware import DEVICES, Cluster, Device, make_cluster
 
 TIMED_RUNS = 3
+_MOST_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,31 @@ class Program:
         function: jitted.
         arguments: shapes, dtypes and shardings.
         turn_shares: of loops of at most one turn, see `sppo_jax.fit.turns`.
+        context: makes a context in which the function is traced.
     """
 
     name: str
     function: Callable
     arguments: tuple[Any, ...]
     turn_shares: Mapping[str, float] = field(default_factory=dict)
+    context: Callable[[], AbstractContextManager] = nullcontext
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the function for its device."""
-        return self.function.lower(*self.arguments)
+        with self.context():
+            return self.function.lower(*self.arguments)
+
+
+def compile_together(programs: Sequence[Program]) -> dict[str, jax.stages.Compiled]:
+    """Compile programs side by side: XLA compiles one program on one core for most of the time.
+
+    Returns:
+        What was compiled, by the program's name. Programs are traced one after the other.
+    """
+    lowered = {program.name: program.lower() for program in programs}
+    with ThreadPoolExecutor(max_workers=min(_MOST_THREADS, len(lowered))) as pool:
+        compiled = pool.map(lambda one: one.compile(), lowered.values())
+        return dict(zip(lowered, compiled, strict=True))
 
 
 def random_arrays(shapes: Sequence[jax.ShapeDtypeStruct], *, seed: int = 0) -> list[jax.Array]:

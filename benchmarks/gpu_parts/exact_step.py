@@ -3,8 +3,8 @@
 Two sequences run one after the other, once more as one wave, and once more breadth-first.
 
 On one device the executor's ticks, stash and host copies all run, without exchanges. Two cases ask for kernels that add
-in a fixed order, and then for the same bits. One more case takes the kernels that a run takes, and says whether the bits
-are the same: there a difference may be as large as that of the dense model in bfloat16.
+in a fixed order, and then for the same bits. One more case takes the kernels that a run takes, and says whether the
+bits are the same: there a difference may be as large as that of the dense model in bfloat16.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def cases(*, tiny: bool) -> list[Case]:
         settings = {"model": model | small, "length": 48, "chunks": 4, "sequences": 2}
         orders = {"step": [*KEPT, f"host{IN_WAVES}", f"late on the host{BREADTH_FIRST}"]}
     # Seconds with 16 cores, on which the programs of a case compile side by side.
-    found = [_case(name, settings | {"places": places}, 100 if name == "step" else 150, tiny) for name, places in orders.items()]
+    found = [
+        _case(name, settings | {"places": places}, 100 if name == "step" else 150, tiny)
+        for name, places in orders.items()
+    ]
     few = {"places": ["kept", "host"], "fixed_order": False}
     return found if tiny else [*found, _case("step, kernels as they come", settings | few, 90, tiny)]
 

@@ -50,7 +50,7 @@ class Results:
         Args:
             path: of the JSON.
             machine: the device and its host, as they are now.
-            compiled_only: whether programs are compiled and not run: then the compiler's version alone must be the same.
+            compiled_only: whether programs are compiled and not run: then only the compiler must be the same.
 
         Raises:
             ValueError: the file cannot be read, or comes from another device or other versions.
@@ -67,7 +67,9 @@ class Results:
             ) from None
         before_versions, now_versions = old.versions, new.versions
         if compiled_only:
-            before_versions, now_versions = ({name: found[name] for name in _COMPILERS} for found in (old.versions, new.versions))
+            before_versions, now_versions = (
+                {name: found[name] for name in _COMPILERS} for found in (old.versions, new.versions)
+            )
         for what, before, now in (
             ("the device", old.machine["description"], machine.description),
             ("the versions", before_versions, now_versions),

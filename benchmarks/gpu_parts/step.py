@@ -54,7 +54,7 @@ TINY_STEP = {"model": TINY, "length": 128, "chunks": 4, "stash": "kept", "host_g
 FEW_LAYERS = 2
 # Host memory that a plan may take. XLA pins the next power of two: 64 GiB for 60, which a host of 128 GiB has.
 HOST_GIB = 60
-# Parameters, moments and gradients of 8B take 116 GiB. Breadth-first, 1B at 128K fills HBM and takes 84 GiB of the host.
+# Parameters, moments and gradients of 8B take 116 GiB. Breadth-first, 1B at 128K takes 84 GiB of an H100's host.
 # Both pin 128 GiB, so their cases need a larger host.
 _LARGE_HOST_GIB, _WHOLE_HOST_GIB, _LARGE_MACHINE_GIB = 100, 124, 200
 

@@ -1,6 +1,7 @@
 """Part `overlap`: a traced train step: what share of the time of host copies has a kernel beside it, and what waits.
 
-The profiler's trace has a row for each stream of the GPU. Intervals are in microseconds, as the trace has them.
+The profiler's trace has a row for each stream of the GPU. Intervals are in microseconds, as the trace has them. While
+a profiler runs, XLA takes nothing into CUDA graphs, so the program that is traced starts each kernel by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ Interval = tuple[float, float]
 # Shorter pauses between kernels are the cost of starting them.
 _LAUNCH_US = 20.0
 _MOST_KERNELS = 15
+# Beside every figure of this part.
+NOTE = "traced without CUDA graphs: XLA leaves them out while a profiler runs"
 
 
 def cases(*, tiny: bool) -> list[Case]:
@@ -35,7 +38,7 @@ def cases(*, tiny: bool) -> list[Case]:
     needs = {"hbm_gib": 70.0, "host_gib": needed_gib(step.HOST_GIB)}
     by_order = {"": settings, ", breadth-first": settings | {"schedule": step.BREADTH_FIRST}}
     return [
-        Case(part="overlap", name=f"1B at 128K, {stash}{order}", settings=one, expected_s=70, limit_s=300, **needs)
+        Case(part="overlap", name=f"1B at 128K, {stash}{order}", settings=one, expected_s=85, limit_s=400, **needs)
         for order, one in by_order.items()
     ]
 
@@ -48,7 +51,7 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
 def run(settings: dict, device: str, emit: Emit) -> None:
     """Trace one step after two that are not, and read the trace."""
     ready = step.prepare(settings, device)
-    timed(ready.once, runs=1)
+    (untraced_s,) = timed(ready.once, runs=1)
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -60,6 +63,8 @@ def run(settings: dict, device: str, emit: Emit) -> None:
         {
             "what": f"overlap, {settings['stash']}{step.order_of(settings)}",
             "length": settings["length"],
+            "untraced_s": untraced_s,
+            "note": NOTE,
             **analyse(events),
         }
     )

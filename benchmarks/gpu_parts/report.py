@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpu_parts.aims import aim_rows, ceiling_flops_s, measured_prediction_s
-from gpu_parts.case import DONE
+from gpu_parts.case import DONE, NOT_RUN, SKIPPED
 from gpu_parts.picture import draw
 from gpu_parts.results import Results
 from sppo_jax.files import write_whole
@@ -33,10 +33,12 @@ def write_reports(results: Results) -> str:
 
 
 def failed_comparisons(results: Results) -> list[str]:
-    """Return the comparisons of `COMPARING` parts that do not hold, and their cases that did not run to their end."""
+    """Return the comparisons of `COMPARING` parts that do not hold, and their cases that failed."""
     rows = [row for part in COMPARING for row in results.rows(part)]
     wrong = [f"{row['case']}: {row['what']}" for row in rows if row.get("ok") is False]
-    broken = [o.key for o in results.outcomes.values() if o.part in COMPARING and o.status not in (DONE, "skipped")]
+    broken = [
+        o.key for o in results.outcomes.values() if o.part in COMPARING and o.status not in (DONE, SKIPPED, NOT_RUN)
+    ]
     return wrong + broken
 
 
@@ -48,6 +50,9 @@ def tables(results: Results) -> str:
     parts = [f"{head}.\n", *_largest(results)]
     for title, make in (
         ("Aims", aim_rows),
+        ("What is here", _system),
+        ("Loops that wait for host copies", _probe),
+        ("Pinned host memory", _pool),
         ("Compiled, not run", _compiled),
         ("Ceilings", _health),
         ("Comparisons", _exact),
@@ -120,6 +125,40 @@ def _compiled(results: Results) -> list[Row]:
                     }
                 )
     return rows
+
+
+def _system(results: Results) -> list[Row]:
+    return [{"what": row["what"], "value": row["value"]} for row in results.rows("system") if "value" in row]
+
+
+def _probe(results: Results) -> list[Row]:
+    return [
+        {
+            "case": row["case"],
+            "inner loop": row["what"],
+            "ms a turn": _optional(row.get("turn_s"), lambda values: _seconds([1e3 * value for value in values])),
+            "ms a turn waits for the copy": _optional(row.get("gap_s"), lambda value: f"{1e3 * value:.3g}"),
+            "us an inner turn's read": _optional(row.get("read_s"), lambda value: f"{1e6 * value:.3g}"),
+        }
+        for row in results.rows("probe")
+        if "what" in row
+    ]
+
+
+def _pool(results: Results) -> list[Row]:
+    return [
+        {
+            "case": row["what"],
+            "asked for": _size(row["asked_bytes"]),
+            "taken": _size(row["taken_bytes"]),
+            "expected": _size(row["expected_bytes"]),
+            "first call, later ones": f"{row['first_s']:.3g} s, {row['later_s']:.3g} s",
+            "pinned GiB/s": _optional(row["pinned_bytes_s"], lambda value: f"{value / 2**30:.3g}"),
+            "copied GiB/s": f"{row['copied_bytes_s'] / 2**30:.3g}",
+        }
+        for row in results.rows("pool")
+        if "asked_bytes" in row
+    ]
 
 
 def _health(results: Results) -> list[Row]:
@@ -245,12 +284,14 @@ def _overlap(results: Results) -> list[Row]:
         rows.append(
             {
                 "step": f"{row['what']}, {row['length']} tokens",
+                "s": _optional(row.get("untraced_s"), lambda value: f"{value:.4g}"),
                 "traced s": _optional(row["traced_s"], lambda value: f"{value:.4g}"),
                 "host copies s": f"{row['copies_s']:.4g}",
                 "of that beside a kernel": _optional(row["copies_beside_kernels"], lambda value: f"{value:.1%}"),
                 "no kernel, copy running s": f"{row['idle_beside_copies_s']:.3g}",
                 "no kernel, nothing running s": f"{row['idle_alone_s']:.3g}",
                 "longest": longest,
+                "note": row.get("note", ""),
             }
         )
     return rows

@@ -90,13 +90,11 @@ def _loop(turns: int, unknown: bool, writes: bool, x_RNN: jax.Array, w_NN: jax.A
 
     def turn(i, carry):
         x_RNN, host = carry
-        if writes:
-            host = buffers.write(host, (i,), to_host(x_RNN))
+        host = [buffers.write(buffer, (i,), to_host(x_RNN)) for buffer in host]
         y_NN = lax.fori_loop(0, inner, lambda _, y: (y @ w_NN) @ w_NN, x_RNN[0])
-        # The write may end here, and not before.
-        y_NN, host = lax.optimization_barrier((y_NN, host))
+        y_NN, host = lax.optimization_barrier((y_NN, host))  # a write may end here, and not before
         return buffers.write(x_RNN, (0,), y_NN @ w_NN), host
 
-    host = to_host(jnp.zeros((turns, *x_RNN.shape), x_RNN.dtype))
+    host = [to_host(jnp.zeros((turns, *x_RNN.shape), x_RNN.dtype))] if writes else []
     x_RNN, host = lax.fori_loop(0, turns, turn, (x_RNN, host))
-    return x_RNN[0, :1], to_device(buffers.read(host, (0, 0, 0), (1, x_RNN.shape[-1])))
+    return x_RNN[0, :1], [to_device(buffers.read(buffer, (0, 0, 0), (1, x_RNN.shape[-1]))) for buffer in host]

@@ -4,6 +4,8 @@ import contextlib
 import functools
 import inspect
 import json
+import re
+import warnings
 
 import jax
 import jax.extend.core
@@ -50,6 +52,71 @@ def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None
             "install jax >= 0.11.1 (with Python >= 3.12), or set stash.inputs=keep stash.attention=keep "
             "stash.rest=recompute"
         )
+
+
+# cuDNN 9.10.0 and 9.10.1: cudnn-frontend refuses attention. 9.13 and 9.14: illegal access to memory with CUDA graphs,
+# more than 1024 keys and a mask that is not causal (NVIDIA/TransformerEngine#2344), as of tiles of the past. Before
+# 9.18: the backward on Hopper may read a workspace that nobody has written (TransformerEngine#2186, #2448).
+_FAILING_CUDNN = (((9, 10, 0), (9, 10, 2)), ((9, 13, 0), (9, 15, 0)))
+_PROVEN_CUDNN = (9, 18, 0)
+
+
+def cudnn_version() -> tuple[int, ...] | None:
+    """Returns the version of the cuDNN that jax has loaded; None if jax has no CUDA.
+
+    Raises:
+        ValueError: there is no cuDNN.
+    """
+    from jax._src.lib import cuda_versions
+
+    if cuda_versions is None:
+        return None
+    try:
+        number = cuda_versions.cudnn_get_version()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"attention by cuDNN must find cuDNN, got: {reason}; {_another_cudnn()}, or set model.kernel=blockwise"
+        ) from None
+    return number // 10000, number // 100 % 100, number % 100
+
+
+def check_cudnn(device: jax.Device, version: tuple[int, ...] | None = None) -> None:
+    """Refuses versions of cuDNN whose attention is known to fail, and warns of those that may fail.
+
+    Args:
+        device: one of those that run attention by cuDNN; nothing is refused for devices that one can only compile for.
+        version: of cuDNN; the loaded one by default.
+
+    Raises:
+        ValueError: the version is known to fail, or there is no cuDNN.
+    """
+    if device.platform not in ("gpu", "cuda") or device.client.runtime_type == "compile_only_runtime":
+        return
+    version = cudnn_version() if version is None else version
+    if version is None:
+        return
+    got = ".".join(map(str, version))
+    if any(first <= version < end for first, end in _FAILING_CUDNN):
+        raise ValueError(
+            "attention by cuDNN must not run on cuDNN 9.10.0, 9.10.1, 9.13 or 9.14 (refused by cudnn-frontend, or "
+            f"illegal access to memory: NVIDIA/TransformerEngine#2344), got {got}; {_another_cudnn()}, or set "
+            "model.kernel=blockwise"
+        )
+    if version < _PROVEN_CUDNN:
+        warnings.warn(
+            "attention by cuDNN should run on cuDNN 9.18 or newer (the backward of older ones may read memory that "
+            f"nobody has written, NVIDIA/TransformerEngine#2186), got {got}; {_another_cudnn()}",
+            stacklevel=3,
+        )
+
+
+def _another_cudnn() -> str:
+    """Returns what to do about a wrong cuDNN."""
+    from jax._src.lib import cuda_versions
+
+    found = re.search(r"cuda(\d+)", getattr(cuda_versions, "__name__", ""))
+    return f"run pip install 'nvidia-cudnn-cu{found[1] if found else 13}>=9.18'"
 
 
 def to_host(x: jax.Array) -> jax.Array:

@@ -37,7 +37,11 @@ class Operands(NamedTuple):
 
 
 class Results(NamedTuple):
-    """GLOBAL output and LSE of the queries, over all their keys, and the output's cotangent in the dtype of q."""
+    """GLOBAL output and LSE of the queries, over all their keys, and the output's cotangent in the dtype of q.
+
+    A query that sees nothing has an LSE of +inf here, and an output and a cotangent of zero. No LSE is -inf: a
+    kernel may make NaN of it.
+    """
 
     out_NTH: jax.Array
     lse_NT: jax.Array
@@ -52,7 +56,7 @@ def forward(operands: Operands, *, causal: bool) -> tuple[jax.Array, jax.Array]:
         causal: whether query t sees only the keys up to t; else every query sees all keys.
 
     Returns:
-        out_NTH in the dtype of q and lse_NT in at least float32; rows from `num_queries` on hold anything.
+        out_NTH in the dtype of q and lse_NT in at least float32; rows from `num_queries` on hold anything, also NaN.
     """
     return _where_supported(_fused_forward, _plain_forward, (operands,), causal)
 
@@ -65,7 +69,7 @@ def backward(operands: Operands, results: Results, *, causal: bool) -> tuple[jax
         results: of the forward over all keys.
 
     Returns:
-        dq_NTH, dk_KSH, dv_KSH in the dtype of q; rows beyond `num_queries` and `num_keys` hold anything.
+        dq_NTH, dk_KSH, dv_KSH in the dtype of q; rows beyond `num_queries` and `num_keys` hold anything, also NaN.
     """
     return _where_supported(_fused_backward, _plain_backward, (operands, results), causal)
 

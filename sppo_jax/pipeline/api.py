@@ -22,6 +22,7 @@ from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
+    check_cudnn,
     check_offload,
     compiler_options,
     has_explicit_sharding,
@@ -400,6 +401,8 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 def _made(plan: Plan, model: nnx.Module, mesh: Mesh | None, *, train: bool) -> tuple[Step, Callable]:
     """Makes a step and its function, or returns the existing pair of an equal plan, model and mesh."""
     mesh = layout.make_mesh(plan) if mesh is None else mesh
+    if plan.kernel == "cudnn":
+        check_cudnn(mesh.devices.flat[0])
     structure = Structure.of(model)
     try:
         step, compiled = _compile_once(_Request(plan.to_json(), structure, mesh, train))

@@ -190,7 +190,7 @@ def _difference(row: Row) -> str:
     """Say how large the error of a comparison is."""
     if not row.get("bitwise"):
         return f"{row['times_dense']:.2f} of dense bfloat16's, in {row['worst']}"
-    if not row["differing"]:
+    if not row.get("differing"):
         return "none, bit for bit"
     name, distance = max(row["differing"].items(), key=lambda item: item[1])
     return f"{distance:.2g} of its size, in {name}; {len(row['differing'])} arrays differ"

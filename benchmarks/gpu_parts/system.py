@@ -12,6 +12,7 @@ import jax
 from gpu_parts.case import Case, Emit
 from gpu_parts.machine import host_bytes
 from gpu_parts.program import Program, Target, target_here
+from sppo_jax.compat import cudnn_version
 
 
 def cases(*, tiny: bool) -> list[Case]:
@@ -30,7 +31,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     for what, read in (
         ("jax", lambda: jax.__version__),
         ("device", lambda: target.devices[0].device_kind),
-        ("cuDNN, loaded", lambda: _loaded("cudnn_get_version")),
+        ("cuDNN, loaded", lambda: ".".join(map(str, cudnn_version() or ("none",)))),
         ("cuDNN, built for", lambda: _loaded("cudnn_build_version")),
         ("CUDA driver", lambda: _loaded("cuda_driver_get_version")),
         ("CUDA runtime", lambda: _loaded("cuda_runtime_get_version")),

@@ -73,20 +73,18 @@ def cases(*, tiny: bool) -> list[Case]:
         "compute_dtype": "bfloat16",
     }
     settings = {"model": model, "length": 8192, "chunks": 8, "sequences": 2}
-    orders = {"step": [], "breadth-first step": []}
+    orders: dict[str, list[str]] = {"step": [], "breadth-first step": [], "breadth-first step, chunks wait": []}
     for name in (*KEPT, *PAIRS):
-        orders["breadth-first step" if BREADTH_FIRST in name else "step"].append(name)
+        order = "breadth-first step" if BREADTH_FIRST in name else "step"
+        orders[f"{order}, chunks wait" if name.endswith(WAITING) else order].append(name)
     if tiny:
         small = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16}
         small |= {"num_layers": 2, "mlp_size": 48, "compute_dtype": "float32"}
         settings = {"model": model | small, "length": 48, "chunks": 4, "sequences": 2}
         orders = {"step": [*KEPT, f"host{IN_WAVES}", f"late on the host{BREADTH_FIRST}"]}
     # Seconds with 16 cores, on which the programs of a case compile side by side.
-    found = [
-        _case(name, settings | {"places": places}, 100 if name == "step" else 150, tiny)
-        for name, places in orders.items()
-    ]
-    few = {"places": ["kept", "host"], "fixed_order": False}
+    found = [_case(name, settings | {"places": places}, 100, tiny) for name, places in orders.items()]
+    few = {"places": ["kept", "host"], "fixed_order": False}  # if the others abort
     return found if tiny else [*found, _case("step, kernels as they come", settings | few, 90, tiny)]
 
 

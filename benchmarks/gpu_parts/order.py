@@ -32,7 +32,7 @@ WORTH = {
     "step/8B": 60,
     "step": 100,
     "health": 90,
-    "exact/breadth-first step": 220,
+    "exact/breadth-first step": 130,
     "exact/blockwise": 40,
     "exact/step, kernels as they come": 40,
     "exact": 45,

@@ -12,7 +12,7 @@ from gpu_parts import exact, exact_step, pool, probe, room, step  # noqa: E402
 from gpu_parts.aims import aim_rows  # noqa: E402
 from gpu_parts.case import Outcome  # noqa: E402
 from gpu_parts.machine import Machine, cpu_machine  # noqa: E402
-from gpu_parts.program import Program, compile_together, target_here  # noqa: E402
+from gpu_parts.program import Program, compile_together, figures_of, target_here  # noqa: E402
 from gpu_parts.results import Results, read  # noqa: E402
 from gpu_parts.runner import environment  # noqa: E402
 
@@ -163,6 +163,14 @@ def test_without_a_fixed_order_a_difference_may_be_as_large_as_rounding():
     assert exact_step._bitwise("x", a, a, None)["ok"]
     nothing = (np.float32("nan"), {"w": np.ones(4, np.float32)})
     assert not exact_step._bitwise("x", a, nothing, {"loss": 1.0, "['w']": 1.0})["ok"]
+
+
+def test_a_program_without_figures_loses_nothing_else():
+    def fail():
+        raise RuntimeError("no buffer assignment")
+
+    cached = type("Cached", (), {"memory_analysis": staticmethod(fail)})()
+    assert figures_of(cached) == {"unknown": "RuntimeError: no buffer assignment"}
 
 
 def test_compiled_results_are_joined_by_their_compiler(tmp_path):

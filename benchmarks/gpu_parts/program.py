@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from sppo_jax.compat import compiler_options
+from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import DEVICES, Cluster, Device, make_cluster
 
 TIMED_RUNS = 3
@@ -96,6 +97,19 @@ def compile_together(programs: Sequence[Program]) -> dict[str, jax.stages.Compil
     with ThreadPoolExecutor(max_workers=min(_MOST_THREADS, len(lowered))) as pool:
         compiled = pool.map(lambda one: one.compile(), lowered.values())
         return dict(zip(lowered, compiled, strict=True))
+
+
+def figures_of(compiled: jax.stages.Compiled, turn_shares: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Return the compiler's figures, or why there are none: a program out of a cache need not have them.
+
+    Args:
+        compiled: the program.
+        turn_shares: of loops of at most one turn, see `sppo_jax.fit.turns`.
+    """
+    try:
+        return dict(Figures.of(compiled, turn_shares).to_dict())
+    except Exception as error:  # what was measured must not be lost for it
+        return {"unknown": f"{type(error).__name__}: {error}"[:200]}
 
 
 def random_arrays(shapes: Sequence[jax.ShapeDtypeStruct], *, seed: int = 0) -> list[jax.Array]:

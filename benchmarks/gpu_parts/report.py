@@ -224,10 +224,11 @@ def _steps(results: Results) -> list[Row]:
                 "predicted / measured s": f"{predicted['step_s'] / middle_s:.2f}"
                 + (f", with measured figures {again_s / middle_s:.2f}" if again_s else ""),
                 "HBM peak, compiler, predicted": ", ".join(
-                    _size(x) or "-" for x in (row["hbm_peak_bytes"], compiler["hbm_bytes"], predicted["hbm_bytes"])
+                    _size(x) or "-" for x in (row["hbm_peak_bytes"], compiler.get("hbm_bytes"), predicted["hbm_bytes"])
                 ),
                 "host peak of the process, compiler, predicted": ", ".join(
-                    _size(x) or "-" for x in (row["host_peak_bytes"], compiler["host_bytes"], predicted["host_bytes"])
+                    _size(x) or "-"
+                    for x in (row["host_peak_bytes"], compiler.get("host_bytes"), predicted["host_bytes"])
                 ),
             }
         )

@@ -15,7 +15,7 @@ from cases import random_batch
 
 from gpu_parts.case import Case, Emit
 from gpu_parts.probe import GRAPHS_FLAG
-from gpu_parts.program import TIMED_RUNS, Program, Target, median, target_here, timed
+from gpu_parts.program import TIMED_RUNS, Program, Target, figures_of, median, target_here, timed
 from gpu_parts.room import needed_gib, planned_hbm_bytes
 from sppo_jax import environment
 from sppo_jax.config import Config, config_from_dict, to_dict
@@ -128,7 +128,6 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     seconds = timed(ready.once, runs=_LONG_RUNS if plan.predicted.step_s > _LONG_S else TIMED_RUNS)
     tokens = plan.sequence_length
     flops = flops_per_token(config.model, tokens) * tokens
-    figures = Figures.of(ready.compiled, ready.turn_shares)
     emit(
         {
             "what": f"{config.model.num_layers} layers, {settings['stash']}{_variant_of(settings)}",
@@ -143,7 +142,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
             "mfu": flops / median(seconds) / DEVICES[device].matmul_flops_s,
             "loss": ready.loss,
             **peak_memory(),
-            "compiler": figures.to_dict(),
+            "compiler": figures_of(ready.compiled, ready.turn_shares),
             "predicted": {
                 "step_s": plan.predicted.step_s,
                 "hbm_bytes": max(plan.predicted.hbm_bytes),

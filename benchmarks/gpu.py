@@ -1,7 +1,7 @@
 """Everything that is claimed of a GPU, measured by one command.
 
-    python benchmarks/gpu.py                        all cases, about an hour on one H100
-    python benchmarks/gpu.py --within 585 --resume  in 585 s what decides most; repeat to go on
+    python benchmarks/gpu.py                        all cases, over an hour on one H100
+    python benchmarks/gpu.py --within 575 --resume  in 575 s what decides most; repeat to go on
     python benchmarks/gpu.py --parts health,exact   some parts
     python benchmarks/gpu.py --tiny                 every part on the CPU, in two minutes, to see that the parts work
     python benchmarks/gpu.py --compile h200         compile every program for a GPU that is not here; nothing runs

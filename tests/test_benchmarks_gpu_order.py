@@ -1,6 +1,8 @@
 """The GPU benchmark where time is short: what runs first, what is not run, and what a later call takes up."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -191,6 +193,19 @@ def _has(key: str) -> bool:
     return any(key.startswith(prefix) for prefix in order.WORTH)
 
 
+def test_the_page_on_the_first_half_hour_is_that_of_the_order():
+    page = (BENCHMARKS.parent / "docs" / "first_gpu.md").read_text()
+    seconds = {case.key: case.expected_s for case in all_cases()}
+    rows = re.findall(r"^\| `([^`]+)` \| (\d+) \|", page, flags=re.MULTILINE)
+    assert {key: int(shown) for key, shown in rows} == {key: seconds[key] for key, _ in rows}
+    keys = [key for key, _ in rows]
+    assert tuple(keys[: len(order.FIRST)]) == order.FIRST and keys == [key for key in seconds if key in keys]
+    assert f"In this order, {sum(seconds[key] for key in order.FIRST):.0f} s together." in page
+    for command in re.findall(r"```\n(.*?)```", page, flags=re.DOTALL):
+        assert len(command) < 2000
+        assert all(case in seconds for case in re.findall(r'--case "([^"]+)"', command))
+
+
 _BLOCK = """
 import importlib, sys
 class Missing:
@@ -225,12 +240,15 @@ def test_every_part_is_there_in_an_image_with_jax_and_flax_alone():
 
 
 def test_a_tiny_run_ends_in_time_and_a_second_call_goes_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")  # so that it is put back
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     words = ["--tiny", "--parts", "system,pool", "--out", str(tmp_path)]
     assert gpu.main([*words, "--within", "6"]) == 0  # less than the first case takes
     path = tmp_path / "gpu_tiny.json"
     assert {o.status for o in read(path).outcomes.values()} == {"not run"}
     text = capsys.readouterr().out
+    # Programs outlive the call.
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "cache")
     assert "not run for lack of time: system/what is here, pool/tiny; run the same command with --resume" in text
     assert gpu.main([*words, "--within", "100", "--resume"]) == 0
     assert {o.status for o in read(path).outcomes.values()} == {"done"}

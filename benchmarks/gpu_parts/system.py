@@ -12,6 +12,7 @@ import jax
 from gpu_parts.case import Case, Emit
 from gpu_parts.machine import host_bytes
 from gpu_parts.program import Program, Target, target_here
+from sppo_jax import environment
 from sppo_jax.compat import cudnn_version
 
 
@@ -27,6 +28,7 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
 
 def run(settings: dict, device: str, emit: Emit) -> None:
     """Read everything; a row each, and the reason in place of what cannot be read."""
+    environment.set_memory_fraction()  # as a run does
     target = target_here(device)
     for what, read in (
         ("jax", lambda: jax.__version__),

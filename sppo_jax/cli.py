@@ -5,6 +5,7 @@ Signals are taken before anything slow is imported: the module of a command is i
 
 import atexit
 import errno
+import os
 import sys
 import traceback
 import warnings
@@ -96,11 +97,33 @@ def _run(words: list[str]) -> int:
         text = " ".join(str(error).split()) or "out of memory"
         print(f"the memory of this machine must hold the run, got: {text}; make the run smaller", file=sys.stderr)
         return FAILED
+    except (RuntimeError, AssertionError) as error:
+        problem = _backend_problem(error)
+        if problem is None:
+            raise
+        print(problem, file=sys.stderr)
+        return WRONG_INPUT
     except OutputLost as error:
         if error.errno == errno.EPIPE:  # the reader, e.g. head, has read enough
             return FAILED
         print(f"standard output must be writable, got: {error.strerror}; send the output elsewhere", file=sys.stderr)
         return WRONG_INPUT
+
+
+def _backend_problem(error: Exception) -> str | None:
+    """Returns one line on the devices that jax did not find; None if an error has another cause."""
+    if "jax" not in sys.modules:
+        return None
+    from sppo_jax.compat import backend_problem
+
+    problem = backend_problem(error)
+    if problem is None:
+        return None
+    got = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+    return (
+        f"jax must find devices of the platforms that JAX_PLATFORMS names, got {got} ({problem}); unset JAX_PLATFORMS, "
+        "or install the platform's plugin"
+    )
 
 
 if __name__ == "__main__":

@@ -4,15 +4,18 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 import re
+import traceback
 import warnings
+from pathlib import Path
 
 import jax
 import jax.extend.core
 import jax.interpreters.mlir
 import jax.numpy as jnp
 
-from sppo_jax.rendezvous import Place
+from sppo_jax.rendezvous import Place, join_address, split_address
 from sppo_jax.version import jaxlib_version
 
 # openxla/xla#46231: jaxlib 0.11.0 reads reversed host slices wrongly on GPUs; fixed in 0.11.1, older ones are unproven.
@@ -24,6 +27,14 @@ def running_platform() -> str | None:
     from jax._src import xla_bridge
 
     return jax.default_backend() if xla_bridge.backends_are_initialized() else None
+
+
+def backend_problem(error: BaseException) -> str | None:
+    """Returns why jax found no devices, in one line; None if an error has another cause."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or Path(frames[-1].filename).name != "xla_bridge.py":
+        return None
+    return " ".join(str(error).split()) or "no plugin of this platform is installed"
 
 
 def device_pool_bytes() -> int | None:
@@ -416,10 +427,19 @@ def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, 
 
 
 def start_distributed(place: Place, *, timeout_s: int, heartbeat_s: int) -> None:
-    """Joins the processes; those with CPU devices exchange by gloo."""
+    """Joins the processes; those with CPU devices exchange by gloo.
+
+    The coordinator is reached directly, also where the environment names a proxy, which gRPC would otherwise ask.
+    """
+    host, port = split_address(place.coordinator)
+    if any(name.lower().endswith("_proxy") for name in os.environ):
+        direct = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")
+        os.environ["no_grpc_proxy"] = ",".join(filter(None, [direct, host]))
+        # jax warns of proxies that may keep the processes from joining, which this one does not.
+        jax.config.update("jax_check_proxy_envs", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        coordinator_address=place.coordinator,
+        coordinator_address=join_address(host, port),
         num_processes=place.num_processes,
         process_id=place.process_id,
         local_device_ids=place.local_device_ids,

@@ -38,7 +38,9 @@ class Output(io.TextIOBase):
         self.drops = drops
         self.lost: str | None = None
         self._descriptor, self._encoding = descriptor, (stream and stream.encoding) or "utf-8"
+        # A path may have characters that the encoding lacks; "strict" would end a run for them.
         self._errors = (stream and stream.errors) or "strict"
+        self._errors = "backslashreplace" if self._errors == "strict" else self._errors
         self._name = name
         self._line, self._torn, self._lock = "", False, threading.RLock()
 

@@ -6,6 +6,7 @@ waits for the verdict. Afterwards the port is jax's. (jax alone aborts with a st
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import selectors
 import socket
@@ -68,11 +69,29 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: the address does not have this form.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    host = host.removeprefix("[").removesuffix("]")
+    if not _is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(
-            f"the coordinator must be HOST:PORT of process 0, got {address!r}; set SPPO_COORDINATOR, e.g. to node0:8476"
+            f"the coordinator must be HOST:PORT of process 0, got {address!r}; set SPPO_COORDINATOR, e.g. to "
+            "node0:8476 or [fe80::1]:8476"
         )
-    return host.strip("[]"), int(port)
+    return host, int(port)
+
+
+def _is_host(host: str) -> bool:
+    """Returns whether a text can be a host: a name, an IPv4 address or a whole IPv6 address without brackets."""
+    if ":" not in host:
+        return bool(host)
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def join_address(host: str, port: int) -> str:
+    """Returns HOST:PORT, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen(address: str, port: int, patience_s: float) -> socket.socket:

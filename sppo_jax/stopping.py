@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP, taken from the first instant of a command to its last.
+"""SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and SIGXCPU, taken from the first instant of a command to its last.
 
 Python runs a handler between two instructions of the main thread, which may be in the compiler for minutes. An
 exception that a handler raises may reach a callback that ignores it. So the handlers only record the signal. The C part
@@ -25,7 +25,9 @@ STOPPED = 130
 # all end; or the loop finishes its step and saves.
 ENDS, AGREES, SAVES = range(3)
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Batch systems send one of these before the end of a job's time, some of them several times, and SIGTERM at its end.
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_WARNINGS)
 # GNU timeout signals its child and then the group of both: a second signal so soon counts as the first.
 _SAME_S = 0.2
 # So that a reader that has stopped reading does not keep a process from ending.
@@ -128,6 +130,8 @@ class Stopping:
         if self.mode == ENDS:
             self._end_at_once(f"stopped by {name}", STOPPED)
         self._remember(number, None)
+        if number in _WARNINGS:
+            return
         if self._first_s is None:
             self._first_s = now_s
         # A dropped connection sends SIGHUP several times: from the kernel and from the shell.

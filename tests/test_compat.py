@@ -1,14 +1,18 @@
 """What differs between versions of jax: where host offload may run, and what the compiler is told."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from distributed_cases import environment
 
 from sppo_jax.compat import (
     MIN_JAXLIB_FOR_GPU_OFFLOAD,
+    backend_problem,
     check_cudnn,
     check_offload,
     compiler_options,
@@ -164,3 +168,16 @@ def test_most_versions_compile_without_a_gpu_as_with_one(version):
 @pytest.mark.parametrize("version", [(0, 11, 1), (0, 11, 2)])
 def test_two_versions_fuse_products_as_a_newer_one_does_without_a_gpu(version):
     assert deviceless_flags(version) == {"--xla_gpu_autotune_level": 0, "--xla_gpu_experimental_gemm_fusion_v2": "true"}
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "rocm", "there-is-none", "there-is-none,cpu"])
+def test_a_platform_that_is_not_there_is_wrong_input(platforms, tmp_path):
+    """In a process of its own, because a backend starts once."""
+    command = [sys.executable, "-m", "sppo_jax.cli", "profile", "--quick", "--out", tmp_path / "profile.json"]
+    done = subprocess.run(command, env=environment(JAX_PLATFORMS=platforms), capture_output=True, text=True)
+    if done.returncode == 0 and platforms in ("cuda", "rocm"):
+        pytest.skip(f"this machine has {platforms}")
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"got JAX_PLATFORMS={platforms} (" in line and "unset JAX_PLATFORMS" in line
+    assert backend_problem(RuntimeError("Unable to initialize")) is None

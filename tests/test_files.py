@@ -1,10 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and JSON."""
 
+import json
 import os
 
 import pytest
 
-from sppo_jax.files import write_whole
+from sppo_jax.files import parse_json, write_whole
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -14,3 +15,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         write_whole(path, "new")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, b'{"a":' * 100_000, "nothing", b"\xff"])
+def test_what_cannot_be_read_is_not_json(text):
+    with pytest.raises(ValueError):
+        parse_json(text)
+    assert parse_json(json.dumps({"a": [1]})) == {"a": [1]}

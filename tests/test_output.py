@@ -97,3 +97,11 @@ def test_streams_are_taken_where_they_have_a_descriptor(monkeypatch, tmp_path, c
         print("lost", file=sys.stderr)
         assert sys.stdout.encoding == "ascii" and lost_lines() == [sys.stderr.lost]
     assert (tmp_path / "out").read_text() == "shown\n"
+
+
+@pytest.mark.parametrize("encoding, errors", [("ascii", "strict"), ("latin-1", "strict"), ("utf-8", "strict")])
+def test_a_character_that_the_encoding_lacks_is_escaped(pipe, encoding, errors):
+    with open(pipe[1], "w", encoding=encoding, errors=errors, closefd=False) as stream:
+        Output(stream, pipe[1], drops=False).write("runs/\u03b1\udcff\n")
+    told = os.read(pipe[0], 100).decode(encoding)
+    assert told in ("runs/\\u03b1\\udcff\n", "runs/\u03b1\\udcff\n")

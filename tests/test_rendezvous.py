@@ -7,7 +7,7 @@ import time
 import pytest
 from distributed_cases import free_port
 
-from sppo_jax.rendezvous import Absent, Place, meet, split_address
+from sppo_jax.rendezvous import Absent, Place, join_address, meet, split_address
 
 
 def meeting(facts_of, *, num_processes=3, ids=None, sizes=None, timeout_s=20.0, before=lambda address: None):
@@ -100,8 +100,11 @@ def test_strangers_are_passed_over():
     assert meeting(lambda k: {}, before=knock) == [None] * 3
 
 
-@pytest.mark.parametrize("address", ["", "node0", "node0:", ":8476", "node0:0", "node0:70000", "node0:http"])
+@pytest.mark.parametrize(
+    "address", ["", "node0", "node0:", ":8476", "node0:0", "node0:70000", "node0:http", "::1", "[::1]"]
+)
 def test_an_address_is_host_and_port(address):
     with pytest.raises(ValueError, match="must be HOST:PORT .*, got .*; set SPPO_COORDINATOR"):
         split_address(address)
-    assert split_address("[::1]:8476") == ("::1", 8476)
+    for host in ("::1", "fe80::1%eth0", "2001:db8::7", "node0", "10.0.0.1"):
+        assert split_address(join_address(host, 8476)) == split_address(f"{host}:8476") == (host, 8476)

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP in processes of their own: at once where nothing is to be saved, else remembered."""
+"""The signals that end a run, in processes of their own: at once where nothing is to be saved, else remembered."""
 
 import os
 import signal
@@ -25,7 +25,8 @@ def in_c(seconds):
     libc.pthread_mutex_unlock(mutex)
 """
 READY = "print('ready', flush=True)\n"
-ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,12 @@ def test_the_same_signal_twice_at_once_is_one():
     process, _ = start(REMEMBER)
     code, errors, _ = end_of(process, signal.SIGTERM, signal.SIGTERM, pause_s=0.05)
     assert (code, errors) == (7, "")
+
+
+@pytest.mark.parametrize("warning", WARNINGS)
+def test_a_batch_system_warns_more_than_once_and_ends_the_job_with_a_first_signal(warning):
+    process, _ = start(REMEMBER)
+    assert end_of(process, warning, warning, signal.SIGTERM)[:2] == (7, "")
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])

@@ -204,8 +204,9 @@ def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(type(checkpoints._manager), "save", full)
         assert "step 2 was not saved" in checkpoints.save(make_state(seed=2), RUN, step=2)[1]
+    assert checkpoints.problem == "the checkpoint of step 2 was not saved (No space left on device)"
     assert checkpoints.save(make_state(seed=3), RUN | {"step": 3}, step=3)[1] is None
-    assert checkpoints.close() is None
+    assert checkpoints.close() is None and checkpoints.problem is None
     assert checkpoint_steps(tmp_path) == [3, 1]
 
 

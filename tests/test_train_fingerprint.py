@@ -1,9 +1,14 @@
 """Fingerprints see any change of any bit, and no change of mesh."""
 
+import json
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from distributed_cases import HEAD, environment, finish, free_port
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.train.fingerprint import fingerprints
@@ -44,3 +49,37 @@ def test_every_mesh_gives_the_same(spec):
 
 def test_arrays_are_named_by_their_path():
     assert set(fingerprints({"params": {"up": jnp.ones(2)}, "step": jnp.int32(1)})) == {"params/up", "step"}
+
+
+NAMES = ["up", "down", "gate", "query", "key", "value", "out", "embedding"]
+ON_HOST = """
+from sppo_jax.compat import in_host_memory
+from sppo_jax.train.fingerprint import fingerprints
+join()
+import jax, jax.numpy as jnp
+mesh = jax.sharding.Mesh(jax.devices(), ("a",))
+home = in_host_memory(jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a")))
+names = NAMES
+make = jax.jit(lambda k: jnp.arange(k, dtype=jnp.float32), static_argnums=0, out_shardings=home)
+print(json.dumps(fingerprints({name: make(4 * (k + 1)) for k, name in enumerate(names)})))
+"""
+
+
+def test_processes_that_hash_names_differently_agree():
+    """Arrays on the host are summed one after the other, each by a program of all processes."""
+    place = {"SPPO_COORDINATOR": f"127.0.0.1:{free_port()}", "SPPO_NUM_PROCESSES": 2}
+    command = [sys.executable, "-c", f"{HEAD}\nNAMES = {NAMES}{ON_HOST}"]
+    processes = [
+        subprocess.Popen(
+            command,
+            env=environment(**place, SPPO_PROCESS_ID=number, PYTHONHASHSEED=seed),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number, seed in enumerate((1, 7))
+    ]
+    (code, first, errors), (_, second, _) = finish(processes)
+    assert code == 0, errors
+    want = fingerprints({name: jnp.arange(4 * (k + 1), dtype=jnp.float32) for k, name in enumerate(NAMES)})
+    assert json.loads(first.splitlines()[-1]) == json.loads(second.splitlines()[-1]) == want  # behind gloo's words

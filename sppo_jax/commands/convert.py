@@ -1,7 +1,6 @@
 """`sppo convert`: models from Hugging Face folders and back; on the CPU, with one copy of the model in memory."""
 
 import dataclasses
-import json
 import os
 import time
 from argparse import Namespace
@@ -14,6 +13,7 @@ import yaml
 from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.config import Config, config_from_dict, load_config
 from sppo_jax.config.hf_config import CONFIG, read_config, shape_to_hf
+from sppo_jax.files import parse_json
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.hf_tokenizer import check_tokenizer, copy_tokenizer
 
@@ -168,6 +168,6 @@ def _origin(config: Config, checkpoint: Path) -> Path | None:
     """Returns the Hugging Face folder that a model came from, if it still exists, or the folder with copies from it."""
     places = [Path(config.model.hf)] if config.model.hf else []
     for folder in [*places, checkpoint.parent]:
-        if (folder / CONFIG).is_file() and "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8")):
+        if (folder / CONFIG).is_file() and "model_type" in parse_json((folder / CONFIG).read_text(encoding="utf-8")):
             return folder
     return None

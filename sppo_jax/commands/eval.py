@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
 from sppo_jax.environment import set_memory_fraction
-from sppo_jax.files import write_whole
+from sppo_jax.files import parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _free_path(run_dir: Path, stem: str, text: str) -> Path:
 def _result(text: str | bytes) -> dict[str, Any] | None:
     """Returns the values of an evaluation without its seconds; None if the text is not an evaluation."""
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except ValueError:
         return None
     return {key: value for key, value in values.items() if key != "validation_s"} if isinstance(values, dict) else None

@@ -265,6 +265,9 @@ class TrainConfig(Group):
         log_every: steps between two lines of metrics; at least 1.
         eval_every: steps between two validations, besides the one at the end; at least 1, or 0: only at the end.
         eval_sequences: sequences of one validation, rounded up to whole batches; 0 (no validation) to 2147483647.
+        init: a run directory or a checkpoint, of a model of the same shape, whose weights a new run starts from; null:
+            weights drawn from `seed`, or those of `model.hf`.
+        init_optimizer: whether a run with `init` also starts from the optimizer's moments; true or false.
         max_nonfinite: number of skipped steps in a row after which the run stops, where a step is skipped if its loss
             or gradient is not finite; at least 1.
         stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never.
@@ -277,11 +280,17 @@ class TrainConfig(Group):
     log_every: int = 1
     eval_every: int = 0
     eval_sequences: int = 8
+    init: str | None = None
+    init_optimizer: bool = False
     max_nonfinite: int = 10
     stall_s: float = 1800.0
 
     def _check(self) -> None:
         self._at_least(1, "steps", "log_every", "max_nonfinite")
+        if self.init_optimizer and self.init is None:
+            raise ConfigError(
+                "train.init_optimizer=true must have train.init, got null; set train.init to a run or a checkpoint"
+            )
         self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
         self._at_most(_INT32, "steps", "seed", "eval_sequences")
         if 0 < self.stall_s < 1:

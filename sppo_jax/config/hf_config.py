@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sppo_jax.config.hf_rope import rope_from_hf, rope_to_hf, scaled_length
+from sppo_jax.files import parse_json
 
 if TYPE_CHECKING:
     from sppo_jax.config.model import ModelConfig
@@ -72,7 +72,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(
             f"a Hugging Face model must be a local folder with {CONFIG}, got {folder} ({error.strerror}); "

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from sppo_jax.files import parse_json
+
 _VERSION = 1
 _WARN_AFTER_S = 5.0
 _LEFT_AFTER_S = 7 * 24 * 3600.0
@@ -111,7 +113,7 @@ def entry_of(
 def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
     """Returns a finished entry; None if there is no entry, or if its files are not as they were written."""
     try:
-        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+        facts = parse_json((path / "facts.json").read_text(encoding="utf-8"))
         for name, num_bytes in facts["files"].items():
             if (path / name).stat().st_size != num_bytes:
                 return None

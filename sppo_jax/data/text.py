@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from sppo_jax.files import parse_json
 
 TEXT_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
 _PIECE_CHARS = 1 << 22
@@ -84,7 +85,7 @@ def _json_documents(path: Path, text_key: str) -> Iterator[str]:
 
 def _text_of(line: bytes, text_key: str, where: str) -> str:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:
         raise ValueError(
             f"a .jsonl file must hold one JSON object a line, got {where} ({error}); correct the line"

@@ -260,8 +260,8 @@ class Cluster:
 
     @property
     def device_host_bytes(self) -> int:
-        """Host memory that one device can have for itself."""
-        return self.host_bytes // self.devices_per_host
+        """Host memory that one device can have for itself; at least 1, because shares of it are shown."""
+        return max(1, self.host_bytes // self.devices_per_host)
 
     @property
     def host_link_bytes_s(self) -> float:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.files import parse_json
+
 SCHEMA_VERSION = 1
 BLOCK = 512  # of the blockwise kernel (attention/blockwise.py)
 
@@ -138,7 +140,7 @@ def read_profile(path: Path) -> Profile:
     """
     rule, change = "a file of measured figures must be what sppo profile wrote", "make the file again with sppo profile"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{rule}, got {path}, which cannot be read ({type(error).__name__}); {change}") from None
     except json.JSONDecodeError as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sppo_jax.files import parse_json
 from sppo_jax.models.hf_tensors import NO_PARAMETERS, tensor_shapes
 
 if TYPE_CHECKING:
@@ -140,6 +140,6 @@ class TensorFolder:
 
 def _read_index(path: Path) -> Mapping[str, str]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+        return dict(parse_json(path.read_text(encoding="utf-8"))["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} must be JSON with a weight_map, got {error!r}; download the file again") from None

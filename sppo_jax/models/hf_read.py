@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
 from sppo_jax.config.group import build_group
 from sppo_jax.config.model import ModelConfig
@@ -136,11 +137,12 @@ def _read_padded(read: Callable[..., np.ndarray], leaf: jax.ShapeDtypeStruct, in
 
 def _place(leaf: jax.ShapeDtypeStruct, read: Callable[..., np.ndarray]) -> jax.Array:
     """Reads an array part by part; every part goes to its devices before the next is read."""
-    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.devices()[0])
     parts = []
     for index, devices in _parts(sharding, leaf.shape):
         values = read(index=index)
-        parts += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
+        places = [SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device in devices]
+        parts += [jax.block_until_ready(jax.device_put(values, place)) for place in places]
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, parts)
 
 

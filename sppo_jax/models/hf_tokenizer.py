@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
+
+from sppo_jax.files import parse_json
 
 TOKENIZER = "tokenizer.json"
 # What a tokenizer may consist of.
@@ -40,7 +41,7 @@ def check_tokenizer(folder: Path, vocab_size: int) -> None:
     if not path.is_file():
         return
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         tokens = content["model"]["vocab"]
         ids = list(tokens.values()) if isinstance(tokens, dict) else list(range(len(tokens)))
         last = max([*ids, *(token["id"] for token in content.get("added_tokens") or [])], default=-1)

@@ -134,6 +134,12 @@ class Step:
             ValueError: the rule, what was got, what to change.
         """
         check_params(params, self.params, self.plan)
+        if self.train and self.plan.optimizer == "host" and not any(map(is_on_host, jax.tree.leaves(params))):
+            raise ValueError(
+                "the gradients of a plan with optimizer.place=host must get parameters in host memory, got parameters "
+                "in device memory; put them where sppo_jax.pipeline.storage.stored_shapes(plan, params, mesh) says, "
+                "or plan with optimizer.place=device"
+            )
         shape = (self.plan.num_sequences, self.plan.sequence_length)
         check_arrays(batch, shape, (shape[0], shape[1] // self.plan.mesh.seq, self.plan.mesh.seq))
         if any(isinstance(batch.get(key), jax.core.Tracer) for key in KEYS):

@@ -4,6 +4,8 @@ import dataclasses
 import json
 from typing import Any
 
+from sppo_jax.files import parse_json
+
 SCHEMA_VERSION = 11
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
@@ -40,7 +42,7 @@ def read_object(text: str) -> dict[str, Any]:
         ValueError: the text is not JSON, or holds something else.
     """
     try:
-        values = json.loads(text)
+        values = parse_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"plan.json must hold JSON text, got text that is not JSON ({error}); plan again") from None
     if not isinstance(values, dict):

@@ -45,11 +45,14 @@ class Checkpoints:
         self.directory, self._config, self._shapes, self._running = directory, config, shapes, running
         self._manager = self._open()
         self._saving: int | None = None
+        self.problem: str | None = None  # why the newest save failed; None where the save succeeded or runs
 
     def _open(self) -> ocp.CheckpointManager:
         # Orbax logs each item of each save, and a failed one with many tracebacks; the run itself says what matters.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        if sys.unraisablehook is sys.__unraisablehook__:
+            sys.unraisablehook = _except_late_writes
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_what_to_keep(self._config),
             best_fn=_loss_of,  # without it the loss is not written down
@@ -91,7 +94,7 @@ class Checkpoints:
         items = ocp.args.Composite(**{STATE: of_state, RUN: ocp.args.JsonSave(run)})
         try:
             if self._manager.save(step, args=items, metrics=metrics, force=True):
-                self._saving = step
+                self._saving, self.problem = step, None
         except Exception as error:  # a full or vanished disk, in the words of orbax, tensorstore or the system
             return self._start_over(step, error)
         return None
@@ -123,7 +126,8 @@ class Checkpoints:
         text = _DISK_FULL if _DISK_FULL in text else text[:200]
         self._manager = self._open()
         _collect_quietly()
-        return f"the checkpoint of step {step} was not saved ({text}); the run goes on and tries again"
+        self.problem = f"the checkpoint of step {step} was not saved ({text})"
+        return f"{self.problem}; the run goes on and tries again"
 
 
 class OneByOne(serialization.DefaultSerializationStatusCallback):
@@ -148,6 +152,12 @@ def _collect_quietly() -> None:
         gc.collect()
     finally:
         sys.unraisablehook = hook
+
+
+def _except_late_writes(problem: Any) -> None:
+    """Reports an error that nothing caught, but not that a write of a failed save ended after the save."""
+    if str(problem.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(problem)
 
 
 def _loss_of(metrics: Mapping[str, float]) -> float:

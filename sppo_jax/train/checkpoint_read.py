@@ -8,7 +8,6 @@ dims that the devices of the run did not divide; they are read without, or with 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from sppo_jax import distributed
+from sppo_jax.files import parse_json
 from sppo_jax.train.fingerprint import fingerprints, leaf_name
 from sppo_jax.train.state import TrainState, from_tree, to_tree
 
@@ -56,7 +56,7 @@ def read_run(checkpoint: Path) -> dict[str, Any]:
         ValueError: it cannot be read.
     """
     try:
-        return json.loads((checkpoint / RUN / "metadata").read_text(encoding="utf-8"))
+        return parse_json((checkpoint / RUN / "metadata").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"a checkpoint must say which run wrote the checkpoint, got {checkpoint} ({error}); use another checkpoint"
@@ -217,6 +217,30 @@ def restore_newest(directory: Path, shapes: TrainState, report: Callable[[str], 
             f"({path.name}: {why}); move the checkpoints away to start over"
         )
     return None
+
+
+def restore(checkpoint: Path, shapes: TrainState, params: nnx.State) -> TrainState:
+    """Loads the whole state of one checkpoint; all processes must call it.
+
+    Args:
+        checkpoint: from `find_checkpoint`.
+        shapes: the state's shapes, dtypes and shardings, of any mesh.
+        params: the parameters' shapes without the zeros of a mesh.
+
+    Raises:
+        ValueError: the checkpoint is torn, or of another model.
+    """
+    rule = f"a checkpoint must hold the whole state of the model, got {checkpoint}"
+
+    def check() -> None:
+        if problem := _other_shapes(checkpoint, read_run(checkpoint), params):
+            raise ValueError(f"{rule} ({problem}); use another checkpoint")
+
+    distributed.together(check)
+    restored, why = _try(checkpoint, shapes)
+    if restored is None:
+        raise ValueError(f"{rule} ({why}); use another checkpoint")
+    return restored.state
 
 
 def _try(path: Path, shapes: TrainState) -> tuple[Restored | None, str]:

@@ -55,7 +55,8 @@ def fingerprints(tree: Any, bases: Mapping[str, tuple[int, ...]] | None = None) 
     digits = {name: None if bases is None else bases[name] for name in leaves}
     here = [name for name, leaf in leaves.items() if not _is_on_host(leaf)]
     sums = dict(zip(here, _sums([leaves[name] for name in here], tuple(digits[name] for name in here)), strict=True))
-    for name in leaves.keys() - sums.keys():  # one at a time, as the devices may not have space for all
+    # One at a time, as the devices may not have space for all; in the tree's order, which all processes share.
+    for name in [name for name in leaves if name not in sums]:
         leaf = jax.device_put(leaves[name], in_device_memory(leaves[name].sharding))
         sums[name] = jax.block_until_ready(_sums([leaf], (digits[name],))[0])
         leaf.delete()

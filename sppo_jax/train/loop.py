@@ -176,15 +176,18 @@ def _end(record: Record, checkpoints: Checkpoints, done: int, failure: str | Non
     Raises:
         RunFailed: too many steps in a row were not finite, or the last save failed.
     """
-    problem = checkpoints.close()
-    if problem:
-        record.event("warning", done, problem)
+    if checkpoints.close():
+        record.event("warning", done, f"{checkpoints.problem}")
+    problem = checkpoints.problem
     newest = max(checkpoints.steps, default=None)
     saved = "nothing is saved" if newest is None else f"saved {checkpoints.directory / str(newest)}"
+    again = f"the same command with --run-dir {record.run_dir} goes on"
     if failure:
         record.event("stop", done, f"{failure}; {saved}")
     elif stopped_by:
-        record.event("stop", done, f"stopped by {stopped_by} after step {done}; {saved}; the same command goes on")
+        record.event("stop", done, f"stopped by {stopped_by} after step {done}; {saved}; {again}")
+    elif problem:
+        record.event("stop", done, f"all {done} steps are done, but the last save failed; {saved}; {again}")
     else:
         record.finish(f"{done} steps; {saved}")
         record.event("stop", done, f"all {done} steps are done; {saved}")

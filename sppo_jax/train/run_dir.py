@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config, load_config, to_yaml
-from sppo_jax.files import write_whole
+from sppo_jax.files import parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 
 # Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
@@ -154,6 +153,6 @@ def forget_after(path: Path, step: float) -> int:
 
 def _step_of(line: str) -> int | None:
     try:
-        return int(json.loads(line)["step"])
+        return int(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
         return None

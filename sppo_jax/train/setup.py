@@ -29,6 +29,7 @@ from sppo_jax.planner.make import costs_of
 from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
 from sppo_jax.train.evaluate import Scores
+from sppo_jax.train.init_from import state_of_run
 from sppo_jax.train.placement import local_rows
 from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
@@ -151,7 +152,10 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     restored = restore_newest(directory, experiment.saved_shapes, notes.append)
     if restored:
         return _go_on(experiment, restored, directory, notes)
-    if (origin := config.model.hf) is not None:
+    if config.train.init is not None:
+        state, text = state_of_run(experiment)
+        text = f"starts in {run_dir} {text}"
+    elif (origin := config.model.hf) is not None:
         shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
         params = distributed.together(lambda: load_hf_params(origin, shapes, experiment.saved_shapes.params))
         params = layer_order.rearrange(params, experiment.shapes.params)

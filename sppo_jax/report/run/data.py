@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import socket
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config, load_config
+from sppo_jax.files import parse_json
 from sppo_jax.plan.plan import Plan
 
 CONFIG, PLAN, METRICS, EVENTS, FINISHED = "config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "finished"
@@ -121,8 +121,8 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     found, torn = [], 0
     for line in _sample([line for line in _text(path).split("\n") if line.strip()], path.name, notes):
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
+            entry = parse_json(line)
+        except ValueError:
             entry = None
         if isinstance(entry, dict):
             found.append(entry)

@@ -2,6 +2,7 @@
 
     python benchmarks/fit.py                  all cases: about half an hour on two cores
     python benchmarks/fit.py gpt-7b v5e       those whose name has one of the words; the others keep their results
+    python benchmarks/fit.py --variants WORD  with the variants of `sppo fit --variants` too: three times as long
 
 Needs the extras fit-gpu and fit-tpu. Writes results/fit.json and the block `fit` of docs/validation.md.
 `python benchmarks/validation.py` predicts the compiled plans again and compiles nothing.
@@ -22,7 +23,7 @@ from blocks import write_block  # noqa: E402
 from fit_cases import CASES, Case  # noqa: E402
 
 from sppo_jax.config import config_from_dict  # noqa: E402
-from sppo_jax.fit.compiled import compile_plan, prepare_environment  # noqa: E402
+from sppo_jax.fit.compiled import GRAPHS, compile_plan, prepare_environment  # noqa: E402
 from sppo_jax.hardware import parse_cluster  # noqa: E402
 from sppo_jax.plan.plan import Plan  # noqa: E402
 from sppo_jax.planner.evaluate import memory_of  # noqa: E402
@@ -32,13 +33,13 @@ RESULTS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "valid
 GIB = 2**30
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Plan and compile one case."""
+def measure(case: Case, *, variants: bool = False) -> dict[str, Any]:
+    """Plan and compile one case, with the variants of `sppo fit` too if asked for."""
     config, cluster = config_from_dict(case.config()), parse_cluster(case.cluster)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a plan does not fit is no news here
         plan = make_plan(config, cluster)
-    fit = compile_plan(config, plan, cluster)
+    fit = compile_plan(config, plan, cluster, variants=variants)
     mesh = plan.mesh
     return {
         "name": case.name,
@@ -56,7 +57,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 def predicted_again(case: Case, row: dict[str, Any]) -> dict[str, Any]:
     """Return a stored row with today's prediction for the plan that was compiled."""
-    config, cluster = config_from_dict(case.config()), parse_cluster(case.cluster)
+    config, cluster = config_from_dict(case.config_of_row(row)), parse_cluster(case.cluster)
     memory = memory_of(Plan.from_dict(row["plan"]), config, cluster)
     predicted = {"hbm_bytes": memory.hbm_bytes, "host_bytes": memory.host}
     return {**row, "predicted": predicted, "calibrated": case.calibrated, "unequal": case.unequal}
@@ -91,8 +92,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     """Write every case, GiB of one device."""
     lines = [
         "| plan | data x pipe x seq | chunks | HBM compiled | predicted | error | host compiled | predicted | "
-        "copies exposed | by kernels | outlast compute | fused calls | compile s |",
-        "|" + "---|" * 13,
+        "copies exposed | by kernels | outlast compute | loops wait | HBM, largest variant | fused calls | compile s |",
+        "|" + "---|" * 15,
     ]
     for row in rows:
         compiler, predicted, copies = row["compiler"], row["predicted"], row["host_copies"]
@@ -109,6 +110,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             f"{predicted['host_bytes'] / GIB:.2f}",
             f"{copies['exposed_bytes'] / moved:.1%}" if moved else "",
             *_later_counted(copies, moved),
+            *_of_variants(row),
             row["flash_calls"],
             f"{row['compile_s']:.0f}",
         ]
@@ -123,6 +125,16 @@ def _later_counted(copies: dict[str, Any], moved: int) -> tuple[str, str]:
         "" if not moved or kernels is None else f"{kernels / moved:.1%}",
         "" if not moved or waiting is None else f"{waiting:.1%}",
     )
+
+
+def _of_variants(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the share for which loops wait, without and with CUDA graphs, and the most HBM; "" if not compiled."""
+    variants, copies = row.get("variants", {}), row["host_copies"]
+    if "loops_share" not in copies:
+        return "", ""
+    graphs = variants.get(GRAPHS, {}).get("host_copies", {}).get("loops_share")
+    waits = f"{copies['loops_share']:.1%}" + ("" if graphs is None else f", {graphs:.1%} in graphs")
+    return waits, f"{row['largest']['hbm_bytes'] / GIB:.2f}" if variants else ""
 
 
 def load() -> dict[str, Any]:
@@ -147,7 +159,9 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
         "by kernels run on the compute units, all others on DMA engines; XLA:TPU does not say. Copies outlast the "
         "compute beside them (matrix products, and attention of the chunk with the shortest prefix) for at most the "
         "given share of the predicted step. Nothing stands where this was not counted. "
-        "Predictions are today's planner's, of the plans that were compiled.",
+        "Predictions are today's planner's, of the plans that were compiled. HBM has cuDNN's workspace in it, by formula, "
+        "in the rows that have a figure of loops that wait; in all others neither side has it. Loops without a known "
+        "number of turns wait for writes to the host for at most the given share of the step, on top of all this.",
         "",
         *summary(rows),
         "",
@@ -168,11 +182,12 @@ def main(words: list[str]) -> int:
     prepare_environment()
     import jax
 
-    results = load()
+    results, variants = load(), "--variants" in words
+    words = [word for word in words if word != "--variants"]
     for case in CASES:
         if words and not any(word in case.name for word in words):
             continue
-        row = measure(case)
+        row = measure(case, variants=variants)
         print(f"{case.name}: {errors([row], 'hbm_bytes')[0]:+.1%}, compiled in {row['compile_s']:.0f} s", flush=True)
         others = [other for other in results["rows"] if other["name"] != case.name]
         results = {"jax": jax.__version__, "rows": [*others, row]}

@@ -61,6 +61,16 @@ class Case:
             settings[group] = {**settings.get(group, {}), **values}
         return settings
 
+    def config_of_row(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings whose prediction is comparable with a stored row's compiled bytes.
+
+        Rows that do not name cuDNN's workspace were compiled without it: the plain kernel has none.
+        """
+        settings = self.config()
+        if "workspace_bytes" not in row:
+            settings["model"]["kernel"] = "blockwise"
+        return settings
+
 
 _HALF = {"stash": {"kv_grad_dtype": "bfloat16"}}
 _EQUAL = {"sequence": {"balance": "equal"}}

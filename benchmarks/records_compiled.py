@@ -15,11 +15,12 @@ from blocks import print_block
 from fit_cases import CASES, Case
 
 from sppo_jax.config import Config, config_from_dict
-from sppo_jax.hardware import Cluster, parse_cluster
+from sppo_jax.fit.compiled import GRAPHS
+from sppo_jax.hardware import Cluster, parse_cluster, pool_bytes, usable_bytes
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.planner.evaluate import memory_of
-from sppo_jax.planner.memory import usable_bytes, usable_host_bytes
+from sppo_jax.planner.memory import usable_host_bytes
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE.parent / "docs" / "records.md", HERE / "results" / "fit.json"
@@ -50,10 +51,13 @@ AIMS = (
 )
 _TEXT = """\
 Ours are compiled: the whole train step, by XLA:GPU of jax 0.12.0.1 for clusters that were not there. Nothing was run.
-Theirs were run. HBM is of one device, of the 79 GiB (H200: 139 GiB) that it has. Host memory is of one device: its
+Theirs were run. HBM is of one device, with cuDNN's workspace; of a row that was compiled with all products by cuBLAS
+too, the larger. The pool is what a run gets of the device. Host memory is of one device: its
 activations, and parameters, moments and gradients where the optimizer waits there. Exposed are copied bytes without
 compute beside them; those of an update on the host never have any, and have a column of their own. Late are seconds
-by which copies outlast the compute beside them, as a share of the predicted step, at most. Tokens a second and MFU
+by which copies outlast the compute beside them, as a share of the predicted step, at most. Loops without a known
+number of turns wait for writes to the host, for as much of a step on top; none do in CUDA graphs, where both figures
+stand. Tokens a second and MFU
 (causal, no recompute counted) are the planner's predictions.
 
 """
@@ -64,12 +68,14 @@ _COLUMNS = (
     "tokens",
     "optimizer",
     "HBM compiled",
+    "of the pool",
     "predicted",
     "host: activations",
     "optimizer",
     "exposed in ticks",
     "exposed in the update",
     "late",
+    "loops wait",
     "by kernels",
     "tokens/s a device",
     "MFU",
@@ -136,9 +142,10 @@ def _host(plan: Plan, config: Config, cluster: Cluster, stash: StashPlan) -> int
 
 
 def _row(aim: Aim, case: Case, row: dict[str, Any]) -> str:
-    config, cluster = config_from_dict(case.config()), parse_cluster(case.cluster)
+    config, cluster = config_from_dict(case.config_of_row(row)), parse_cluster(case.cluster)
     plan = Plan.from_dict(row["plan"])
     memory, copies = memory_of(plan, config, cluster), row["host_copies"]
+    largest = row.get("largest", row["compiler"])["hbm_bytes"]
     tokens_s = plan.sequence_length / plan.mesh.num_devices / plan.predicted.step_s
     mfu = tokens_s * flops_per_token(config.model, plan.sequence_length) / cluster.device.matmul_flops_s
     compiled = row["compiler"]["hbm_bytes"]
@@ -149,18 +156,26 @@ def _row(aim: Aim, case: Case, row: dict[str, Any]) -> str:
         aim.theirs,
         f"{plan.sequence_length / 1e6:.2f}M",
         plan.optimizer,
-        f"{compiled / GIB:.1f} GiB",
+        f"{largest / GIB:.1f} GiB",
+        f"{pool_bytes(cluster) / GIB:.1f} GiB",
         f"{memory.hbm_bytes / compiled - 1:+.1%}",
         f"{(memory.host - memory.host_optimizer) / GIB:.0f} GiB",
         f"{memory.host_optimizer / GIB:.0f} GiB",
         f"{(copies['exposed_bytes'] - of_update) / copied:.1%}",
         f"{of_update / copied:.1%}",
         f"{copies['waiting_share']:.1%}",
+        _loops(row),
         f"{copies['kernel_bytes'] / copied:.0%}",
         f"{tokens_s:.1f}",
         f"{mfu:.0%}",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _loops(row: dict[str, Any]) -> str:
+    """Returns the share of a step for which loops wait, and that with loops in CUDA graphs."""
+    shares = [one["host_copies"].get("loops_share") for one in (row, row.get("variants", {}).get(GRAPHS, row))]
+    return "" if None in shares else " / ".join(dict.fromkeys(f"{share:.1%}" for share in shares))
 
 
 def main(arguments: list[str] | None = None) -> int:

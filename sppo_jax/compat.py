@@ -202,6 +202,10 @@ class _CompileOnlyHost(jax.sharding.NamedSharding):
     _memory_kind = memory_kind
 
 
+# What XLA puts into CUDA graphs by itself: read from what jaxlib 0.11.2 and 0.12.0.1 dump of their options.
+_GRAPHED = ("FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION", "CONDITIONAL")
+_GRAPHED_SINCE_0_12 = ("COLLECTIVES_KERNEL",)
+
 # Host copies by kernels that may be under way at once. A tick has at most about 20.
 _MOST_COPIES = 32
 
@@ -252,6 +256,17 @@ def compiler_options(
     if many_copies:
         options["xla_gpu_experimental_parallel_async_compute_limit"] = _MOST_COPIES
     return options
+
+
+def graph_loops(version: tuple[int, ...] | None = None) -> dict[str, str]:
+    """Returns the compiler option with which XLA puts loops into CUDA graphs, beside what it puts there by itself.
+
+    Args:
+        version: jaxlib version that compiles; the installed one by default.
+    """
+    version = jaxlib_version() if version is None else version
+    kinds = (*_GRAPHED, *(_GRAPHED_SINCE_0_12 if version >= (0, 12) else ()), "WHILE")
+    return {"xla_gpu_enable_command_buffer": ",".join(kinds)}
 
 
 def deviceless_flags(version: tuple[int, ...] | None = None) -> dict[str, int | str]:

@@ -19,11 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, NoReturn, TypeVar
 
 from sppo_jax.config import Config
-from sppo_jax.environment import joined, set_memory_limits
-from sppo_jax.hardware import Cluster, find_device
+from sppo_jax.environment import gpus_may_start, joined, set_memory_limits
+from sppo_jax.hardware import Cluster, find_device, installed_spare, machine
 from sppo_jax.rendezvous import Absent, Place, meet, split_address
 from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
 from sppo_jax.version import __version__
@@ -341,30 +342,73 @@ def cluster(config: Config) -> Cluster | None:
         config: a config, with or without a cluster or simulated devices.
 
     Raises:
-        ValueError: hosts have different numbers of devices.
+        ValueError: hosts have different numbers of devices, or devices of different kinds.
     """
     if num_processes() == 1 or config.hardware.cluster or config.train.num_simulated_devices:
         return None
     import socket
 
+    counted = _counted_devices()
+    if "0" in exchange(str(len(counted))):
+        counted = _started_devices()  # all of them: backends that start wait for each other
+    mine = socket.gethostname(), counted[0], len(counted), machine.host_bytes()
+    return _joined_cluster([tuple(json.loads(text)) for text in exchange(json.dumps(mine))])
+
+
+def least_host_bytes() -> int:
+    """Returns the memory of the host with the least; all processes must call it."""
+    return min(map(int, exchange(str(machine.host_bytes()))))
+
+
+def _counted_devices() -> list[str]:
+    """Returns the names of this process's GPUs without starting a backend, so that their limits can be set for a plan.
+
+    None where jax has no plugin for GPUs or may not use them.
+    """
+    if not gpus_may_start() or find_spec("jax_plugins") is None:
+        return []
+    names, place = machine.gpu_names(), find_place()
+    ids = None if place is None else place.local_device_ids
+    return names if ids is None else names[: len(ids)]
+
+
+def _started_devices() -> list[str]:
+    """Returns the kinds of this process's devices, which start now."""
     import jax
 
     set_memory_limits(None)
-    texts = [json.loads(text) for text in exchange(json.dumps([socket.gethostname(), jax.local_device_count()]))]
+    return [device.device_kind for device in jax.local_devices()]
+
+
+def _joined_cluster(processes: list[tuple[str, str, int, int]]) -> Cluster:
+    """Returns the devices of all processes.
+
+    Args:
+        processes: of each its host, the name of its devices, their number, and the bytes of memory it may take.
+
+    Raises:
+        ValueError: hosts have different numbers of devices, or devices of different kinds.
+    """
     per_host: dict[str, int] = {}
-    for host, count in texts:
+    for host, _, count, _ in processes:
         per_host[host] = per_host.get(host, 0) + count
     if len(set(per_host.values())) > 1:
         shown = ", ".join(f"{count} on {host}" for host, count in per_host.items())
         raise ValueError(
             f"all hosts must have the same number of devices, got {shown}; leave out the hosts that differ"
         )
-    device = find_device(jax.devices()[0].device_kind)
+    devices = {find_device(name).name: find_device(name) for _, name, _, _ in processes}
+    if len(devices) > 1:
+        raise ValueError(
+            f"all processes must have devices of one kind, got {', '.join(devices)}; leave out the hosts that differ"
+        )
     return Cluster(
-        device=device,
+        device=next(iter(devices.values())),
         num_hosts=len(per_host),
         devices_per_host=next(iter(per_host.values())),
-        host_bytes=device.host_bytes,
+        # The processes of a host share its memory.
+        host_bytes=min(host_bytes for *_, host_bytes in processes),
+        spare=installed_spare(next(iter(devices.values()))),
     )
 
 

@@ -123,6 +123,66 @@ def test_two_processes_join_share_and_fail_together():
         assert json.loads(lines[-1]) == ("no such file" if me else "process 1: no such file")
 
 
+GPU = "NVIDIA H100 80GB HBM3"
+
+
+def test_gpus_of_all_processes_are_counted_before_a_backend_starts():
+    """So that the limits of memory are those of the plan; the processes of a host share its memory."""
+    code = f"""
+        join()
+        import os
+        from sppo_jax import environment
+        from sppo_jax.hardware import machine
+        me = distributed.process_id()
+        del os.environ["JAX_PLATFORMS"]
+        distributed.find_spec = lambda name: name  # jax has a plugin for GPUs
+        machine.gpu_names = lambda: [{GPU!r}] * 4
+        machine.host_bytes = lambda: (700 - 100 * me) * 2**30
+        found = distributed.cluster(config())
+        started = environment._running_platform() is not None
+        print(json.dumps([found.name, found.host_bytes // 2**30, started, distributed.least_host_bytes() // 2**30]))
+    """
+    for status, out, errors in finish(start_processes(code, 2)):
+        assert status == 0 and json.loads(out) == ["h100:1x8", 600, False, 600], errors
+
+
+@pytest.mark.parametrize(
+    ("processes", "name", "host_gib"),
+    [
+        ([("a", GPU, 8, 700), ("b", GPU, 8, 500)], "h100:2x8", 500),
+        ([("a", GPU, 1, 700)] * 8, "h100:1x8", 700),
+        ([("a", GPU, 1, 700), ("a", GPU, 1, 300), ("b", GPU, 2, 700)], "h100:2x2", 300),
+    ],
+    ids=["a process a host", "a process a device", "both"],
+)
+def test_hosts_are_counted_by_their_names(processes, name, host_gib):
+    found = distributed._joined_cluster(processes)
+    assert (found.name, found.host_bytes) == (name, host_gib)
+
+
+@pytest.mark.parametrize(
+    ("processes", "words"),
+    [
+        ([("a", GPU, 8, 1), ("b", GPU, 4, 1)], "the same number of devices, got 8 on a, 4 on b; leave out the hosts"),
+        ([("a", GPU, 8, 1), ("b", "NVIDIA H200", 8, 1)], "devices of one kind, got h100, h200; leave out the hosts"),
+    ],
+)
+def test_hosts_that_differ_are_refused(processes, words):
+    with pytest.raises(ValueError, match=words):
+        distributed._joined_cluster(processes)
+
+
+def test_a_process_that_takes_some_gpus_of_its_host_counts_these(monkeypatch):
+    monkeypatch.setattr(distributed, "gpus_may_start", lambda: True)
+    monkeypatch.setattr(distributed, "find_spec", lambda name: name)
+    monkeypatch.setattr(distributed.machine, "gpu_names", lambda: [GPU] * 8)
+    place = Place(coordinator="a:1", num_processes=8, process_id=3, local_device_ids=(3,))
+    monkeypatch.setattr(distributed, "find_place", lambda: place)
+    assert distributed._counted_devices() == [GPU]
+    monkeypatch.setattr(distributed, "gpus_may_start", lambda: False)
+    assert distributed._counted_devices() == []
+
+
 def test_a_process_that_never_comes_ends_the_others_with_a_line():
     processes = start_processes("join(6)", 3, SPPO_TIMEOUT_S=2)
     processes[1].kill()

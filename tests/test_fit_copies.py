@@ -111,3 +111,94 @@ def test_copies_of_the_optimizer_are_counted_by_their_scopes():
     name = 'calls=%r, metadata={op_name="jit(step)/optimizer_update/while/body/dynamic_slice"}'
     assert host_copies(HLO).optimizer_bytes == 0
     assert host_copies(HLO.replace("calls=%r", name)).optimizer_bytes == 3 * 2 * 8 * 4
+
+
+# A tick: products, then a loop of unknown turns with a product in it, then products; a write is under way all the time.
+LOOPS = """
+%product (a: f32[4,8], b: f32[8,16]) -> f32[4,16] {
+  %a = f32[4,8]{1,0} parameter(0)
+  ROOT %x = f32[4,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%attention (p: f32[4,8]) -> f32[4,8] {
+  ROOT %y = f32[4,16]{1,0} fusion(%a, %b), kind=kCustom, calls=%product
+}
+
+%layer (p: f32[4,8]) -> f32[4,8] {
+  %first = f32[4,16]{1,0} fusion(%a, %b), kind=kCustom, calls=%product
+  ROOT %attend = (s32[]) while(%t), condition=%c, body=%attention
+}
+
+ENTRY %main (p: f32[4,8]) -> f32[4,8] {
+  %write-start = ((f32[4,8]{1,0:S(5)}, f32[1,8]{1,0}), f32[4,8]{1,0:S(5)}, u32[]) fusion-start(%a, %b), calls=%w
+  %before = f32[4,16]{1,0} fusion(%a, %b), kind=kCustom, calls=%product
+  %loop.1 = (s32[]) while(%t), condition=%c, body=%attention
+  %after = f32[4,16]{1,0} fusion(%a, %b), kind=kCustom, calls=%product
+  %write-done = f32[4,8]{1,0:S(5)} fusion-done(%write-start)
+}
+"""
+FLOPS = 2 * 4 * 8 * 16
+KNOWN = ', backend_config={"known_trip_count":{"n":"2"}}'
+
+
+def waits_of(text, graphed=frozenset()):
+    return host_copies(SLICES + text, graphed=graphed).loop_waits
+
+
+def test_a_loop_of_unknown_turns_waits_for_a_write():
+    """One product of the three hides a part of the write; then the loop's predicate waits."""
+    assert waits_of(LOOPS) == (("", 1, 32, 3 * FLOPS, FLOPS),)
+    copies = host_copies(SLICES + LOOPS, graphed=frozenset())
+    assert (copies.overlapped_bytes, copies.exposed_bytes, copies.loop_bytes) == (32, 0, 32)
+    # 32 bytes take 32 s, a product 10 s: 22 s of waiting, of which 2 s are those that all three products leave.
+    assert copies.waiting_s(1.0, FLOPS / 10, {}) == pytest.approx(2)
+    assert copies.loops_s(1.0, FLOPS / 10, {}) == pytest.approx(20)
+    assert copies.loops_s(1.0, FLOPS / 40, {}) == 0  # the first product alone takes longer than the write
+
+
+def test_a_loop_of_known_turns_reads_no_predicate():
+    known = LOOPS.replace("body=%attention", f"body=%attention{KNOWN}")
+    assert waits_of(known) == () and host_copies(SLICES + known, graphed=frozenset()).loop_bytes == 0
+
+
+def test_a_loop_in_a_graph_reads_no_predicate():
+    assert waits_of(LOOPS, frozenset({"loop.1"})) == ()
+    assert len(waits_of(LOOPS, frozenset({"loop.2"}))) == 1
+
+
+def test_a_loop_within_a_loop_of_known_turns_waits_in_its_first_turn():
+    nested = LOOPS.replace(
+        "%loop.1 = (s32[]) while(%t), condition=%c, body=%attention",
+        f"%l = (s32[]) while(%t), condition=%c, body=%layer{KNOWN}",
+    )
+    assert waits_of(nested) == (("", 1, 32, 6 * FLOPS, 2 * FLOPS),)
+    assert waits_of(nested, frozenset({"attend"})) == ()
+
+
+def test_what_reads_before_the_start_or_behind_the_end_of_a_write_does_not_wait():
+    lines = LOOPS.splitlines()
+    loop = next(line for line in lines if "%loop.1" in line)
+    lines.remove(loop)
+    start, end = (next(i for i, line in enumerate(lines) if word in line) for word in ("%write-start =", "%write-done"))
+    for place, waits in ((start, 0), (start + 1, 1), (end, 1), (end + 1, 0)):
+        assert len(waits_of("\n".join([*lines[:place], loop, *lines[place:]]))) == waits
+
+
+def test_fetches_and_writes_by_kernels_do_not_hold_the_engine():
+    fetch = LOOPS.replace("calls=%w", "calls=%r")
+    assert (
+        waits_of(fetch.replace("{1,0:S(5)}, f32[1,8]{1,0}), f32[4,8]{1,0:S(5)}", "{1,0:S(5)}, s32[]), f32[2,8]{1,0}"))
+        == ()
+    )
+    by_kernel = SLICES.replace(', backend_config={"dynamic_slice_config":{}}', "")
+    assert host_copies(by_kernel + LOOPS, graphed=frozenset()).loop_waits == ()
+
+
+def test_a_conditional_reads_its_branch():
+    branch = "%loop.1 = f32[4,16]{1,0} conditional(%p, %a, %a), branch_computations={%attention, %attention}"
+    text = LOOPS.replace("%loop.1 = (s32[]) while(%t), condition=%c, body=%attention", branch)
+    assert len(waits_of(text)) == 1 and waits_of(text, frozenset({"loop.1"})) == ()
+
+
+def test_where_loops_read_nothing_nothing_waits():
+    assert host_copies(SLICES + LOOPS).loop_waits == ()

@@ -176,7 +176,7 @@ def test_millions_of_tokens_go_to_the_host_where_copies_hide():
 
 
 def test_alpha_rises_with_the_work_to_hide_behind():
-    device = changed(H200, host_link_bytes_s=2e9)
+    device = changed(H200, host_link_bytes_s=2.3e9)
     made = plan(LLAMA, 2**18, mesh={"pipe": 4, "seq": 8}, sequence={"chunks": 64}, device=device, stash=HOST)
     alpha = made.stash.alpha
     assert set(alpha) == set(ALPHA_LEVELS)

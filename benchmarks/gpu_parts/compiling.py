@@ -10,6 +10,7 @@ from unittest import mock
 from gpu_parts.case import Emit
 from sppo_jax.fit.compiled import compile_lowered, prepare_environment
 from sppo_jax.fit.figures import Figures
+from sppo_jax.fit.workspace import reserve_workspace
 from sppo_jax.hardware import DEVICES, make_cluster
 
 
@@ -32,7 +33,9 @@ def compile_case(part: str, settings: dict, device: str, emit: Emit) -> None:
     with _gpu_pretended():
         for program in importlib.import_module(f"gpu_parts.{part}").programs(settings, target):
             start_s = time.perf_counter()
-            compiled = compile_lowered(program.lower())
+            lowered = program.lower()
+            reserve_workspace(lowered)
+            compiled = compile_lowered(lowered)
             seconds = round(time.perf_counter() - start_s, 1)
             emit({"program": program.name, **Figures.of(compiled, program.turn_shares).to_dict(), "compile_s": seconds})
 

@@ -16,6 +16,7 @@ from gpu_parts.case import Emit
 from gpu_parts.program import Program, Target, figures_of, median, target_here, timed
 from sppo_jax.config import ModelConfig, OptimizerConfig
 from sppo_jax.fit.figures import Figures
+from sppo_jax.hardware import pool_bytes
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import tiled_loss_sum
 from sppo_jax.train.memory_peak import peak_memory
@@ -39,7 +40,7 @@ def run(settings: dict, device: str, model: ModelConfig, emit: Emit) -> None:
         figures = Figures.of(compiled).to_dict() if settings.get("compile_only") else figures_of(compiled)
         row = {"framework": "jax", "length": length, "compiler": figures}
         if settings.get("compile_only"):
-            fits = figures["hbm_bytes"] <= target.device.hbm_bytes
+            fits = figures["hbm_bytes"] <= pool_bytes(target.cluster)
             emit(row | {"status": "compiled" if fits else "out of memory", "fits": fits})
             if not fits:
                 return

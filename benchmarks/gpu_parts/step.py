@@ -21,7 +21,7 @@ from sppo_jax import environment
 from sppo_jax.config import Config, config_from_dict, to_dict
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.lowering import TrainProgram, train_program
-from sppo_jax.hardware import DEVICES, Cluster, make_cluster
+from sppo_jax.hardware import DEVICES, Cluster, make_cluster, pool_bytes
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.pipeline.layout import stripe
 from sppo_jax.plan.plan import Plan
@@ -254,7 +254,7 @@ def _arguments(program: TrainProgram) -> tuple:
 def _search_longest(settings: dict, device: str, emit: Emit) -> None:
     """Compile for longer and longer sequences until the device or the host is full; nothing is run."""
     target = target_here(device)
-    capacity = {"hbm_bytes": target.device.hbm_bytes, "host_bytes": settings["host_gib"] * _GIB}
+    capacity = {"hbm_bytes": pool_bytes(target.cluster), "host_bytes": settings["host_gib"] * _GIB}
     for program, length in zip(programs(settings, target), settings["longest"], strict=True):
         figures = Figures.of(program.lower().compile(), program.turn_shares).to_dict()
         fits = all(figures[name] <= limit for name, limit in capacity.items())

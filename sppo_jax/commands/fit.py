@@ -22,7 +22,7 @@ def run(words: Sequence[str]) -> int:
     cluster = resolve_cluster(config)
     plan = read_plan(args.plan, config) if args.plan else make_plan(config, cluster)
     prepare_environment()
-    fit = compile_plan(config, plan, cluster)
+    fit = compile_plan(config, plan, cluster, variants=args.variants)
     change = None if fit.fits else _nearest(args, config, cluster, fit)
     if args.json:
         named = {"overrides": list(change.overrides)} if change else None
@@ -41,6 +41,11 @@ def _parser() -> Parser:
     parser = config_parser("fit", "Compile the train step for a cluster that need not be there, and compare bytes.")
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices, e.g. a100-80g:16x8")
     parser.add_argument("--plan", type=some_path, help="a plan.json to compile instead of planning")
+    parser.add_argument(
+        "--variants",
+        action="store_true",
+        help="compile also with all products by cuBLAS, and with loops in CUDA graphs; the largest must fit",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
 
@@ -51,7 +56,7 @@ def _nearest(args: Namespace, config: Config, cluster: Cluster, fit: Fit) -> Cha
     def reload(overrides: tuple[str, ...]) -> Config:
         return load_config(args.config, [*named, *overrides])
 
-    return nearest_change(reload, config, cluster, fit.compiler.hbm_bytes / fit.predicted.hbm_bytes)
+    return nearest_change(reload, config, cluster, fit.largest.hbm_bytes / fit.predicted.hbm_bytes)
 
 
 def _headline(plan: Plan, cluster: Cluster) -> str:
@@ -72,8 +77,10 @@ def _exposed(fit: Fit) -> str:
 def _problem(fit: Fit, change: Change | None) -> str:
     over = []
     for name, key in (("HBM", "hbm_bytes"), ("host memory", "host_bytes")):
-        got, capacity = getattr(fit.compiler, key), getattr(fit.capacity, key)
+        got, capacity = getattr(fit.largest, key), getattr(fit.capacity, key)
         if got > capacity:
             over.append(f"{(got - capacity) / 2**30:.1f} GiB of {name} a device too much")
+    if fit.pool_problem:
+        over.append(fit.pool_problem)
     tail = change.describe() if change else "no change that was tried fits"
     return f"does not fit: {' and '.join(over)}; {tail}"

@@ -5,14 +5,18 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from sppo_jax import distributed
-from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_plan, some_path
+from sppo_jax.commands.command import DOES_NOT_FIT, DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
+from sppo_jax.environment import gpus_may_start
+from sppo_jax.hardware import Cluster, machine
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
+from sppo_jax.planner.make import make_plan, resolve_cluster
+from sppo_jax.planner.pinned import refusal
 from sppo_jax.report.draw.text_timeline import text_timeline
 
 
@@ -40,6 +44,15 @@ def _new_name(config: str) -> str:
     return str(Path("runs") / f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
+def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) -> str:
+    """Says in one line why the hosts at hand cannot pin what a plan needs; empty where they can, or have no GPUs."""
+    here = resolve_cluster(config, cluster)
+    least_bytes = distributed.least_host_bytes()
+    if not gpus_may_start() or not machine.gpu_names():
+        return ""
+    return refusal(plan, replace(here, host_bytes=least_bytes))
+
+
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
     from sppo_jax.train.alike import check_alike
     from sppo_jax.train.loop import RunFailed, train
@@ -52,6 +65,11 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     changes = distributed.together(lambda: changes_since(run_dir, config))
     plan = distributed.together(lambda: read_plan(args.plan, config) if args.plan else make_plan(config, cluster))
     plan = Plan.from_json(distributed.share_text(plan.to_json()))
+    lack = _lack_of_host_memory(config, plan, cluster)
+    if lack:
+        if distributed.is_main():
+            print(lack, file=sys.stderr)
+        return DOES_NOT_FIT
     experiment = distributed.together(lambda: prepare(config, plan, cluster))
     plan = experiment.plan  # with its groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config
 from sppo_jax.environment import add_xla_flag, warn_of_unknown_flags
+from sppo_jax.fit.allocations import HostAllocations, host_allocations
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
-from sppo_jax.hardware import Cluster
+from sppo_jax.fit.thunks import graphed_loops
+from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.evaluate import costs_of
 from sppo_jax.planner.layouts import COMPUTE_BYTES
@@ -22,6 +26,8 @@ from sppo_jax.units import format_bytes
 _NO_TRITON = ("No supported config found", "Failed to get configs")
 # Largest share of the bytes of host copies without compute beside the copy before a warning.
 MAX_EXPOSED = 0.01
+# Names of the variants.
+CUBLAS, GRAPHS = "products by cuBLAS", "loops in CUDA graphs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +45,18 @@ class Fit:
     Args:
         compiler: the compiler's bytes: arguments + outputs + temporaries - aliases, and those on the host.
         predicted: the planner's bytes, of the largest stage.
-        capacity: the memory of the machine.
+        capacity: what a run gets of a device's memory (`hardware.pool_bytes`), and a device's part of its host's.
         copies: bytes moved between device and host in a step.
         waiting_share: of the predicted seconds of a step, those by which host copies take longer than the compute
             beside them: matrix products, and the least attention of a tick.
+        loops_share: of the predicted seconds of a step, those for which loops wait for writes on top of that.
+        workspace_bytes: what the largest call of cuDNN's backward takes for itself, which `compiler` has in it.
         flash_calls: calls of a fused attention kernel in the program's text.
         num_bodies: bodies of ticks in the program.
         compile_s: seconds the compiler took.
         jax_version: the version of jax, whose compiler decides the bytes.
+        allocations: the program's host allocations; None where no pool of pinned memory holds them.
+        variants: the same step with other options of the compiler, by name.
     """
 
     compiler: Sizes
@@ -58,13 +68,31 @@ class Fit:
     num_bodies: int
     compile_s: float
     jax_version: str
+    loops_share: float = 0.0
+    workspace_bytes: int = 0
+    allocations: HostAllocations | None = None
+    variants: dict[str, Fit] = field(default_factory=dict)
+
+    @property
+    def largest(self) -> Sizes:
+        """The most bytes of the step and its variants."""
+        sizes = [self.compiler, *(variant.compiler for variant in self.variants.values())]
+        return Sizes(hbm_bytes=max(size.hbm_bytes for size in sizes), host_bytes=max(size.host_bytes for size in sizes))
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits both memories, by the compiler's figures."""
+        """Whether the step, with each variant, fits both memories, by the compiler's figures."""
+        largest, capacity = self.largest, self.capacity
         return (
-            self.compiler.hbm_bytes <= self.capacity.hbm_bytes and self.compiler.host_bytes <= self.capacity.host_bytes
+            largest.hbm_bytes <= capacity.hbm_bytes
+            and largest.host_bytes <= capacity.host_bytes
+            and not self.pool_problem
         )
+
+    @property
+    def pool_problem(self) -> str:
+        """Why a run does not get the program's host allocations; empty where it does."""
+        return self.allocations.problem if self.allocations is not None else ""
 
     @property
     def exposed_share(self) -> float:
@@ -84,6 +112,7 @@ class Fit:
         return {
             "fits": self.fits,
             "compiler": asdict(self.compiler),
+            "largest": asdict(self.largest),
             "predicted": asdict(self.predicted),
             "capacity": asdict(self.capacity),
             "host_copies": {
@@ -92,26 +121,61 @@ class Fit:
                 "kernel_bytes": self.copies.kernel_bytes,
                 "optimizer_bytes": self.copies.optimizer_bytes,
                 "waiting_share": round(self.waiting_share, 5),
+                "loop_bytes": self.copies.loop_bytes,
+                "loops_share": round(self.loops_share, 5),
             },
+            "host_allocations": self.allocations.to_dict() if self.allocations is not None else None,
+            "workspace_bytes": self.workspace_bytes,
+            "variants": {name: variant.to_variant() for name, variant in self.variants.items()},
             "flash_calls": self.flash_calls,
             "num_bodies": self.num_bodies,
             "compile_s": round(self.compile_s, 1),
             "jax": self.jax_version,
         }
 
+    def to_variant(self) -> dict[str, Any]:
+        """Returns what `sppo fit --json` prints of a variant."""
+        values = self.to_dict()
+        return {name: values[name] for name in ("compiler", "host_copies", "compile_s")}
+
     def describe(self) -> str:
-        """Returns the figures as a table, and a line on the copies."""
+        """Returns the figures as a table, and lines on the copies."""
         rows = [("", "compiler", "predicted", "capacity", "compiler of capacity")]
         for name, key in (("HBM of a device", "hbm_bytes"), ("host, a device's part", "host_bytes")):
             values = [getattr(sizes, key) for sizes in (self.compiler, self.predicted, self.capacity)]
             rows.append((name, *map(format_bytes, values), f"{values[0] / values[2]:.1%}"))
         lines = [f"{row[0]:22}" + "".join(f"{cell:>13}" for cell in row[1:4]) + f"  {row[4]}" for row in rows]
-        first, *others = self._describe_copies()
-        lines += [f"{'host copies':22}  {first}", *(f"{'':22}  {line}" for line in others)]
-        kernels = f"{self.flash_calls} calls of a fused kernel in the program" if self.flash_calls else "blockwise"
-        lines.append(f"{'attention':22}  {kernels}")
-        lines.append(f"{'program':22}  {self.num_bodies} bodies of ticks")
-        return "\n".join([*lines, f"{'compiled in':22}  {self.compile_s:.0f} s by jax {self.jax_version}"])
+        if self.allocations is not None:
+            lines += _under("host allocations", [self.allocations.describe()])
+        lines += _under("host copies", self._describe_copies())
+        lines += _under("attention", [self._describe_kernels()])
+        lines += _under("program", [f"{self.num_bodies} bodies of ticks"])
+        for name, variant in self.variants.items():
+            lines += _under(name, variant._describe_variant(self.capacity.hbm_bytes))
+        return "\n".join([*lines, *_under("compiled in", [f"{self.compile_s:.0f} s by jax {self.jax_version}"])])
+
+    def _describe_kernels(self) -> str:
+        if not self.flash_calls:
+            return "blockwise"
+        text = f"{self.flash_calls} calls of a fused kernel in the program"
+        if not self.workspace_bytes:
+            return text
+        return f"{text}; in a backward it takes up to {format_bytes(self.workspace_bytes)} for itself, by formula"
+
+    def _describe_variant(self, capacity_bytes: int) -> list[str]:
+        hbm_bytes = self.compiler.hbm_bytes
+        share = f"{hbm_bytes / capacity_bytes:.1%} of the capacity, compiled in {self.compile_s:.0f} s"
+        first = f"{format_bytes(hbm_bytes)} of HBM, {share}"
+        return [first, self._describe_loops()] if self.copies.overlapped_bytes + self.copies.exposed_bytes else [first]
+
+    def _describe_loops(self) -> str:
+        loop_bytes = self.copies.loop_bytes
+        if not loop_bytes:
+            return "no loop waits for a write to the host"
+        return (
+            f"loops wait for the end of writes of {format_bytes(loop_bytes)} a step, which lengthens a step by at most "
+            f"{self.loops_share:.1%}"
+        )
 
     def _describe_copies(self) -> list[str]:
         copies = self.copies
@@ -128,7 +192,12 @@ class Fit:
             text,
             f"{self.exposed_share:.1%} of it with no compute beside it{optimizer}",
             f"longer than the compute beside it for {self.waiting_share:.1%} of a step",
+            self._describe_loops(),
         ]
+
+
+def _under(name: str, lines: list[str]) -> list[str]:
+    return [f"{name if number == 0 else '':22}  {line}" for number, line in enumerate(lines)]
 
 
 def prepare_environment() -> None:
@@ -142,7 +211,7 @@ def prepare_environment() -> None:
         add_xla_flag(name, value)
 
 
-def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
+def compile_plan(config: Config, plan: Plan, cluster: Cluster, *, variants: bool = False) -> Fit:
     """Compiles the train step of a plan for a cluster that need not exist.
 
     Call `prepare_environment` before jax is first imported.
@@ -151,37 +220,86 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster) -> Fit:
         config: the model and the optimizer.
         plan: all other settings.
         cluster: devices to compile for; at least as many as the plan's mesh has.
+        variants: whether to compile with other options of the compiler too; see `variants_of`.
 
     Raises:
         ValueError: plan and cluster do not fit together, or the compiler is not installed or is refused for runs.
     """
-    import jax
-
     from sppo_jax.compat import check_offload
     from sppo_jax.fit.lowering import train_program
     from sppo_jax.fit.targets import compile_only_devices
+    from sppo_jax.fit.workspace import reserve_workspace
 
     check_offload(cluster.device.platform, max(plan.predicted.host_bytes) > 0)
     program = train_program(config, plan, compile_only_devices(cluster), cluster.device.platform)
     lowered = program.lower()
+    workspace_bytes = reserve_workspace(lowered)
+
+    def compiled(options: dict[str, Any] | None) -> Fit:
+        figures, compile_s = _figures(lowered, options, program.turn_shares, cluster.device.platform, plan)
+        return _fit(figures, config, plan, cluster, compile_s, program.num_bodies, workspace_bytes)
+
+    others = variants_of(cluster.device.platform) if variants else {}
+    return replace(compiled(None), variants={name: compiled(options) for name, options in others.items()})
+
+
+def variants_of(platform: str) -> dict[str, dict[str, Any]]:
+    """Returns by name the options of the compiler that change what a run takes or how long it waits.
+
+    A run tries kernels and takes cuBLAS where that is faster than Triton; without a GPU all products are Triton's.
+    """
+    from sppo_jax.compat import graph_loops
+
+    if platform != "gpu":
+        return {}
+    return {CUBLAS: {"xla_gpu_enable_triton_gemm": False}, GRAPHS: graph_loops()}
+
+
+def _figures(
+    lowered: Any, options: dict[str, Any] | None, turn_shares: dict[str, float], platform: str, plan: Plan
+) -> tuple[Figures, float]:
+    """Compiles a lowered program; returns its figures, and the seconds that took."""
     start = time.perf_counter()
-    compiled = compile_lowered(lowered)
-    compile_s = time.perf_counter() - start
-    figures = Figures.of(compiled, program.turn_shares)
+    if platform != "gpu":
+        compiled = compile_lowered(lowered, options)
+        return Figures.of(compiled, turn_shares), time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = compile_lowered(lowered, {**(options or {}), "xla_dump_to": folder})
+        compile_s = time.perf_counter() - start
+        figures = Figures.of(compiled, turn_shares, graphed_loops(Path(folder)))
+        return replace(figures, allocations=host_allocations(Path(folder), plan)), compile_s
+
+
+def _fit(
+    figures: Figures,
+    config: Config,
+    plan: Plan,
+    cluster: Cluster,
+    compile_s: float,
+    num_bodies: int,
+    workspace_bytes: int,
+) -> Fit:
+    import jax
+
+    beside = _beside(config, plan, cluster)
     return Fit(
         compiler=Sizes(hbm_bytes=figures.hbm_bytes, host_bytes=figures.host_bytes),
         predicted=Sizes(hbm_bytes=max(plan.predicted.hbm_bytes), host_bytes=max(plan.predicted.host_bytes)),
-        capacity=Sizes(hbm_bytes=cluster.device.hbm_bytes, host_bytes=cluster.device_host_bytes),
+        capacity=Sizes(hbm_bytes=pool_bytes(cluster), host_bytes=cluster.device_host_bytes),
         copies=figures.copies,
-        waiting_share=_waiting_s(figures.copies, config, plan, cluster) / plan.predicted.step_s,
+        waiting_share=figures.copies.waiting_s(*beside) / plan.predicted.step_s,
+        loops_share=figures.copies.loops_s(*beside) / plan.predicted.step_s,
+        workspace_bytes=workspace_bytes,
+        allocations=figures.allocations,
         flash_calls=figures.flash_calls,
-        num_bodies=program.num_bodies,
+        num_bodies=num_bodies,
         compile_s=compile_s,
         jax_version=jax.__version__,
     )
 
 
-def _waiting_s(copies: HostCopies, config: Config, plan: Plan, cluster: Cluster) -> float:
+def _beside(config: Config, plan: Plan, cluster: Cluster) -> tuple[float, float, dict[str, float]]:
+    """Returns bytes a second of the link, FLOP/s of products, and the least seconds of attention in ticks by kind."""
     costs, table = costs_of(plan, config), plan.outline()
     without = replace(costs, layer=replace(costs.layer, pair_flops=0.0))
     attention_s = {
@@ -192,10 +310,10 @@ def _waiting_s(copies: HostCopies, config: Config, plan: Plan, cluster: Cluster)
         for kind in "FB"
     }
     size = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
-    return copies.waiting_s(cluster.host_link_bytes_s, cluster.device.linear_flops_s(size), attention_s)
+    return cluster.host_link_bytes_s, cluster.device.linear_flops_s(size), attention_s
 
 
-def compile_lowered(lowered: Any) -> Any:
+def compile_lowered(lowered: Any, options: dict[str, Any] | None = None) -> Any:
     """Compiles a lowered program for a device that is not here.
 
     Some versions of XLA refuse single Triton products where no GPU is at hand. The program is then compiled again with
@@ -203,11 +321,12 @@ def compile_lowered(lowered: Any) -> Any:
 
     Args:
         lowered: a `jax.stages.Lowered`.
+        options: of the compiler, by name.
     """
     from jax.errors import JaxRuntimeError
 
     try:
-        return lowered.compile()
+        return lowered.compile(compiler_options=options) if options else lowered.compile()
     except JaxRuntimeError as error:
         if not any(words in str(error) for words in _NO_TRITON):
             raise
@@ -216,4 +335,4 @@ def compile_lowered(lowered: Any) -> Any:
         "which can change the memory by a few percent; jax 0.12 needs no such change",
         stacklevel=2,
     )
-    return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+    return lowered.compile(compiler_options={**(options or {}), "xla_gpu_enable_triton_gemm": False})

@@ -2,9 +2,15 @@
 
 A copy is overlapped if the schedule has a matrix product, or a loop with one, between the copy's start and its end.
 
-On a GPU a copy of a slice is a memcpy by a DMA engine only where XLA finds that the counter of the innermost loop tells
-the slice's offset, and says so beside the slice (`dynamic_slice_config`). Any other copy of a slice is a kernel, whose
-blocks take compute units from the products beside the copy.
+On a GPU that does not mean that a write to the host hides. A loop whose turns are not known reads its predicate from
+the device in every turn, and a conditional reads its branch (openxla/xla, xla/backends/gpu/runtime/while_thunk.cc).
+That read goes the same way as the write, and copies of one direction share one DMA engine in the order in which they
+were asked for. So the device idles at the first such read until the write is done. A loop inside a CUDA graph reads
+nothing.
+
+On a GPU a copy of a slice is a memcpy by a DMA engine only where XLA finds that the counter of the innermost loop
+tells the slice's offset, and says so beside the slice (`dynamic_slice_config`). Any other copy of a slice is a
+kernel, whose blocks take compute units from the products beside the copy.
 """
 
 import re
@@ -14,6 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sppo_jax.fit.hlo_text import branches_of, computations_of, fused_in, loop_of
+from sppo_jax.fit.predicates import Predicates
 from sppo_jax.fit.products import Products
 
 _NAME = re.compile(r"^(?:ROOT )?%([\w.\-]+) = ")
@@ -45,6 +52,21 @@ class Span(NamedTuple):
     product_flops: int
 
 
+class LoopWait(NamedTuple):
+    """Writes to the host by DMA that are under way together, and for whose end a loop's predicate waits.
+
+    Args:
+        kind, times, copied_bytes, product_flops: as of a `Span`.
+        flops_before: of the matrix products between their start and the first such loop, at least.
+    """
+
+    kind: str
+    times: float
+    copied_bytes: int
+    product_flops: int
+    flops_before: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class HostCopies:
     """Bytes of one run of a program, both directions together.
@@ -58,6 +80,7 @@ class HostCopies:
         spans: of all copies.
         optimizer_bytes: of all these, what belongs to parameters, moments and gradients on the host; no compute is
             beside any of it.
+        loop_waits: of the writes for which a loop's predicate waits.
     """
 
     overlapped_bytes: int
@@ -66,6 +89,27 @@ class HostCopies:
     loops_unknown: int
     spans: tuple[Span, ...]
     optimizer_bytes: int = 0
+    loop_waits: tuple[LoopWait, ...] = ()
+
+    @property
+    def loop_bytes(self) -> int:
+        """Bytes of the writes for whose end a loop's predicate waits."""
+        return round(sum(wait.times * wait.copied_bytes for wait in self.loop_waits))
+
+    def loops_s(self, link_bytes_s: float, flops_s: float, attention_s: Mapping[str, float]) -> float:
+        """Returns the seconds for which loops wait for writes, less what `waiting_s` counts of the same writes.
+
+        Attention runs in such loops, so that no attention is before the first of them.
+
+        Args:
+            link_bytes_s, flops_s, attention_s: as of `waiting_s`.
+        """
+        seconds = 0.0
+        for kind, times, copied, product, before in self.loop_waits:
+            beside = product / flops_s + attention_s.get(kind, 0.0) if product else 0.0
+            copying = copied / link_bytes_s
+            seconds += times * (max(0.0, copying - before / flops_s) - max(0.0, copying - beside))
+        return seconds
 
     def waiting_s(self, link_bytes_s: float, flops_s: float, attention_s: Mapping[str, float]) -> float:
         """Returns the seconds by which copies take longer than the matrix products and the attention beside them.
@@ -83,16 +127,20 @@ class HostCopies:
         return waiting
 
 
-def host_copies(hlo_text: str, turn_shares: Mapping[str, float] | None = None) -> HostCopies:
+def host_copies(
+    hlo_text: str, turn_shares: Mapping[str, float] | None = None, graphed: frozenset[str] | None = None
+) -> HostCopies:
     """Counts the host copies of a compiled program.
 
     Args:
         hlo_text: `compiled.as_text()`, whose instructions are in the order in which they run.
         turn_shares: by the scope of loops of at most one turn, the share of their runs with a turn (`fit/turns.py`).
+        graphed: loops and conditionals in CUDA graphs (`fit/thunks.py`); None: no loop reads its predicate, as on TPUs.
     """
     computations, entry = computations_of(hlo_text)
     totals: dict[bool, float] = defaultdict(float)
-    products, spans = Products(computations), []
+    products, spans, waits = Products(computations), [], []
+    predicates = Predicates(computations, products, graphed or frozenset())
     unknown, by_kernels, by_optimizer = 0, 0.0, 0.0
     todo: list[tuple[str, float]] = [(entry, 1)]
     while todo:
@@ -108,6 +156,9 @@ def host_copies(hlo_text: str, turn_shares: Mapping[str, float] | None = None) -
             Span(_kind(lines[begin]), times, size, products.flops(lines[begin:end]))
             for begin, end, size in _together(copies)
         ]
+        if graphed is not None:
+            writes = [copy for copy in copies if copy.goes_out and not _is_kernel(copy.line, computations)]
+            waits += _loop_waits(writes, lines, times, products, predicates)
         for line in lines:
             for inner, trips in _inner(line):
                 if not _mentions_host(inner, computations):
@@ -122,7 +173,18 @@ def host_copies(hlo_text: str, turn_shares: Mapping[str, float] | None = None) -
         loops_unknown=unknown,
         spans=tuple(spans),
         optimizer_bytes=round(by_optimizer),
+        loop_waits=tuple(waits),
     )
+
+
+def _loop_waits(
+    writes: list["_Copy"], lines: list[str], times: float, products: Products, predicates: Predicates
+) -> Iterator[LoopWait]:
+    """Yields the writes of a computation that have a loop which reads its predicate between start and end."""
+    for begin, end, size in _together(writes):
+        before = predicates.flops_before(lines[begin + 1 : end])
+        if before is not None:
+            yield LoopWait(_kind(lines[begin]), times, size, products.flops(lines[begin:end]), before)
 
 
 def _share_of(line: str, turn_shares: Mapping[str, float]) -> float | None:

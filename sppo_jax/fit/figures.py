@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sppo_jax.fit.allocations import HostAllocations
 from sppo_jax.fit.copies import HostCopies, host_copies
 
 
@@ -18,26 +19,30 @@ class Figures:
         host_bytes: the same in host memory.
         copies: bytes moved between device and host in one run of the program.
         flash_calls: calls of a fused attention kernel in the program's text.
+        allocations: those in pinned host memory; None where they were not looked at.
     """
 
     hbm_bytes: int
     host_bytes: int
     copies: HostCopies
     flash_calls: int
+    allocations: HostAllocations | None = None
 
     @classmethod
-    def of(cls, compiled: Any, turn_shares: Mapping[str, float] | None = None) -> Figures:
+    def of(
+        cls, compiled: Any, turn_shares: Mapping[str, float] | None = None, graphed: frozenset[str] | None = None
+    ) -> Figures:
         """Returns the figures of a program that `jax.stages.Lowered.compile` returned.
 
         Args:
             compiled: the program.
-            turn_shares: see `host_copies`.
+            turn_shares, graphed: see `host_copies`.
         """
         sizes, text = compiled.memory_analysis(), compiled.as_text()
         return cls(
             hbm_bytes=_total(sizes, ""),
             host_bytes=_total(sizes, "host_"),
-            copies=host_copies(text, turn_shares),
+            copies=host_copies(text, turn_shares, graphed),
             flash_calls=text.count('custom_call_target="__cudnn$fmha'),
         )
 
@@ -48,6 +53,7 @@ class Figures:
             "host_bytes": self.host_bytes,
             "copied_bytes": self.copies.overlapped_bytes + self.copies.exposed_bytes,
             "exposed_bytes": self.copies.exposed_bytes,
+            "loop_bytes": self.copies.loop_bytes,
             "kernel_bytes": self.copies.kernel_bytes,
             "flash_calls": self.flash_calls,
         }

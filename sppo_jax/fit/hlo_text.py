@@ -6,6 +6,7 @@ _HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _BODY = re.compile(r" while\(.*body=%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
 _BRANCHES = re.compile(r"(?:true_computation|false_computation)=%([\w.\-]+)|branch_computations=\{([^}]*)\}")
+_NAME = re.compile(r"^(?:ROOT )?%([\w.\-]+) = ")
 _FUSED = re.compile(r" fusion\(.*calls=%([\w.\-]+)")
 
 
@@ -30,6 +31,12 @@ def loop_of(line: str) -> tuple[str, int | None] | None:
         return None
     trips = _TRIPS.search(line)
     return body.group(1), int(trips.group(1)) if trips else None
+
+
+def name_of(line: str) -> str:
+    """Returns the name of an instruction; empty for other lines."""
+    named = _NAME.match(line)
+    return named.group(1) if named else ""
 
 
 def branches_of(line: str) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.capacity import spare_share
 from sppo_jax.planner.search import search
 from sppo_jax.units import format_bytes
 
@@ -12,7 +13,6 @@ _MESH = ("mesh.data", "mesh.pipe", "mesh.seq", "mesh.weights", "optimizer.place"
 _TICKS = ("sequence.chunks", "sequence.kind", "schedule.name", "schedule.interleave", "schedule.wave")
 _STASH = tuple(f"stash.{name}" for name in ("inputs", "attention", "rest", "alpha", "kv_grad_dtype", "kv", "waiting"))
 _LENGTH_STEPS = 8
-_LEFT_FREE = 1.06  # plans fill devices up to about this share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,8 @@ def nearest_change(
         excess: the compiler's bytes divided by the predicted bytes; if this exceeds what plans leave free, devices
             count as smaller.
     """
-    smaller = () if excess < _LEFT_FREE else (f"hardware.hbm_bytes={int(cluster.device.hbm_bytes / excess)}",)
+    excess *= 1 - spare_share(cluster)
+    smaller = () if excess <= 1 else (f"hardware.hbm_bytes={int(cluster.device.hbm_bytes / excess)}",)
     for change in _changes(config, cluster):
         overrides = (*change, *smaller)
         try:

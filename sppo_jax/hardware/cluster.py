@@ -11,11 +11,13 @@ Sources:
   to 14.4; PipeOffload takes 15).
   Memory of hosts: 16 channels of DDR4-3200 (DGX A100) or DDR5-4800 (DGX H100, taken for later ones too); 384 GB/s a
   GH200. Float32 products of GPUs are TF32, at half the peak; those of TPUs are passes of bfloat16 at the peak.
-  Attention of GPUs: NVIDIA's own benchmark of cuDNN's kernel (cuDNN 9.27, bfloat16, causal, 32K tokens, 64 query and 8
-  key-value heads of 128), in github.com/NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1 of
-  2026-09-28: A100 80GB PCIe 176 TFLOP/s forward and 143 backward, H200 619 and 528.
-  GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200. The H100 and the GH200 take the H200's shares of the
-  peak. benchmarks/kernels.py compares the cost model with these and with other tables of that benchmark.
+  Attention of GPUs: NVIDIA's own benchmarks of cuDNN's kernel (bfloat16, causal, 32K tokens, 64 query and 8 key-value
+  heads of 128), in github.com/NVIDIA/cudnn-frontend. H200 688 TFLOP/s forward and 581 backward (cuDNN 9.19, one
+  sequence, 2026-02-27, benchmark/sdpa_benchmark_training/results/h200_919_only_cudnn; full rectangles of 32K 693 and
+  572, of 16K 702 and 612). A100 80GB PCIe 176 and 143 (cuDNN 9.27, two sequences, 2026-09-28,
+  benchmark/attention_training/results/llama3.1; there the H200 has 619 and 528). GB200 1622 and 1226 (2026-04-24,
+  cuDNN 9.22), taken for the B200. The H100 and the GH200 take the H200's shares of the peak. Which cuDNN is installed
+  changes no figure. benchmarks/kernels.py compares the cost model with these and with other tables of NVIDIA's.
   Matmul of the A100: calibrated by benchmarks/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
   table. The matmul efficiencies of all other devices, and both efficiencies of TPUs, are assumptions.
   Networks: FlexSP's released all-to-all rates on 16, 32 and 64 A100 with one 400 Gb/s adapter a host are 0.88, 0.74 and
@@ -28,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.hardware import machine
 from sppo_jax.hardware.measured_figures import Profile, read_profile
 
 _GiB = 2**30
@@ -46,7 +49,7 @@ class Device:
 
     Args:
         name: the name in plans and on command lines.
-        hbm_bytes: device memory a program can use.
+        hbm_bytes: memory of the device, rounded down to GiB; `capacity` says what a run gets of it.
         hbm_bytes_s: bytes a second between device memory and its compute units.
         host_link_bytes_s: bytes a second between device and host, one way.
         link_bytes_s: bytes a second to a device of the same host (or TPU slice), one way.
@@ -195,7 +198,7 @@ _A100: dict[str, Any] = {
     "assumed": False,
     "host_memory": 410e9,
 }
-_HOPPER: dict[str, Any] = {"attention": 619 / 989, "backward": 2.5 * 619 / 528, "units": 128 * 132}
+_HOPPER: dict[str, Any] = {"attention": 688 / 989, "backward": 2.5 * 688 / 581, "units": 128 * 132}
 _BLACKWELL: dict[str, Any] = {"attention": 1622 / 2250, "backward": 2.5 * 1622 / 1226, "units": 256 * 148}
 
 DEVICES = {
@@ -246,6 +249,7 @@ class Cluster:
         devices_per_host: devices of each.
         host_bytes: memory of each host that activations may take.
         topology: chips along each dim of a TPU slice; empty elsewhere.
+        spare: share of what a run gets of a device that plans leave free; None: as `capacity` says for the newest jax.
     """
 
     device: Device
@@ -253,6 +257,7 @@ class Cluster:
     devices_per_host: int
     host_bytes: int
     topology: tuple[int, ...] = ()
+    spare: float | None = None
 
     @property
     def num_devices(self) -> int:
@@ -352,16 +357,14 @@ def find_device(name: str) -> Device:
 def local_cluster() -> Cluster:
     """Returns the devices of this machine, from what the system says of them; no accelerator is touched.
 
-    A machine without a known accelerator counts as one CPU.
+    A machine without a known accelerator counts as one CPU. The memory is that of the machine, not of a datasheet.
     """
     if os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu"):
         return make_cluster(DEVICES["cpu"])
-    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    lines = [line for path in paths for line in path.read_text().splitlines()]
-    names = [line.partition(":")[2] for line in lines if line.startswith("Model")]
+    names = machine.gpu_names()
     for name, count in ((os.environ.get("TPU_ACCELERATOR_TYPE", ""), 1), *((name, len(names)) for name in names[:1])):
         try:
-            return make_cluster(find_device(name), count)
+            return replace(make_cluster(find_device(name), count), host_bytes=machine.host_bytes())
         except ValueError:
             continue
     return make_cluster(DEVICES["cpu"])

@@ -123,7 +123,8 @@ class Step:
     def compiler_options(self) -> dict | None:
         """Options that the outermost jit should pass to the compiler."""
         # What waits on the host besides the stash adds copies to each tick.
-        more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0
+        in_pieces = len(self.plan.host_pieces) > 1
+        more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0 or in_pieces
         tables = needs_tables(self.program.items, self.program.rows)
         return compiler_options(self.platform, self.uses_host, many_copies=more, tables=tables)
 

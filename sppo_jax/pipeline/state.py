@@ -60,7 +60,7 @@ class TrainingState(NamedTuple):
         x_TD, waiting, cache, tags, gathered: as in an evaluation.
         dx_TD: register that carries cotangents to the stage before.
         dcache: dK and dV of the cache.
-        kept, host: the stash of each class, on the device and on the host.
+        kept, host: the stash of each class, on the device and on the host; there in the pieces of the plan.
         part: a forward's stash on its way to the host.
         fetched: stash that came back from the host for the next backward.
         refetched: layer inputs, or keys and values, that came back for the next rebuild of keys and values.
@@ -84,10 +84,10 @@ class TrainingState(NamedTuple):
     gathered: Any
     dcache: Cache
     kept: dict[StashClass, stash.Arrays]
-    host: dict[StashClass, jax.Array]
-    part: jax.Array | None
-    fetched: jax.Array | None
-    refetched: jax.Array | None
+    host: dict[StashClass, stash.Pieces]
+    part: stash.Pieces | None
+    fetched: stash.Pieces | None
+    refetched: stash.Pieces | None
     room: jax.Array
     taken: jax.Array | None
     incoming: Any
@@ -111,8 +111,8 @@ class Coming(NamedTuple):
         sums: all groups' gradient sums on the host, one part of which is being written.
     """
 
-    fetched: jax.Array | None = None
-    refetched: jax.Array | None = None
+    fetched: stash.Pieces | None = None
+    refetched: stash.Pieces | None = None
     taken: jax.Array | None = None
     weights: Any = None
     sums: Any = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
-from sppo_jax.hardware import DEVICES, Cluster, Device, local_cluster, make_cluster, parse_cluster
+from sppo_jax.hardware import DEVICES, Cluster, Device, installed_spare, local_cluster, make_cluster, parse_cluster
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.layers import divisors, layers_per_virtual_stage
@@ -123,6 +123,7 @@ class Layout:
             data=self.mesh.data,
             platform=self.request.cluster.device.platform,
             groups=self.request.config.sequence.groups != "static",
+            kernel=self.request.kernel,
             weights=self.weights,
             optimizer=self.request.optimizer,
         )
@@ -198,6 +199,7 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
             _check_enough(config, cluster)
     if cluster is None:
         cluster = make_cluster(DEVICES["cpu"], simulated) if simulated else local_cluster()
+        cluster = replace(cluster, spare=installed_spare(cluster.device))
     device = cluster.device
     if settings.measured is not None:
         device = hardware.measured(device, Path(settings.measured))
@@ -208,7 +210,8 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     if "host_link_bytes_s" in pinned:
         pinned["host_memory_bytes_s"] = math.inf
     host_bytes = cluster.host_bytes if settings.host_bytes == "auto" else int(settings.host_bytes)
-    return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes)
+    spare = cluster.spare if settings.hbm_spare == "auto" else float(settings.hbm_spare)
+    return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes, spare=spare)
 
 
 def layouts(request: Request) -> list[Layout]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from sppo_jax.hardware import usable_bytes
 from sppo_jax.plan.generators import chunks_in_flight
 from sppo_jax.plan.plan import MeshShape, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.shapes import rounded_up
@@ -16,7 +17,6 @@ from sppo_jax.planner.memory import (
     optimizer_bytes,
     predict_memory,
     token_bytes,
-    usable_bytes,
     usable_host_bytes,
     weight_bytes,
 )

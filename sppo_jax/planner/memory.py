@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import Cluster
+from sppo_jax.hardware import Cluster, usable_bytes
+from sppo_jax.hardware.pinned_limit import GIB
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.plan import StashPlan
@@ -14,6 +15,7 @@ from sppo_jax.plan.stash import StashClass, TokenBytes, merged_classes, short_ro
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import slot_counts
 from sppo_jax.plan.waiting import waiting_room
+from sppo_jax.planner.workspace import backward_bytes, past_tile
 from sppo_jax.units import format_bytes
 
 # A parameter and the two moments that Adam keeps of it.
@@ -41,8 +43,9 @@ _TPU_LANES, _TPU_PARTS = 128, 4
 _LAYERS_WITHOUT_LOOP = 2
 # Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
 _HOST_RESERVE = 0.05
-# Share of device memory that stays free: fragmentation, and what kernels take that a compiled program does not count.
-_RESERVE = 0.06
+# Share of a host's memory that the pools of its devices may pin: the bytes of a plan, and what regions of the pool have
+# more. The rest is for the system, the driver's tables of pinned pages (0.6% of them), reading data and staging copies.
+PINNED_SHARE = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +109,7 @@ class Shape:
         data: pipelines.
         platform: the compiler, "cpu", "gpu" or "tpu".
         groups: whether documents may have their own groups of devices.
+        kernel: the attention kernel; see `plan.Plan`.
         weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
         optimizer: where parameters and moments wait; see `plan.Plan`.
     """
@@ -118,6 +122,7 @@ class Shape:
     data: int = 1
     platform: str = "gpu"
     groups: bool = False
+    kernel: str = "blockwise"
     weights: str = "resident"
     optimizer: str = "device"
 
@@ -140,12 +145,14 @@ class Memory:
         hbm: of device memory, by what they hold.
         host: of host memory.
         host_optimizer: of these, those of parameters, moments and gradients that wait there.
+        host_stash: of these, those of the stash.
         save: of host memory for the copy of parameters and moments that an asynchronous save writes; not in `host`.
     """
 
     hbm: dict[str, int]
     host: int
     host_optimizer: int = 0
+    host_stash: int = 0
     save: int = 0
 
     @property
@@ -157,7 +164,7 @@ class Memory:
         return self.hbm_bytes <= usable_bytes(cluster) and self.host <= usable_host_bytes(cluster)
 
     def saves(self, cluster: Cluster) -> str:
-        """Returns how checkpoints are saved; see `plan.Plan`."""
+        """Returns how checkpoints could be saved, by the bytes alone; see `plan.Plan` and `pinned.pinned_of`."""
         return "async" if self.host + self.save <= usable_host_bytes(cluster) else "blocking"
 
     def excess(self, cluster: Cluster) -> float:
@@ -170,14 +177,17 @@ class Memory:
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
 
 
-def usable_bytes(cluster: Cluster) -> int:
-    """Returns the device memory that a plan may take."""
-    return max(1, int(cluster.device.hbm_bytes * (1 - _RESERVE)))
-
-
 def usable_host_bytes(cluster: Cluster) -> int:
-    """Returns the host memory that a plan may take for a device."""
-    return max(1, int(cluster.device_host_bytes * (1 - _HOST_RESERVE)))
+    """Returns the host memory that a plan may take for a device; of GPUs no more than can be pinned, in whole GiB."""
+    usable = int(cluster.device_host_bytes * (1 - _HOST_RESERVE))
+    if cluster.device.platform == "gpu":
+        usable = min(usable, most_pinned_bytes(cluster) // GIB * GIB)
+    return max(1, usable)
+
+
+def most_pinned_bytes(cluster: Cluster) -> int:
+    """Returns the bytes that XLA's pool of pinned memory may take for a device."""
+    return int(cluster.host_bytes * PINNED_SHARE) // cluster.devices_per_host
 
 
 def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int, int]:
@@ -306,7 +316,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     kv = of_group * (peaks.kept if stash.kv == "keep" else peaks.rebuilt)
     kv_grad = of_group * peaks.grads * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
-    stash_device, host, copies = stash_bytes(table, shape, stash)
+    stash_device, host_stash, copies = stash_bytes(table, shape, stash)
+    host = host_stash
     stash_device -= turn_bytes(table, shape, stash)
     if stash.waiting == "host":
         # One chunk is used while the next one comes.
@@ -324,7 +335,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
         loss -= kv_grad
     copied = kv * size + stash_device if shape.platform == "tpu" else 0
     layer_work = backward_work(shape, stash, local, _turns_once(table))
-    layer_work += group_work(shape, local) + ring_work(shape, local, prefix)
+    layer_work += group_work(shape, local) + ring_work(shape, local, prefix) + workspace_bytes(shape, local, prefix)
     return Memory(
         hbm={
             "params": params,
@@ -341,6 +352,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
         },
         host=host + host_optimizer,
         host_optimizer=host_optimizer,
+        host_stash=host_stash,
         save=state_bytes(shape, table.num_groups, table.num_stages),
     )
 
@@ -482,6 +494,29 @@ def group_work(shape: Shape, tokens: int) -> int:
     members, model = shape.seq // 2, shape.model
     elements = 2 * members * tokens * model.num_kv_heads * model.head_dim
     return elements * (shape.compute_bytes + 2 * shape.sum_bytes)
+
+
+def workspace_bytes(shape: Shape, tokens: int, prefix_tokens: int) -> int:
+    """Returns what the fused kernel takes for itself in the largest call of a backward; without the kernel 0.
+
+    Args:
+        shape: of the model on a stage.
+        tokens: of the tick on one device.
+        prefix_tokens: whose keys and values a device holds, after the all-to-all.
+    """
+    if shape.kernel != "cudnn":
+        return 0
+    model, queries = shape.model, tokens * shape.ulysses
+    heads = kv_heads_per_device(model, shape.ulysses)
+    tile = past_tile(prefix_tokens, heads * model.head_dim * shape.compute_bytes)
+    return backward_bytes(
+        num_heads=model.num_heads // shape.ulysses,
+        num_kv_heads=heads,
+        head_dim=model.head_dim,
+        queries=queries,
+        keys=max(tile, min(queries, prefix_tokens)),
+        compute_bytes=shape.compute_bytes,
+    )
 
 
 def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from sppo_jax.planner.memory import Memory, usable_bytes
+from sppo_jax.hardware import usable_bytes
+from sppo_jax.planner.memory import Memory
 from sppo_jax.report.plan.figures import COLUMNS, WORKING, Figures
 from sppo_jax.report.plan.words import (
     COLUMN_NAMES,

@@ -18,7 +18,7 @@ from gpu_parts.runner import environment  # noqa: E402
 
 from sppo_jax.attention import flash  # noqa: E402
 from sppo_jax.compat import deterministic_attention  # noqa: E402
-from sppo_jax.hardware import DEVICES, make_cluster  # noqa: E402
+from sppo_jax.hardware import DEVICES  # noqa: E402
 
 GIB = 2**30
 H200 = Machine(device="h200", description="NVIDIA H200", driver="580", hbm_bytes=140 * GIB, host_bytes=120 * GIB)
@@ -29,17 +29,18 @@ def test_the_pool_takes_the_next_power_of_two(asked_gib, pinned_gib):
     assert room.pinned_bytes(int(asked_gib * GIB)) == pinned_gib * GIB
 
 
-def test_planned_steps_leave_room_on_old_versions_of_jax():
-    device = DEVICES["h100"]
-    assert room.planned_hbm_bytes(device, (0, 12, 0)) == device.hbm_bytes
-    assert room.planned_hbm_bytes(device, (0, 11, 2)) == int(0.9 * device.hbm_bytes)
+@pytest.mark.parametrize("spare", [None, 0.1])
+def test_plans_leave_free_what_the_installed_jax_needs(spare, monkeypatch):
+    monkeypatch.setattr(room, "installed_spare", lambda device: spare)
+    assert room.cluster_of(DEVICES["h100"], 2).spare == spare and room.cluster_of(DEVICES["h100"], 2).num_devices == 2
 
 
-@pytest.mark.parametrize("stash, hbm_bytes", [("planned", 77 * GIB), ("kept", "auto")])
-def test_only_what_the_planner_may_fill_is_cut(stash, hbm_bytes, monkeypatch):
-    monkeypatch.setattr(step, "planned_hbm_bytes", lambda device: 77 * GIB)
-    config = step.config_of(step.TINY_STEP | {"stash": stash}, make_cluster(DEVICES["h100"]))
-    assert config.hardware.hbm_bytes == hbm_bytes
+def test_a_step_fills_the_pools_of_pinned_memory_as_a_run_does(monkeypatch):
+    filled = []
+    monkeypatch.setattr(step.environment, "set_memory_limits", lambda plan: True)
+    monkeypatch.setattr(step, "fill_pools", lambda plan, devices: filled.append(len(devices)))
+    step.prepare(step.TINY_STEP, "cpu")
+    assert filled == [1]
 
 
 def test_a_step_on_the_host_needs_what_its_plan_may_pin():
@@ -100,6 +101,8 @@ def test_a_pool_row_says_what_was_expected():
     assert free["expected_bytes"] == 32 * GIB and free["pinned_bytes_s"] == pytest.approx(32 * GIB / 11.0)
     tight = pool._row({"limit_gib": 21}, 20 * GIB, 21 * GIB, (1.0, 1.0))
     assert tight["expected_bytes"] == 21 * GIB and tight["pinned_bytes_s"] is None
+    filled = pool._row({"limit_gib": 21, "filled": True}, 8 * GIB, 21 * GIB, (1.1, 1.0))
+    assert filled["expected_bytes"] == 21 * GIB and filled["pinned_bytes_s"] is None
 
 
 def test_many_merges_read_the_past_in_small_tiles(monkeypatch):

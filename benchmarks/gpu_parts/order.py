@@ -14,7 +14,7 @@ FIRST = (
     "probe/loops in CUDA graphs",
     "attention/cudnn, a large rectangle",
     "pool/20 GiB",
-    "pool/20 GiB, tight limit",
+    "pool/20 GiB, filled beforehand",
     "step/1B at 128K, kept",
     "step/1B at 128K, all on the host",
     "overlap/1B at 128K, all on the host",

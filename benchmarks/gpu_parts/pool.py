@@ -24,16 +24,20 @@ from gpu_parts.room import needed_gib, pinned_bytes
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.environment import HOST_LIMIT
+from sppo_jax.hardware import machine
+from sppo_jax.hardware.pinned_limit import fill_requests
+from sppo_jax.pipeline import host_pool
 
 _GIB = 2**30
 _ASKED_GIB = 20
 
 
 def cases(*, tiny: bool) -> list[Case]:
-    """List the cases: XLA's own limit, and one just above what is asked for."""
+    """List the cases: XLA's own limit, and one just above what is asked for, in a pool that a run has filled or not."""
     if tiny:
         return [Case(part="pool", name="tiny", settings={"rows": 4, "side": 64}, expected_s=10, limit_s=60)]
     settings = {"rows": _ASKED_GIB * 8, "side": 8192}  # rows of 128 MiB
+    tight = {"limit_gib": _ASKED_GIB + 1}
     return [
         Case(
             part="pool",
@@ -44,7 +48,11 @@ def cases(*, tiny: bool) -> list[Case]:
             hbm_gib=16,
             host_gib=needed_gib(_ASKED_GIB),
         )
-        for name, limit, expected_s in (("", {}, 25), (", tight limit", {"limit_gib": _ASKED_GIB + 1}, 20))
+        for name, limit, expected_s in (
+            ("", {}, 25),
+            (", filled beforehand", tight | {"filled": True}, 20),
+            (", tight limit", tight, 20),
+        )
     ]
 
 
@@ -63,24 +71,32 @@ def run(settings: dict, device: str, emit: Emit) -> None:
     step, arrays = program.lower().compile(), random_arrays(program.arguments)
     jax.block_until_ready(arrays)
     before_bytes, begin_s = available_bytes(), time.perf_counter()
+    if "filled" in settings:
+        host_pool.fill(fill_requests(settings["limit_gib"], machine.refused_bytes()), target.devices[0])
+    filled_bytes, filled_s = before_bytes - available_bytes(), time.perf_counter() - begin_s
     jax.block_until_ready(step(*arrays))
-    first_s = time.perf_counter() - begin_s
-    after_bytes, later_s = available_bytes(), median(timed(lambda: step(*arrays)))
+    first_s = time.perf_counter() - begin_s - filled_s
+    taken_bytes, later_s = before_bytes - available_bytes(), median(timed(lambda: step(*arrays)))
     asked_bytes = settings["rows"] * settings["side"] ** 2 * program.arguments[0].dtype.itemsize
-    emit(_row(settings, asked_bytes, before_bytes - after_bytes, (first_s, later_s)))
+    filled = {"filled_bytes": filled_bytes, "filled_s": filled_s} if "filled" in settings else {}
+    emit(_row(settings, asked_bytes, taken_bytes, (first_s, later_s)) | filled)
 
 
 def _row(settings: dict, asked_bytes: int, taken_bytes: int, seconds: tuple[float, float]) -> dict:
     first_s, later_s = seconds
-    limit_bytes = settings["limit_gib"] * _GIB if "limit_gib" in settings else None
+    what, expected_bytes = "XLA's own limit", pinned_bytes(asked_bytes)
+    if "limit_gib" in settings:
+        what = f"limit of {settings['limit_gib']} GiB" + (", filled beforehand" if "filled" in settings else "")
+        limit_bytes = settings["limit_gib"] * _GIB
+        expected_bytes = limit_bytes if "filled" in settings else min(expected_bytes, limit_bytes)
     return {
-        "what": f"limit of {settings['limit_gib']} GiB" if limit_bytes else "XLA's own limit",
+        "what": what,
         "asked_bytes": asked_bytes,
         "taken_bytes": taken_bytes,
-        "expected_bytes": min(pinned_bytes(asked_bytes), limit_bytes or pinned_bytes(asked_bytes)),
+        "expected_bytes": expected_bytes,
         "first_s": first_s,
         "later_s": later_s,
-        "pinned_bytes_s": taken_bytes / (first_s - later_s) if first_s > later_s else None,
+        "pinned_bytes_s": taken_bytes / (first_s - later_s) if first_s > later_s and "filled" not in settings else None,
         "copied_bytes_s": asked_bytes / later_s,
     }
 

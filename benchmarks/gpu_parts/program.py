@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from gpu_parts.room import cluster_of
 from sppo_jax.compat import compiler_options
 from sppo_jax.fit.figures import Figures
-from sppo_jax.hardware import DEVICES, Cluster, Device, make_cluster
+from sppo_jax.hardware import DEVICES, Cluster, Device
 
 TIMED_RUNS = 3
 _MOST_THREADS = 8
@@ -42,7 +43,7 @@ class Target:
     @property
     def cluster(self) -> Cluster:
         """The devices as a cluster."""
-        return make_cluster(self.device, len(self.devices))
+        return cluster_of(self.device, len(self.devices))
 
     def shape(self, *dims: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
         """Describe an array on the first device."""

@@ -153,6 +153,7 @@ def _pool(results: Results) -> list[Row]:
             "taken": _size(row["taken_bytes"]),
             "expected": _size(row["expected_bytes"]),
             "first call, later ones": f"{row['first_s']:.3g} s, {row['later_s']:.3g} s",
+            "filled": f"{_size(row['filled_bytes'])} in {row['filled_s']:.3g} s" if "filled_s" in row else "",
             "pinned GiB/s": _optional(row["pinned_bytes_s"], lambda value: f"{value / 2**30:.3g}"),
             "copied GiB/s": f"{row['copied_bytes_s'] / 2**30:.3g}",
         }

@@ -1,28 +1,25 @@
-"""The memory that a case may take: HBM by the version of jax, and host memory as XLA's pool pins it. No jax."""
+"""The memory that a case may take: HBM as planned for the installed jax, host memory as XLA's pool pins it. No jax."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from sppo_jax.hardware import Device
-from sppo_jax.version import jaxlib_version
+from sppo_jax.hardware import Cluster, Device, installed_spare, make_cluster
 
 _GIB = 2**30
-# The same programs take up to 11% more HBM with jax 0.11 than predicted.
-_OLD_SHARE, _FIRST_EXACT = 0.9, (0, 12)
 # What a process takes on its host besides what it pins: Python, CUDA, the compiler.
 _PROCESS_GIB = 8
 
 
-def planned_hbm_bytes(device: Device, version: tuple[int, ...] | None = None) -> int:
-    """Return the HBM that a plan may count on.
+def cluster_of(device: Device, num_devices: int = 1) -> Cluster:
+    """Return devices to plan for; plans leave free what the installed jax needs beyond what is predicted.
 
     Args:
-        device: the planner's figures of the device.
-        version: of jaxlib; the installed one by default.
+        device: the planner's figures of one device.
+        num_devices: how many.
     """
-    version = jaxlib_version() if version is None else version
-    return device.hbm_bytes if version >= _FIRST_EXACT else int(device.hbm_bytes * _OLD_SHARE)
+    return replace(make_cluster(device, num_devices), spare=installed_spare(device))
 
 
 def pinned_bytes(num_bytes: int) -> int:

@@ -16,13 +16,14 @@ from cases import random_batch
 from gpu_parts.case import Case, Emit
 from gpu_parts.probe import GRAPHS_FLAG
 from gpu_parts.program import TIMED_RUNS, Program, Target, figures_of, median, target_here, timed
-from gpu_parts.room import needed_gib, planned_hbm_bytes
+from gpu_parts.room import cluster_of, needed_gib
 from sppo_jax import environment
 from sppo_jax.config import Config, config_from_dict, to_dict
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.lowering import TrainProgram, train_program
-from sppo_jax.hardware import DEVICES, Cluster, make_cluster, pool_bytes
+from sppo_jax.hardware import DEVICES, Cluster, pool_bytes
 from sppo_jax.models.counts import flops_per_token
+from sppo_jax.pipeline.host_pool import fill_pools
 from sppo_jax.pipeline.layout import stripe
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
@@ -196,11 +197,13 @@ def _variant_of(settings: dict) -> str:
 
 def prepare(settings: dict, device: str) -> Ready:
     """Plan, set the environment as `sppo train` does, compile, and create the first state."""
-    cluster = make_cluster(DEVICES[device])
+    cluster = cluster_of(DEVICES[device])
     config = config_of(settings, cluster)
     plan = make_plan(config, cluster)
-    environment.set_memory_limits(plan)
+    pools_are_new = environment.set_memory_limits(plan)
     target = target_here(device)
+    if pools_are_new:
+        fill_pools(plan, target.devices)
     program = train_program(config, plan, target.devices, target.platform)
     compiled = program.lower().compile()
     batch = random_batch(1, plan.sequence_length, config.model.vocab_size)
@@ -230,11 +233,7 @@ def config_of(settings: dict, cluster: Cluster) -> Config:
         "schedule": settings.get("schedule", {}),
         "stash": STASHES[settings["stash"]],
         "optimizer": {"place": settings.get("optimizer", "device")},
-        "hardware": {
-            "cluster": cluster.name,
-            "hbm_bytes": planned_hbm_bytes(cluster.device) if planned else "auto",
-            "host_bytes": settings["host_gib"] * _GIB,
-        },
+        "hardware": {"cluster": cluster.name, "host_bytes": settings["host_gib"] * _GIB},
         "train": {"steps": 100},
     }
     config = config_from_dict(values)

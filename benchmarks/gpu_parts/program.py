@@ -91,8 +91,13 @@ class Program:
 def compile_together(programs: Sequence[Program]) -> dict[str, jax.stages.Compiled]:
     """Compile programs side by side: XLA compiles one program on one core for most of the time.
 
+    Not for programs that are timed, whose kernels XLA chooses by trying them on the device.
+
+    Args:
+        programs: traced one after the other.
+
     Returns:
-        What was compiled, by the program's name. Programs are traced one after the other.
+        What was compiled, by the program's name.
     """
     lowered = {program.name: program.lower() for program in programs}
     with ThreadPoolExecutor(max_workers=min(_MOST_THREADS, len(lowered))) as pool:

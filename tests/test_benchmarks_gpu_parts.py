@@ -13,6 +13,7 @@ from gpu_parts.aims import aim_rows  # noqa: E402
 from gpu_parts.case import Outcome  # noqa: E402
 from gpu_parts.machine import Machine, cpu_machine  # noqa: E402
 from gpu_parts.program import Program, compile_together, figures_of, target_here  # noqa: E402
+from gpu_parts.report import tables  # noqa: E402
 from gpu_parts.results import Results, read  # noqa: E402
 from gpu_parts.runner import environment  # noqa: E402
 
@@ -185,6 +186,8 @@ def test_compiled_results_are_joined_by_their_compiler(tmp_path):
     joined.add(Outcome(key="step/b", status="done"))
     dates = {key: outcome.date for key, outcome in read(path).outcomes.items()}
     assert dates["step/a"] == "2026-11-22" and dates["step/b"] > "2026-11-22"
+    joined.date = "2026-11-22"
+    assert tables(joined).startswith(f"2026-11-22 to {dates['step/b']}, NVIDIA H200")
     with pytest.raises(ValueError, match="joins calls on one machine, got the versions"):
         Results.resume(path, H200)
     old.versions = old.versions | {"jaxlib": "0.1"}

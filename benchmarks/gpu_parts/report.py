@@ -46,7 +46,7 @@ def tables(results: Results) -> str:
     """Return everything as Markdown."""
     machine, versions = results.machine, results.versions
     driver = f", driver {machine['driver']}" if machine["driver"] else ""
-    head = f"{results.date}, {machine['description']}{driver}; " + ", ".join(f"{k} {v}" for k, v in versions.items())
+    head = f"{_days(results)}, {machine['description']}{driver}; " + ", ".join(f"{k} {v}" for k, v in versions.items())
     parts = [f"{head}.\n", *_largest(results)]
     for title, make in (
         ("Aims", aim_rows),
@@ -68,6 +68,12 @@ def tables(results: Results) -> str:
         if rows:
             parts.append(f"## {title}\n\n{_markdown(rows)}\n")
     return "\n".join(parts)
+
+
+def _days(results: Results) -> str:
+    """Name the day of the results, or the first and the last."""
+    days = sorted({outcome.date or results.date for outcome in results.outcomes.values()} | {results.date})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def _markdown(rows: Sequence[Row]) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import resource
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,6 +16,7 @@ import numpy as np
 from sppo_jax.config import MetricsConfig
 from sppo_jax.hardware import find_device
 from sppo_jax.models.counts import flops_per_token
+from sppo_jax.train.memory_peak import peak_memory
 from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.signals import GO, STOP
@@ -33,16 +32,6 @@ def peak_flops_per_s(config: MetricsConfig, device: jax.Device) -> float | None:
         return find_device(device.device_kind).matmul_flops_s
     except ValueError:
         return None
-
-
-def peak_memory() -> dict[str, int | None]:
-    """Returns the most memory held so far: on the fullest of this process's devices, and by the process on its host."""
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    peaks = [found["peak_bytes_in_use"] for found in stats if "peak_bytes_in_use" in found]
-    # Kilobytes, but bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"hbm_peak_bytes": max(peaks, default=None), "host_peak_bytes": host}
 
 
 _WINDOW, _MIN_STEPS, _MIN_SIGMAS = 50, 20, 6.0

@@ -301,10 +301,27 @@ def test_slurm_saves_before_the_time_is_up_and_queues_anew(slurm, number):
     assert "scancel --signal=TERM 42\nscontrol requeue 42" in notes()
 
 
-def test_slurm_asks_for_a_run_directory(slurm):
-    process, _ = slurm("configs/quickstart.yaml", "train.steps=3", "x=1")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "configs/quickstart.yaml train.steps=3 x=1",
+        "configs/quickstart.yaml x=1 --run-dir",
+        "configs/quickstart.yaml --run-dir --plan plan.json",
+        "configs/quickstart.yaml --run-dir=",
+        "--run-dir runs/a",
+        "--run-dir=runs/a",
+    ],
+)
+def test_slurm_asks_for_a_config_and_a_run_directory(slurm, words):
+    process, _ = slurm(*words.split())
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2 and "add --run-dir DIR" in errors
+
+
+@pytest.mark.parametrize("words", ["c.yaml --run-dir=runs/a", "--run-dir runs/a c.yaml", "c.yaml x=1 --run-dir runs/a"])
+def test_slurm_takes_the_run_directory_as_sppo_does(slurm, words):
+    process, _ = slurm(*words.split(), DRY_RUN=1)
+    assert process.communicate(timeout=30)[0] and process.returncode == 0
 
 
 def test_the_slurm_head_asks_for_requeue_and_an_early_signal():

@@ -28,20 +28,44 @@ def run(words: Sequence[str]) -> int:
         type=some_path,
         help="directory of a new run, or of a run to continue; runs/NAME-DATE-TIME by default",
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="without --run-dir: go on with the newest unfinished run of this config in runs",
+    )
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
     if isinstance(sys.stdout, Output):
         sys.stdout.drops = True  # a run continues without a reader
+    if args.resume and args.run_dir:
+        raise ValueError(f"--resume must stand without --run-dir, got --run-dir {args.run_dir}; leave out one of them")
     config = load(args, together=True)
     distributed.start(config)
 
-    run_dir = args.run_dir or Path(distributed.share_text(_new_name(args.config)))
+    run_dir = args.run_dir or Path(distributed.share_text(distributed.together(lambda: _place_of(args, config))))
     with ExitStack() as stack:
         return _train(args, config, run_dir, stack)
 
 
-def _new_name(config: str) -> str:
-    return str(Path("runs") / f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+def _place_of(args: Namespace, config: Config) -> str:
+    """Returns the run directory where none is named: a new one, or with --resume that of the newest unfinished run."""
+    stem, runs = Path(args.config).stem, Path("runs")
+    new = str(runs / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if not distributed.is_main():
+        return new  # the main process decides
+    from sppo_jax.train.unfinished import newest_unfinished
+
+    found = newest_unfinished(runs, stem, config)
+    if args.resume and found is None:
+        raise ValueError(
+            f"--resume must find an unfinished run of {args.config} in {runs}, got none; leave out --resume, or name a "
+            "run by --run-dir"
+        )
+    if args.resume:
+        return str(found)
+    if found is not None:
+        distributed.say(f"an unfinished run of this config is in {found}; to go on with it, add --resume")
+    return new
 
 
 def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) -> str:

@@ -1,28 +1,32 @@
 """Everything that is claimed of a GPU, measured by one command.
 
-    python benchmarks/gpu.py                        all parts, about 50 minutes on one H200
-    python benchmarks/gpu.py --parts health,exact --budget-s 500 --resume      some parts; join several short calls
-    python benchmarks/gpu.py --tiny                 every part on the CPU, in seconds, to see that the parts work
+    python benchmarks/gpu.py                        all cases, over an hour on one H100
+    python benchmarks/gpu.py --within 575 --resume  in 575 s what decides most; repeat to go on
+    python benchmarks/gpu.py --parts health,exact   some parts
+    python benchmarks/gpu.py --tiny                 every part on the CPU, in two minutes, to see that the parts work
     python benchmarks/gpu.py --compile h200         compile every program for a GPU that is not here; nothing runs
     options: --out benchmarks/results  --case PART/NAME (repeat)  --list
 
-Parts: health (ceilings of the machine), exact (kernels and a pipeline step against float32), attention (FLOP/s by
-queries and prefix), step (whole train steps), peer (the same in PyTorch and plain JAX), overlap (a profiler's trace),
-flex (groups of devices by document, on 2, 4 and 8 GPUs).
-Each case is a process of its own; its results are added to one JSON when it ends. Needs one idle NVIDIA GPU of 16 GiB
-or more, and 24 GiB of host memory; cases that need more memory, more devices, or a package that is missing, are
-skipped with the reason.
+Parts: system (libraries, limits), exact (kernels and a pipeline step against float32), probe (loops that wait for host
+copies), attention (FLOP/s by queries and prefix), pool (host memory that is pinned), health (ceilings of the machine),
+step (whole train steps), overlap (a profiler's trace), peer (the same in PyTorch and plain JAX), flex (groups of
+devices by document, on 2, 4 and 8 GPUs). docs/first_gpu.md says what to run first, and what each result decides.
+Each case is a process of its own; its results are added to one JSON when it ends. Compiled programs stay under
+--out, in cache, or where JAX_COMPILATION_CACHE_DIR says. What time did not allow is "not run"; --resume runs it. A case
+that failed runs again only by its name. Needs one idle NVIDIA GPU of 16 GiB or more, and 24 GiB of host memory; cases
+that need more memory, more devices, or a package that is missing, are skipped with the reason.
 Exit code 1: a comparison of part exact or flex failed; 2: nothing can run here.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
@@ -30,13 +34,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package is not installed
 
-from gpu_parts.case import Case, Outcome  # noqa: E402
+from gpu_parts.case import FAILED, NOT_RUN, Case, Outcome  # noqa: E402
 from gpu_parts.child import PARTS  # noqa: E402
 from gpu_parts.machine import Machine, absent_machine, cpu_machine, gpu_machine  # noqa: E402
+from gpu_parts.order import ordered  # noqa: E402
 from gpu_parts.report import failed_comparisons, write_reports  # noqa: E402
 from gpu_parts.results import Results  # noqa: E402
-from gpu_parts.runner import run_case, skipped, why_not  # noqa: E402
+from gpu_parts.runner import not_run, run_case, skipped, why_not  # noqa: E402
 
+# What is left of the time for tables and pictures.
+_REPORT_S = 5.0
 OUT = Path(__file__).resolve().parent / "results"
 
 
@@ -50,9 +57,13 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, separated by commas; all by default")
     parser.add_argument("--case", action="append", default=[], metavar="PART/NAME", help="run this case alone")
     parser.add_argument(
-        "--budget-s", type=float, default=float("inf"), metavar="N", help="begin no case that ends later"
+        "--within",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="end in time; begin no case that ends later",
     )
-    parser.add_argument("--resume", action="store_true", help="keep earlier results, and run what is left")
+    parser.add_argument("--resume", action="store_true", help="keep earlier results, and run what was not run")
     parser.add_argument("--tiny", action="store_true", help="tiny cases on the CPU")
     parser.add_argument("--compile", metavar="DEVICE", help="compile for a device (h200, h100), do not run")
     parser.add_argument("--list", action="store_true", help="print the cases, run nothing")
@@ -62,8 +73,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     for part in args.parts:
         if part not in PARTS:
             raise ValueError(f"--parts takes {', '.join(PARTS)}, got {part!r}; correct the name")
-    if args.budget_s <= 0:
-        raise ValueError(f"--budget-s must be more than 0, got {args.budget_s:g}; give the seconds that are left")
+    if not args.within > 0:
+        raise ValueError(f"--within must be more than 0, got {args.within:g}; give the seconds that are left")
     if args.tiny and args.compile:
         raise ValueError("--tiny runs on the CPU and --compile compiles for a GPU, got both; leave one out")
     return args
@@ -79,23 +90,32 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    end_s = time.monotonic() + args.within - _REPORT_S
     cases = select(args)
     if args.list:
-        print("\n".join(f"{case.key:48} about {case.expected_s:.0f} s" for case in cases))
+        print("\n".join(f"{case.key:58} about {case.expected_s:.0f} s" for case in cases))
         return 0
     machine, mode = _machine(args), "compile" if args.compile else "run"
     refusals = {case.key: _why_not(case, machine, mode) for case in cases}
     if all(refusals.values()):
         raise ValueError(f"at least one case must be able to run, got {cases[0].key}, which {refusals[cases[0].key]}")
     path = args.out / f"{_name(args, machine)}.json"
-    results = Results.resume(path, machine) if args.resume else Results.begin(path, machine)
-    with tempfile.TemporaryDirectory(prefix="gpu-programs-") as folder:
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", folder)  # parts step and overlap share programs
-        left = run_cases(cases, machine, mode, results, refusals, budget_s=args.budget_s)
+    resume = functools.partial(Results.resume, compiled_only=mode == "compile")
+    results = (resume if args.resume else Results.begin)(path, machine)
+    if mode == "run":  # parts step and overlap share programs, and so do later calls
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str((args.out / "cache").resolve()))
+    again = [case for case in cases if _is_left(case, results, named=bool(args.case))]
+    left = run_cases(again, machine, mode, results, refusals, end_s=end_s)
     print(write_reports(results))
     if left:
         print(f"not run for lack of time: {', '.join(left)}; run the same command with --resume")
     return 1 if failed_comparisons(results) else 0
+
+
+def _is_left(case: Case, results: Results, *, named: bool) -> bool:
+    """Return whether a case is to be run: what was not run, and what failed if it was named."""
+    outcome = results.outcomes.get(case.key)
+    return outcome is None or outcome.status == NOT_RUN or (named and outcome.status == FAILED)
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -111,7 +131,7 @@ def _name(args: argparse.Namespace, machine: Machine) -> str:
 
 
 def select(args: argparse.Namespace) -> list[Case]:
-    """List the cases of the parts that were asked for, or those that were named.
+    """List the cases of the parts that were asked for, most telling first, or those that were named, as they were.
 
     Raises:
         ValueError: no case has a name that was given.
@@ -122,7 +142,7 @@ def select(args: argparse.Namespace) -> list[Case]:
         if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0)[0]
             raise ValueError(f"--case takes a name that --list prints, got {key!r}; the nearest is {near!r}")
-    return [known[key] for key in args.case] or cases
+    return [known[key] for key in args.case] or ordered(cases)
 
 
 def _why_not(case: Case, machine: Machine, mode: str) -> str:
@@ -138,35 +158,37 @@ def run_cases(
     results: Results,
     refusals: dict[str, str],
     *,
-    budget_s: float = float("inf"),
+    end_s: float = float("inf"),
     run: Callable[..., Outcome] = run_case,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
     """Run cases one after the other, and add each outcome to the results.
 
     Args:
-        cases: in this order; those with an outcome already are left alone.
+        cases: in this order.
         machine, mode: as `runner.run_case` takes them.
         results: takes the outcomes.
         refusals: why a case cannot run, by its key; "" where it can.
-        budget_s: seconds from now on; a case that is expected to end later is not begun.
+        end_s: when all must have ended, by the clock; a case that is expected to end later is not begun.
         run: runs one case.
+        clock: gives the seconds.
 
     Returns:
-        The cases that were left for lack of time.
+        The cases that were not run for lack of time, or not to their end.
     """
-    end_s, left = time.monotonic() + budget_s, []
+    left = []
     for number, case in enumerate(cases, start=1):
-        if case.key in results.outcomes:
-            continue
-        remaining_s = end_s - time.monotonic()
+        remaining_s = end_s - clock()
         if refusals[case.key]:
             outcome = skipped(case, refusals[case.key])
         elif case.expected_s > remaining_s:
-            left.append(case.key)
-            continue
+            outcome = not_run(case, remaining_s)
         else:
             outcome = run(case, machine, mode, limit_s=remaining_s)
-        results.add(outcome)
+        if outcome.status == NOT_RUN:
+            left.append(case.key)
+        before = results.outcomes.get(case.key)
+        results.add(replace(outcome, rows=before.rows) if before and not outcome.rows else outcome)
         text = (
             f"{outcome.status}: {outcome.reason}" if outcome.reason else f"{outcome.status} in {outcome.wall_s:.0f} s"
         )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train with N processes on this machine: what runs here runs on N hosts.
+# Train with N processes on this machine: what runs here runs on N hosts. With GPUs, N is their number.
 #
 #   launch/local.sh N CONFIG.yaml [key=value ...] [--run-dir DIR]   sppo train, as N processes
 #   launch/local.sh N -- COMMAND ...                                any command that reads SPPO_* (launch/README.md)
@@ -7,6 +7,7 @@
 #   launch/local.sh 2 configs/quickstart.yaml --run-dir runs/two    two processes share the simulated devices
 #
 # Needs    bash 4 and sppo on the path (SPPO=... names another).
+# Hosts    on each of several hosts: HOSTS=their number, HOST_ID=number of this one, from 0, and SPPO_COORDINATOR.
 # Shares   GPUs evenly, in order, and cores, by XLA's number of threads. PORT=... sets the port where the processes meet.
 # Prints   every line after the number of its process, "[0] ..."; with DRY_RUN=1 only the commands.
 # Failure  when a process fails, this script ends the others and exits with the exit code of the first that failed.
@@ -41,7 +42,16 @@ free_port() {
   done
   fail "a port from 20000 to 32000 must be free, got none: set PORT to a free port"
 }
-port=${PORT:-$(free_port)} || exit 2
+hosts=${HOSTS:-1} host=${HOST_ID:-0}
+[[ $hosts =~ ^[1-9][0-9]*$ && $host =~ ^[0-9]+$ ]] && ((host < hosts)) ||
+  fail "HOST_ID must be from 0 to HOSTS - 1, got HOST_ID=$host and HOSTS=$hosts: number the hosts from 0"
+if ((hosts > 1)); then
+  [[ ${SPPO_COORDINATOR:-} ]] || fail "several hosts must meet at SPPO_COORDINATOR, got none: set HOST:PORT of host 0"
+  coordinator=$SPPO_COORDINATOR
+else
+  port=${PORT:-$(free_port)} || exit 2
+  coordinator=127.0.0.1:$port
+fi
 
 share() { # process $2's part of the comma-separated list $1
   local IFS=, items per
@@ -54,7 +64,8 @@ gpus=${CUDA_VISIBLE_DEVICES-$(nvidia-smi --query-gpu=index --format=csv,noheader
 cores=$(nproc 2>/dev/null || echo 1)
 
 prepare() { # sets `words`, the whole command line of process $1
-  words=(env "SPPO_COORDINATOR=127.0.0.1:$port" "SPPO_NUM_PROCESSES=$num" "SPPO_PROCESS_ID=$1" PYTHONUNBUFFERED=1)
+  words=(env "SPPO_COORDINATOR=$coordinator" "SPPO_NUM_PROCESSES=$((hosts * num))")
+  words+=("SPPO_PROCESS_ID=$((host * num + $1))" PYTHONUNBUFFERED=1)
   local own threads=$((cores / num))
   own=$(share "$gpus" "$1") && [[ $own ]] && words+=("CUDA_VISIBLE_DEVICES=$own")
   words+=("NPROC=$((threads > 0 ? threads : 1))") # threads of XLA; pinning to cores made steps slower
@@ -114,7 +125,7 @@ for ((k = 0; k < num; k++)); do
     trap '' TERM INT HUP USR1 # so that the last lines are printed
     trap : PIPE               # without a reader of ours, read on, or the process would wait
     while IFS= read -r line || [[ $line ]]; do
-      greeting "$line" || printf '[%d] %s\n' $k "$line"
+      greeting "$line" || printf '[%d] %s\n' $((host * num + k)) "$line"
     done 2>/dev/null
   } <"$pipes/$k" &
   readers+=($!)
@@ -136,7 +147,7 @@ while ((${#left[@]} > 0)); do
     ((status == 0 || code != 0)) && continue
     code=$status
     if ((stops == 0)); then
-      echo "local.sh: process $k ended with exit code $status; ending the other processes" >&2
+      echo "local.sh: process $((host * num + k)) ended with exit code $status; ending the other processes" >&2
       signal_all TERM
       deadline=$((SECONDS + 10))
     fi

@@ -40,7 +40,7 @@ if [[ $1 == --install ]]; then
     on_all 'python3 -m venv ~/sppo_env && ~/sppo_env/bin/pip install --quiet ~/sppo_jax "jax[tpu]"'
   exit $?
 fi
-[[ " $* " == *" --run-dir "* ]] || {
+[[ " $*" =~ " --run-dir "[^-\ ] || " $*" =~ " --run-dir="[^\ ] ]] || {
   echo "a run on a pod must name its run directory, got: $*; add --run-dir DIR, a directory that all workers share" >&2
   exit 2
 }

@@ -3,14 +3,18 @@
 import contextlib
 import functools
 import inspect
+import json
 import os
+import re
 import traceback
+import warnings
 from pathlib import Path
 
 import jax
 import jax.extend.core
 import jax.interpreters.mlir
 import jax.numpy as jnp
+from jax._src import config as jax_config
 
 from sppo_jax.rendezvous import Place, join_address, split_address
 from sppo_jax.version import jaxlib_version
@@ -60,6 +64,82 @@ def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None
             "install jax >= 0.11.1 (with Python >= 3.12), or set stash.inputs=keep stash.attention=keep "
             "stash.rest=recompute"
         )
+
+
+# cuDNN 9.10.0 and 9.10.1: cudnn-frontend refuses attention. 9.13 and 9.14: illegal access to memory with CUDA graphs,
+# more than 1024 keys and a mask that is not causal (NVIDIA/TransformerEngine#2344), as of tiles of the past. Before
+# 9.18: the backward on Hopper may read a workspace that nobody has written (TransformerEngine#2186, #2448).
+_FAILING_CUDNN = (((9, 10, 0), (9, 10, 2)), ((9, 13, 0), (9, 15, 0)))
+_PROVEN_CUDNN = (9, 18, 0)
+
+
+def cudnn_version() -> tuple[int, ...] | None:
+    """Returns the version of the cuDNN that jax has loaded; None if jax has no CUDA.
+
+    Raises:
+        ValueError: there is no cuDNN.
+    """
+    from jax._src.lib import cuda_versions
+
+    if cuda_versions is None:
+        return None
+    try:
+        number = cuda_versions.cudnn_get_version()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"attention by cuDNN must find cuDNN, got: {reason}; {another_cudnn()}, or plan with model.kernel=blockwise"
+        ) from None
+    return number // 10000, number // 100 % 100, number % 100
+
+
+def driver_version() -> str:
+    """Returns the version of NVIDIA's driver; what CUDA says of the driver if the system does not tell its version."""
+    from jax._src.lib import cuda_versions
+
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "" if cuda_versions is None else f"CUDA {cuda_versions.cuda_driver_get_version()}"
+    return text.splitlines()[0]
+
+
+def check_cudnn(device: jax.Device, version: tuple[int, ...] | None = None) -> None:
+    """Refuses versions of cuDNN whose attention is known to fail, and warns of those that may fail.
+
+    Args:
+        device: one of those that run attention by cuDNN; nothing is refused for devices that one can only compile for.
+        version: of cuDNN; the loaded one by default.
+
+    Raises:
+        ValueError: the version is known to fail, or there is no cuDNN.
+    """
+    if device.platform not in ("gpu", "cuda") or device.client.runtime_type == "compile_only_runtime":
+        return
+    version = cudnn_version() if version is None else version
+    if version is None:
+        return
+    got = ".".join(map(str, version))
+    if any(first <= version < end for first, end in _FAILING_CUDNN):
+        raise ValueError(
+            "attention by cuDNN must not run on cuDNN 9.10.0, 9.10.1, 9.13 or 9.14 (refused by cudnn-frontend, or "
+            f"illegal access to memory: NVIDIA/TransformerEngine#2344), got {got}; {another_cudnn()}, or plan with "
+            "model.kernel=blockwise"
+        )
+    if version < _PROVEN_CUDNN:
+        warnings.warn(
+            "attention by cuDNN should run on cuDNN 9.18 or newer (the backward of older ones may read memory that "
+            f"nobody has written, NVIDIA/TransformerEngine#2186), got {got}; {another_cudnn()}",
+            stacklevel=3,
+        )
+
+
+def another_cudnn() -> str:
+    """Returns what to do about a wrong cuDNN."""
+    from jax._src.lib import cuda_versions
+
+    found = re.search(r"cuda(\d+)", getattr(cuda_versions, "__name__", ""))
+    return f"run pip install 'nvidia-cudnn-cu{found[1] if found else 13}>=9.18'"
 
 
 def to_host(x: jax.Array) -> jax.Array:
@@ -260,6 +340,28 @@ def cudnn_backward(
     return tuple(grad[0] for grad in _cudnn_bind("bwd", (*operands, *results), causal, scale)[:3])
 
 
+# Made at once: with a state that is new, jax traces all functions again.
+_FIXED_ORDER = jax_config.bool_state(
+    name="sppo_deterministic_attention",
+    default=False,
+    help="Whether the backward of cuDNN's attention adds in a fixed order.",
+    include_in_jit_key=True,
+    include_in_trace_context=True,
+)
+
+
+def deterministic_attention() -> contextlib.AbstractContextManager:
+    """Returns a context in which programs are traced with a backward of cuDNN's attention that adds in a fixed order.
+
+    Put it around the first call of a jitted function, or around `trace` or `lower`. The context belongs to the key of
+    jax's caches, so a function that was jitted before is traced again. Give XLA's flag
+    `xla_gpu_exclude_nondeterministic_ops` for programs with cuDNN's backward only together with this context: else XLA
+    marks the first of several equal calls alone, and does not find the others when the program starts
+    (openxla/xla#46500).
+    """
+    return _FIXED_ORDER(True)
+
+
 def scatters_sums(platform: str) -> bool:
     """Returns whether the compiler takes a reduce-scatter of a stage's stacked gradients.
 
@@ -282,7 +384,7 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
     lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
     # Since 0.11 a function of the scores can be fused in; None for none.
     newer = [name for name in ("score_mod_name", "score_mod_jaxpr") if name in inspect.signature(lowering).parameters]
-    return _cudnn_primitive(way).bind(
+    return _cudnn_primitive(way, way == "bwd" and _FIXED_ORDER.value).bind(
         *operands,
         scale=scale,
         seed=42,
@@ -297,22 +399,42 @@ def _cudnn_bind(way: str, operands: tuple, causal: bool, scale: float, **setting
 
 
 @functools.cache
-def _cudnn_primitive(way: str) -> jax.extend.core.Primitive:
+def _cudnn_primitive(way: str, deterministic: bool) -> jax.extend.core.Primitive:
     """Makes a primitive with jax's types and lowering of cuDNN's call.
 
     A program with jax's own primitive must have all of its arrays on one mesh. State and batch of a training step are
     on other axes than the step's shard_map, within which this call has no mesh at all.
+
+    Args:
+        way: "fwd" or "bwd".
+        deterministic: whether the call adds in a fixed order.
     """
     from jax._src import dispatch
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-    primitive = jax.extend.core.Primitive(f"cudnn_attention_{way}")
+    primitive = jax.extend.core.Primitive(f"cudnn_attention_{way}" + "_deterministic" * deterministic)
     primitive.multiple_results = True
     primitive.def_impl(functools.partial(dispatch.apply_primitive, primitive))
     primitive.def_abstract_eval(getattr(cudnn, f"_dot_product_attention_{way}_abstract"))
     lowering = getattr(cudnn, f"_dot_product_attention_{way}_cuda_lowering")
+    if deterministic:
+        lowering = functools.partial(_lower_in_fixed_order, lowering)
     jax.interpreters.mlir.register_lowering(primitive, lowering, platform="cuda")
     return primitive
+
+
+def _lower_in_fixed_order(lowering, context, *operands, **settings):
+    """Lowers by jax's rule, and writes into the call's configuration that the call adds in a fixed order."""
+    from jax._src.lib.mlir import ir
+
+    results = lowering(context, *operands, **settings)
+    call = results[0].owner
+    while call.name != "stablehlo.custom_call":  # jax transposes the results
+        call = call.operands[0].owner
+    backend_config = json.loads(ir.StringAttr(call.attributes["backend_config"]).value)
+    backend_config["cudnn_fmha_backend_config"]["force_deterministic"] = True
+    call.attributes["backend_config"] = ir.StringAttr.get(json.dumps(backend_config))
+    return results
 
 
 def detect_cluster(timeout_s: int) -> tuple[str | None, int | None, int | None, list[int] | None]:

@@ -1,12 +1,8 @@
-"""Several processes of one run: finding the place of this process, joining, and agreeing. One process needs none of it.
+"""Several processes of one run: joining, and agreeing. One process needs none of it.
 
-Environment (launch/README.md has the table):
-  SPPO_COORDINATOR    HOST:PORT of process 0
-  SPPO_NUM_PROCESSES  processes of the run
-  SPPO_PROCESS_ID     number of this process, from 0
+Environment (launch/README.md has the table; sppo_jax/launchers.py reads the place of this process):
   SPPO_TIMEOUT_S      seconds to wait for the other processes, at the start and when all must agree; 600
   SPPO_HEARTBEAT_S    seconds of silence after which a process counts as dead; 100
-Without the first three, jax's own detection recognizes Slurm, Open MPI, TPU pods and Kubernetes jobs.
 """
 
 from __future__ import annotations
@@ -17,94 +13,25 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, NoReturn, TypeVar
 
 from sppo_jax.config import Config
-from sppo_jax.environment import joined, set_memory_limits
-from sppo_jax.hardware import Cluster, find_device, installed_spare
-from sppo_jax.rendezvous import Absent, Place, meet, split_address
+from sppo_jax.environment import gpus_may_start, joined, set_memory_limits
+from sppo_jax.hardware import Cluster, Device, device_of, find_device, installed_spare, machine, visible_gpus
+from sppo_jax.hardware.present import Gpu
+from sppo_jax.launchers import find_place
+from sppo_jax.rendezvous import Absent, meet
 from sppo_jax.stopping import AGREES, STOPPED, in_force, write_last
 from sppo_jax.version import __version__
 
 Result = TypeVar("Result")
-_NAMES = ("SPPO_COORDINATOR", "SPPO_NUM_PROCESSES", "SPPO_PROCESS_ID")
 _BACKSTOP_S = 60  # jax's own limits end a process without our line, so they must be longer
 _LEAVE_S = 2.0
 _JOINED_S = 3.0  # how much later than another a process may join
-
-
-def find_place(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Returns this process's place among several; None if the process is alone.
-
-    Raises:
-        ValueError: the environment contradicts itself.
-    """
-    given = {name: environ[name] for name in _NAMES if environ.get(name)}
-    if not given:
-        return _detected_place(environ)
-    count = _whole(given, "SPPO_NUM_PROCESSES", given)
-    if count == 1 and int(given.get("SPPO_PROCESS_ID", "0") or 0) == 0:
-        return None
-    missing = [name for name in _NAMES if name not in given]
-    if missing:
-        raise ValueError(
-            f"{', '.join(_NAMES)} must be set together, got {', '.join(given)} without {', '.join(missing)}; "
-            "set all three, or none for one process"
-        )
-    if count < 1:
-        raise ValueError(f"SPPO_NUM_PROCESSES must be at least 1, got {count}; set the number of processes")
-    process_id = _whole(given, "SPPO_PROCESS_ID", given)
-    if process_id >= count:
-        raise ValueError(
-            f"SPPO_PROCESS_ID must be from 0 to SPPO_NUM_PROCESSES - 1 = {count - 1}, got {process_id}; "
-            "number the processes from 0"
-        )
-    split_address(given["SPPO_COORDINATOR"])
-    return Place(coordinator=given["SPPO_COORDINATOR"], num_processes=count, process_id=process_id)
-
-
-def _whole(values: Mapping[str, str], name: str, given: Mapping[str, str]) -> int:
-    if name not in values:
-        raise ValueError(
-            f"{', '.join(_NAMES)} must be set together, got {', '.join(given)} without {name}; set all three"
-        )
-    if not values[name].strip().isdecimal():
-        raise ValueError(f"{name} must be a whole number, got {values[name]!r}; correct the variable")
-    return int(values[name])
-
-
-def _detected_place(environ: Mapping[str, str]) -> Place | None:
-    """Asks jax's own detection, except in a lone Kubernetes pod, for whose job jax would ask in vain."""
-    in_pod, in_job = "KUBERNETES_SERVICE_HOST" in environ, "JOB_COMPLETION_INDEX" in environ
-    if in_pod and not in_job and "TPU_WORKER_HOSTNAMES" not in environ:
-        return None
-    if not in_job and not _may_be_cluster(environ):
-        return None
-    from sppo_jax import compat
-
-    coordinator, count, process_id, local_ids = compat.detect_cluster(int(timeout_s(environ)))
-    if count == 1:
-        return None
-    if coordinator is None or count is None or process_id is None:
-        if in_job:
-            raise ValueError(
-                "a process of an indexed Kubernetes job must know the other processes, got none of SPPO_COORDINATOR, "
-                "SPPO_NUM_PROCESSES and SPPO_PROCESS_ID; set them as launch/jobset.yaml does (SPPO_NUM_PROCESSES=1 "
-                "runs alone)"
-            )
-        return None
-    # jax gives a Slurm task the GPU of the task's number; a task that has a whole node takes all GPUs of the node.
-    alone = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", "")).partition("(")[0] == "1"
-    ids = None if local_ids is None or alone else tuple(local_ids)
-    return Place(coordinator=coordinator, num_processes=count, process_id=process_id, local_device_ids=ids)
-
-
-def _may_be_cluster(environ: Mapping[str, str]) -> bool:
-    """Returns whether there may be a cluster, so that jax must be imported to look."""
-    hints = ("SLURM_STEP_NODELIST", "OMPI_MCA_orte_hnp_uri", "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES")
-    return any(name in environ for name in hints) or os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0")
 
 
 def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
@@ -145,7 +72,7 @@ def local_devices(num_devices: int) -> int:
     Raises:
         ValueError: the number of processes does not divide the number of devices.
     """
-    place = find_place()
+    place = find_place(timeout_s=timeout_s())
     count = 1 if place is None else place.num_processes
     if num_devices % count:
         raise ValueError(
@@ -166,7 +93,7 @@ def start(config: Config) -> None:
     Raises:
         ValueError: the environment is wrong, or the processes differ in settings or versions.
     """
-    place = find_place()
+    place = find_place(timeout_s=timeout_s())
     if place is None:
         return
     wait_s, silence_s = timeout_s(), heartbeat_s()
@@ -341,30 +268,79 @@ def cluster(config: Config) -> Cluster | None:
         config: a config, with or without a cluster or simulated devices.
 
     Raises:
-        ValueError: hosts have different numbers of devices.
+        ValueError: hosts have different numbers of devices, or devices of different kinds.
     """
     if num_processes() == 1 or config.hardware.cluster or config.train.num_simulated_devices:
         return None
     import socket
 
+    counted = together(_counted_gpus)
+    if "0" in exchange(str(len(counted))):
+        device, count = together(_started_devices)  # all of them: backends that start wait for each other
+    else:
+        device, count = together(lambda: device_of(counted)), len(counted)
+    mine = socket.gethostname(), device.name, count, machine.host_bytes(), device.hbm_bytes
+    return _joined_cluster([tuple(json.loads(text)) for text in exchange(json.dumps(mine))], device)
+
+
+def least_host_bytes() -> int:
+    """Returns the memory of the host with the least; all processes must call it."""
+    return min(map(int, exchange(str(machine.host_bytes()))))
+
+
+def _counted_gpus() -> Sequence[Gpu]:
+    """Returns this process's GPUs without starting a backend, so that their limits can be set for a plan.
+
+    None where jax has no plugin for GPUs or may not use them.
+    """
+    if not gpus_may_start() or find_spec("jax_plugins") is None:
+        return ()
+    gpus, place = visible_gpus() or (), find_place(timeout_s=timeout_s())
+    ids = None if place is None else place.local_device_ids
+    return gpus if ids is None else gpus[: len(ids)]
+
+
+def _started_devices() -> tuple[Device, int]:
+    """Returns what this process's devices are and how many; they start now."""
     import jax
 
     set_memory_limits(None)
-    texts = [json.loads(text) for text in exchange(json.dumps([socket.gethostname(), jax.local_device_count()]))]
+    devices = jax.local_devices()
+    gpus = visible_gpus() if devices[0].platform == "gpu" else None
+    return device_of(gpus) if gpus else find_device(devices[0].device_kind), len(devices)
+
+
+def _joined_cluster(processes: Sequence[tuple[str, str, int, int, int]], device: Device) -> Cluster:
+    """Returns the devices of all processes.
+
+    Args:
+        processes: of each its host, the name of its devices, their number, the bytes of host memory it may take, and
+            those of one device.
+        device: the device of this process.
+
+    Raises:
+        ValueError: hosts have different numbers of devices, or devices of different kinds.
+    """
     per_host: dict[str, int] = {}
-    for host, count in texts:
+    for host, _, count, *_ in processes:
         per_host[host] = per_host.get(host, 0) + count
     if len(set(per_host.values())) > 1:
         shown = ", ".join(f"{count} on {host}" for host, count in per_host.items())
         raise ValueError(
             f"all hosts must have the same number of devices, got {shown}; leave out the hosts that differ"
         )
-    device = find_device(jax.devices()[0].device_kind)
+    kinds: dict[str, str] = {}
+    for host, name, *_ in processes:
+        kinds.setdefault(name, host)
+    if len(kinds) > 1:
+        shown = ", ".join(f"{name} on {host}" for name, host in kinds.items())
+        raise ValueError(f"all processes must have devices of one kind, got {shown}; leave out the hosts that differ")
     return Cluster(
-        device=device,
+        device=replace(device, hbm_bytes=min(hbm_bytes for _, _, _, _, hbm_bytes in processes)),
         num_hosts=len(per_host),
         devices_per_host=next(iter(per_host.values())),
-        host_bytes=device.host_bytes,
+        # The processes of a host share its memory.
+        host_bytes=min(host_bytes for _, _, _, host_bytes, _ in processes),
         spare=installed_spare(device),
     )
 

@@ -22,8 +22,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sppo_jax import gpu_start
+from sppo_jax.hardware import local_cluster, machine, visible_gpus
 from sppo_jax.hardware.capacity import MOST_SHARE, OLD_SPARE, compiler_takes_more, pool_share
-from sppo_jax.hardware.cluster import local_cluster
+from sppo_jax.hardware.pinned_limit import fill_requests, limit_of, pinned_with
 from sppo_jax.units import format_bytes
 from sppo_jax.version import jaxlib_version
 
@@ -80,27 +82,61 @@ def avoid_wrong_sums() -> None:
         )
 
 
-def set_memory_limits(plan: Plan | None) -> None:
+def set_memory_limits(plan: Plan | None) -> bool:
     """Allows XLA the device and host memory of a plan; call it before jax looks for devices.
 
-    Sets nothing if a backend runs already, or if JAX_PLATFORMS leaves out GPUs.
+    Sets nothing if a backend runs already, or if JAX_PLATFORMS leaves out GPUs. A limit that the user has set stays.
+    A warning says so where the plan has no room in it, or where it makes XLA pin more.
 
     Args:
         plan: the plan; None if no plan can be made before the devices are known: then the whole host may be pinned.
+
+    Returns:
+        Whether GPUs that start now have empty pools with this limit, so that `pipeline.host_pool` may fill them.
     """
     warn_of_unknown_flags()
-    if not _gpus_may_start():
-        return
+    if not gpus_may_start():
+        return False
     _set_fraction(plan)
+    set_waiting_limits(plan)
     limit_gb = machine_gb() if plan is None else host_limit_gb(plan)
-    if limit_gb > _DEFAULT_HOST_GB and not os.environ.get(HOST_LIMIT):
+    if os.environ.get(HOST_LIMIT):
+        if plan is not None:
+            _check_given_limit(plan)
+    elif limit_gb != _DEFAULT_HOST_GB:
         os.environ[HOST_LIMIT] = str(limit_gb)
+    return plan is not None
+
+
+def _check_given_limit(plan: Plan) -> None:
+    """Warns of the user's limit where it is too small, or so large that the pool pins more than the plan needs."""
+    needed_gb, given_gb = host_limit_gb(plan), _given_host_gb()
+    if not max(plan.predicted.host_bytes) or given_gb == needed_gb:
+        return
+    pinned_gb = math.ceil(pinned_with(plan, given_gb, needed_gb, machine.refused_bytes()) / _GiB)
+    if not pinned_gb or pinned_gb > needed_gb:
+        does = f"makes XLA pin {pinned_gb}" if pinned_gb else f"lets XLA pin {given_gb}, in which the plan has no room"
+        _warn_late(
+            f"the plan needs {needed_gb} GiB of pinned host memory a device, {HOST_LIMIT}={given_gb} {does}",
+            f"{HOST_LIMIT}={needed_gb} or nothing",
+        )
+
+
+def set_waiting_limits(plan: Plan | None, stall_s: float | str = "auto") -> None:
+    """Sets how long GPUs wait for each other, see `gpu_start`; call it before jax looks for devices.
+
+    Args:
+        plan: the plan; None if no plan can be made before the devices are known.
+        stall_s: `train.stall_s`; the first call counts.
+    """
+    if gpus_may_start():
+        gpu_start.prepare(plan, stall_s, add_xla_flag)
 
 
 def set_memory_fraction() -> None:
     """Allows XLA the share of a GPU's memory that plans count on; call it before jax looks for devices."""
     warn_of_unknown_flags()
-    if _gpus_may_start():
+    if gpus_may_start():
         _set_fraction(None)
 
 
@@ -110,10 +146,15 @@ def device_share(plan: Plan | None) -> float:
     Args:
         plan: the plan of the run; None if no plan has been made: then all GPUs of the machine take part.
     """
-    here = local_cluster()
+    try:
+        here = local_cluster()
+    except ValueError:
+        return MOST_SHARE  # a GPU that only the hardware group describes
     if here.device.platform != "gpu":
-        return MOST_SHARE  # a GPU that no plan knows
-    local, num_hosts = here.devices_per_host, 2 if joined()[1] > 1 else 1
+        return MOST_SHARE
+    # The other processes of a host have its other GPUs, and NCCL has buffers for these too.
+    of_host = visible_gpus({"PATH": os.environ.get("PATH", "")}) or ()
+    local, num_hosts = max(here.devices_per_host, len(of_host)), 2 if joined()[1] > 1 else 1
     if plan is not None:
         local = min(local, plan.mesh.num_devices)
         num_hosts = math.ceil(plan.mesh.num_devices / local)
@@ -170,25 +211,35 @@ def check_memory_limits(plan: Plan) -> None:
     limit_gb, needed_gb = _given_host_gb(), host_limit_gb(plan)
     if limit_gb < needed_gb:
         _warn_late(
-            f"the plan may need {needed_gb} GB of pinned host memory, XLA pins at most {limit_gb} GB",
+            f"the plan pins {needed_gb} GiB of host memory a device, XLA pins at most {limit_gb}",
             f"{HOST_LIMIT}={needed_gb}",
         )
 
 
 def host_limit_gb(plan: Plan) -> int:
-    """Returns the GiB of host memory that XLA must be allowed to pin in this process, at least XLA's default of 64.
+    """Returns the limit of XLA's pool of pinned host memory for a plan, in GiB.
 
-    XLA's pool grows by regions whose sizes are powers of two, and regions never join. While a save is being written,
-    its copy of the state (a part of the plan's device memory) is pinned too. This copy may take the region of the
-    stash, and the stash then needs a second region. The pool takes only as much as is asked for. XLA has one pool a
-    device, each with this limit; the sum over devices is also enough for a common pool.
+    XLA has one pool a device, each with this limit, whatever the number of processes. A pool grows by whole regions,
+    and every page of a region is pinned. A run fills the pool to its limit, so the limit is what is pinned: the
+    smallest with which a replay of the pool has room for the state, the program's host temporaries and the copy of an
+    asynchronous save (`hardware.pinned_limit`). One more pool in each process stages copies of less than 1 GiB. It
+    has the same limit and grows as it is used, to about 2 GiB; the share of a host that no plan pins is there for it.
+
+    A plan that keeps nothing on the host gets XLA's default of 64, or twice what a save copies where that is more.
     """
-    host_bytes = max(plan.predicted.host_bytes)
-    if not host_bytes:
-        return _DEFAULT_HOST_GB
-    num_devices = math.ceil(plan.mesh.num_devices / joined()[1])
-    needed_bytes = num_devices * (2 * host_bytes + max(plan.predicted.hbm_bytes))
-    return max(_DEFAULT_HOST_GB, min(math.ceil(needed_bytes / _GiB), machine_gb()))
+    if not max(plan.predicted.host_bytes):
+        return max(_DEFAULT_HOST_GB, math.ceil(2 * sum(plan.host_arrays.save) / _GiB))
+    refused = machine.refused_bytes()
+    limit_gb = limit_of(plan, refused)
+    # A plan that no pool holds is refused before it runs; see `planner.pinned`.
+    return math.ceil(max(plan.predicted.host_bytes) / _GiB) + 1 if limit_gb is None else limit_gb
+
+
+def pool_requests(plan: Plan) -> tuple[int, ...]:
+    """Returns the requests, in bytes, with which a run fills the pool of each device; none where it pins nothing."""
+    if not max(plan.predicted.host_bytes):
+        return ()
+    return fill_requests(host_limit_gb(plan), machine.refused_bytes())
 
 
 def joined() -> tuple[int, int]:
@@ -201,8 +252,8 @@ def joined() -> tuple[int, int]:
 
 
 def machine_gb() -> int:
-    """Returns the GiB of this machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _GiB
+    """Returns the GiB of memory that this process may take."""
+    return machine.host_bytes() // _GiB
 
 
 @functools.cache
@@ -240,11 +291,11 @@ def _libraries() -> Iterator[Path]:
 
 
 def _holds(content: mmap.mmap, name: bytes) -> bool:
-    """Returns whether a library contains a name, and not only as the beginning of a longer name."""
+    """Returns whether a library contains a name with an end: names of fields, which are no flags, have none."""
     place = content.find(name)
     while place >= 0:
         after = content[place + len(name) : place + len(name) + 1]
-        if not (after.isalnum() or after == b"_"):
+        if after == b"\0":
             return True
         place = content.find(name, place + 1)
     return False
@@ -257,7 +308,7 @@ def _given_host_gb() -> int:
     return int(text)
 
 
-def _gpus_may_start() -> bool:
+def gpus_may_start() -> bool:
     """Returns whether no backend runs yet and JAX_PLATFORMS does not leave out GPUs."""
     names = os.environ.get("JAX_PLATFORMS", "").lower().split(",")
     return _running_platform() is None and (names == [""] or any(name.strip() in _GPU for name in names))

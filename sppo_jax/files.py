@@ -1,9 +1,11 @@
-"""Files that are there whole or not at all, and reading their JSON."""
+"""Files that are there whole or not at all, reading their JSON, and where files go that can be made again."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,50 @@ from typing import Any
 def write_whole(path: Path, text: str) -> None:
     """Replaces a file by another text; who looks, or dies, in between finds the old one.
 
+    A link stays, and what it points to is replaced. What is no file, such as /dev/stdout, is written to.
+
     Raises:
         OSError: it cannot be written; nothing is left of the attempt.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_text(text, encoding="utf-8")
+        return
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("wb") as file:
+            file.write(_encoded(text))
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _encoded(text: str) -> bytes:
+    """Returns a text as UTF-8: names of files by their own bytes, and "?" for what no encoding has."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace")
+
+
+def check_encoding(path: Path, what: str) -> None:
+    """Checks that the library of checkpoints, which takes paths as UTF-8, and Python mean the same place by a path.
+
+    Raises:
+        ValueError: they do not.
+    """
+    text, encoding = str(path.absolute()), sys.getfilesystemencoding()
+    try:
+        alike = text.isascii() or text.encode("utf-8") == os.fsencode(text)
+    except UnicodeEncodeError:
+        alike = False
+    if not alike:
+        raise ValueError(
+            f"the path of {what} must be UTF-8, got {text!a} and the encoding {encoding} of the locale; set "
+            "PYTHONUTF8=1 in the environment, or choose a path of ASCII characters"
+        )
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -36,3 +70,21 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError:
         shown = text if isinstance(text, str) else text.decode(errors="replace")
         raise json.JSONDecodeError("values lie too deep in each other", shown, 0) from None
+
+
+def cache_directory(name: str) -> Path:
+    """Returns one of the user's directories for what can be made again; a temporary one if the user has no home.
+
+    Args:
+        name: of the directory.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / name
+    except RuntimeError:
+        return temporary_directory(name)
+
+
+def temporary_directory(name: str) -> Path:
+    """Returns a directory of this user's among the temporary ones; nothing is made."""
+    return Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / name

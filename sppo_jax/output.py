@@ -84,7 +84,7 @@ class Output(io.TextIOBase):
 
     def _put(self, text: str) -> None:
         """Writes all of a text: a full disk may have free space again. A line that was torn gets its end first."""
-        data = (("\n" if self._torn else "") + text).encode(self._encoding, self._errors) if text else b""
+        data = self._encoded(("\n" if self._torn else "") + text) if text else b""
         while data:
             try:
                 written = os.write(self._descriptor, data)
@@ -95,6 +95,12 @@ class Output(io.TextIOBase):
                 self._lose(error)
                 return
             self._torn, data = data[written - 1 : written] != b"\n" and len(data) > written, data[written:]
+
+    def _encoded(self, text: str) -> bytes:
+        try:
+            return text.encode(self._encoding, self._errors)
+        except UnicodeEncodeError:  # in the C locale a stream takes bytes of file names and no other characters
+            return text.encode(self._encoding, "backslashreplace")
 
     def _lose(self, error: OSError) -> None:
         first = self.lost is None

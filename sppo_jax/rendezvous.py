@@ -12,7 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 _BIND_S = 5.0  # a run that has just ended may hold the port for a moment
@@ -34,12 +34,14 @@ class Place:
         num_processes: number of processes of the run.
         process_id: number of this process, from 0.
         local_device_ids: devices of this machine that the process takes; None: all.
+        names: the variables that said the number of processes and the number of this one, for errors.
     """
 
     coordinator: str
     num_processes: int
     process_id: int
     local_device_ids: tuple[int, ...] | None = None
+    names: tuple[str, str] = field(default=("SPPO_NUM_PROCESSES", "SPPO_PROCESS_ID"), compare=False)
 
 
 def meet(place: Place, facts: Mapping[str, str], timeout_s: float) -> None:
@@ -189,11 +191,11 @@ def _register(
     if before is not None or not 0 < process < place.num_processes:
         first = f"on {before[1]['host']} and on {host}" if before else f"on {host}"
         return ValueError(
-            f"every process must have its own SPPO_PROCESS_ID from 0 to {place.num_processes - 1}, "
+            f"every process must have its own {place.names[1]} from 0 to {place.num_processes - 1}, "
             f"got {process} {first}; number the processes again"
         )
-    theirs = {"SPPO_NUM_PROCESSES": str(hello["num_processes"]), **hello["facts"]}
-    ours = {"SPPO_NUM_PROCESSES": str(place.num_processes), **facts}
+    theirs = {place.names[0]: str(hello["num_processes"]), **hello["facts"]}
+    ours = {place.names[0]: str(place.num_processes), **facts}
     for name in sorted({*ours, *theirs}):
         if ours.get(name) != theirs.get(name):
             return ValueError(

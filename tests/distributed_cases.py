@@ -5,10 +5,11 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 REPO = Path(__file__).parents[1]
-_QUIET = ("SPPO_", "SLURM_", "OMPI_", "JAX_", "XLA_")
+_QUIET = ("SPPO_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "JAX_", "XLA_")
 
 HEAD = """
 import json, os, sys, time
@@ -41,17 +42,22 @@ def environment(**changes: object) -> dict[str, str]:
 def start_processes(code: str, num_processes: int, *words: object, **environ: object) -> list[subprocess.Popen]:
     """Starts processes that run `code` behind HEAD, each knowing its place."""
     place = {"SPPO_COORDINATOR": f"127.0.0.1:{free_port()}", "SPPO_NUM_PROCESSES": num_processes}
+    return start_in([place | {"SPPO_PROCESS_ID": k} | environ for k in range(num_processes)], code, *words)
+
+
+def start_in(environs: Sequence[Mapping[str, object]], code: str, *words: object) -> list[subprocess.Popen]:
+    """Starts a process with each of these environments; they run `code` behind HEAD."""
     command = [sys.executable, "-c", HEAD + textwrap.dedent(code), *map(str, words)]
     return [
         subprocess.Popen(
             command,
-            env=environment(**(place | {"SPPO_PROCESS_ID": k} | environ)),
+            env=environment(**environ),
             cwd=REPO,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for k in range(num_processes)
+        for environ in environs
     ]
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sppo_jax import compat
 from sppo_jax.attention import cudnn, flash
 
 
@@ -45,6 +46,35 @@ def test_a_gpu_gets_cudnn_with_both_lengths():
     assert lowered.count("__cudnn$fmhaSoftmax(") == 1 and lowered.count("__cudnn$fmhaSoftmaxBackward(") == 1
     assert "PADDING_CAUSAL" in lowered and "\\22mask_type\\22: \\22PADDING\\22" in lowered
     assert "stablehlo.dot_general" not in lowered
+
+
+def lowered_for_gpu(f, *arguments):
+    return f.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_every_backward_adds_in_a_fixed_order_if_asked():
+    """All of them, because XLA keeps one compiled call for calls that are equal but for this."""
+    q, k, v = operands(jnp.bfloat16)
+
+    @jax.jit
+    def f(q, k, v):
+        given = cudnn.Operands(q, k, v, jnp.int32(3), jnp.int32(4))
+        out, lse = cudnn.forward(given, causal=True)
+        grads = [cudnn.backward(given, cudnn.Results(out, lse, out), causal=causal) for causal in (True, True, False)]
+        once_more = jax.lax.fori_loop(
+            0, 3, lambda _, out: cudnn.backward(given, cudnn.Results(out, lse, out), causal=True)[0], out
+        )
+        return grads, once_more
+
+    mark = "\\22force_deterministic\\22: true"
+    assert mark not in lowered_for_gpu(f, q, k, v)
+    with compat.deterministic_attention():
+        text = lowered_for_gpu(f, q, k, v)  # a function that was traced before
+    configs = [line for line in text.splitlines() if "__cudnn$fmhaSoftmax" in line]
+    backward = [line for line in configs if "SoftmaxBackward" in line]
+    assert len(backward) == 4 and len(configs) == 5
+    assert all(mark in line for line in backward) and sum(mark in line for line in configs) == 4
+    assert mark not in lowered_for_gpu(f, q, k, v)
 
 
 @pytest.mark.parametrize(

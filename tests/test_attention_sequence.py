@@ -96,19 +96,37 @@ def by_chunks(split, lengths, heads, kv_heads):
     ids=str,
 )
 def test_every_split_gives_plain_attention_and_its_gradients(x64, split, lengths, heads, kv_heads):
-    rng, total, seq = np.random.default_rng(0), sum(lengths), split.ulysses * split.ring
-    batch = random_batch(rng, 1, total, 50, documents=3, padding=2)
-    positions, documents = (jnp.asarray(batch[key]) for key in ("positions", "document_ids"))
+    batch = random_batch(np.random.default_rng(0), 1, sum(lengths), 50, documents=3, padding=2)
+    tags = Tags(*(jnp.asarray(batch[key][0]) for key in ("positions", "document_ids")))
+    step = quick_jit(by_chunks(split, lengths, heads, kv_heads))
+    assert_plain_attention(split, step, heads, kv_heads, tags)
+
+
+@pytest.mark.parametrize("split", [Split(1, 4, "kv", "cudnn"), Split(2, 2, "q", "cudnn")], ids=str)
+def test_a_last_document_of_one_token_behind_low_scores(x64, split):
+    """On a ring the triangle of that document is strict for some members, which then have no query of the document."""
+    step = quick_jit(by_chunks(split, (32, 32), 4, 2))
+    for lengths in ((63, 1), (50, 13, 1), (50, 10, 1), (50, 9, 1, 1)):  # padding follows
+        documents = np.full(64, -1, np.int32)
+        documents[: sum(lengths)] = np.repeat(np.arange(len(lengths)), lengths)
+        tags = Tags(jnp.arange(64, dtype=jnp.int32), jnp.asarray(documents))
+        assert_plain_attention(split, step, 4, 2, tags, shift=9.0)  # scores of about -162
+
+
+def assert_plain_attention(split, step, heads, kv_heads, tags, shift=0.0):
+    """Compares a step with dense attention; `shift` is taken from every query and added to every key."""
+    rng, total, seq = np.random.default_rng(0), len(tags.documents), split.ulysses * split.ring
+    positions, documents = (x[None] for x in tags)
     q, dout = (jnp.asarray(rng.normal(size=(total, heads, HEAD_DIM))) for _ in range(2))
     k, v = (jnp.asarray(rng.normal(size=(total, kv_heads, HEAD_DIM))) for _ in range(2))
-    dout = jnp.where((documents[0] >= 0)[:, None, None], dout, 0.0)
+    q, k, dout = q - shift, k + shift, jnp.where((documents[0] >= 0)[:, None, None], dout, 0.0)
 
     def plain(q, k, v):
         return dense_attention(q[None], k[None], v[None], positions, documents)[0]
 
     want_out, vjp = jax.vjp(plain, q, k, v)
     striped = [x.reshape(-1, seq, *x.shape[1:]) for x in (q, k, v, dout)]
-    got, left = quick_jit(by_chunks(split, lengths, heads, kv_heads))(*striped, Tags(positions[0], documents[0]))
+    got, left = step(*striped, tags)
     for x, want in zip(got, (want_out, *vjp(dout)), strict=True):
         np.testing.assert_allclose(x.reshape(want.shape), want, rtol=1e-9, atol=1e-11)
     assert not np.asarray(left).any()  # the next sequence in this slot finds zeros

@@ -379,6 +379,11 @@ ENVIRONMENTS = [
         {"SPPO_COORDINATOR": "a:1", "SPPO_NUM_PROCESSES": "2", "SPPO_PROCESS_ID": "1", "SPPO_HEARTBEAT_S": "0"},
         "SPPO_HEARTBEAT_S must be a number of seconds",
     ),
+    ({"RANK": "1", "WORLD_SIZE": "2"}, "without MASTER_ADDR"),
+    ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "got OMPI_COMM_WORLD_RANK=1 and"),
+    ({"PMIX_RANK": "1"}, "PMIX_RANK"),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "got PMI_RANK=1 and PMI_SIZE=2 alone"),
+    ({"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, "without JAX_COORDINATOR_ADDRESS"),
 ]
 
 

@@ -1,13 +1,15 @@
 """Bad run directories, checkpoints and Hugging Face folders: refused in one line, or survived with a warning."""
 
+import errno
 import fcntl
 import os
 import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
-from bad_inputs import both, check_refused, cut, edit_json, run, text, write_place
+from bad_inputs import both, check_refused, copy, cut, edit_json, folder, link, run, text, write_place
 from hf_folders import write_folder
 
 GO_ON = "train c.yaml --run-dir run"
@@ -74,13 +76,38 @@ REFUSED = {
     ),
     "other data": (f"{GO_ON} data.seed=1", "data.seed must stay 0, the value in run/config.yaml", None),
     "a torn config.yaml": (GO_ON, "config.yaml", text("run/config.yaml", "model: {")),
+    "a config for a run dir": (
+        "train own/config.yaml --run-dir own",
+        "must hold no file that the run replaces, got own",
+        both(folder("own"), copy("c.yaml", "own/config.yaml")),
+    ),
+    "a config beside a run dir": (
+        "train c.yaml --run-dir own",
+        "with a config.yaml and no run",
+        both(folder("own"), copy("c.yaml", "own/config.yaml")),
+    ),
+    "a converted model's config": (
+        "train own/config.yaml --run-dir own",
+        "with a config.yaml and no run",
+        both(copy("run/checkpoints", "own"), copy("c.yaml", "own/config.yaml")),
+    ),
+    "a year among the checkpoints": (
+        f"{GO_ON} train.steps=3000",
+        "must leave the names of steps free, got run/checkpoints/2024",
+        folder("run/checkpoints/2024/mine"),
+    ),
+    "a report over the run's config": ("report run --out run/config.yaml", "reads or writes it otherwise", None),
+    "a report over the run's plan": ("report run --out ./run/../run/plan.json", "reads or writes it otherwise", None),
+    "a report over the run's books": ("report run --out run/metrics.jsonl", "reads or writes it otherwise", None),
+    "a report over a link to it": ("report run --out x.html", "otherwise", link("run/config.yaml", "x.html")),
+    "a report over another file": ("report run --out c.yaml", "it holds something else, which would be lost", None),
     "a run of another kind": (GO_ON, "metrics.jsonl and no config.yaml", unlink("run/config.yaml")),
     "every checkpoint torn": (GO_ON, "must be whole, got none of 2", both(tear(1), tear(2))),
     "an evaluation of no config": ("eval run", "must hold the config", edit_json(METADATA.format(2), config=None)),
     "an evaluation of torn JSON": ("eval run", "must say which run wrote", cut(METADATA.format(2), 30)),
     "an evaluation of a torn state": ("eval run", "must hold the whole model", tear(2)),
     "an evaluation of another model": ("eval run model.mlp_size=64", "model.mlp_size must be that of", None),
-    "a report in no directory": ("report run --out a/b.html", "the file of a report must be writable", None),
+    "a report in no directory": ("report run --out a/b.html", "--out must name a file that can be written", None),
     "no config.json": ("convert from-hf hf out", "with config.json", unlink("hf/config.json")),
     "a torn config.json": ("convert from-hf hf out", "must be JSON", text("hf/config.json", "{")),
     "another architecture": ("convert from-hf hf out", "got 'gemma'", edit_json("hf/config.json", model_type="gemma")),
@@ -107,6 +134,42 @@ def test_refused(place, capfd, words, expected, prepare):
     if prepare:
         prepare()
     check_refused(words, expected, place, capfd)
+
+
+MOVED = {
+    "a file": (lambda: os.renames("tokens.npy", "data/tokens.npy"), "data/tokens.npy"),
+    "by a link": (lambda: os.symlink("tokens.npy", "linked.npy"), "linked.npy"),
+    "a whole path": (lambda: None, "{place}/tokens.npy"),
+}
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_data_that_moved_are_known_by_their_fingerprint(place, capfd, kind):
+    move, source = MOVED[kind]
+    move()
+    code, out, _, lines = run(f"{GO_ON} data.source={source.format(place=place)}", capfd)
+    assert (code, lines) == (0, [])
+    assert "all 2 steps were done" in out and "changed since the run began: data.source" in out
+    assert f"source: {source.format(place=place)}" in Path("run/config.yaml").read_text()
+
+
+def test_other_data_under_another_name_are_refused(place, capfd):
+    np.save("other.npy", (np.arange(1000) % 22).astype(np.uint16))
+    check_refused(f"{GO_ON} data.source=other.npy", "got other documents (fingerprint", place, capfd)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("words", [GO_ON, "report run"])
+def test_a_file_system_without_locks_is_told_of(place, capfd, monkeypatch, number, words):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("sppo_jax.locks.fcntl.flock", refuse)
+    code, _, warned, lines = run(words, capfd)
+    assert code == 0 and not lines
+    assert sum("should be on a file system with locks, got run on one without" in line for line in warned) == (
+        words == GO_ON
+    )
 
 
 def test_a_run_that_another_holds(place, capfd):

@@ -1,4 +1,4 @@
-"""The GPU benchmark without a GPU: every part at tiny sizes, cases that die, budgets, and what is refused."""
+"""The GPU benchmark without a GPU: every part at tiny sizes, cases that die, and what is refused."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import gpu  # noqa: E402
-from gpu_parts import exact, flex, overlap, report  # noqa: E402
+from gpu_parts import exact, flex, overlap, probe, report  # noqa: E402
 from gpu_parts.aims import aim_rows  # noqa: E402
 from gpu_parts.case import Case, Outcome  # noqa: E402
 from gpu_parts.child import PARTS  # noqa: E402
@@ -35,7 +35,8 @@ def case(name="a", **changes) -> Case:
 
 
 @pytest.mark.slow
-def test_tiny_runs_every_part_and_writes_all_results(tmp_path, capsys):
+def test_tiny_runs_every_part_and_writes_all_results(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
     assert gpu.main(["--tiny", "--out", str(tmp_path)]) == 0
     results = read(tmp_path / "gpu_tiny.json")
     assert {outcome.part for outcome in results.outcomes.values()} == set(PARTS)
@@ -48,6 +49,8 @@ def test_tiny_runs_every_part_and_writes_all_results(tmp_path, capsys):
     ]
     step = next(row for row in results.rows("step") if "step_s" in row)
     assert len(step["step_s"]) == 3 and len(step["loss"]) == 4 and step["num_chunks"] == 4
+    assert [row["what"] for row in results.rows("probe")] == [*probe.LOOPS, "waits"] * 2
+    assert len(results.rows("system")) > 10 and results.rows("pool")[0]["asked_bytes"] == 4 * 64 * 64 * 2
     assert {row["framework"] for row in results.rows("peer")} == {"torch", "jax"}
     text = (tmp_path / "gpu_tiny.md").read_text()
     assert all(
@@ -97,21 +100,6 @@ def test_a_case_that_dies_costs_no_other_case(tmp_path, capsys):
     assert [o.status for o in read(path).outcomes.values()] == ["done", "failed", "done"]
     assert "[2/3] step/b failed: killed by SIGKILL" in capsys.readouterr().out
     assert "| step/b | failed | killed by SIGKILL" in report.tables(read(path))
-
-
-def test_a_budget_leaves_cases_that_a_later_call_takes_up(tmp_path):
-    begun, path = [], tmp_path / "r.json"
-
-    def run(case, machine, mode, *, limit_s):
-        begun.append(case.name)
-        return Outcome(key=case.key, status="done")
-
-    cases = [case("short"), case("long", expected_s=1000.0), case("also short")]
-    refusals = dict.fromkeys((c.key for c in cases), "")
-    left = gpu.run_cases(cases, H200, "run", Results.begin(path, H200), refusals, budget_s=500, run=run)
-    assert left == ["step/long"] and begun == ["short", "also short"]
-    assert gpu.run_cases(cases, H200, "run", Results.resume(path, H200), refusals, run=run) == []
-    assert begun == ["short", "also short", "long"] and len(read(path).outcomes) == 3
 
 
 def test_results_of_another_machine_are_not_joined(tmp_path):
@@ -185,9 +173,10 @@ def test_the_rows_of_part_flex_have_grouped_and_stream_cells():
 @pytest.mark.parametrize(
     "words, why",
     [
-        (["--parts", "exact,speed"], "--parts takes health, exact, .*, got 'speed'"),
+        (["--parts", "exact,speed"], "--parts takes system, exact, .*, got 'speed'"),
         (["--case", "step/1B at 32k, kept"], "got 'step/1B at 32k, kept'; the nearest is 'step/1B at 32K, kept'"),
-        (["--budget-s", "0"], "--budget-s must be more than 0"),
+        (["--within", "0"], "--within must be more than 0, got 0"),
+        (["--within", "nan"], "--within must be more than 0, got nan"),
         (["--tiny", "--compile", "h200"], "got both"),
         (["--compile", "tpu"], "--compile takes one of a100-40g, .*, got 'tpu'"),
         ([], "the benchmark needs one idle GPU, got none"),
@@ -218,7 +207,7 @@ def test_a_wrong_kernel_fails_its_comparison(monkeypatch):
         dq, sums = right(*arguments)
         return dq * 1.05, sums
 
-    settings, rows = {"heads": [[2, 1, 64]], "patterns": ["packed documents"], "tiny": True}, []
+    settings, rows = exact.cases(tiny=True)[0].settings | {"patterns": ["packed documents"]}, []
     monkeypatch.setattr(sequence, "backward", wrong)
     exact.run(settings, target_here("cpu").device.name, rows.append)
     assert [(row["ok"], row["worst"]) for row in rows] == [(False, "dq")] * 2

@@ -128,6 +128,35 @@ def store_as_fp8(folder):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
 
 
+def copy_embedding(tensors, name, dtype=np.float32):
+    tensors[name] = tensors["model.embed_tokens.weight"].astype(dtype)
+
+
+def other_head(folder, change):
+    """Stores a head beside tied embeddings."""
+
+    def add(tensors, name):
+        copy_embedding(tensors, name)
+        tensors[name] = change(tensors[name])
+
+    break_tensor(folder, "lm_head.weight", add)
+
+
+def one_value_more(head):
+    head[-1, -1] += 1
+    return head
+
+
+def head_in_a_shard(folder):
+    other_head(folder, one_value_more)
+    head = {"lm_head.weight": load_file(folder / "model.safetensors")["lm_head.weight"]}
+    break_tensor(folder, "lm_head.weight", lambda tensors, name: tensors.pop(name))
+    names = load_file(folder / "model.safetensors")
+    save_file(head, folder / "b.safetensors")
+    files = dict.fromkeys(names, "model.safetensors") | dict.fromkeys(head, "b.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": files}))
+
+
 NORM, QUERY = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
 BROKEN = {
     "no config.json": (lambda f: (f / "config.json").unlink(), "must be a local folder with config.json"),
@@ -171,18 +200,35 @@ BROKEN = {
         lambda f: write_tokenizer(f / "tokenizer.json", 261),
         "vocab_size must be above 260, the last token of",
     ),
+    "another head": (lambda f: other_head(f, one_value_more), "lm_head.weight must be model.embed_tokens.weight where"),
+    "a head of zeros": (lambda f: other_head(f, np.zeros_like), "tie_word_embeddings is true, got another tensor in"),
+    "a head that is rounded": (
+        lambda f: other_head(f, lambda head: head.astype(np.float16)),
+        "set tie_word_embeddings to false in config.json",
+    ),
+    "a head of another vocabulary": (lambda f: other_head(f, lambda head: head[:9]), "lm_head.weight must be"),
+    "another head in a shard": (head_in_a_shard, "lm_head.weight must be"),
+    "an adapter": (
+        lambda f: [(f / name).write_text("{}") for name in ("adapter_config.json", "adapter_model.safetensors")],
+        "must be whole weights, got the adapter adapter_config.json in",
+    ),
+    "an adapter without its config": (lambda f: (f / "adapter_model.safetensors").write_text(""), "merge the adapter"),
+    "an old adapter": (lambda f: (f / "adapter_model.bin").write_text(""), "got the adapter adapter_model.bin in"),
+    "an adapter alone": (
+        lambda f: [(f / "config.json").rename(f / "adapter_config.json"), (f / "model.safetensors").unlink()],
+        "merge the adapter into the weights first",
+    ),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "must be a readable tokenizer, got"),
 }
 
 
 def test_tensors_that_say_nothing_new_are_passed_over(tmp_path):
     write_folder(tmp_path / "hf", tied_embeddings=True)
-    copies = {
-        "lm_head.weight": np.zeros((260, 16), np.float32),
-        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2),
-    }
-    break_tensor(tmp_path / "hf", copies, lambda tensors, more: tensors.update(more))
+    break_tensor(tmp_path / "hf", {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(2)}, dict.update)
+    break_tensor(tmp_path / "hf", "lm_head.weight", copy_embedding)
     model = ModelConfig(**read_shape(tmp_path / "hf"))
+    TensorFolder(tmp_path / "hf").check(model)
+    break_tensor(tmp_path / "hf", "lm_head.weight", lambda tensors, name: copy_embedding(tensors, name, np.float64))
     TensorFolder(tmp_path / "hf").check(model)
 
 

@@ -13,8 +13,10 @@ from distributed_cases import environment
 from sppo_jax.compat import (
     MIN_JAXLIB_FOR_GPU_OFFLOAD,
     backend_problem,
+    check_cudnn,
     check_offload,
     compiler_options,
+    cudnn_version,
     deviceless_flags,
     in_host_memory,
     jaxlib_version,
@@ -50,6 +52,63 @@ def test_the_installed_version_is_judged_by_default():
             check_offload("cuda", True)
     else:
         check_offload("cuda", True)
+
+
+def a_device(platform="gpu", runtime="a_runtime"):
+    return SimpleNamespace(platform=platform, client=SimpleNamespace(runtime_type=runtime))
+
+
+@pytest.mark.parametrize("version", [(9, 10, 0), (9, 10, 1), (9, 13, 0), (9, 13, 1), (9, 14, 0), (9, 14, 2)])
+def test_a_cudnn_that_fails_is_refused_in_one_line(version):
+    got = ".".join(map(str, version))
+    with pytest.raises(ValueError, match=f"must not run on.*, got {got}; run pip install .*model.kernel=block") as line:
+        check_cudnn(a_device(), version)
+    assert "\n" not in str(line.value)
+    check_cudnn(a_device("cpu"), version)
+    check_cudnn(a_device(runtime="compile_only_runtime"), version)
+
+
+@pytest.mark.parametrize("version", [(9, 9, 0), (9, 10, 2), (9, 12, 0), (9, 15, 0), (9, 17, 1)])
+def test_an_old_cudnn_is_warned_of(version):
+    with pytest.warns(UserWarning, match=f"9.18 or newer .*got {'.'.join(map(str, version))}; run pip install"):
+        check_cudnn(a_device(), version)
+
+
+@pytest.mark.parametrize("version", [(9, 18, 0), (9, 28, 1), (10, 0, 0)])
+def test_a_new_cudnn_is_taken(version, recwarn):
+    check_cudnn(a_device(), version)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("number,version", [(92801, (9, 28, 1)), (91300, (9, 13, 0)), (100203, (10, 2, 3))])
+def test_the_loaded_cudnn_is_judged_by_default(number, version, monkeypatch):
+    from jax._src import lib
+
+    library = SimpleNamespace(__name__="jax_cuda12_plugin._versions", cudnn_get_version=lambda: number)
+    monkeypatch.setattr(lib, "cuda_versions", library)
+    assert cudnn_version() == version
+    if version == (9, 13, 0):
+        with pytest.raises(ValueError, match="got 9.13.0; run pip install 'nvidia-cudnn-cu12>=9.18', or"):
+            check_cudnn(a_device())
+
+
+def test_without_cuda_there_is_no_cudnn_to_judge(monkeypatch):
+    from jax._src import lib
+
+    monkeypatch.setattr(lib, "cuda_versions", None)
+    assert cudnn_version() is None
+    check_cudnn(a_device())
+
+
+def test_a_missing_cudnn_is_said_in_one_line(monkeypatch):
+    from jax._src import lib
+
+    def missing():
+        raise RuntimeError("dlopen failed\nno libcudnn.so.9")
+
+    monkeypatch.setattr(lib, "cuda_versions", SimpleNamespace(cudnn_get_version=missing))
+    with pytest.raises(ValueError, match="must find cuDNN, got: dlopen failed no libcudnn.so.9; run pip install"):
+        check_cudnn(a_device())
 
 
 def test_devices_without_host_memory_are_refused():
@@ -119,6 +178,6 @@ def test_a_platform_that_is_not_there_is_wrong_input(platforms, tmp_path):
     if done.returncode == 0 and platforms in ("cuda", "rocm"):
         pytest.skip(f"this machine has {platforms}")
     assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    line = done.stderr.splitlines()[-1]  # a plugin without its libraries logs more
     assert f"got JAX_PLATFORMS={platforms} (" in line and "unset JAX_PLATFORMS" in line
     assert backend_problem(RuntimeError("Unable to initialize")) is None

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -32,8 +33,8 @@ def as_bytes(text) -> list[int]:
 def test_the_standard_library_is_there_in_a_fixed_order():
     corpus, again = load("stdlib", 257), load("stdlib", 257)
     assert corpus.num_tokens > 1_000_000
-    tokens = corpus.parts[0]
-    assert np.array_equal(tokens, again.parts[0]) and np.array_equal(corpus.hashes, again.hashes)
+    tokens = corpus.parts[0][:]
+    assert np.array_equal(tokens, again.parts[0][:]) and np.array_equal(corpus.hashes, again.hashes)
     assert (tokens[corpus.starts] == START_TOKEN).all()
     assert (tokens == START_TOKEN).sum() == corpus.num_documents
     train, validation = split_corpus(corpus, 0.05)
@@ -62,9 +63,37 @@ def test_a_directory_holds_files_of_every_kind_in_the_order_of_their_names(tmp_p
     assert len(set(load(tmp_path, separator=0).hashes.tolist())) == 8
 
 
-@pytest.mark.parametrize("source", ["~/a.txt", "~", "~/*.txt", "~/*"])
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            ["b.json.gz", "c.json.gz", "d.jsonl.zst"],
+            "got 3 of other kinds, which are left out (2 .json.gz, 1 .jsonl.zst)",
+        ),
+        (["b.json"], "1 of other kinds, which are left out (1 .json)"),
+        (["deep/b.csv", "deep/c.CSV", "LICENSE"], "3 of other kinds, which are left out (2 .csv, 1 without a suffix)"),
+        ([f"b.kind{number}" for number in range(9)], "and 3 more kinds)"),
+        ([".hidden.zst", ".git/b.zst"], None),
+        (["b.txt"], None),
+    ],
+)
+def test_files_of_other_kinds_are_counted_and_said(tmp_path, names, told):
+    (tmp_path / "a.txt").write_text("x")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("y")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(tmp_path)
+    assert [told in str(warning.message) for warning in caught] == ([True] if told else [])
+    assert not caught or "\n" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize("source", ["~/a.txt", "~", "~/*.txt", "~/*", "$HOME/a.txt", "${HOME}", "$HOME/*", "~/$SUB/.."])
 def test_a_home_directory_may_be_short(tmp_path, monkeypatch, source):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SUB", ".h")
+    (tmp_path / ".h").mkdir()
     (tmp_path / "a.txt").write_text("x")
     assert documents(load(source)) == [as_bytes("x")]
 

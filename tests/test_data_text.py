@@ -4,6 +4,7 @@ import gzip
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from sppo_jax.data import text
@@ -74,6 +75,46 @@ def test_wrong_files_are_refused_with_their_line(tmp_path):
     for name, message in cases.items():
         with pytest.raises(ValueError, match=message):
             documents(tmp_path / name)
+
+
+def write_rows(path, texts):
+    """Writes documents, some of them null or empty, in the way that a file's name asks for."""
+    if path.suffix == ".parquet":
+        write_parquet(path, text=texts)
+    else:
+        content = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+KINDS = ("a.jsonl", "a.jsonl.gz", "a.parquet")
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("texts", [["a", None, "b"], [None, "a"], ["a", ""], [None, None, "a", "", None, "b", None]])
+def test_documents_without_text_are_left_out_of_every_kind_of_file(tmp_path, name, texts):
+    write_rows(tmp_path / name, texts)
+    assert documents(tmp_path / name) == [[text] for text in texts if text]
+
+
+def not_utf8(path):
+    """Writes a document that is not UTF-8, as the second of its file where there can be several."""
+    if path.suffix == ".parquet":
+        pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        texts = pa.Array.from_buffers(
+            pa.string(), 2, [None, pa.py_buffer(np.array([0, 1, 4], np.int32)), pa.py_buffer(b"aca\xe9")]
+        )
+        parquet.write_table(pa.table({"text": texts}), path)
+    else:
+        content = b"a\nca\xe9 b" if path.suffix == ".txt" else b'{"text": "a"}\n{"text": "ca\xe9 b"}\n'
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.mark.parametrize(("name", "where"), [("a.txt", ""), *((name, " line 2") for name in KINDS[:2]), (KINDS[2], "")])
+def test_invalid_utf8_is_refused_with_the_name_of_the_file(tmp_path, name, where):
+    not_utf8(tmp_path / name)
+    with pytest.raises(ValueError, match=f"must be UTF-8, got .*{name}{where} .*byte 0xe9") as error:
+        documents(tmp_path / name)
+    assert "\n" not in str(error.value)
 
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):

@@ -15,12 +15,13 @@ from distributed_cases import REPO, environment
 from exactness import small_plan
 from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
-from sppo_jax import compat, distributed, value_and_grad
+from sppo_jax import compat, distributed, gpu_start, value_and_grad
 from sppo_jax import environment as env
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, pool_bytes
 from sppo_jax.models import build_model
+from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.plan import MeshShape, Predicted
 
 GiB = 2**30
@@ -65,6 +66,7 @@ def unset(monkeypatch):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(env, "_running_platform", lambda: None)
     monkeypatch.setattr(env, "machine_gb", lambda: 2000)
+    monkeypatch.setattr(gpu_start, "prepare", lambda *_: None)  # test_gpu_start.py has the limits of waiting
 
 
 def a_plan(*, host_gb, hbm_gb=70, mesh=(2, 2, 2)):
@@ -159,6 +161,11 @@ def test_a_flag_that_xla_does_not_know_is_named_with_the_nearest_that_it_knows(c
     assert "got --xla_nonsense_of_ours, " in told[1] and "nearest" not in told[1]
 
 
+def test_the_name_of_a_field_of_xla_is_no_flag(flags):
+    (told,) = flags("--xla_gpu_executable_terminate_timeout_seconds=60")
+    assert "(the nearest flag is --xla_gpu_executable_terminate_timeout)" in told
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -247,14 +254,14 @@ def test_a_share_of_the_user_stays(name, unset, monkeypatch):
 @pytest.mark.parametrize(
     "plan, num_processes, limit",
     [
-        (dict(host_gb=30), 1, "1040"),  # 8 devices, each twice its stash and what a save may copy
-        (dict(host_gb=30), 4, "260"),
-        (dict(host_gb=200), 1, "2000"),  # no more than the machine has
-        (dict(host_gb=1, hbm_gb=2, mesh=(1, 1, 1)), 1, None),  # XLA's default is enough
+        (dict(host_gb=30), 1, "30"),  # each device has a pool with this limit, in any number of processes
+        (dict(host_gb=30), 4, "30"),
+        (dict(host_gb=3000), 1, "3001"),  # no pool holds that in one piece, and the run is refused
+        (dict(host_gb=64), 1, None),  # as XLA's default
         (dict(host_gb=0), 1, None),
         (None, 1, "2000"),
     ],
-    ids=["one process", "four processes", "a small machine", "a small stash", "no stash", "no plan yet"],
+    ids=["one process", "four processes", "too much", "XLA's default", "no stash", "no plan yet"],
 )
 def test_the_host_limit_follows_the_plan(plan, num_processes, limit, unset, monkeypatch):
     monkeypatch.setattr(compat, "distributed_place", lambda: (0, num_processes))
@@ -262,10 +269,32 @@ def test_the_host_limit_follows_the_plan(plan, num_processes, limit, unset, monk
     assert given() == {env.FRACTION: "0.95"} | ({env.HOST_LIMIT: limit} if limit else {})
 
 
-def test_a_host_limit_of_the_user_stays(unset, monkeypatch):
-    monkeypatch.setenv(env.HOST_LIMIT, "100")
-    env.set_memory_limits(a_plan(host_gb=30))
-    assert os.environ[env.HOST_LIMIT] == "100"
+@pytest.mark.parametrize(
+    "given_gb, told",
+    [
+        ("30", ""),
+        ("29", "needs 30 GiB of pinned host memory a device, XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=29 lets XLA pin 29, in"),
+        ("31", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=31 makes XLA pin 31; set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=30 or"),
+        ("2000", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=2000 makes XLA pin 32; set "),  # the next power of two
+    ],
+)
+def test_a_host_limit_of_the_user_stays_and_is_warned_of(given_gb, told, unset, monkeypatch):
+    monkeypatch.setenv(env.HOST_LIMIT, given_gb)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert env.set_memory_limits(a_plan(host_gb=30))
+    assert os.environ[env.HOST_LIMIT] == given_gb
+    assert len(caught) == bool(told) and all(told in str(one.message) for one in caught), caught
+
+
+def test_a_run_fills_pools_of_plans_that_keep_something_on_the_host(unset):
+    assert env.pool_requests(a_plan(host_gb=30)) == (30 * GiB,) and env.pool_requests(a_plan(host_gb=0)) == ()
+
+
+def test_the_limit_has_room_for_the_copy_of_a_save(unset):
+    plan = replace(a_plan(host_gb=30), host_arrays=HostArrays(stash_bytes=30 * GiB, save=(5 * GiB, 6 * GiB)))
+    assert env.host_limit_gb(plan) == 41
+    assert env.host_limit_gb(replace(a_plan(host_gb=0), host_arrays=HostArrays(save=(40 * GiB,)))) == 80
 
 
 @pytest.mark.parametrize("platforms, set_", [("cpu", False), ("tpu,cpu", False), ("cuda,cpu", True), ("GPU", True)])
@@ -284,11 +313,11 @@ def test_nothing_is_set_once_a_backend_runs(unset, monkeypatch):
 @pytest.mark.parametrize(
     "plan, limit, pool_gb, told",
     [
-        (dict(host_gb=30), "", 75, ["pins at most 64 GB; set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1040 "]),
-        (dict(host_gb=30), "500", 75, ["pins at most 500 GB; set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=1040 "]),
-        (dict(host_gb=30), "1040", 75, []),
-        (dict(host_gb=30), "1040", 60, ["takes at most 60 GiB; set XLA_CLIENT_MEM_FRACTION=0.95 "]),
-        (dict(host_gb=30), "1040", None, []),
+        (dict(host_gb=90), "", 75, ["pins at most 64; set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=90 "]),
+        (dict(host_gb=90), "80", 75, ["pins at most 80; set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=90 "]),
+        (dict(host_gb=90), "90", 75, []),
+        (dict(host_gb=90), "90", 60, ["takes at most 60 GiB; set XLA_CLIENT_MEM_FRACTION=0.95 "]),
+        (dict(host_gb=90), "90", None, []),
         (dict(host_gb=0), "", 75, []),
     ],
     ids=["absent", "too little", "enough", "a small pool", "no pool", "no stash"],
@@ -339,10 +368,10 @@ def test_value_and_grad_checks_the_limits(unset, monkeypatch):
 
 def test_processes_that_ask_for_devices_before_they_plan_allow_all(unset, monkeypatch):
     """The mesh of several processes follows from their devices."""
-    seen = {}
+    seen, devices = {}, jax.local_devices()
     monkeypatch.setattr(distributed, "num_processes", lambda: 2)
     monkeypatch.setattr(distributed, "exchange", lambda text: [text, text])
-    monkeypatch.setattr(jax, "local_device_count", lambda: seen.update(given()) or 4)
+    monkeypatch.setattr(jax, "local_devices", lambda: seen.update(given()) or devices)
     distributed.cluster(config_from_dict(SETTINGS))
     assert seen == {env.FRACTION: "0.95", env.HOST_LIMIT: "2000"}
 
@@ -387,4 +416,4 @@ print(json.dumps([code, environment._running_platform(), dict(os.environ)]))
     assert out, errors
     code, platform, environ = json.loads(out.splitlines()[-1])
     assert platform and (code, errors.splitlines()[-1]) == (2, "stop")
-    assert environ[env.FRACTION] == "0.95" and 200 < int(environ[env.HOST_LIMIT]) < 300, errors
+    assert environ[env.FRACTION] == "0.95" and environ[env.HOST_LIMIT] == "101", errors  # and a copy of the tiny state

@@ -199,6 +199,22 @@ def test_devices_and_cores_are_shared_out(tmp_path):
     assert f"NPROC={max(1, len(os.sched_getaffinity(0)) // 2)} " in first
 
 
+def test_processes_of_several_hosts_are_numbered_host_by_host():
+    hosts = dict(DRY_RUN=1, HOSTS=3, HOST_ID=2, SPPO_COORDINATOR="node0:8476")
+    out, _ = local("2", "--", "echo", **hosts).communicate()
+    for line, number in zip(out.splitlines(), (4, 5), strict=True):
+        assert f"SPPO_COORDINATOR=node0:8476 SPPO_NUM_PROCESSES=6 SPPO_PROCESS_ID={number} " in line
+
+
+@pytest.mark.parametrize("number", ["3", "-1", "first"])
+def test_a_host_without_a_place_is_refused(number):
+    process = local("2", "--", "echo", HOSTS=3, HOST_ID=number, SPPO_COORDINATOR="node0:8476")
+    assert f"HOST_ID must be from 0 to HOSTS - 1, got HOST_ID={number} and HOSTS=3" in process.communicate()[1]
+    process = local("2", "--", "echo", HOSTS=3, HOST_ID=1)
+    assert "several hosts must meet at SPPO_COORDINATOR, got none" in process.communicate()[1]
+    assert process.returncode == 2
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -248,12 +264,14 @@ def slurm(tmp_path):
 JOB = ["configs/quickstart.yaml", "--run-dir", "runs/a b"]
 
 
-def test_slurm_runs_a_process_a_node(slurm):
-    process, notes = slurm(*JOB)
+@pytest.mark.parametrize("per_node, count", [({"SLURM_NTASKS_PER_NODE": 8}, 8), ({}, 1)])
+def test_slurm_runs_as_many_processes_as_it_is_asked_for(slurm, per_node, count):
+    process, notes = slurm(*JOB, **per_node)
     out, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
-    assert out == "sppo train configs/quickstart.yaml --run-dir runs/a b as 1 of 2 at node7:8476\n"
-    assert "srun --nodes=2 --ntasks-per-node=1 --kill-on-bad-exit=1" in notes() and "requeue" not in notes()
+    assert out == f"sppo train configs/quickstart.yaml --run-dir runs/a b as 1 of {2 * count} at node7:8476\n"
+    assert f"srun --nodes=2 --ntasks-per-node={count} --distribution=block --gpu-bind=none" in notes()
+    assert "--kill-on-bad-exit=1" in notes() and "requeue" not in notes()
 
 
 def test_slurm_prints_what_it_would_run(slurm):
@@ -283,16 +301,35 @@ def test_slurm_saves_before_the_time_is_up_and_queues_anew(slurm, number):
     assert "scancel --signal=TERM 42\nscontrol requeue 42" in notes()
 
 
-def test_slurm_asks_for_a_run_directory(slurm):
-    process, _ = slurm("configs/quickstart.yaml", "train.steps=3", "x=1")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "configs/quickstart.yaml train.steps=3 x=1",
+        "configs/quickstart.yaml x=1 --run-dir",
+        "configs/quickstart.yaml --run-dir --plan plan.json",
+        "configs/quickstart.yaml --run-dir=",
+        "--run-dir runs/a",
+        "--run-dir=runs/a",
+    ],
+)
+def test_slurm_asks_for_a_config_and_a_run_directory(slurm, words):
+    process, _ = slurm(*words.split())
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2 and "add --run-dir DIR" in errors
 
 
+@pytest.mark.parametrize("words", ["c.yaml --run-dir=runs/a", "--run-dir runs/a c.yaml", "c.yaml x=1 --run-dir runs/a"])
+def test_slurm_takes_the_run_directory_as_sppo_does(slurm, words):
+    process, _ = slurm(*words.split(), DRY_RUN=1)
+    assert process.communicate(timeout=30)[0] and process.returncode == 0
+
+
 def test_the_slurm_head_asks_for_requeue_and_an_early_signal():
     head = (LAUNCH / "slurm.sbatch").read_text()
-    for line in ("--requeue", "--signal=B:USR1@300", "--ntasks-per-node=1", "--open-mode=append"):
+    for line in ("--requeue", "--signal=B:USR1@300", "--open-mode=append"):
         assert f"#SBATCH {line}\n" in head
+    tasks, gpus = (re.search(f"#SBATCH --{name}-per-node=(.*)", head)[1] for name in ("ntasks", "gpus"))
+    assert tasks == gpus, "one process a GPU"
 
 
 def test_the_jobset_gives_every_pod_its_place():
@@ -307,30 +344,37 @@ def test_the_jobset_gives_every_pod_its_place():
     assert rule["onExitCodes"]["values"] == [2, 3] and rule["onExitCodes"]["containerName"] == container["name"]
     assert pod["terminationGracePeriodSeconds"] >= 300
     env = {item["name"]: item for item in container["env"]}
-    assert env["SPPO_NUM_PROCESSES"]["value"] == str(job["parallelism"]) == str(job["completions"])
+    assert env["HOSTS"]["value"] == str(job["parallelism"]) == str(job["completions"])
+    assert env["PROCESSES"]["value"] == str(container["resources"]["limits"]["nvidia.com/gpu"]), "one a GPU"
     place = f"$(JOBSET_NAME)-{group['name']}-0-0.$(JOBSET_NAME):{container['ports'][0]['containerPort']}"
     assert env["SPPO_COORDINATOR"]["value"] == place
     assert list(env).index("JOBSET_NAME") < list(env).index("SPPO_COORDINATOR"), "a value uses only those before it"
-    assert "job-completion-index" in env["SPPO_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert "job-completion-index" in env["HOST_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
     run_dir = container["args"][container["args"].index("--run-dir") + 1]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert run_dir.startswith(mounts["shared"]) and {volume["name"] for volume in pod["volumes"]} == set(mounts)
-    assert (REPO / container["args"][2]).is_file()
+    assert (REPO / container["args"][2].removeprefix("/sppo_jax/")).is_file()
 
 
 @pytest.mark.parametrize("fate, told, status", [("0", False, 0), ("2", False, 2), ("wait", True, 143)])
 def test_a_pod_that_is_told_to_go_does_not_count_as_done(slurm, tmp_path, fate, told, status):
     jobset = yaml.safe_load((LAUNCH / "jobset.yaml").read_text())
     container = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
-    env = environment(NOTES=tmp_path / "notes", FATE=fate, SPPO_PROCESS_ID=0, SPPO_NUM_PROCESSES=2)
-    env["PATH"] = f"{tmp_path}:{env['PATH']}"
-    process = subprocess.Popen([*container["command"], *container["args"]], env=env, stdout=subprocess.PIPE, text=True)
-    wait_for(process, 1, "sppo train configs/")
+    env = environment(
+        NOTES=tmp_path / "notes", FATE=fate, PROCESSES=2, HOSTS=3, HOST_ID=1, SPPO_COORDINATOR="pod0:8476"
+    )
+    env |= {"PATH": f"{tmp_path}:{env['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    words = [word.replace("/sppo_jax/", f"{REPO}/") for word in (*container["command"], *container["args"])]
+    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = wait_for(process, 1 if fate == "2" else 2, "sppo train")
+    assert all(re.match(r"\[[23]\] sppo train /.* as [23] of 6 at pod0:8476", line) for line in first)
     if told:
         time.sleep(0.2)
         process.terminate()
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == status and out == ("saved\n" if told else "")
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == status and (
+        fate == "2" or sorted(out.splitlines()) == told * ["[2] saved", "[3] saved"]
+    )
 
 
 @pytest.fixture

@@ -99,7 +99,10 @@ def test_streams_are_taken_where_they_have_a_descriptor(monkeypatch, tmp_path, c
     assert (tmp_path / "out").read_text() == "shown\n"
 
 
-@pytest.mark.parametrize("encoding, errors", [("ascii", "strict"), ("latin-1", "strict"), ("utf-8", "strict")])
+@pytest.mark.parametrize(
+    "encoding, errors",
+    [("ascii", "strict"), ("latin-1", "strict"), ("utf-8", "strict"), ("ascii", "surrogateescape")],
+)
 def test_a_character_that_the_encoding_lacks_is_escaped(pipe, encoding, errors):
     with open(pipe[1], "w", encoding=encoding, errors=errors, closefd=False) as stream:
         Output(stream, pipe[1], drops=False).write("runs/\u03b1\udcff\n")

@@ -166,3 +166,14 @@ def test_wrong_traced_arguments_are_told_too(model, case):
     f = value_and_grad(PLAN, model)
     with pytest.raises(ValueError, match="'tokens' must be int32, got float32"):
         jax.eval_shape(f, params, {**batch, "tokens": batch["tokens"].astype(np.float32)})
+
+
+@pytest.mark.parametrize("make", [value_and_grad, evaluate])
+def test_the_loaded_cudnn_is_judged_if_the_plan_runs_it(make, model, monkeypatch):
+    def refuse(device):
+        raise ValueError(f"not on the {device.platform}")
+
+    monkeypatch.setattr(api, "check_cudnn", refuse)
+    make(PLAN, model)
+    with pytest.raises(ValueError, match="not on the cpu"):
+        make(dataclasses.replace(PLAN, kernel="cudnn"), model)

@@ -13,30 +13,42 @@ from sppo_jax.pipeline.rows import HostRow
 from sppo_jax.pipeline.stash import HostPlace, StashLayout, chunk_entries
 from sppo_jax.plan.stash import StashClass
 
+PIECES = [(1024,), (858, 166), (300, 24, 700)]
+
 
 def layout(stash: StashClass, tokens: int, **shapes) -> StashLayout:
     named = {name: jax.ShapeDtypeStruct((tokens, *dims), dtype) for name, (dims, dtype) in shapes.items()}
     return StashLayout(chunk_entries(stash, named), num_layers=2, num_slots=3)
 
 
+@pytest.mark.parametrize("host_pieces", PIECES)
 @pytest.mark.parametrize("host_rows", [(5, 5), (7, 5), (0, 7), (7, 0)])
-def test_what_is_stashed_comes_back_bit_for_bit(host_rows):
+def test_what_is_stashed_comes_back_bit_for_bit(host_rows, host_pieces):
     shapes = {"x": ((6,), jnp.bfloat16), "out": ((2, 3), jnp.bfloat16), "lse": ((2,), jnp.float32)}
     stash = layout(StashClass(7, host_inputs=host_rows[0], host_attention=host_rows[1]), 7, **shapes)
+    if stash.host_shape[1] < len(host_pieces):
+        with pytest.raises(
+            ValueError, match="host_pieces of a plan must be at most 2, the units of a line.*, got 3; use"
+        ):
+            replace(stash, host_pieces=host_pieces).host_part()
+        return
+    stash = replace(stash, host_pieces=host_pieces)
     rng = np.random.default_rng(0)
     values = {name: jnp.asarray(rng.normal(size=(7, *dims)), dtype) for name, (dims, dtype) in shapes.items()}
     kept, part = stash.put(stash.kept_buffers(), stash.host_part(), 2, 1, values)
     back = stash.get(kept, part, 2, 1)
     for name, value in values.items():
         np.testing.assert_array_equal(np.asarray(back[name], np.float32), np.asarray(value, np.float32))
-    assert part.size == 2 * sum(entry.host_units for entry in stash.entries.values())  # nothing is padded
+    units = 2 * sum(entry.host_units for entry in stash.entries.values())
+    assert sum(piece.size for piece in part) == units and len(part) == len(host_pieces)  # nothing is padded
 
 
+@pytest.mark.parametrize("host_pieces", PIECES)
 @pytest.mark.parametrize("again", [(), ("x",)])
-def test_a_short_row_ends_where_the_next_row_begins(again):
+def test_a_short_row_ends_where_the_next_row_begins(again, host_pieces):
     shapes = {"out": ((2, 3), jnp.bfloat16), "lse": ((2,), jnp.float32), "x": ((6,), jnp.bfloat16)}
     stash = layout(StashClass(7, host_inputs=7, host_attention=7), 7, **shapes)
-    stash = replace(stash, again=again, has_short_rows=True)
+    stash = replace(stash, again=again, has_short_rows=True, host_pieces=host_pieces)
     short, values, buffer = [True, True, False, True, False], [], stash.host_buffer(5, 3)
     places = [HostPlace(row, sum(short[:row])) for row in range(5)]
     for row, place in enumerate(places):
@@ -47,7 +59,7 @@ def test_a_short_row_ends_where_the_next_row_begins(again):
             _, part = stash.put({}, part, 0, layer, {name: (1 + layer) * x for name, x in values[-1].items()})
         buffer = stash.write_host(buffer, place, part)
     units = {name: 2 * entry.host_units for name, entry in stash.entries.items()}
-    assert buffer.size == 5 * units["x"] + 2 * (units["out"] + units["lse"])
+    assert sum(piece.size for piece in buffer) == 5 * units["x"] + 2 * (units["out"] + units["lse"])
     for row, place in enumerate(places):
         back = stash.get({}, stash.fetch_host(buffer, place), 0, 1)
         if again:

@@ -60,8 +60,8 @@ def test_a_plan_from_before_shapes_has_none_and_a_newer_one_is_refused():
     values = make().to_dict()
     del values["schedule"]["shapes"], values["stash"]["kv"]
     assert Plan.from_dict({**values, "schema_version": 4}) == make() and make().schedule.shapes == ()
-    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 11, got 12; plan again"):
-        Plan.from_dict({**make().to_dict(), "schema_version": 12})
+    with pytest.raises(ValueError, match=r"schema_version of plan\.json must be 12, got 13; plan again"):
+        Plan.from_dict({**make().to_dict(), "schema_version": 13})
     with pytest.raises(ValueError, match=r"schedule of plan\.json must have every key, got none named shapes"):
         Plan.from_dict(values)
 
@@ -102,6 +102,25 @@ def test_a_plan_from_before_blocking_saves_has_asynchronous_ones():
     assert Plan.from_dict({**values, "schema_version": 10}) == make() and make().saves == "async"
     with pytest.raises(ValueError, match="saves of a plan must be one of async, blocking, got 'never'; choose one"):
         Plan.from_dict({**values, "saves": "never"})
+
+
+def test_a_plan_from_before_host_pieces_has_one_array():
+    values = make().to_dict()
+    assert values.pop("host_pieces") == [1024]
+    assert Plan.from_dict({**values, "schema_version": 11}) == make() and make().host_pieces == (1024,)
+    cut = make(host_pieces=(858, 166))
+    assert Plan.from_json(cut.to_json()) == cut and hash(Plan.from_json(cut.to_json())) == hash(cut)
+    assert "the stash in 2 arrays, 858 : 166" in cut.describe() and "arrays" not in make().describe()
+
+
+NOT_SHARES = [(), (1023,), (1024, 1), (1025, -1), (1024, 0), (512.0, 512.0), (1023, True), "1024"]
+
+
+@pytest.mark.parametrize("pieces", NOT_SHARES)
+def test_host_pieces_are_shares_of_1024(pieces):
+    words = "host_pieces of a plan must be whole numbers above 0 that add up to 1024, got .*; use .1024. for one array"
+    with pytest.raises(ValueError, match=words):
+        make(host_pieces=pieces)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +200,8 @@ def edited(path: str, value) -> str:
     [
         ("{", "JSON text"),
         ("[]", "JSON object, got a value of type list"),
-        (edited("schema_version", 99), "schema_version of plan.json must be 11, got 99"),
-        (edited("schema_version", None), "schema_version of plan.json must be 11, got None"),
+        (edited("schema_version", 99), "schema_version of plan.json must be 12, got 99"),
+        (edited("schema_version", None), "schema_version of plan.json must be 12, got None"),
         (edited("color", "red"), ", got color too; plan again"),
         (edited("mesh.color", "red"), "mesh of plan.json must have only the keys data, pipe, seq, got color too"),
         (edited("stash.alpha", None), "stash of plan.json must have every key, got none named alpha"),
@@ -204,7 +223,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(schema_version=1), "schema_version of a plan must be 11, got 1"),
+        (dict(schema_version=1), "schema_version of a plan must be 12, got 1"),
         (dict(schedule=SchedulePlan(name="sppo", wave=2)), "divide the 1 sequences of a pipeline (nearest: 1), got 2"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
@@ -234,11 +253,11 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         ),
         (
             dict(schedule=BY_GROUPS, chunk_lengths=(56,), stash=replace(STASH, alpha=(0.0,) * 4, kv="rebuild")),
-            "stash.kv=rebuild must have at least 2 chunks, got 1; use stash.kv=recompute, or stash.kv=keep",
+            "stash.kv=rebuild of a plan must have at least 2 chunks, got 1; write recompute there, or plan again",
         ),
         (
             dict(schedule=BY_GROUPS, stash=replace(STASH, alpha=(0.0,) * 9, kv="recompute")),
-            "stash.kv=recompute must have exactly 1 chunk, got 4; use stash.kv=rebuild, or stash.kv=keep",
+            "stash.kv=recompute of a plan must have exactly 1 chunk, got 4; write rebuild there, or plan again",
         ),
         (
             dict(stash=replace(AGAIN, alpha=STASH.alpha, attention_from=1)),

@@ -20,14 +20,18 @@ from sppo_jax.planner.memory import (
     backward_work,
     idle_table_bytes,
     kv_heads_per_device,
+    most_pinned_bytes,
     optimizer_bytes,
     predict_memory,
     stash_bytes,
     table_work,
     turn_bytes,
+    usable_host_bytes,
     weight_bytes,
 )
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
+
+GIB = 2**30
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 SHAPE = Shape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)
@@ -128,6 +132,14 @@ def test_fits_leaves_a_reserve_and_looks_at_the_host_too():
     assert Memory(hbm={"a": 900, "b": 40}, host=95).fits(cluster)
     assert not Memory(hbm={"a": 941}, host=0).fits(cluster)
     assert not Memory(hbm={"a": 10}, host=96).fits(cluster)
+
+
+def test_pools_of_gpus_pin_whole_gib():
+    gpus = replace(make_cluster(DEVICES["h100"], 2), host_bytes=6 * GIB)  # 97% of it are 2.91 GiB a device
+    assert usable_host_bytes(gpus) == 2 * GIB
+    assert usable_host_bytes(replace(gpus, device=DEVICES["cpu"])) == int(3 * GIB * 0.95)
+    large = replace(gpus, host_bytes=2000 * GIB)
+    assert usable_host_bytes(large) == int(1000 * GIB * 0.95) and most_pinned_bytes(large) == 970 * GIB
 
 
 def test_a_tpu_keeps_tiles_and_copies_what_wants_another_layout():

@@ -1,6 +1,7 @@
 """Charts: well-formed, every point at its place, round ticks, and refusals that name the axis."""
 
 import math
+import random
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -15,6 +16,7 @@ from sppo_jax.report.draw.chart import (
     Panel,
     Rule,
     Series,
+    _Scale,
     axis_ends,
     chart_svg,
     count_text,
@@ -142,3 +144,33 @@ def test_a_page_chooses_the_colours_and_gets_what_hovering_needs():
 )
 def test_counts_in_short(value, text):
     assert count_text(value) == text
+
+
+def axes():
+    """Yields axes of every kind with the values that they show: far apart, close together, around 0 or far from it."""
+    drawn = random.Random(0)
+    for _ in range(2000):
+        log, whole = drawn.random() < 0.3, drawn.random() < 0.4
+        low = 10 ** drawn.uniform(-4, 8) * (1 if log else drawn.choice((1, -1, 0)))
+        span = (abs(low) or 1) * 10 ** drawn.uniform(-5, 3)
+        low, span = (round(low), max(1, round(span))) if whole else (low, span)
+        if not log or low > 0:
+            yield Axis(label="", log=log, whole=whole, percent=not whole and drawn.random() < 0.3), [low, low + span]
+    yield Axis(label="loss"), [9.21034, 9.21041]
+    yield Axis(label="MFU", percent=True), [0.46201, 0.46209]
+    yield Axis(label="step", whole=True, low=0), [1_000_000, 1_000_012]
+    yield Axis(label="gradient norm", log=True), [0.70, 0.71]
+
+
+def test_ticks_of_an_axis_are_several_and_differ():
+    for axis, values in axes():
+        labels = _Scale(axis, values, 0, 100).labels()
+        texts = [text for _, text in labels]
+        assert 2 <= len(labels) <= 14 and len(set(texts)) == len(texts), (axis, values, texts)
+
+
+def test_ticks_are_as_short_as_they_can_be():
+    loss, steps = Axis(label="loss"), Axis(label="step", whole=True, low=0)
+    assert [text for _, text in _Scale(loss, [2, 4], 0, 1).labels()] == ["2", "2.5", "3", "3.5", "4"]
+    assert [text for _, text in _Scale(steps, [2000], 0, 1).labels()] == ["0", "500", "1,000", "1,500", "2,000"]
+    assert "9.21036" in [text for _, text in _Scale(loss, [9.21034, 9.21041], 0, 1).labels()]

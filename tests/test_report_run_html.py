@@ -6,7 +6,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from run_cases import CASES, LENGTH, healthy, metrics, torn, troubled, two_steps, write_run
+from run_cases import CASES, LENGTH, event, healthy, metrics, torn, troubled, two_steps, write_run
 from test_report_plan_html import VOID, _Nesting
 
 from sppo_jax.positions import Bucket
@@ -14,7 +14,7 @@ from sppo_jax.report.run import charts as run_charts
 from sppo_jax.report.run.data import read_run_dir
 from sppo_jax.report.run.figures import Point, Validation, duration, figures_of_run, series, smooth, thin
 from sppo_jax.report.run.html import run_html, write_report
-from sppo_jax.report.run.words import event_rows, skip_rows, summary
+from sppo_jax.report.run.words import event_rows, head_cards, skip_rows, summary
 from sppo_jax.train.run_dir import claimed
 
 TITLES = ("Loss", "Validation loss by position in the context", "Late minus early", "Recall by distance", "Memory")
@@ -270,3 +270,31 @@ def test_a_very_long_run_is_sampled_and_keeps_its_news(tmp_path):
     assert len(steps) < 6100 and {1, 7001, 12_346, 20_000} <= steps and "one in 4 is shown" in data.notes[0]
     run = figures_of_run(data)
     assert run.trained_s == pytest.approx(20_000 * line["step_s"], rel=1e-3) and run.step == 20_000
+
+
+@pytest.mark.parametrize("losses", [[9.0, 8.0, 7.0], [9.0] * 30 + [2.5], [9.0, 8.0, None], [4.25]])
+def test_the_card_of_the_loss_is_the_last_loss_and_says_of_which_step(tmp_path, losses):
+    rng = random.Random(0)
+    lines = [metrics(step, rng) | {"loss": loss} for step, loss in enumerate(losses, 1)]
+    run = figures_of_run(read_run_dir(write_run(tmp_path / "run", lines, [])))
+    step, last = [(step, loss) for step, loss in enumerate(losses, 1) if loss is not None][-1]
+    assert (f"{last:.4f}", f"loss of step {step}, nats a token", "") in head_cards(run)
+    assert f"{losses[0]:.4f} at step 1, {last:.4f} at step {step}" in summary(run)
+
+
+@pytest.mark.parametrize("between", [[], ["save"], ["save", "spike", "resume"]])
+def test_warnings_of_one_text_are_one_row(tmp_path, between):
+    events = []
+    for step in range(1, 18):
+        events.append(event(step, "warning", "the tracker does not answer"))
+        events += [event(step, kind, f"{kind} at {step}") for kind in between]
+    events += [event(18, "warning", "step 18 took 99 s"), event(19, "warning", "step 19 took 12 s")]
+    events += [event(20, "warning", "the disk is full")]
+    run = figures_of_run(read_run_dir(write_run(tmp_path / "run", [metrics(20, random.Random(0))], events)))
+    rows = [row for row in event_rows(run) if row[2] == "warning"]
+    assert [(row[0], row[3]) for row in rows] == [
+        ("20", "the disk is full"),
+        ("18-19", "2 of them; the last: step 19 took 12 s"),
+        ("1-17", "17 times: the tracker does not answer"),
+    ]
+    assert "3 warnings" in summary(run)

@@ -14,7 +14,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sppo_jax.config import CheckpointConfig
 from sppo_jax.train.checkpoint import Checkpoints, OneByOne
-from sppo_jax.train.checkpoint_read import checkpoint_steps, find_checkpoint, load_params, read_run, restore_newest
+from sppo_jax.train.checkpoint_read import (
+    checkpoint_steps,
+    find_checkpoint,
+    load_params,
+    other_folders,
+    read_run,
+    restore_newest,
+)
 from sppo_jax.train.fingerprint import fingerprints, leaf_name
 from sppo_jax.train.state import first_state, shardings_of, state_shapes, to_tree
 
@@ -91,6 +98,42 @@ def test_nothing_saved_is_nothing_restored(tmp_path):
 def test_what_is_kept(tmp_path, settings, losses, kept):
     save(tmp_path, *range(1, 9), losses=losses, **settings)
     assert checkpoint_steps(tmp_path) == kept[::-1]
+
+
+def other_folder(directory, name, *inner):
+    """Makes a folder that is no checkpoint, with something that must not be lost."""
+    for part in inner or ("",):
+        (directory / name / part).mkdir(parents=True, exist_ok=True)
+    (directory / name / "mine.txt").write_text(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [("2024", ()), ("3", ()), ("0", ()), ("7", ("run",)), ("9", ("state",)), ("007", ("state", "run")), ("\u00b2", ())],
+)
+def test_folders_with_numbers_for_names_are_no_checkpoints(tmp_path, name, inner):
+    other_folder(tmp_path, name, *inner)
+    save(tmp_path, 5, 6, keep_last=2)
+    save(tmp_path, 8, keep_last=2)
+    assert checkpoint_steps(tmp_path) == [8, 6]
+    assert (tmp_path / name / "mine.txt").read_text() == name
+    assert find_checkpoint(tmp_path) == tmp_path / "8"
+    assert restore_newest(tmp_path, shapes_on(1), pytest.fail).run["step"] == 8
+
+
+def test_folders_with_names_of_steps_to_come_are_found(tmp_path):
+    save(tmp_path, 5)
+    for name in ("3", "7", "12", "13", "2024", "007", "12.broken-0"):
+        other_folder(tmp_path, name)
+    assert [path.name for path in other_folders(tmp_path, 12)] == ["12", "7"]
+    assert other_folders(tmp_path / "absent", 12) == []
+
+
+def test_what_a_killed_process_has_half_deleted_is_deleted(tmp_path):
+    save(tmp_path, 5, 6, keep_last=2)
+    shutil.rmtree(tmp_path / "5" / "run")
+    save(tmp_path, 7, keep_last=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["6", "7"]
 
 
 def test_what_is_best_is_known_after_a_restart(tmp_path):

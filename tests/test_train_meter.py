@@ -1,8 +1,12 @@
-"""Spikes are losses far out of their recent range, and nothing else."""
+"""Lines of metrics; spikes are losses far out of their recent range, and nothing else."""
+
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
+from tiny_runs import make_config
 
-from sppo_jax.train.meter import LossSpikes
+from sppo_jax.train.meter import LossSpikes, Meter
 
 
 def found(losses):
@@ -36,3 +40,22 @@ def test_it_says_by_how_much():
     for _ in range(30):
         spikes.check(2.0)
     assert spikes.check(5.0) == "loss spike: 5.0000, where the last 30 had a median of 2.0000"
+
+
+@pytest.mark.parametrize(
+    ("loss", "has_targets", "logged"),
+    [(2.5, True, 2.5), (0.0, True, 0.0), (0.0, False, None), (30.0, False, None)],
+)
+def test_a_step_without_a_target_has_no_loss(loss, has_targets, logged):
+    lines, events = [], []
+    record = SimpleNamespace(metrics=lines.append, event=lambda *words: events.append(words))
+    mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform="cpu")]), size=1)
+    config = make_config("a.npy", train={"log_every": 1, "steps": 50})
+    meter = Meter(SimpleNamespace(config=config, schedule=lambda step: step, mesh=mesh), record, first=0)
+    outputs = {"grad_norm": 0.0, "num_skipped": 0, "num_skipped_in_row": 0, "signal": 0}
+    for step in range(1, 42):  # enough before the last one for its loss to stand out
+        last = {"loss": loss, "has_targets": has_targets} if step == 41 else {"loss": 9.0, "has_targets": True}
+        meter.expect(step, {name: np.array(value) for name, value in (outputs | last).items()})
+        meter.wait()
+        meter.write()
+    assert lines[-1]["step"] == 41 and lines[-1]["loss"] == logged and not lines[-1]["spike"] and not events

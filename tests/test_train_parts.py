@@ -12,7 +12,8 @@ from flax import nnx
 from sppo_jax.config import MetricsConfig, OptimizerConfig
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.train.evaluate import evaluate, position_edges
-from sppo_jax.train.meter import peak_flops_per_s, peak_memory
+from sppo_jax.train.memory_peak import peak_memory
+from sppo_jax.train.meter import peak_flops_per_s
 from sppo_jax.train.record import Progress
 from sppo_jax.train.step import is_matrix, make_optimizer, make_schedule
 

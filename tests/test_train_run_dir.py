@@ -1,5 +1,6 @@
 """The directory of a run: one run at a time, continued only by its own config, whole at every moment."""
 
+import errno
 import json
 import os
 import subprocess
@@ -29,6 +30,29 @@ def test_a_directory_has_one_run_at_a_time(tmp_path):
         assert f"held by process {os.getpid()} on" in other.stderr and other.returncode == 1
     with claimed(tmp_path / "run"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("number", "held"),
+    [
+        (errno.EAGAIN, True),
+        (errno.EACCES, True),
+        (errno.ENOSYS, False),
+        (errno.ENOLCK, False),
+        (errno.EOPNOTSUPP, False),
+    ],
+)
+def test_only_some_answers_say_that_a_directory_is_held(tmp_path, monkeypatch, number, held):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("sppo_jax.locks.fcntl.flock", refuse)
+    if held:
+        with pytest.raises(ValueError, match="must have one run at a time"), claimed(tmp_path / "run"):
+            pass
+    else:
+        with pytest.warns(UserWarning, match="should be on a file system with locks"), claimed(tmp_path / "run"):
+            assert str(os.getpid()) in (tmp_path / "run" / "lock").read_text()
 
 
 def test_a_dead_process_holds_nothing(tmp_path):

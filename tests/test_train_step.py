@@ -31,7 +31,7 @@ def step_and_state():
 
 
 def batch(*values):
-    return {"x": jnp.array(values, jnp.float32)}
+    return {"x": jnp.array(values, jnp.float32), "targets": jnp.zeros((1, 4), jnp.int32)}
 
 
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
@@ -65,3 +65,10 @@ def test_the_first_state_counts_from_nothing():
     params = nnx.State({"w": nnx.Param(jnp.ones(3))})
     state = first_state(params, OPTIMIZER.init(params))
     assert [int(each) for each in state[:3]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("targets, has", [([-1, -1], False), ([-1, 5], True), ([0, -1], True)])
+def test_a_step_says_whether_it_has_targets(step_and_state, targets, has):
+    step, state = step_and_state
+    given = batch(1, 2, 3) | {"targets": jnp.array([targets], jnp.int32)}
+    assert bool(step(state, given, Signals(MESH).array())[1]["has_targets"]) == has

@@ -1,5 +1,6 @@
 """The watchdog: real processes, one of which is stopped, stuck, killed or fails; the others name it and end."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -8,9 +9,20 @@ import subprocess
 import sys
 import time
 
+import jax
+import numpy as np
 import pytest
 from distributed_cases import REPO, environment, finish, start_processes
+from test_train_checkpoint import RUN, make_state, shapes_on
+from tiny_runs import lines_of, make_config, quickly, run, write_documents
 
+from sppo_jax.config import CheckpointConfig
+from sppo_jax.pipeline.api import TokenScores
+from sppo_jax.plan import stall_limit
+from sppo_jax.train import loop
+from sppo_jax.train.checkpoint import Checkpoints, OneByOne
+from sppo_jax.train.evaluate import evaluate
+from sppo_jax.train.meter import Meter
 from sppo_jax.train.watchdog import Watchdog
 
 LOOP = """
@@ -147,3 +159,83 @@ def test_a_beat_costs_nothing():
         for step in range(10_000):
             watchdog.beat(step, "step")
         assert (time.perf_counter() - start) / 10_000 < 50e-6
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_validation_may_take_longer_than_the_limit_if_no_batch_does(beats):
+    stalls, batch = [], {"targets": np.ones((1, 8), int), "positions": np.arange(8)[None]}
+
+    def slow(params, batch):
+        time.sleep(0.3)
+        return TokenScores(np.ones((1, 8)), None)
+
+    with Watchdog(1.0, on_stall=stalls.append) as watchdog:
+        watchdog.beat(1, "evaluate")
+        beat = (watchdog.beat_again,) if beats else ()
+        assert evaluate(slow, None, [batch] * 7, lambda batch: batch, *beat).num_targets == 56
+    assert [line.split(";")[0] for line in stalls] == (1 - beats) * [
+        "no progress for train.stall_s = 1 s, got stuck at step 1 (evaluate)"
+    ]
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_blocking_save_may_take_longer_than_the_limit_if_no_array_does(beats, tmp_path, monkeypatch):
+    stalls, shapes, end = [], shapes_on(2), OneByOne.on_write_end
+
+    def slow(self, path):
+        time.sleep(0.4)
+        end(self, path)
+
+    monkeypatch.setattr(OneByOne, "on_write_end", slow)
+    with Watchdog(2.0, on_stall=stalls.append) as watchdog:
+        watchdog.beat(3, "save")
+        beat = {"beat": watchdog.beat_again} if beats else {}
+        checkpoints = Checkpoints(tmp_path, CheckpointConfig(), shapes, running=shapes, **beat)
+        assert checkpoints.save(make_state(), RUN, step=3)[1] is None
+    assert len(stalls) == 1 - beats, stalls
+    assert checkpoints.close() is None
+
+
+@pytest.mark.parametrize("given", ["auto", 1.0])
+def test_a_step_longer_than_the_least_limit_is_no_stall(given, tmp_path, monkeypatch):
+    """The least limit is a second here, a step takes longer, and the plan has predicted that."""
+    stalls, wait, beats = [], Meter.wait, []
+
+    def slow(self):
+        time.sleep(1.4)
+        return wait(self)
+
+    class Noted(Watchdog):
+        def __init__(self, stall_s):
+            super().__init__(stall_s, on_stall=stalls.append)
+
+        def beat(self, step, phase):
+            beats.append(phase)
+            super().beat(step, phase)
+
+    def slower(experiment):
+        predicted = dataclasses.replace(experiment.plan.predicted, step_s=30.0)
+        plan = dataclasses.replace(experiment.plan, predicted=predicted, saves="blocking")
+        return dataclasses.replace(quickly(experiment), plan=plan)
+
+    monkeypatch.setattr(stall_limit, "_LEAST_S", 1.0)
+    monkeypatch.setattr(Meter, "wait", slow)
+    monkeypatch.setattr(loop, "Watchdog", Noted)
+    train = {"steps": 1, "stall_s": given, "eval_sequences": 3, "devices": "cpu:1"}
+    small = {
+        "optimizer": {"warmup_steps": 0},
+        "model": {"num_layers": 1},
+        "mesh": {"data": 1, "pipe": 1},
+        "sequence": {"chunks": 2, "per_step": 2},
+    }
+    config = make_config(write_documents(tmp_path / "tokens.npy"), train=train, **small)
+    experiment, result = run(config, tmp_path / "run", slower)
+    warned = [line["text"] for line in lines_of(tmp_path / "run", "events") if line["kind"] == "warning"]
+    assert result.step == 1
+    if given == "auto":
+        assert stalls == [] == warned
+    else:
+        assert "got stuck at step 1 (step)" in stalls[0] and "must be above the predicted step of 30 s" in warned[0]
+    # Three sequences are two batches; a blocking save beats at each array, when it is fetched and when it is written.
+    num_arrays = len(jax.tree.leaves(experiment.shapes))
+    assert beats.count("evaluate") == 1 + 2 and beats.count("save") >= 1 + 2 * num_arrays

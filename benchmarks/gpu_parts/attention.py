@@ -32,17 +32,23 @@ def cases(*, tiny: bool) -> list[Case]:
         for prefix in prefixes:
             queries = long[:1] if kernel == "blockwise" else long if prefix == 512 else short
             settings = {"kernel": kernel, "prefix": prefix * _K, "queries": queries, "run_s": 0.1}
-            found.append(_case(f"{kernel} behind {prefix}K", settings, 15 + 8 * len(queries)))
-    for shape in ("rectangle", "triangle"):
-        settings = {"calls": shape, "keys": 32 * _K, "queries": short, "run_s": 0.1}
-        found.append(_case(f"cudnn, a {shape}", settings, 40))
-    return [*found, _case("profile", {"profile": True}, 100)]
+            found.append(
+                _case(f"{kernel} behind {prefix}K", settings, 10 + 8 * len(queries) + prefix * len(queries) / 24)
+            )
+    for name, shape, queries in (
+        ("a large rectangle", "rectangle", long),
+        ("a small rectangle", "rectangle", short[:2]),
+        ("a triangle", "triangle", short),
+    ):
+        settings = {"calls": shape, "keys": 32 * _K, "queries": queries, "run_s": 0.1}
+        found.append(_case(f"cudnn, {name}", settings, 10 + 7.5 * len(queries)))
+    return [*found, _case("profile", {"profile": True}, 140)]
 
 
 def _case(name: str, settings: dict, expected_s: float) -> Case:
     needs = {"hbm_gib": 24.0} if expected_s > 5 else {}
     return Case(
-        part="attention", name=name, settings=settings, expected_s=expected_s, limit_s=4 * expected_s + 60, **needs
+        part="attention", name=name, settings=settings, expected_s=expected_s, limit_s=3 * expected_s + 90, **needs
     )
 
 

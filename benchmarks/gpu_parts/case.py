@@ -8,7 +8,8 @@ from typing import Any
 
 # A case hands over one row of results at a time, so that a crash loses no earlier row.
 Emit = Callable[[dict[str, Any]], None]
-DONE, FAILED, SKIPPED = "done", "failed", "skipped"
+# "not run": what time did not allow, also where the case had begun.
+DONE, FAILED, SKIPPED, NOT_RUN = "done", "failed", "skipped", "not run"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Case:
         part: the module of `gpu_parts` that runs the case.
         name: unique within the part.
         settings: what the module's `run` and `programs` take; JSON values only.
-        expected_s: seconds the case takes on an H200; it is not begun with less time left.
+        expected_s: seconds the case takes on an H100, compiling included; it is not begun with less time left.
         limit_s: seconds after which the process is killed.
         packages: packages that the case imports beyond those of the project.
         hbm_gib: device memory that the case needs at least.
@@ -51,11 +52,12 @@ class Outcome:
 
     Args:
         key: of the case.
-        status: "done", "failed" or "skipped".
-        reason: why it failed or was skipped, in one line.
+        status: "done", "failed", "skipped" or "not run".
+        reason: why it failed, was skipped or was not run, in one line.
         wall_s: seconds of the whole process.
         rows: what it emitted, also where it failed later.
         settings: of the case.
+        date: day on which it was made, YYYY-MM-DD; empty in results older than this field.
     """
 
     key: str
@@ -64,6 +66,7 @@ class Outcome:
     wall_s: float = 0.0
     rows: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    date: str = ""
 
     @property
     def part(self) -> str:

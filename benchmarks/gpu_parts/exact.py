@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ import numpy as np
 from gpu_parts import exact_step
 from gpu_parts.case import Case, Emit
 from gpu_parts.program import Program, Target, target_here
-from sppo_jax.attention import sequence
+from sppo_jax.attention import flash, sequence
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags, visible
 
@@ -36,33 +37,49 @@ PATTERNS = {
     "ragged lengths": (3000, 1000, {}),
     "length % 128 = 64": (4160, 1088, {}),
     "LSE below -88.7": (4096, 1024, {"shift": 5.0}),
+    "length % 128 = 64, LSE below -88.7": (4160, 1088, {"shift": 5.0}),
+    "a last document of one token, LSE below -88.7": (4096, 1024, {"documents": (4000, 1119, 1), "shift": 5.0}),
+    "most rows see nothing, LSE of -inf": (4096, 1024, {"documents": (4096, 65)}),
     "no prefix": (0, 1024, {}),
+    "many merges": (4096, 1024, {"tile": 512}),
 }
 TINY_PATTERNS = {
     "packed documents": (32, 24, {"documents": (20, 1, 27), "shift": 0.0}),
     "LSE below -88.7": (32, 24, {"shift": 5.0}),
+    "a last document of one token, LSE below -88.7": (32, 24, {"documents": (30, 25, 1), "shift": 5.0}),
+    "most rows see nothing, LSE of -inf": (32, 24, {"documents": (32, 10)}),
+    "many merges": (32, 24, {"tile": 8}),
 }
+# The kernel of most heads first; the other kernel is plain jnp, so one case takes a layout of each size.
+_LAYOUTS = {
+    128: [[16, 16, 128], [16, 4, 128]],
+    64: [[8, 8, 64], [8, 1, 64]],
+    80: [[4, 4, 80]],
+    96: [[8, 4, 96]],
+}
+_SECONDS_A_LAYOUT = 25.0
 
 
 def cases(*, tiny: bool) -> list[Case]:
     """List the cases."""
     if tiny:
-        settings = {"heads": [[2, 1, 64]], "patterns": list(TINY_PATTERNS), "tiny": True}
-        kernels = [Case(part="exact", name="heads of 64", settings=settings, expected_s=10, limit_s=120)]
+        settings = {"heads": [[2, 1, 64]], "kernels": list(KERNELS), "patterns": list(TINY_PATTERNS), "tiny": True}
+        kernels = [Case(part="exact", name="heads of 64", settings=settings, expected_s=15, limit_s=120)]
     else:
-        sizes = {64: [[8, 8, 64], [8, 1, 64]], 80: [[4, 4, 80]], 96: [[8, 4, 96]], 128: [[16, 16, 128], [16, 4, 128]]}
-        kernels = [
-            Case(
-                part="exact",
-                name=f"heads of {size}",
-                settings={"heads": heads, "patterns": list(PATTERNS), "tiny": False},
-                expected_s=30,
-                limit_s=240,
-                hbm_gib=16,
-            )
-            for size, heads in sizes.items()
-        ]
+        kernels = [_case(f"heads of {size}", "cudnn", heads) for size, heads in _LAYOUTS.items()]
+        kernels.append(_case("blockwise", "blockwise", [heads[-1] for heads in _LAYOUTS.values()]))
     return [*kernels, *exact_step.cases(tiny=tiny)]
+
+
+def _case(name: str, kernel: str, heads: list[list[int]]) -> Case:
+    return Case(
+        part="exact",
+        name=name,
+        settings={"heads": heads, "kernels": [kernel], "patterns": list(PATTERNS), "tiny": False},
+        expected_s=5 + _SECONDS_A_LAYOUT * len(heads),
+        limit_s=120 + 4 * _SECONDS_A_LAYOUT * len(heads),
+        hbm_gib=16,
+    )
 
 
 def programs(settings: dict, target: Target) -> Iterator[Program]:
@@ -72,8 +89,8 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
         return
     for heads, pattern, shape in _shapes(settings):
         arguments = tuple(target.shape(*dims, dtype=dtype) for dims, dtype in _argument_shapes(heads, shape))
-        for kernel in KERNELS:
-            yield Program(_name(kernel, heads, pattern), _by_kernel(target, kernel, *shape[:2]), arguments)
+        for kernel in settings["kernels"]:
+            yield Program(_name(kernel, heads, pattern), _by_kernel(target, kernel, shape), arguments)
 
 
 def run(settings: dict, device: str, emit: Emit) -> None:
@@ -88,8 +105,8 @@ def run(settings: dict, device: str, emit: Emit) -> None:
         right = _dense(jnp.float32, start)(*arrays)
         plain = _dense(jnp.bfloat16, start)(*arrays)
         bounds = {name: _error(name, plain[name], right) for name in NAMES}
-        for kernel in KERNELS:
-            got = _by_kernel(target, kernel, *shape[:2])(*arrays)
+        for kernel in settings["kernels"]:
+            got = _by_kernel(target, kernel, shape)(*arrays)
             errors = {name: _error(name, got[name], right) for name in NAMES}
             emit(_row(_name(kernel, heads, pattern), errors, bounds, _untouched(got, right)))
 
@@ -134,9 +151,14 @@ def _positions(documents_S: jax.Array) -> jax.Array:
     return jnp.arange(documents_S.shape[0], dtype=jnp.int32)
 
 
+def _by_kernel(target: Target, kernel: str, shape: tuple) -> Callable:
+    """Return the executor's own attention, forward and backward, jitted; the keys of a past tile may be forced."""
+    prefix, chunk, special = shape
+    return _attention(target, kernel, prefix, chunk, special.get("tile", flash.MAX_TILE))
+
+
 @functools.lru_cache  # patterns of one shape share a program
-def _by_kernel(target: Target, kernel: str, prefix: int, chunk: int) -> Callable:
-    """Return the executor's own attention, forward and backward, jitted."""
+def _attention(target: Target, kernel: str, prefix: int, chunk: int, tile: int) -> Callable:
     split = Split(1, 1, "q", kernel)
 
     def attend(q_TNH, k_SKH, v_SKH, dout_TNH, documents_S):
@@ -154,7 +176,11 @@ def _by_kernel(target: Target, kernel: str, prefix: int, chunk: int) -> Callable
         dk, dv = (x[0, 0, :, : prefix + chunk].swapaxes(0, 1) for x in sums)
         return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
-    return target.jit(attend)
+    def attend_by_tiles(*arrays):
+        with mock.patch.object(flash, "MAX_TILE", tile):
+            return attend(*arrays)
+
+    return target.jit(attend_by_tiles)
 
 
 @functools.lru_cache

@@ -60,8 +60,8 @@ def cases(*, tiny: bool) -> list[Case]:
             part="flex",
             name=f"{count} devices",
             settings=settings | {"devices": count},
-            expected_s=60,
-            limit_s=420,
+            expected_s=30 if tiny else 110,
+            limit_s=500,
             hbm_gib=0 if tiny else 16,
             devices=count,
         )

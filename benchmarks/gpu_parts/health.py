@@ -14,6 +14,7 @@ from jax import lax
 
 from gpu_parts.case import Case, Emit
 from gpu_parts.program import TIMED_RUNS, Program, Target, median, random_arrays, target_here, timed
+from gpu_parts.room import needed_gib
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.profile.measure import matmul_work
@@ -46,8 +47,9 @@ def cases(*, tiny: bool) -> list[Case]:
         # 128 MiB a row: 2.5 ms at 50 GB/s, about as long as two products of 8192.
         settings = {"squares": [8192, 16384], "side": 8192, "turns": 16, "num_products": 3, "run_s": 0.3}
         settings["loops"] = list(LOOPS)
+    needs = {} if tiny else {"hbm_gib": 16.0, "host_gib": needed_gib(5)}
     return [
-        Case(part="health", name="ceilings", settings=settings, expected_s=60, limit_s=180, hbm_gib=16, host_gib=16)
+        Case(part="health", name="ceilings", settings=settings, expected_s=10 if tiny else 50, limit_s=240, **needs)
     ]
 
 

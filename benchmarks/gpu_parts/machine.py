@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from sppo_jax.hardware import DEVICES, find_device
+from sppo_jax.hardware.machine import host_bytes
 
 _GIB = 2**30
 _QUERY = "index,name,memory.total,memory.used,driver_version"
@@ -149,17 +149,6 @@ def choose_gpu(listed: str, visible: str | None, host_bytes: int) -> Machine:
 def _is_idle(row: list[str]) -> bool:
     """Return whether a line of nvidia-smi, cut into cells, is of an idle GPU."""
     return float(row[3]) * 2**20 <= _IDLE_BYTES
-
-
-def host_bytes() -> int:
-    """Return the memory of this machine, or of the container that this process lives in."""
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            sizes.append(int(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            continue  # no such limit, or "max"
-    return min(sizes)
 
 
 def cpu_name() -> str:

@@ -1,6 +1,7 @@
 """Part `overlap`: a traced train step: what share of the time of host copies has a kernel beside it, and what waits.
 
-The profiler's trace has a row for each stream of the GPU. Intervals are in microseconds, as the trace has them.
+The profiler's trace has a row for each stream of the GPU. Intervals are in microseconds, as the trace has them. While
+a profiler runs, XLA takes nothing into CUDA graphs, so the program that is traced starts each kernel by itself.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import jax
 from gpu_parts import step
 from gpu_parts.case import Case, Emit
 from gpu_parts.program import Program, Target, timed
+from gpu_parts.room import needed_gib
 
 Interval = tuple[float, float]
 # Shorter pauses between kernels are the cost of starting them.
 _LAUNCH_US = 20.0
 _MOST_KERNELS = 15
+# Beside every figure of this part.
+NOTE = "traced without CUDA graphs: XLA leaves them out while a profiler runs"
 
 
 def cases(*, tiny: bool) -> list[Case]:
@@ -30,11 +34,11 @@ def cases(*, tiny: bool) -> list[Case]:
     if tiny:
         return [Case(part="overlap", name="tiny", settings=step.TINY_STEP, expected_s=10, limit_s=120)]
     stash = "all on the host"
-    settings = {"model": step.ONE_BILLION, "length": 128 * 1024, "stash": stash, "host_gib": 100}
-    needs = {"hbm_gib": 70.0, "host_gib": 110.0}
+    settings = {"model": step.ONE_BILLION, "length": 128 * 1024, "stash": stash, "host_gib": step.HOST_GIB}
+    needs = {"hbm_gib": 70.0, "host_gib": needed_gib(step.HOST_GIB)}
     by_order = {"": settings, ", breadth-first": settings | {"schedule": step.BREADTH_FIRST}}
     return [
-        Case(part="overlap", name=f"1B at 128K, {stash}{order}", settings=one, expected_s=70, limit_s=300, **needs)
+        Case(part="overlap", name=f"1B at 128K, {stash}{order}", settings=one, expected_s=85, limit_s=400, **needs)
         for order, one in by_order.items()
     ]
 
@@ -47,7 +51,7 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
 def run(settings: dict, device: str, emit: Emit) -> None:
     """Trace one step after two that are not, and read the trace."""
     ready = step.prepare(settings, device)
-    timed(ready.once, runs=1)
+    (untraced_s,) = timed(ready.once, runs=1)
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -59,6 +63,8 @@ def run(settings: dict, device: str, emit: Emit) -> None:
         {
             "what": f"overlap, {settings['stash']}{step.order_of(settings)}",
             "length": settings["length"],
+            "untraced_s": untraced_s,
+            "note": NOTE,
             **analyse(events),
         }
     )

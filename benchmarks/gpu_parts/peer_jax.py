@@ -13,13 +13,13 @@ from cases import random_batch
 from flax import nnx
 
 from gpu_parts.case import Emit
-from gpu_parts.program import Program, Target, median, target_here, timed
+from gpu_parts.program import Program, Target, figures_of, median, target_here, timed
 from sppo_jax.config import ModelConfig, OptimizerConfig
 from sppo_jax.fit.figures import Figures
 from sppo_jax.hardware import pool_bytes
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import tiled_loss_sum
-from sppo_jax.train.meter import peak_memory
+from sppo_jax.train.memory_peak import peak_memory
 from sppo_jax.train.placement import batch_of
 from sppo_jax.train.state import TrainState, first_state
 from sppo_jax.train.step import make_optimizer, make_schedule, make_train_step
@@ -37,7 +37,7 @@ def run(settings: dict, device: str, model: ModelConfig, emit: Emit) -> None:
     for length in settings["lengths"]:
         program = _program(target, model, length)
         compiled = program.lower().compile()
-        figures = Figures.of(compiled).to_dict()
+        figures = Figures.of(compiled).to_dict() if settings.get("compile_only") else figures_of(compiled)
         row = {"framework": "jax", "length": length, "compiler": figures}
         if settings.get("compile_only"):
             fits = figures["hbm_bytes"] <= pool_bytes(target.cluster)

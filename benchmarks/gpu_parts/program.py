@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
+from gpu_parts.room import cluster_of
 from sppo_jax.compat import compiler_options
-from sppo_jax.hardware import DEVICES, Cluster, Device, make_cluster
+from sppo_jax.fit.figures import Figures
+from sppo_jax.hardware import DEVICES, Cluster, Device
 
 TIMED_RUNS = 3
+_MOST_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Target:
     @property
     def cluster(self) -> Cluster:
         """The devices as a cluster."""
-        return make_cluster(self.device, len(self.devices))
+        return cluster_of(self.device, len(self.devices))
 
     def shape(self, *dims: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
         """Describe an array on the first device."""
@@ -68,16 +73,49 @@ class Program:
         function: jitted.
         arguments: shapes, dtypes and shardings.
         turn_shares: of loops of at most one turn, see `sppo_jax.fit.turns`.
+        context: makes a context in which the function is traced.
     """
 
     name: str
     function: Callable
     arguments: tuple[Any, ...]
     turn_shares: Mapping[str, float] = field(default_factory=dict)
+    context: Callable[[], AbstractContextManager] = nullcontext
 
     def lower(self) -> jax.stages.Lowered:
         """Lower the function for its device."""
-        return self.function.lower(*self.arguments)
+        with self.context():
+            return self.function.lower(*self.arguments)
+
+
+def compile_together(programs: Sequence[Program]) -> dict[str, jax.stages.Compiled]:
+    """Compile programs side by side: XLA compiles one program on one core for most of the time.
+
+    Not for programs that are timed, whose kernels XLA chooses by trying them on the device.
+
+    Args:
+        programs: traced one after the other.
+
+    Returns:
+        What was compiled, by the program's name.
+    """
+    lowered = {program.name: program.lower() for program in programs}
+    with ThreadPoolExecutor(max_workers=min(_MOST_THREADS, len(lowered))) as pool:
+        compiled = pool.map(lambda one: one.compile(), lowered.values())
+        return dict(zip(lowered, compiled, strict=True))
+
+
+def figures_of(compiled: jax.stages.Compiled, turn_shares: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """Return the compiler's figures, or why there are none: a program out of a cache need not have them.
+
+    Args:
+        compiled: the program.
+        turn_shares: of loops of at most one turn, see `sppo_jax.fit.turns`.
+    """
+    try:
+        return dict(Figures.of(compiled, turn_shares).to_dict())
+    except Exception as error:  # what was measured must not be lost for it
+        return {"unknown": f"{type(error).__name__}: {error}"[:200]}
 
 
 def random_arrays(shapes: Sequence[jax.ShapeDtypeStruct], *, seed: int = 0) -> list[jax.Array]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpu_parts.aims import aim_rows, ceiling_flops_s, measured_prediction_s
-from gpu_parts.case import DONE
+from gpu_parts.case import DONE, NOT_RUN, SKIPPED
 from gpu_parts.picture import draw
 from gpu_parts.results import Results
 from sppo_jax.files import write_whole
@@ -33,10 +33,12 @@ def write_reports(results: Results) -> str:
 
 
 def failed_comparisons(results: Results) -> list[str]:
-    """Return the comparisons of `COMPARING` parts that do not hold, and their cases that did not run to their end."""
+    """Return the comparisons of `COMPARING` parts that do not hold, and their cases that failed."""
     rows = [row for part in COMPARING for row in results.rows(part)]
     wrong = [f"{row['case']}: {row['what']}" for row in rows if row.get("ok") is False]
-    broken = [o.key for o in results.outcomes.values() if o.part in COMPARING and o.status not in (DONE, "skipped")]
+    broken = [
+        o.key for o in results.outcomes.values() if o.part in COMPARING and o.status not in (DONE, SKIPPED, NOT_RUN)
+    ]
     return wrong + broken
 
 
@@ -44,10 +46,13 @@ def tables(results: Results) -> str:
     """Return everything as Markdown."""
     machine, versions = results.machine, results.versions
     driver = f", driver {machine['driver']}" if machine["driver"] else ""
-    head = f"{results.date}, {machine['description']}{driver}; " + ", ".join(f"{k} {v}" for k, v in versions.items())
+    head = f"{_days(results)}, {machine['description']}{driver}; " + ", ".join(f"{k} {v}" for k, v in versions.items())
     parts = [f"{head}.\n", *_largest(results)]
     for title, make in (
         ("Aims", aim_rows),
+        ("What is here", _system),
+        ("Loops that wait for host copies", _probe),
+        ("Pinned host memory", _pool),
         ("Compiled, not run", _compiled),
         ("Ceilings", _health),
         ("Comparisons", _exact),
@@ -63,6 +68,12 @@ def tables(results: Results) -> str:
         if rows:
             parts.append(f"## {title}\n\n{_markdown(rows)}\n")
     return "\n".join(parts)
+
+
+def _days(results: Results) -> str:
+    """Name the day of the results, or the first and the last."""
+    days = sorted({outcome.date or results.date for outcome in results.outcomes.values()} | {results.date})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def _markdown(rows: Sequence[Row]) -> str:
@@ -122,6 +133,41 @@ def _compiled(results: Results) -> list[Row]:
     return rows
 
 
+def _system(results: Results) -> list[Row]:
+    return [{"what": row["what"], "value": row["value"]} for row in results.rows("system") if "value" in row]
+
+
+def _probe(results: Results) -> list[Row]:
+    return [
+        {
+            "case": row["case"],
+            "inner loop": row["what"],
+            "ms a turn": _optional(row.get("turn_s"), lambda values: _seconds([1e3 * value for value in values])),
+            "ms a turn waits for the copy": _optional(row.get("gap_s"), lambda value: f"{1e3 * value:.3g}"),
+            "us an inner turn's read": _optional(row.get("read_s"), lambda value: f"{1e6 * value:.3g}"),
+        }
+        for row in results.rows("probe")
+        if "what" in row
+    ]
+
+
+def _pool(results: Results) -> list[Row]:
+    return [
+        {
+            "case": row["what"],
+            "asked for": _size(row["asked_bytes"]),
+            "taken": _size(row["taken_bytes"]),
+            "expected": _size(row["expected_bytes"]),
+            "first call, later ones": f"{row['first_s']:.3g} s, {row['later_s']:.3g} s",
+            "filled": f"{_size(row['filled_bytes'])} in {row['filled_s']:.3g} s" if "filled_s" in row else "",
+            "pinned GiB/s": _optional(row["pinned_bytes_s"], lambda value: f"{value / 2**30:.3g}"),
+            "copied GiB/s": f"{row['copied_bytes_s'] / 2**30:.3g}",
+        }
+        for row in results.rows("pool")
+        if "asked_bytes" in row
+    ]
+
+
 def _health(results: Results) -> list[Row]:
     return [
         {
@@ -151,7 +197,7 @@ def _difference(row: Row) -> str:
     """Say how large the error of a comparison is."""
     if not row.get("bitwise"):
         return f"{row['times_dense']:.2f} of dense bfloat16's, in {row['worst']}"
-    if row["ok"]:
+    if not row.get("differing"):
         return "none, bit for bit"
     name, distance = max(row["differing"].items(), key=lambda item: item[1])
     return f"{distance:.2g} of its size, in {name}; {len(row['differing'])} arrays differ"
@@ -185,10 +231,11 @@ def _steps(results: Results) -> list[Row]:
                 "predicted / measured s": f"{predicted['step_s'] / middle_s:.2f}"
                 + (f", with measured figures {again_s / middle_s:.2f}" if again_s else ""),
                 "HBM peak, compiler, predicted": ", ".join(
-                    _size(x) or "-" for x in (row["hbm_peak_bytes"], compiler["hbm_bytes"], predicted["hbm_bytes"])
+                    _size(x) or "-" for x in (row["hbm_peak_bytes"], compiler.get("hbm_bytes"), predicted["hbm_bytes"])
                 ),
                 "host peak of the process, compiler, predicted": ", ".join(
-                    _size(x) or "-" for x in (row["host_peak_bytes"], compiler["host_bytes"], predicted["host_bytes"])
+                    _size(x) or "-"
+                    for x in (row["host_peak_bytes"], compiler.get("host_bytes"), predicted["host_bytes"])
                 ),
             }
         )
@@ -245,12 +292,14 @@ def _overlap(results: Results) -> list[Row]:
         rows.append(
             {
                 "step": f"{row['what']}, {row['length']} tokens",
+                "s": _optional(row.get("untraced_s"), lambda value: f"{value:.4g}"),
                 "traced s": _optional(row["traced_s"], lambda value: f"{value:.4g}"),
                 "host copies s": f"{row['copies_s']:.4g}",
                 "of that beside a kernel": _optional(row["copies_beside_kernels"], lambda value: f"{value:.1%}"),
                 "no kernel, copy running s": f"{row['idle_beside_copies_s']:.3g}",
                 "no kernel, nothing running s": f"{row['idle_alone_s']:.3g}",
                 "longest": longest,
+                "note": row.get("note", ""),
             }
         )
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,8 @@ from gpu_parts.machine import Machine
 from sppo_jax.files import write_whole
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "torch", "transformers", "nvidia-cudnn-cu13")
+# What a program that is compiled and not run depends on: compiling loads neither cuDNN nor torch.
+_COMPILERS = ("jax", "jaxlib")
 
 
 @dataclass(kw_only=True)
@@ -26,7 +28,7 @@ class Results:
         path: of the JSON.
         machine: the device and its host.
         versions: of the packages that matter.
-        date: day of the first case, YYYY-MM-DD.
+        date: day of the first case, YYYY-MM-DD; each outcome has its own day.
         outcomes: by key, in the order in which they were made.
     """
 
@@ -39,12 +41,16 @@ class Results:
     @classmethod
     def begin(cls, path: Path, machine: Machine) -> Results:
         """Begin with nothing measured; nothing is written before the first outcome."""
-        today = datetime.now(UTC).strftime("%Y-%m-%d")
-        return cls(path=path, machine=asdict(machine), versions=versions(), date=today)
+        return cls(path=path, machine=asdict(machine), versions=versions(), date=_today())
 
     @classmethod
-    def resume(cls, path: Path, machine: Machine) -> Results:
+    def resume(cls, path: Path, machine: Machine, *, compiled_only: bool = False) -> Results:
         """Go on with an earlier call's results; begin where there are none.
+
+        Args:
+            path: of the JSON.
+            machine: the device and its host, as they are now.
+            compiled_only: whether programs are compiled and not run: then only the compiler must be the same.
 
         Raises:
             ValueError: the file cannot be read, or comes from another device or other versions.
@@ -59,9 +65,14 @@ class Results:
                 f"--resume needs results that this benchmark wrote, got {path} ({type(error).__name__}); "
                 "move the file away, or leave --resume out"
             ) from None
+        before_versions, now_versions = old.versions, new.versions
+        if compiled_only:
+            before_versions, now_versions = (
+                {name: found[name] for name in _COMPILERS} for found in (old.versions, new.versions)
+            )
         for what, before, now in (
             ("the device", old.machine["description"], machine.description),
-            ("the versions", old.versions, new.versions),
+            ("the versions", before_versions, now_versions),
         ):
             if before != now:
                 raise ValueError(
@@ -72,7 +83,7 @@ class Results:
 
     def add(self, outcome: Outcome) -> None:
         """Add an outcome, in the place of an earlier one of the same case, and write the file."""
-        self.outcomes[outcome.key] = outcome
+        self.outcomes[outcome.key] = replace(outcome, date=outcome.date or _today())
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, json.dumps(self.to_dict(), indent=1) + "\n")
 
@@ -98,6 +109,10 @@ def read(path: Path) -> Results:
         date=values["date"],
         outcomes={outcome.key: outcome for outcome in outcomes},
     )
+
+
+def _today() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
 
 
 def versions() -> dict[str, str]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_parts.case import DONE, FAILED, SKIPPED, Case, Outcome
+from gpu_parts.case import DONE, FAILED, NOT_RUN, SKIPPED, Case, Outcome
 from gpu_parts.machine import Machine
 
 HERE = Path(__file__).resolve().parent
@@ -56,10 +56,11 @@ def run_case(case: Case, machine: Machine, mode: str, *, limit_s: float | None =
         case: what to run.
         machine: on what.
         mode: "run", or "compile" to compile its programs for the machine's device without running them.
-        limit_s: seconds that are left; the case's own limit if that is less.
+        limit_s: seconds that are left, where less than the limit of the case; a case that they end is "not run".
         make_command: makes the command from the path of the file that describes the case.
     """
-    limit_s = min(case.limit_s, case.limit_s if limit_s is None else limit_s)
+    is_cut = limit_s is not None and limit_s < case.limit_s
+    limit_s = limit_s if is_cut else case.limit_s
     with tempfile.TemporaryDirectory(prefix="gpu-case-") as folder:
         spec, rows, log = (Path(folder) / name for name in ("case.json", "rows.jsonl", "log.txt"))
         told = {"part": case.part, "settings": case.settings, "mode": mode, "device": machine.device}
@@ -76,11 +77,11 @@ def run_case(case: Case, machine: Machine, mode: str, *, limit_s: float | None =
             code = _wait(process, limit_s)
         wall_s = time.monotonic() - start_s
         text = log.read_text(encoding="utf-8", errors="replace")
-        reason = "" if code == 0 else _reason(code, text, limit_s)
+        status = DONE if code == 0 else NOT_RUN if code is None and is_cut else FAILED
         return Outcome(
             key=case.key,
-            status=DONE if code == 0 else FAILED,
-            reason=reason,
+            status=status,
+            reason="" if code == 0 else _reason(code, text, limit_s),
             wall_s=round(wall_s, 1),
             rows=_read_rows(rows),
             settings=case.settings,
@@ -90,6 +91,12 @@ def run_case(case: Case, machine: Machine, mode: str, *, limit_s: float | None =
 def skipped(case: Case, reason: str) -> Outcome:
     """Return the outcome of a case that is not run."""
     return Outcome(key=case.key, status=SKIPPED, reason=reason, settings=case.settings)
+
+
+def not_run(case: Case, remaining_s: float) -> Outcome:
+    """Return the outcome of a case for which there is no time."""
+    reason = f"takes about {case.expected_s:.0f} s, {max(0.0, remaining_s):.0f} s were left"
+    return Outcome(key=case.key, status=NOT_RUN, reason=reason, settings=case.settings)
 
 
 def environment(case: Case, machine: Machine, mode: str) -> dict[str, str]:

@@ -14,18 +14,21 @@ import numpy as np
 from cases import random_batch
 
 from gpu_parts.case import Case, Emit
-from gpu_parts.program import Program, Target, median, target_here, timed
+from gpu_parts.probe import GRAPHS_FLAG
+from gpu_parts.program import TIMED_RUNS, Program, Target, figures_of, median, target_here, timed
+from gpu_parts.room import cluster_of, needed_gib
 from sppo_jax import environment
 from sppo_jax.config import Config, config_from_dict, to_dict
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.lowering import TrainProgram, train_program
-from sppo_jax.hardware import DEVICES, Cluster, make_cluster, pool_bytes
+from sppo_jax.hardware import DEVICES, Cluster, pool_bytes
 from sppo_jax.models.counts import flops_per_token
+from sppo_jax.pipeline.host_pool import fill_pools
 from sppo_jax.pipeline.layout import stripe
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.search import search
-from sppo_jax.train.meter import peak_memory
+from sppo_jax.train.memory_peak import peak_memory
 from sppo_jax.train.state import TrainState, init_state
 
 _K, _GIB = 1024, 2**30
@@ -51,9 +54,14 @@ TINY = {
 TINY_STEP = {"model": TINY, "length": 128, "chunks": 4, "stash": "kept", "host_gib": 1}
 # A step at 512K then takes under 15 s; a stage needs two layers to hide its copies.
 FEW_LAYERS = 2
-# Host memory that a plan may take on the machines this is meant for, which have 128 GiB. Parameters, moments and
-# gradients of 8B take 116 GiB, and leave little besides.
-_HOST_GIB, _WHOLE_HOST_GIB = 100, 124
+_IN_GRAPHS = ", loops in CUDA graphs"
+# Longer steps are timed twice, others three times.
+_LONG_S, _LONG_RUNS = 5.0, 2
+# Host memory that a plan may take. XLA pins the next power of two: 64 GiB for 60, which a host of 128 GiB has.
+HOST_GIB = 60
+# Parameters, moments and gradients of 8B take 116 GiB. Breadth-first, 1B at 128K takes 84 GiB of an H100's host.
+# Both pin 128 GiB, so their cases need a larger host.
+_LARGE_HOST_GIB, _WHOLE_HOST_GIB, _LARGE_MACHINE_GIB = 100, 124, 200
 
 
 def cases(*, tiny: bool) -> list[Case]:
@@ -62,32 +70,44 @@ def cases(*, tiny: bool) -> list[Case]:
         return [_case("tiny, kept", TINY_STEP, 10)]
     found = []
     for name, model, length, expected_s in (
-        ("1B at 32K", ONE_BILLION, 32, 35),
-        ("1B at 128K", ONE_BILLION, 128, 70),
-        (f"1B's widths, {FEW_LAYERS} layers, at 512K", ONE_BILLION | {"num_layers": FEW_LAYERS}, 512, 90),
+        ("1B at 32K", ONE_BILLION, 32, (60, 60, 75)),
+        ("1B at 128K", ONE_BILLION, 128, (80, 120, 110)),
+        (f"1B's widths, {FEW_LAYERS} layers, at 512K", ONE_BILLION | {"num_layers": FEW_LAYERS}, 512, (115, 120, 155)),
     ):
-        for stash in STASHES:
-            settings = {"model": model, "length": length * _K, "stash": stash, "host_gib": _HOST_GIB}
-            found.append(_case(f"{name}, {stash}", settings, expected_s))
-    groups = {"model": ONE_BILLION, "length": 128 * _K, "host_gib": _HOST_GIB, "schedule": BREADTH_FIRST}
-    found += [_case(f"1B at 128K, {stash}, breadth-first", groups | {"stash": stash}, 70) for stash in STASHES]
-    wide = {"model": EIGHT_BILLION, "most_layers": True, "length": 128 * _K, "stash": "planned", "host_gib": _HOST_GIB}
-    few = {"model": ONE_BILLION | {"num_layers": FEW_LAYERS}, "stash": "planned", "host_gib": _HOST_GIB}
+        for stash, seconds in zip(STASHES, expected_s, strict=True):
+            settings = {"model": model, "length": length * _K, "stash": stash, "host_gib": HOST_GIB}
+            found.append(_case(f"{name}, {stash}", settings, seconds))
+            if (length, stash) == (128, "all on the host"):  # the same step, to compare
+                found.append(_case(f"{name}, {stash}{_IN_GRAPHS}", settings | {"graphs": True}, seconds, GRAPHS_FLAG))
+    groups = {"model": ONE_BILLION, "length": 128 * _K, "schedule": BREADTH_FIRST}
+    for stash in STASHES:
+        host_gib = _LARGE_HOST_GIB if stash == "planned" else HOST_GIB
+        found.append(_case(f"1B at 128K, {stash}, breadth-first", groups | {"stash": stash, "host_gib": host_gib}, 120))
+    wide = {"model": EIGHT_BILLION, "most_layers": True, "length": 128 * _K, "stash": "planned", "host_gib": HOST_GIB}
+    few = {"model": ONE_BILLION | {"num_layers": FEW_LAYERS}, "stash": "planned", "host_gib": HOST_GIB}
     lengths = [2**22, 2**23]
     on_host = {"model": EIGHT_BILLION, "stash": "planned", "host_gib": _WHOLE_HOST_GIB, "optimizer": "host"}
     longest = on_host | {"longest": [2**18, 2**19], "length": 2**18}
     return [
         *found,
-        _case("8B's widths at 128K, planned", wide, 150),
+        _case("8B's widths at 128K, planned", wide, 190),
         _case("8B at 128K, optimizer on the host", on_host | {"length": 128 * _K}, 330),
         _case("8B, optimizer on the host, longest", longest, 150),
-        _case("longest", few | {"longest": lengths, "length": lengths[0]}, 80),
+        _case("longest", few | {"longest": lengths, "length": lengths[0]}, 130),
     ]
 
 
-def _case(name: str, settings: dict, expected_s: float) -> Case:
-    needs = {"hbm_gib": 70.0, "host_gib": max(110.0, settings["host_gib"] + 2.0)} if expected_s > 10 else {}
-    return Case(part="step", name=name, settings=settings, expected_s=expected_s, limit_s=3 * expected_s + 60, **needs)
+def _case(name: str, settings: dict, expected_s: float, flags: str = "") -> Case:
+    needs = {"hbm_gib": 70.0, "host_gib": _needed_host_gib(settings)} if settings["model"] is not TINY else {}
+    limit_s = 3 * expected_s + 60
+    return Case(part="step", name=name, settings=settings, expected_s=expected_s, limit_s=limit_s, flags=flags, **needs)
+
+
+def _needed_host_gib(settings: dict) -> float:
+    """Return the GiB of host memory that a case's machine must have; a program that is only compiled pins none."""
+    if settings["host_gib"] > HOST_GIB:  # pins 128 GiB
+        return _LARGE_MACHINE_GIB
+    return needed_gib(0 if settings["stash"] == "kept" or "longest" in settings else settings["host_gib"])
 
 
 def programs(settings: dict, target: Target) -> Iterator[Program]:
@@ -105,14 +125,14 @@ def run(settings: dict, device: str, emit: Emit) -> None:
         _search_longest(settings, device, emit)
         return
     ready = prepare(settings, device)
-    seconds = timed(ready.once)
     config, plan = ready.config, ready.plan
+    seconds = timed(ready.once, runs=_LONG_RUNS if plan.predicted.step_s > _LONG_S else TIMED_RUNS)
     tokens = plan.sequence_length
     flops = flops_per_token(config.model, tokens) * tokens
-    figures = Figures.of(ready.compiled, ready.turn_shares)
     emit(
         {
-            "what": f"{config.model.num_layers} layers, {settings['stash']}{order_of(settings)}{_place_of(settings)}",
+            "what": f"{config.model.num_layers} layers, {settings['stash']}{_variant_of(settings)}",
+            "variant": _variant_of(settings),
             "length": tokens,
             "num_layers": config.model.num_layers,
             "num_chunks": len(plan.chunk_lengths),
@@ -123,7 +143,7 @@ def run(settings: dict, device: str, emit: Emit) -> None:
             "mfu": flops / median(seconds) / DEVICES[device].matmul_flops_s,
             "loss": ready.loss,
             **peak_memory(),
-            "compiler": figures.to_dict(),
+            "compiler": figures_of(ready.compiled, ready.turn_shares),
             "predicted": {
                 "step_s": plan.predicted.step_s,
                 "hbm_bytes": max(plan.predicted.hbm_bytes),
@@ -169,18 +189,21 @@ def order_of(settings: dict) -> str:
     return f", {settings['schedule']['name']}" if "schedule" in settings else ""
 
 
-def _place_of(settings: dict) -> str:
-    """Name the place of the optimizer of a case where it is not the device."""
-    return f", optimizer on the {settings['optimizer']}" if "optimizer" in settings else ""
+def _variant_of(settings: dict) -> str:
+    """Name what differs in a case besides model, length and stash."""
+    place = f", optimizer on the {settings['optimizer']}" if "optimizer" in settings else ""
+    return order_of(settings) + place + (_IN_GRAPHS if "graphs" in settings else "")
 
 
 def prepare(settings: dict, device: str) -> Ready:
     """Plan, set the environment as `sppo train` does, compile, and create the first state."""
-    cluster = make_cluster(DEVICES[device])
+    cluster = cluster_of(DEVICES[device])
     config = config_of(settings, cluster)
     plan = make_plan(config, cluster)
-    environment.set_memory_limits(plan)
+    pools_are_new = environment.set_memory_limits(plan)
     target = target_here(device)
+    if pools_are_new:
+        fill_pools(plan, target.devices)
     program = train_program(config, plan, target.devices, target.platform)
     compiled = program.lower().compile()
     batch = random_batch(1, plan.sequence_length, config.model.vocab_size)

@@ -37,7 +37,11 @@ class Operands(NamedTuple):
 
 
 class Results(NamedTuple):
-    """GLOBAL output and LSE of the queries, over all their keys, and the output's cotangent in the dtype of q."""
+    """GLOBAL output and LSE of the queries, over all their keys, and the output's cotangent in the dtype of q.
+
+    A query that sees nothing has an LSE of +inf here, and an output and a cotangent of zero. No LSE is -inf: a
+    kernel may make NaN of it.
+    """
 
     out_NTH: jax.Array
     lse_NT: jax.Array
@@ -52,9 +56,9 @@ def forward(operands: Operands, *, causal: bool) -> tuple[jax.Array, jax.Array]:
         causal: whether query t sees only the keys up to t; else every query sees all keys.
 
     Returns:
-        out_NTH in the dtype of q and lse_NT in at least float32; rows from `num_queries` on hold anything.
+        out_NTH in the dtype of q and lse_NT in at least float32; rows from `num_queries` on hold anything, also NaN.
     """
-    return _where_supported(_fused_forward, _plain_forward, (operands,), causal)
+    return _where_supported(_fused_forward, plain_forward, (operands,), causal)
 
 
 def backward(operands: Operands, results: Results, *, causal: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -65,9 +69,9 @@ def backward(operands: Operands, results: Results, *, causal: bool) -> tuple[jax
         results: of the forward over all keys.
 
     Returns:
-        dq_NTH, dk_KSH, dv_KSH in the dtype of q; rows beyond `num_queries` and `num_keys` hold anything.
+        dq_NTH, dk_KSH, dv_KSH in the dtype of q; rows beyond `num_queries` and `num_keys` hold anything, also NaN.
     """
-    return _where_supported(_fused_backward, _plain_backward, (operands, results), causal)
+    return _where_supported(_fused_backward, plain_backward, (operands, results), causal)
 
 
 def _where_supported(fused, plain, arguments: tuple, causal: bool):
@@ -100,7 +104,8 @@ def _scores(q_NTH, k_KSH, num_keys, causal):
     return jnp.where(mask_TS, s, -jnp.inf)
 
 
-def _plain_forward(operands: Operands, *, causal: bool):
+def plain_forward(operands: Operands, *, causal: bool):
+    """Computes what `forward` computes, in plain jnp."""
     q_NTH, k_KSH, v_KSH, _, num_keys = operands
     s = _scores(q_NTH, k_KSH, num_keys, causal)
     lse = jax.nn.logsumexp(s, axis=-1)
@@ -109,19 +114,34 @@ def _plain_forward(operands: Operands, *, causal: bool):
     return out.reshape(q_NTH.shape).astype(q_NTH.dtype), lse.reshape(q_NTH.shape[:2])
 
 
-def _plain_backward(operands: Operands, results: Results, *, causal: bool):
-    (q_NTH, k_KSH, v_KSH, num_queries, num_keys), (out_NTH, lse_NT, dout_NTH) = operands, results
-    num_kv_heads, dtype, scale = k_KSH.shape[0], q_NTH.dtype, q_NTH.shape[-1] ** -0.5
-    s = _scores(q_NTH, k_KSH, num_keys, causal)
-    # The sums below run over all rows, so the rows from `num_queries` on must be zero; a fused kernel skips them.
-    asked = (jnp.arange(q_NTH.shape[1], dtype=jnp.int32) < num_queries)[:, None]
-    q, out, dout = (jnp.where(asked, x, 0).reshape(num_kv_heads, -1, *x.shape[1:]) for x in (q_NTH, out_NTH, dout_NTH))
-    lse = jnp.where(asked[:, 0], lse_NT, jnp.inf).reshape(*s.shape[:3], 1)
+def plain_backward(operands: Operands, results: Results, *, causal: bool):
+    """Computes what `backward` computes, in plain jnp."""
+    q_NTH, k_KSH, dtype = operands.q_NTH, operands.k_KSH, operands.q_NTH.dtype
+    q, dout = asked_rows(operands, q_NTH), asked_rows(operands, results.dout_NTH)
+    p, ds = (x.astype(dtype) for x in shares(operands, results, causal=causal))
+    acc = accumulator(dtype)
+    dq = jnp.einsum("kgts,ksh->kgth", ds, k_KSH, preferred_element_type=acc).reshape(q_NTH.shape)
+    dk = jnp.einsum("kgts,kgth->ksh", ds, q, preferred_element_type=acc)
+    dv = jnp.einsum("kgts,kgth->ksh", p, dout, preferred_element_type=acc)
+    return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
+
+
+def shares(operands: Operands, results: Results, *, causal: bool) -> tuple[jax.Array, jax.Array]:
+    """Returns each key's share in a query and the gradient of its scaled score, [K, G, T, S], at least float32.
+
+    Rows from `num_queries` on are zero: sums over rows run over all, where a fused kernel skips these.
+    """
+    s = _scores(operands.q_NTH, operands.k_KSH, operands.num_keys, causal)
+    asked = (jnp.arange(s.shape[2], dtype=jnp.int32) < operands.num_queries)[:, None]
+    out, dout = asked_rows(operands, results.out_NTH), asked_rows(operands, results.dout_NTH)
+    lse = jnp.where(asked[:, 0], results.lse_NT, jnp.inf).reshape(*s.shape[:3], 1)
     p = jnp.where(asked, jnp.exp(s - lse), 0)
     delta = jnp.sum(out.astype(s.dtype) * dout.astype(s.dtype), axis=-1, keepdims=True)
-    dp = jnp.einsum("kgth,ksh->kgts", dout, v_KSH, preferred_element_type=s.dtype)
-    ds = (p * (dp - delta) * scale).astype(dtype)
-    dq = jnp.einsum("kgts,ksh->kgth", ds, k_KSH, preferred_element_type=s.dtype).reshape(q_NTH.shape)
-    dk = jnp.einsum("kgts,kgth->ksh", ds, q, preferred_element_type=s.dtype)
-    dv = jnp.einsum("kgts,kgth->ksh", p.astype(dtype), dout, preferred_element_type=s.dtype)
-    return dq.astype(dtype), dk.astype(dtype), dv.astype(dtype)
+    dp = jnp.einsum("kgth,ksh->kgts", dout, operands.v_KSH, preferred_element_type=s.dtype)
+    return p, p * (dp - delta) * operands.q_NTH.shape[-1] ** -0.5
+
+
+def asked_rows(operands: Operands, x_NTH: jax.Array) -> jax.Array:
+    """Returns [K, G, T, H] with zeros from row `num_queries` on."""
+    asked = (jnp.arange(x_NTH.shape[1], dtype=jnp.int32) < operands.num_queries)[:, None]
+    return jnp.where(asked, x_NTH, 0).reshape(operands.k_KSH.shape[0], -1, *x_NTH.shape[1:])

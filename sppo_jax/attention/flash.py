@@ -52,7 +52,10 @@ class _Tile:
 
 
 def _rows(x: jax.Array, count) -> jax.Array:
-    """Sets the rows (dim 1) from `count` on to zero: a fused kernel leaves any values there."""
+    """Sets the rows (dim 1) from `count` on to zero: a fused kernel leaves any values there, NaN among them.
+
+    A product with a mask would keep NaN.
+    """
     inside = jnp.arange(x.shape[1], dtype=jnp.int32) < count
     return jnp.where(inside.reshape(-1, *(1,) * (x.ndim - 2)), x, 0)
 
@@ -154,7 +157,10 @@ def backward(
         dq_TNH in at least float32, and the buffers with this chunk's contribution added.
     """
     dtype, acc = q_TNH.dtype, accumulator(q_TNH.dtype)
-    by_token = (q_TNH, cotangent.summary.astype(dtype), cotangent.lse_TN, cotangent.dout_TNH.astype(dtype))
+    # Of a query that sees nothing: exp(s - inf) is 0 for every score s, also for -inf where a kernel masks scores
+    # before it takes the LSE from them. With an LSE of -inf that is no number, which spoils dK and dV of all keys.
+    lse_TN = jnp.where(cotangent.lse_TN == -jnp.inf, jnp.inf, cotangent.lse_TN)
+    by_token = (q_TNH, cotangent.summary.astype(dtype), lse_TN, cotangent.dout_TNH.astype(dtype))
     rows = [x.swapaxes(0, 1) for x in by_token]
 
     def add(piece: _Piece, rows, sums):

@@ -2,13 +2,18 @@
 
 import argparse
 import os
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sppo_jax.config import Config, load_config
+from sppo_jax.config.hf_length import warn_beyond_length
+from sppo_jax.config.inert import inert_settings
 from sppo_jax.distributed import local_devices
 from sppo_jax.environment import add_xla_flag
+from sppo_jax.paths import local_path
 from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.given import contradicted
 from sppo_jax.planner.make import check_plan
 
 DONE, FAILED, WRONG_INPUT, DOES_NOT_FIT = 0, 1, 2, 3
@@ -29,28 +34,10 @@ def some_path(text: str) -> Path:
     """Reads an option that is a path; refuses an empty one, which would be the working directory."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"a path must be given, got {text!r}")
-    return Path(text)
-
-
-def check_writable(path: Path, option: str) -> None:
-    """Checks, before anything is computed or written, that a file can be written.
-
-    Args:
-        path: the file.
-        option: the option that names the file, for errors.
-
-    Raises:
-        ValueError: the file cannot be written.
-    """
-    reason = ""
-    if path.is_dir():
-        reason = "it is a directory"
-    elif not path.parent.is_dir():
-        reason = f"there is no directory {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        reason = "permission denied"
-    if reason:
-        raise ValueError(f"{option} must name a file that can be written, got {path} ({reason}); name another file")
+    try:
+        return local_path(text, "the path")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def config_parser(command: str, description: str) -> Parser:
@@ -73,6 +60,9 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     cluster = getattr(args, "cluster", None)
     overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
     config = load_config(args.config, overrides)
+    warn_beyond_length(config)
+    for line in inert_settings(config):
+        warnings.warn(line, stacklevel=2)
     if config.train.num_simulated_devices:
         num_devices = config.train.num_simulated_devices
         simulate_devices(local_devices(num_devices) if together else num_devices)
@@ -102,4 +92,7 @@ def read_plan(path: Path, config: Config) -> Plan:
         check_plan(plan, config)
     except ValueError as error:
         raise ValueError(f"--plan {path}: {error}") from None
+    others = [f"{name} = {got}, not {want}" for name, (want, got) in contradicted(config, plan).items()]
+    if others:
+        warnings.warn(f"the plan {path} is followed where the config says otherwise: {', '.join(others)}", stacklevel=2)
     return plan

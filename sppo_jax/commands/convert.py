@@ -16,6 +16,7 @@ from sppo_jax.config.hf_config import CONFIG, read_config, shape_to_hf
 from sppo_jax.files import parse_json
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.hf_tokenizer import check_tokenizer, copy_tokenizer
+from sppo_jax.paths import local_path
 
 _LENGTH = 4096
 
@@ -134,7 +135,7 @@ def _to_hf(args: Namespace) -> None:
     length = config.sequence.length
     to_hf(params, args.target, config=config.model, like=like, dtype=args.dtype, length=length)
     if like is None and config.data.tokenizer:
-        copy_tokenizer(_folder_of(Path(config.data.tokenizer)), args.target)
+        copy_tokenizer(_folder_of(local_path(config.data.tokenizer, "data.tokenizer")), args.target)
     print(f"wrote {num_params(config.model):,} parameters to {args.target} in {time.perf_counter() - start_s:.1f} s")
     if like is None:
         print(
@@ -166,7 +167,7 @@ def _config_of(checkpoint: Path) -> Config:
 
 def _origin(config: Config, checkpoint: Path) -> Path | None:
     """Returns the Hugging Face folder that a model came from, if it still exists, or the folder with copies from it."""
-    places = [Path(config.model.hf)] if config.model.hf else []
+    places = [local_path(config.model.hf, "model.hf")] if config.model.hf else []
     for folder in [*places, checkpoint.parent]:
         if (folder / CONFIG).is_file() and "model_type" in parse_json((folder / CONFIG).read_text(encoding="utf-8")):
             return folder

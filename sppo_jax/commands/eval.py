@@ -115,7 +115,8 @@ def _result(text: str | bytes) -> dict[str, Any] | None:
         values = parse_json(text)
     except ValueError:
         return None
-    return {key: value for key, value in values.items() if key != "validation_s"} if isinstance(values, dict) else None
+    seconds = ("validation_s", "validation_compile_s")
+    return {key: value for key, value in values.items() if key not in seconds} if isinstance(values, dict) else None
 
 
 def _text(entry: Mapping[str, Any], found: "Validation", plan: Plan, seconds: float) -> str:

@@ -80,5 +80,7 @@ def _problem(fit: Fit, change: Change | None) -> str:
         got, capacity = getattr(fit.largest, key), getattr(fit.capacity, key)
         if got > capacity:
             over.append(f"{(got - capacity) / 2**30:.1f} GiB of {name} a device too much")
+    if fit.pool_problem:
+        over.append(fit.pool_problem)
     tail = change.describe() if change else "no change that was tried fits"
     return f"does not fit: {' and '.join(over)}; {tail}"

@@ -7,7 +7,8 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from sppo_jax.commands.command import DONE, Parser, check_writable, config_parser, load, some_path
+from sppo_jax.commands.command import DONE, Parser, config_parser, load, some_path
+from sppo_jax.commands.outputs import FLEX, Output, check_outputs, files_read
 from sppo_jax.config import Config
 from sppo_jax.data.flex import window_pieces
 from sppo_jax.data.lengths import rows_of_corpus, rows_of_lengths
@@ -33,6 +34,9 @@ def run(words: Sequence[str]) -> int:
     args = _parser().parse_intermixed_args(words)
     _check(args)
     config = load(args)
+    to_file = args.json if args.json != _STDOUT else None
+    inputs = [Path(args.config), args.lengths, *files_read(config)]
+    check_outputs(Output(option="--json", path=to_file, kind=FLEX), inputs=inputs)
     plan = make_plan(config)
     source, rows = _rows(args, config, plan)
     windows = [window_pieces(rows, number, plan.num_sequences) for number in range(args.windows)]
@@ -82,8 +86,6 @@ def _check(args: Namespace) -> None:
     """
     if not 1 <= args.windows <= _MOST_WINDOWS:
         raise ValueError(f"--windows must be in 1..{_MOST_WINDOWS}, got {args.windows}; change the number")
-    if args.json is not None and args.json != _STDOUT:
-        check_writable(args.json, "--json")
 
 
 def _rows(args: Namespace, config: Config, plan: Plan) -> tuple[str, Rows]:

@@ -4,20 +4,23 @@ import json
 import sys
 import threading
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from sppo_jax.commands.command import (
     DOES_NOT_FIT,
     DONE,
     Parser,
-    check_writable,
     config_parser,
     load,
     some_path,
 )
+from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
+from sppo_jax.planner.given import without_effect
 from sppo_jax.planner.limits import Bound, max_length, min_devices
 from sppo_jax.planner.make import resolve_cluster
 from sppo_jax.planner.search import search
@@ -37,13 +40,16 @@ def run(words: Sequence[str]) -> int:
     """Prints the plan of a config, or the longest sequence and the smallest cluster; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     config = load(args)
-    if args.html:
-        check_writable(args.html, "--html")
-    if args.trace:
-        check_writable(args.trace, "--trace")
+    check_outputs(
+        Output(option="--html", path=args.html, kind=PAGE),
+        Output(option="--trace", path=args.trace, kind=TRACE),
+        inputs=[Path(args.config), *files_read(config)],
+    )
     bounds: dict[str, Bound] = {}
     with _seconds_shown():
         found = search(config)
+        for line in without_effect(config, found.plan):
+            warnings.warn(line, stacklevel=2)
         figures = figures_of(found, config)
         if args.max_length:
             bounds["max_length"] = max_length(config, found=found)

@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sppo_jax.commands.command import DONE, Parser, check_writable, simulate_devices, some_path
+from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
+from sppo_jax.commands.outputs import FIGURES, Output, check_outputs
 from sppo_jax.config import load_config
 from sppo_jax.environment import warn_of_unknown_flags
 from sppo_jax.hardware.measured_figures import Profile, write_profile
@@ -23,7 +24,7 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes, shorter runs")
     args = parser.parse_args(words)
     num_simulated = _read_devices(args.devices)
-    check_writable(args.out, "--out")
+    check_outputs(Output(option="--out", path=args.out, kind=FIGURES), inputs=[args.config])
     model = load_config(args.config).model if args.config else None
     if num_simulated:
         simulate_devices(num_simulated)

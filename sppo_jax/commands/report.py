@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from sppo_jax.commands.command import DONE, Parser, some_path
-from sppo_jax.report.run.data import read_run_dir
+from sppo_jax.commands.outputs import PAGE, Output, check_outputs
+from sppo_jax.report.run.data import CONFIG, EVENTS, METRICS, PLAN, read_run_dir
 from sppo_jax.report.run.figures import figures_of_run
 from sppo_jax.report.run.html import FILE, run_html, write_page
 from sppo_jax.report.run.words import summary
@@ -15,7 +16,13 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=some_path, help="the run directory of sppo train")
     parser.add_argument("--out", metavar="FILE", type=some_path, help=f"the page; RUN_DIR/{FILE} by default")
     args = parser.parse_args(words)
-    figures = figures_of_run(read_run_dir(args.run_dir))
-    path = write_page(args.out or args.run_dir / FILE, run_html(figures))
+    data = read_run_dir(args.run_dir)
+    out = args.out or args.run_dir / FILE
+    check_outputs(
+        Output(option="--out", path=out, kind=PAGE),
+        inputs=[args.run_dir / name for name in (CONFIG, PLAN, METRICS, EVENTS)],
+    )
+    figures = figures_of_run(data)
+    path = write_page(out, run_html(figures))
     print(f"{summary(figures)}\n{path}")
     return DONE

@@ -5,14 +5,18 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from sppo_jax import distributed
-from sppo_jax.commands.command import DONE, FAILED, config_parser, load, read_plan, some_path
+from sppo_jax.commands.command import DOES_NOT_FIT, DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
+from sppo_jax.environment import gpus_may_start, set_waiting_limits
+from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
+from sppo_jax.planner.make import make_plan, resolve_cluster
+from sppo_jax.planner.pinned import refusal
 from sppo_jax.report.draw.text_timeline import text_timeline
 
 
@@ -24,27 +28,60 @@ def run(words: Sequence[str]) -> int:
         type=some_path,
         help="directory of a new run, or of a run to continue; runs/NAME-DATE-TIME by default",
     )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="without --run-dir: go on with the newest unfinished run of this config in runs",
+    )
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
     if isinstance(sys.stdout, Output):
         sys.stdout.drops = True  # a run continues without a reader
+    if args.resume and args.run_dir:
+        raise ValueError(f"--resume must stand without --run-dir, got --run-dir {args.run_dir}; leave out one of them")
     config = load(args, together=True)
     distributed.start(config)
 
-    run_dir = args.run_dir or Path(distributed.share_text(_new_name(args.config)))
+    run_dir = args.run_dir or Path(distributed.share_text(distributed.together(lambda: _place_of(args, config))))
     with ExitStack() as stack:
         return _train(args, config, run_dir, stack)
 
 
-def _new_name(config: str) -> str:
-    return str(Path("runs") / f"{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+def _place_of(args: Namespace, config: Config) -> str:
+    """Returns the run directory where none is named: a new one, or with --resume that of the newest unfinished run."""
+    stem, runs = Path(args.config).stem, Path("runs")
+    new = str(runs / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if not distributed.is_main():
+        return new  # the main process decides
+    from sppo_jax.train.unfinished import newest_unfinished
+
+    found = newest_unfinished(runs, stem, config)
+    if args.resume and found is None:
+        raise ValueError(
+            f"--resume must find an unfinished run of {args.config} in {runs}, got none; leave out --resume, or name a "
+            "run by --run-dir"
+        )
+    if args.resume:
+        return str(found)
+    if found is not None:
+        distributed.say(f"an unfinished run of this config is in {found}; to go on with it, add --resume")
+    return new
+
+
+def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) -> str:
+    """Says in one line why the hosts at hand cannot pin what a plan needs; empty where they can, or have no GPUs."""
+    here = resolve_cluster(config, cluster)
+    least_bytes = distributed.least_host_bytes()
+    has_gpus = gpus_may_start() and visible_gpus()
+    lack = refusal(plan, replace(here, host_bytes=least_bytes)) if has_gpus else ""
+    return next(filter(None, distributed.exchange(lack)), "")  # all end, or none
 
 
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
     from sppo_jax.train.alike import check_alike
     from sppo_jax.train.loop import RunFailed, train
     from sppo_jax.train.run_dir import changes_since, claimed, write_run
-    from sppo_jax.train.setup import begin, check_room, prepare
+    from sppo_jax.train.setup import begin, check_room, checkpoints_of, prepare
     from sppo_jax.train.trackers import check_trackers
 
     cluster = distributed.cluster(config)
@@ -52,11 +89,18 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     changes = distributed.together(lambda: changes_since(run_dir, config))
     plan = distributed.together(lambda: read_plan(args.plan, config) if args.plan else make_plan(config, cluster))
     plan = Plan.from_json(distributed.share_text(plan.to_json()))
+    lack = _lack_of_host_memory(config, plan, cluster)
+    if lack:
+        if distributed.is_main():
+            print(lack, file=sys.stderr)
+        return DOES_NOT_FIT
+    set_waiting_limits(plan, config.train.stall_s)
     experiment = distributed.together(lambda: prepare(config, plan, cluster))
     plan = experiment.plan  # with its groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)
-    if config.checkpoint.dir is not None and Path(config.checkpoint.dir).resolve() != run_dir.resolve():
-        place = Path(config.checkpoint.dir), "the directory of checkpoints", "checkpoint.dir"
+    directory = checkpoints_of(experiment, run_dir)
+    if config.checkpoint.dir is not None and directory.resolve() != run_dir.resolve():
+        place = directory, "the directory of checkpoints", "checkpoint.dir"
         distributed.together(lambda: stack.enter_context(claimed(*place)) if distributed.is_main() else None)
     distributed.together(lambda: check_room(experiment, run_dir))
     distributed.say(f"{plan.describe()}\n\n{text_timeline(plan.table())}\n")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from pathlib import Path
 from typing import Any
 
 from sppo_jax.config.group import ConfigError
 from sppo_jax.config.hf_config import FREE_FIELDS, WEIGHT_FIELDS, read_shape
 from sppo_jax.config.presets import apply_preset
+from sppo_jax.paths import local_path
 
 
 def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,8 +57,8 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     rope = settings.get("rope")
     if isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings):
         return settings
-    folder = Path(settings["hf"]).expanduser().absolute()
     try:
+        folder = local_path(settings["hf"], "the folder").absolute()
         base = read_shape(folder)
     except ValueError as error:
         raise ConfigError(f"model.hf: {error}") from error

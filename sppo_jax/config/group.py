@@ -10,6 +10,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from sppo_jax.paths import check_local
+
 
 class ConfigError(ValueError):
     """A setting that the user gave is wrong; the message is one line."""
@@ -51,6 +53,14 @@ class Group:
             value = getattr(self, name)
             if not isinstance(value, str) and value > maximum:
                 raise ConfigError(f"{self._name(name)} must be at most {maximum}, got {value}; lower it")
+
+    def _local(self, *names: str) -> None:
+        for name in names:
+            path = getattr(self, name)
+            try:
+                check_local(path or "", self._name(name))
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
 
     def _fraction(self, *names: str) -> None:
         for name in names:

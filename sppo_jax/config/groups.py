@@ -58,10 +58,11 @@ class SequenceConfig(Group):
         chunks: number of chunks of a sequence, at least 1; or a list of chunk lengths in tokens, each at least 1, which
             add up to `sequence.length`; "auto": chosen by the planner.
         balance: whether the chunks have "equal" lengths, equal "flops" in four lengths, or equal "cost" (seconds) in as
-            many lengths as chunks, where `sequence.chunks` is a number or auto; "auto": the faster of the first two, or
+            many lengths as chunks; refused with lists of chunks and tables; "auto": the faster of the first two, or
             "cost" where it is faster in the same layout and the devices are no CPUs.
-        longest: the longest chunk of equal cost, in mean chunks, at least 1; not with another `sequence.balance`, lists
-            of chunks or tables; "auto": chosen by the planner from 1.25, 1.5 and 2.
+        longest: the longest chunk of equal cost, in mean chunks, at least 1; a number asks for `sequence.balance`
+            "cost", and is refused with another one, lists of chunks and tables; "auto": chosen by the planner from
+            1.25, 1.5 and 2.
         shapes: at most 6 token counts, rising multiples of `mesh.seq` times the tile of a device, to which ticks are
             rounded up; the last one holds the longest chunk; "auto": those that pad chunks of equal cost least, and
             for other chunks the longest of each tick.
@@ -112,7 +113,17 @@ class SequenceConfig(Group):
                 f"sequence.chunks must add up to sequence.length = {self.length}, got {sum(lengths)}; change a chunk"
             )
 
+    @property
+    def asked_balance(self) -> str:
+        """How chunks are asked to share the work: a longest chunk of equal cost asks for chunks of equal cost."""
+        return "cost" if self.longest != "auto" else self.balance
+
     def _check_lengths(self) -> None:
+        if self.balance != "auto" and isinstance(self.chunks, tuple):
+            raise ConfigError(
+                "sequence.balance must be auto where sequence.chunks is a list, whose lengths are as they are, got "
+                f"{self.balance}; set sequence.balance=auto, or sequence.chunks={len(self.chunks)}"
+            )
         if self.longest != "auto" and self.longest < 1:
             raise ConfigError(
                 f"sequence.longest must be at least 1 (the mean chunk), got {self.longest:g}; raise it or set auto"
@@ -121,7 +132,7 @@ class SequenceConfig(Group):
             got = "a list of sequence.chunks" if isinstance(self.chunks, tuple) else f"sequence.balance={self.balance}"
             raise ConfigError(
                 f"sequence.longest must be auto unless chunks have equal cost, got {self.longest:g} with {got}; set "
-                "sequence.longest=auto, or sequence.balance=cost"
+                f"sequence.longest=auto, or {'sequence.chunks=auto' if '.chunks' in got else 'sequence.balance=cost'}"
             )
         if self.shapes != "auto":
             try:
@@ -257,7 +268,8 @@ class TrainConfig(Group):
     """Length of the run, its devices, how often it reports and validates, and when it gives up.
 
     Args:
-        steps: number of optimizer steps; 1 to 2147483647.
+        steps: number of optimizer steps, at the last of which the cosine of the learning rate ends; 1 to 2147483647; a
+            run that goes on with more steps goes on along the longer cosine, with a higher learning rate.
         seed: seed of the initial parameters; 0 to 2147483647.
         devices: devices to train on; "cpu:N" simulates N devices on the CPU, N from 1 to 1024, a multiple of the
             product of the mesh axes that are numbers, and equal to the product where all three axes are numbers;
@@ -270,7 +282,8 @@ class TrainConfig(Group):
         init_optimizer: whether a run with `init` also starts from the optimizer's moments; true or false.
         max_nonfinite: number of skipped steps in a row after which the run stops, where a step is skipped if its loss
             or gradient is not finite; at least 1.
-        stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never.
+        stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never;
+            "auto": 4 predicted steps and the seconds in which the first step pins host memory, at least 1800.
     """
 
     group: ClassVar[str] = "train"
@@ -283,7 +296,7 @@ class TrainConfig(Group):
     init: str | None = None
     init_optimizer: bool = False
     max_nonfinite: int = 10
-    stall_s: float = 1800.0
+    stall_s: Literal["auto"] | float = "auto"
 
     def _check(self) -> None:
         self._at_least(1, "steps", "log_every", "max_nonfinite")
@@ -293,7 +306,7 @@ class TrainConfig(Group):
             )
         self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
         self._at_most(_INT32, "steps", "seed", "eval_sequences")
-        if 0 < self.stall_s < 1:
+        if not isinstance(self.stall_s, str) and 0 < self.stall_s < 1:
             raise ConfigError(f"train.stall_s must be 0 or at least 1, got {self.stall_s}; raise it or set 0")
         if self.devices != "auto" and not self.num_simulated_devices:
             raise ConfigError(f"train.devices must be auto or cpu:N, got {self.devices}; write e.g. cpu:8")
@@ -338,6 +351,7 @@ class CheckpointConfig(Group):
     def _check(self) -> None:
         self._at_least(0, "every_s", "every_steps", "keep_every", "keep_best")
         self._at_least(1, "keep_last")
+        self._local("dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,11 +389,13 @@ class HardwareConfig(Group):
         cluster: devices to plan for, as NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, or a TPU slice such as v5p:4x4x4;
             null: the simulated devices of `train.devices`, else the devices present.
         measured: path of a file that `sppo profile` wrote, whose figures replace the datasheet's; null: the datasheet.
-        hbm_bytes: bytes of memory of one device; at least 1, or "auto": the datasheet's figure.
+        hbm_bytes: bytes of memory of one device; at least 1, or "auto": that of the devices present, or, where
+            `hardware.cluster` is given, the datasheet's figure.
         hbm_spare: share of the memory that a run gets of a device which plans leave free; at least 0, below 1, or
             "auto": 0.03 on a GPU, 0.1 on the GPUs of this machine with jax 0.10 or 0.11, whose compiler takes up to 11%
             more than predicted, 0.06 elsewhere.
-        host_bytes: bytes of memory of one host, shared by its devices; at least 1, or "auto": a usual host's.
+        host_bytes: bytes of memory of one host, shared by its devices; at least 1, or "auto": that of a machine that is
+            here, as far as its processes may take it, else a usual host's.
         host_link_bytes_s: bytes a second between a device and its host, one way; at least 1, or "auto": the measured
             figure, else the datasheet's.
         link_bytes_s: bytes a second between two devices of a host, one way; at least 1, or "auto": the measured figure,
@@ -444,11 +460,12 @@ class Config(Group):
     def _check(self) -> None:
         self._check_simulated()
         self._check_sequences()
-        if self.schedule.table is not None and self.sequence.longest != "auto":
-            raise ConfigError(
-                "sequence.longest must be auto with schedule.table, whose chunks have lengths of their own, got "
-                f"{self.sequence.longest:g}; set sequence.longest=auto"
-            )
+        for name in ("balance", "longest") if self.schedule.table is not None else ():
+            if (value := getattr(self.sequence, name)) != "auto":
+                raise ConfigError(
+                    f"sequence.{name} must be auto with schedule.table, whose chunks have lengths of their own, got "
+                    f"{value if isinstance(value, str) else f'{value:g}'}; set sequence.{name}=auto"
+                )
         if 0 < self.model.sliding_window < self.sequence.length:
             raise ConfigError(
                 f"model.sliding_window must be at least sequence.length = {self.sequence.length}, or 0 for attention "

@@ -62,6 +62,8 @@ WEIGHT_FIELDS = (
     "tied_embeddings",
 )
 FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
+# Files of peft, which transformers looks for beside the weights.
+_ADAPTERS = ("adapter_config.json", "adapter_model*")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -99,6 +101,7 @@ def read_shape(folder: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file cannot be read, or a setting of the model, which the message names, is not supported.
     """
+    _check_no_adapter(folder)
     try:
         return shape_from_hf(read_config(folder))
     except KeyError as error:
@@ -109,6 +112,30 @@ def read_shape(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder / CONFIG} must hold values of the right types, got others ({error}); correct the file"
         ) from None
+
+
+def _check_no_adapter(folder: Path) -> None:
+    """Refuses an adapter, which transformers would add to the weights and which is not read here."""
+    names = sorted(path.name for pattern in _ADAPTERS for path in folder.glob(pattern))
+    if names:
+        raise ValueError(
+            f"a Hugging Face model must be whole weights, got the adapter {names[0]} in {folder}; merge the adapter "
+            "into the weights first (merge_and_unload and save_pretrained of peft), or move its files elsewhere"
+        )
+
+
+def read_num_positions(folder: Path) -> int:
+    """Returns the `max_position_embeddings` of the model in a folder, in tokens.
+
+    Raises:
+        ValueError: the file cannot be read, or is of another kind of model.
+    """
+    config = read_config(folder)
+    return _num_positions(config, _family(config))
+
+
+def _num_positions(config: Mapping[str, Any], family: Family) -> int:
+    return config.get("max_position_embeddings") or family.max_length
 
 
 def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +149,6 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
     _check_representable(config)
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     kv_heads = config.get("num_key_value_heads", family.num_kv_heads) or heads
-    max_length = config.get("max_position_embeddings") or family.max_length
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": hidden,
@@ -137,7 +163,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "sliding_window": _sliding_window(config, family),
-        "rope": rope_from_hf(config, max_length),
+        "rope": rope_from_hf(config, _num_positions(config, family)),
     }
 
 
@@ -250,6 +276,7 @@ _NOT_KEPT = (
     "max_window_layers",
     "original_max_position_embeddings",
     "quantization_config",
+    "rope_type",
     "sliding_window",
     "transformers_version",
     "use_sliding_window",

@@ -1,13 +1,13 @@
 """Rotary settings of a Hugging Face config.json, both ways; imports no jax.
 
-transformers 5 keeps all of them in `rope_parameters`. Earlier versions keep the base in `rope_theta` and the rest in
-`rope_scaling`.
+transformers 5 keeps all of them in `rope_parameters`, for all layers or for each kind of layer. Earlier versions keep
+the base in `rope_theta` and the rest in `rope_scaling`. A file that has both places must say the same in both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +23,20 @@ _SETTINGS = {
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
 }
+# Spellings within a group of rotary settings: transformers' name of today. A setting at the top has one spelling.
+_SPELLINGS = {
+    "rope_type": "rope_type",
+    "type": "rope_type",
+    **{
+        name: name
+        for name in (
+            *("rope_theta", "partial_rotary_factor", *_SETTINGS.values()),
+            *("attention_factor", "mscale", "mscale_all_dim", "truncate"),
+        )
+    },
+}
+_AT_THE_TOP = ("rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+_LAYER_KINDS = ("full_attention", "sliding_attention")
 _USED = {
     "none": (),
     "linear": ("factor",),
@@ -45,16 +59,16 @@ def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
     Raises:
         ValueError: a setting, which the message names, is not supported.
     """
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = settings.get("rope_type") or settings.get("type") or "default"
+    settings = rope_settings(config)
+    kind = settings.get("rope_type", "default")
     if kind not in _KINDS:
         raise ValueError(
             f"the rotary scaling must be one of {', '.join(_KINDS)}, got rope_type={kind!r}; use another model"
         )
     scaling = _KINDS[kind]
-    original = config.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    original = settings.get("original_max_position_embeddings")
     rope: dict[str, Any] = {
-        "theta": settings.get("rope_theta") or config.get("rope_theta") or 10000.0,
+        "theta": settings.get("rope_theta", 10000.0),
         "scaling": scaling,
         "factor": 1.0,
         "original_length": original if original and "original_length" in _USED[scaling] else max_length,
@@ -69,13 +83,72 @@ def rope_from_hf(config: Mapping[str, Any], max_length: int) -> dict[str, Any]:
             rope[ours] = given
     if scaling == "yarn" and settings.get("factor") is None:
         rope["factor"] = max_length / rope["original_length"]
-    _check_representable(config, settings, scaling, rope["factor"])
+    _check_representable(settings, scaling, rope["factor"])
     return rope
 
 
-def _check_representable(config: Mapping[str, Any], settings: Mapping[str, Any], scaling: str, factor: float) -> None:
+def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads the rotary settings of a config.json from every place and in every spelling that transformers reads.
+
+    Versions of transformers differ in which place wins, so places that disagree are refused.
+
+    Args:
+        config: the content of the config.json.
+
+    Returns:
+        The settings that are given, by transformers' name of today.
+
+    Raises:
+        ValueError: two places disagree.
+    """
+    found: dict[str, tuple[Any, str]] = {}
+    for name, value, place in _given(config):
+        before = found.setdefault(name, (value, place))
+        if not _same(before[0], value):
+            raise ValueError(
+                f"the rotary setting {name} must be the same in every place, got {before[0]!r} in {before[1]} and "
+                f"{value!r} in {place}; correct one of the two"
+            )
+    return {name: value for name, (value, _) in found.items()}
+
+
+def _given(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yields every rotary setting that is given: name, value, place."""
+    for name in _AT_THE_TOP:
+        if config.get(name) is not None:
+            yield name, config[name], name
+    for place, settings in _groups(config):
+        named = [spelling for spelling in _SPELLINGS if settings.get(spelling) is not None]
+        for spelling in named:
+            yield _SPELLINGS[spelling], settings[spelling], f"{place}.{spelling}"
+        if not any(_SPELLINGS[spelling] == "rope_type" for spelling in named):
+            yield "rope_type", "default", f"{place} without rope_type"
+
+
+def _groups(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the groups of rotary settings: those of all layers, or those of each kind of layer that the model has."""
+    kinds = set(config.get("layer_types") or _LAYER_KINDS)
+    for place in ("rope_parameters", "rope_scaling"):
+        settings = config.get(place) or {}
+        nested = {kind: settings[kind] for kind in _LAYER_KINDS if kind in settings}
+        if not nested and settings:
+            yield place, settings
+        for kind, group in nested.items():
+            if kind in kinds and not group:
+                raise ValueError(f"{place}.{kind} must give rotary settings, got {group!r}; choose another model")
+            if kind in kinds:
+                shared = {name: value for name, value in settings.items() if name not in nested}
+                yield f"{place}.{kind}", {**shared, **group}
+
+
+def _same(first: Any, second: Any) -> bool:
+    numbers = all(isinstance(value, int | float) for value in (first, second))
+    return math.isclose(first, second, rel_tol=1e-9) if numbers else bool(first == second)
+
+
+def _check_representable(settings: Mapping[str, Any], scaling: str, factor: float) -> None:
     """Refuses settings that change the rotation and for which `RopeConfig` has no field."""
-    partial = settings.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    partial = settings.get("partial_rotary_factor", 1.0)
     wanted: dict[str, tuple[Any, Any]] = {"partial_rotary_factor": (1.0, partial)}
     if scaling == "yarn":
         wanted["truncate"] = (True, settings.get("truncate") is not False)

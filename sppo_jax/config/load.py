@@ -12,6 +12,7 @@ import yaml
 from sppo_jax.config.complete import expand_model
 from sppo_jax.config.group import ConfigError, build_group
 from sppo_jax.config.groups import Config
+from sppo_jax.paths import local_path
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
@@ -25,7 +26,11 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        path = local_path(path, "a config")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    try:
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"a config must be a readable YAML file, got {path} ({error}); correct the path or the file"

@@ -77,6 +77,8 @@ class ModelConfig(Group):
         kernel: attention kernel; "blockwise" runs on every device; "cudnn" needs a GPU, bfloat16, and a
             `model.head_dim` that is a multiple of 8 and at most 128; "auto": "cudnn" where these needs are met, else
             "blockwise".
+        check_kernels: whether a run on GPUs begins with a check of kernel "cudnn" against plain attention, which takes
+            seconds and is remembered for device, driver and cuDNN; true or false.
         dropout: must be 0; dropout is not supported.
         init_scale: standard deviation of the initial weights; at least 0.
     """
@@ -100,6 +102,7 @@ class ModelConfig(Group):
     sliding_window: int = 0
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     kernel: Literal["auto", "blockwise", "cudnn"] = "auto"
+    check_kernels: bool = True
     dropout: float = 0.0
     init_scale: float = 0.02
 

@@ -8,7 +8,7 @@ renaming leaves a directory, which the next process removes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import hashlib
 import json
 import os
@@ -24,7 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from sppo_jax.files import parse_json
+from sppo_jax.data.token_map import TokenMap
+from sppo_jax.files import cache_directory, parse_json, temporary_directory
+from sppo_jax.locks import try_lock
+from sppo_jax.paths import file_error
 
 _VERSION = 1
 _WARN_AFTER_S = 5.0
@@ -36,14 +39,14 @@ class Entry:
     """What the cache holds of a source.
 
     Args:
-        ends: one past the last token of each document, int64 [num_documents], mapped from the file.
+        ends: one past the last token of each document, int64 [num_documents].
         facts: other facts that were written about the source.
-        tokens: integer [num_tokens], mapped from the file; None where the source itself holds tokens.
+        tokens: integers [num_tokens], in the file; None where the source itself holds tokens.
     """
 
     ends: np.ndarray
     facts: dict[str, Any]
-    tokens: np.ndarray | None
+    tokens: TokenMap | None
 
 
 class Writer:
@@ -104,10 +107,10 @@ def entry_of(
                 _remove_left(root, name)
             return read_entry(root / name, dtype) or _make(root, name, fill, dtype)
     except OSError as error:
-        raise ValueError(
-            f"data.cache must be on a disk with space for the tokens, got {root} ({error.strerror or error}); free "
-            "space, or set data.cache to another directory"
-        ) from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        rule = "on a disk with space for the tokens" if full else "a directory in which tokens can be kept"
+        change = f"{'free space, or ' if full else ''}set data.cache to another directory"
+        raise file_error(f"data.cache must be {rule}", root, error, change) from error
 
 
 def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
@@ -118,22 +121,14 @@ def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
             if (path / name).stat().st_size != num_bytes:
                 return None
         tokens = _map(path / "tokens.bin", dtype) if dtype is not None else None
-        return Entry(ends=_map(path / "ends.bin", np.dtype(np.int64)), facts=facts, tokens=tokens)
+        return Entry(ends=np.fromfile(path / "ends.bin", np.int64), facts=facts, tokens=tokens)
     except (OSError, ValueError, KeyError):
         return None
 
 
 def user_directory() -> Path:
     """Returns the user's directory for caches of tokens; a temporary directory if the user has no home."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "sppo_jax" / "tokens"
-    except RuntimeError:
-        return _temporary()
-
-
-def _temporary() -> Path:
-    return Path(tempfile.gettempdir()) / f"sppo_jax-{os.getuid()}" / "tokens"
+    return cache_directory("tokens")
 
 
 def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype | None) -> Entry:
@@ -175,8 +170,10 @@ def _move(new: Path, path: Path, dtype: np.dtype | None) -> None:
             new.rename(path)
 
 
-def _map(path: Path, dtype: np.dtype) -> np.ndarray:
-    return np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+def _map(path: Path, dtype: np.dtype) -> TokenMap:
+    found = path.stat()
+    length = found.st_size // dtype.itemsize
+    return TokenMap(path=path, dtype=dtype, offset_bytes=0, length=length, changed_ns=found.st_mtime_ns)
 
 
 def _writable(directory: Path | None) -> Path:
@@ -188,7 +185,7 @@ def _writable(directory: Path | None) -> Path:
         raise ValueError(
             f"data.cache must be a directory that can be written, got {directory} ({problem}); choose another directory"
         )
-    other = _temporary()
+    other = temporary_directory("tokens")
     if _cannot_write(other):
         raise ValueError(
             f"the directory of tokens must be writable, got {user_directory()} ({problem}) and {other}; "
@@ -218,13 +215,12 @@ def _lock(path: Path) -> Iterator[bool]:
     start_s, warned, alone = time.monotonic(), False, False
     with open(path, "a", encoding="utf-8") as file:
         while not alone:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                alone = True
-            except BlockingIOError:
-                time.sleep(0.05)
-            except OSError:
+            locked = try_lock(file)
+            if locked is None:
                 break
+            alone = locked
+            if not alone:
+                time.sleep(0.05)
             if not alone and not warned and time.monotonic() - start_s > _WARN_AFTER_S:
                 warned = True
                 warnings.warn(

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
+
+from sppo_jax.data.order import mix_array
+from sppo_jax.data.token_map import TokenMap
+
+Tokens = np.ndarray | TokenMap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,13 +20,13 @@ class Corpus:
     """Documents as spans of several token arrays, whose tokens are numbered as if the arrays were one.
 
     Args:
-        parts: integer arrays [num_tokens of the part]; a document lies in one of them.
+        parts: integers [num_tokens of the part], in memory or in a file; a document lies in one of them.
         starts: first token of each document, int64 [num_documents].
         ends: one past the last token of each document, above its start, int64 [num_documents].
         hashes: a number in [0, 1) for each document, from its name, float64 [num_documents].
     """
 
-    parts: tuple[np.ndarray, ...]
+    parts: tuple[Tokens, ...]
     starts: np.ndarray
     ends: np.ndarray
     hashes: np.ndarray
@@ -47,6 +53,29 @@ class Corpus:
         """Returns the corpus of some documents, given as a mask or as indices."""
         chosen = {name: getattr(self, name)[documents] for name in ("starts", "ends", "hashes")}
         return dataclasses.replace(self, **chosen)
+
+
+def corpus_of(tokens: Tokens, ends: np.ndarray, names: list[str], num_documents: list[int]) -> Corpus:
+    """Returns documents that lie end to end in one array.
+
+    Args:
+        tokens: the array.
+        ends: one past the last token of each document, int64 [num_documents].
+        names: the names of the files that the documents come from.
+        num_documents: the number of documents of each file.
+    """
+    ends = np.asarray(ends, np.int64)
+    starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
+    return Corpus(parts=(tokens,), starts=starts, ends=ends, hashes=_hashes(names, num_documents))
+
+
+def _hashes(names: list[str], num_documents: list[int]) -> np.ndarray:
+    """Returns a number in [0, 1) for every document, from its file's name and its number in the file."""
+    counts = np.array(num_documents, np.int64)
+    seeds = np.array([zlib.crc32(name.encode(errors="surrogateescape")) for name in names], np.uint64)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    mixed = mix_array(np.repeat(seeds << np.uint64(32), counts) + number.astype(np.uint64))
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def join(corpora: list[Corpus]) -> Corpus:

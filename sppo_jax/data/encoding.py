@@ -10,9 +10,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from sppo_jax.config.data import DataConfig
+from sppo_jax.paths import file_error, local_path
 
 # Bytes are tokens 0..255. Every document of bytes begins with this token, so that the first byte is predicted too.
 START_TOKEN = 256
+
+
+class Located(Protocol):
+    """Tokens of a text, int64, and where they lie in it."""
+
+    tokens: np.ndarray
+
+    def span(self, at: int) -> tuple[int, int]:
+        """Returns the first, and one past the last, of the characters of token `at`."""
+        ...
 
 
 class Encoder(Protocol):
@@ -24,6 +35,7 @@ class Encoder(Protocol):
         num_ids: tokens lie in 0..num_ids-1.
         start: tokens that every document begins with.
         end: tokens that every document ends with.
+        tokens_join: whether the tokens of a text's pieces, end to end, are those of the text.
     """
 
     name: str
@@ -31,9 +43,14 @@ class Encoder(Protocol):
     num_ids: int
     start: tuple[int, ...]
     end: tuple[int, ...]
+    tokens_join: bool
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the tokens of some texts, without start and end; bytes that are not UTF-8 come as lone surrogates."""
+        ...
+
+    def locate(self, text: str) -> Located:
+        """Returns the tokens of a text, without start and end, and where they lie."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -47,18 +64,38 @@ class BytesEncoder:
     name, key, num_ids = "bytes", "bytes", START_TOKEN + 1
     start: tuple[int, ...] = (START_TOKEN,)
     end: tuple[int, ...] = ()
+    tokens_join = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """See `Encoder`."""
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
+
+    def locate(self, text: str) -> Located:
+        """See `Encoder`; nothing needs the places of bytes."""
+        raise NotImplementedError
 
     def decode(self, tokens: np.ndarray) -> str:
         """See `Encoder`; the start token gives no text."""
         return bytes(tokens[(tokens >= 0) & (tokens < START_TOKEN)].astype(np.uint8)).decode("utf-8", "replace")
 
 
+class _FileLocated:
+    """See `Located`."""
+
+    def __init__(self, encoding: Any) -> None:
+        """Takes what the tokenizers library returns."""
+        self.tokens, self._encoding = np.array(encoding.ids, np.int64), encoding
+
+    def span(self, at: int) -> tuple[int, int]:
+        """See `Located`."""
+        found = self._encoding.token_to_chars(at)
+        return (0, 0) if found is None else found
+
+
 class FileEncoder:
     """A tokenizer.json of the tokenizers library, never truncating or padding."""
+
+    tokens_join = False
 
     def __init__(self, path: Path, *, start_token: str | None, end_token: str | None) -> None:
         """Reads the tokenizer.
@@ -80,7 +117,8 @@ class FileEncoder:
         start, end = self._added()
         self.start = start if start_token == "auto" else self._ids("data.start_token", start_token)
         self.end = end if end_token == "auto" else self._ids("data.end_token", end_token)
-        self.key = f"{hashlib.sha256(text).hexdigest()} {self.start} {self.end}"
+        # The number is that of the way in which tokens of pieces are joined.
+        self.key = f"{hashlib.sha256(text).hexdigest()} {self.start} {self.end} 2"
 
     def _added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Finds the tokens that the tokenizer itself puts around a text."""
@@ -103,6 +141,10 @@ class FileEncoder:
         """See `Encoder`."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int64) for one in encoded]
+
+    def locate(self, text: str) -> Located:
+        """See `Encoder`."""
+        return _FileLocated(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: np.ndarray) -> str:
         """See `Encoder`; special tokens are written out."""
@@ -128,7 +170,7 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
             )
         encoder: Encoder = BytesEncoder()
     else:
-        path = Path(config.tokenizer).expanduser()
+        path = local_path(config.tokenizer, "data.tokenizer")
         path = path / "tokenizer.json" if path.is_dir() else path
         encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
     if encoder.num_ids > vocab_size:
@@ -143,10 +185,8 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(
-            f"data.tokenizer must be a readable tokenizer.json or a directory with one, got {path} "
-            f"({error.strerror}); choose another file"
-        ) from error
+        rule = "data.tokenizer must be a readable tokenizer.json or a directory with one"
+        raise file_error(rule, path, error, "choose another file") from error
 
 
 def _parse(text: bytes, path: Path) -> Any:

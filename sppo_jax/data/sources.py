@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import glob
-import os
+import collections
+import re
 import sys
 import sysconfig
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.cache import Entry, Writer, entry_of
-from sppo_jax.data.corpus import Corpus, join
+from sppo_jax.data.cache import Writer, entry_of
+from sppo_jax.data.corpus import Corpus, corpus_of, join
 from sppo_jax.data.encoding import Encoder
-from sppo_jax.data.order import mix_array
-from sppo_jax.data.text import TEXT_SUFFIXES, read_pieces, unreadable
+from sppo_jax.data.folders import File, files_in, is_pattern, look_at
+from sppo_jax.data.stitch import Stitcher
+from sppo_jax.data.text import TEXT_SUFFIXES, read_pieces
+from sppo_jax.data.token_files import TOKEN_SUFFIXES, load_tokens
+from sppo_jax.paths import local_path
 
-TOKEN_SUFFIXES = (".bin", ".npy")
 LIBRARY = "stdlib"
 _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-_BLOCK_TOKENS = 1 << 24
+# The end of a file's name that says its kind, such as .json.gz.
+_SUFFIX = re.compile(r"((\.[A-Za-z]+)?\.[A-Za-z0-9]+)?$")
+_MOST_KINDS = 6
 _BATCH_CHARS, _BATCH_PIECES = 1 << 22, 4096
 _SHOWN_AFTER_S = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class File:
-    """A file of a source: its path, its name within the source, and its size and time when the run began."""
-
-    path: Path
-    name: str
-    num_bytes: int
-    changed_ns: int
-
-    @property
-    def key(self) -> list[str | int]:
-        return [self.name, self.num_bytes, self.changed_ns]
 
 
 def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int) -> Corpus:
@@ -58,9 +47,8 @@ def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder],
     root, files = find_files(source)
     text = [file for file in files if not file.name.endswith(TOKEN_SUFFIXES)]
     corpora = [_text_corpus(config, root, text, encoder())] if text else []
-    for file in files:
-        if file.name.endswith(TOKEN_SUFFIXES):
-            corpora.append(_token_corpus(config, file, vocab_size))
+    tokens = [file for file in files if file.name.endswith(TOKEN_SUFFIXES)]
+    corpora += load_tokens(config, source, tokens, vocab_size)
     corpus = join(corpora)
     if not corpus.num_documents:
         raise ValueError(f"data.source must hold tokens, got none in {source}; choose another source")
@@ -73,32 +61,36 @@ def find_files(source: str) -> tuple[Path, list[File]]:
     Raises:
         ValueError: there is no file, or a file is of an unknown kind.
     """
-    place = os.path.expanduser(source)
-    if source == LIBRARY:
-        root = Path(sysconfig.get_path("stdlib"))
-        paths = [path for path in root.rglob("*.py") if not _NOT_LIBRARY.intersection(path.relative_to(root).parts)]
-    elif os.path.isdir(place):
-        root = Path(place)
-        paths = [path for path in root.rglob("*") if _is_visible(path.relative_to(root)) and path.is_file()]
-    elif glob.has_magic(place) and not os.path.exists(place):
-        parts = Path(place).parts
-        root = Path(*parts[: next(at for at, part in enumerate(parts) if glob.has_magic(part))])
-        paths = [Path(path) for path in glob.glob(place, recursive=True) if os.path.isfile(path)]
-    else:
-        root, paths = Path(place).parent, [Path(place)]
+    root, paths = _library() if source == LIBRARY else _find(source)
     if not paths:
         raise ValueError(
             f"data.source must name files that exist, got {source} with no {_kinds()}; choose another source"
         )
-    files = [_file(path, path.relative_to(root).as_posix()) for path in paths]
+    files = [look_at(path, path.relative_to(root).as_posix()) for path in paths]
     for file in files:
-        if source != LIBRARY and not file.name.endswith(TEXT_SUFFIXES + TOKEN_SUFFIXES):
+        if source != LIBRARY and not _is_known(file.path):
             raise ValueError(f"data.source must be {LIBRARY} or {_kinds()}, got {file.path}; convert the file")
     return root, sorted(files, key=lambda file: file.name)
 
 
-def _is_visible(name: Path) -> bool:
-    return name.name.endswith(TEXT_SUFFIXES + TOKEN_SUFFIXES) and not any(part.startswith(".") for part in name.parts)
+def _library() -> tuple[Path, list[Path]]:
+    root = Path(sysconfig.get_path("stdlib"))
+    return root, [path for path in root.rglob("*.py") if not _NOT_LIBRARY.intersection(path.relative_to(root).parts)]
+
+
+def _find(source: str) -> tuple[Path, list[Path]]:
+    """Returns the directory and the files of a source; of a directory those of kinds that can be read."""
+    place = local_path(source, "data.source")
+    if place.is_dir():
+        root, paths = files_in(place)
+        known = [path for path in paths if _is_known(path)]
+        _tell_of_others(source, set(paths).difference(known))
+        return root, known
+    return files_in(place) if is_pattern(place) else (place.parent, [place])
+
+
+def _is_known(path: Path) -> bool:
+    return path.name.endswith(TEXT_SUFFIXES + TOKEN_SUFFIXES)
 
 
 def _kinds() -> str:
@@ -106,16 +98,22 @@ def _kinds() -> str:
     return f"{', '.join(most)} or {last} files"
 
 
-def _file(path: Path, name: str) -> File:
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return File(path=path, name=name, num_bytes=stat.st_size, changed_ns=stat.st_mtime_ns)
+def _tell_of_others(source: str, left_out: Iterable[Path]) -> None:
+    """Warns of files in a directory that are of other kinds, with their number by suffix."""
+    counts = collections.Counter(_suffix(path) or "without a suffix" for path in left_out)
+    if counts:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common(_MOST_KINDS))
+        more = f" and {len(counts) - _MOST_KINDS} more kinds" if len(counts) > _MOST_KINDS else ""
+        warnings.warn(
+            f"data.source={source} must hold {_kinds()}, got {counts.total()} of other kinds, which are left out "
+            f"({kinds}{more}); convert them, or move them elsewhere",
+            stacklevel=4,
+        )
 
 
-def _cache(config: DataConfig) -> Path | None:
-    return Path(config.cache).expanduser() if config.cache else None
+def _suffix(path: Path) -> str:
+    found = _SUFFIX.search(path.name)
+    return found[0].lower() if found else ""
 
 
 def _text_corpus(config: DataConfig, root: Path, files: list[File], encoder: Encoder) -> Corpus:
@@ -132,36 +130,23 @@ def _text_corpus(config: DataConfig, root: Path, files: list[File], encoder: Enc
         "encoder": encoder.key,
     }
     dtype = np.dtype(np.uint16 if encoder.num_ids <= 1 << 16 else np.uint32)
-    entry = entry_of(_cache(config), key, fill, dtype=dtype)
+    cache = local_path(config.cache, "data.cache") if config.cache else None
+    entry = entry_of(cache, key, fill, dtype=dtype)
     assert entry.tokens is not None
-    return _corpus(entry.tokens, entry, [file.name for file in files], entry.facts["documents"])
-
-
-def _corpus(tokens: np.ndarray, entry: Entry, names: list[str], num_documents: list[int]) -> Corpus:
-    starts = np.concatenate([np.zeros(min(1, len(entry.ends)), np.int64), entry.ends[:-1]])
-    return Corpus(parts=(tokens,), starts=starts, ends=np.asarray(entry.ends), hashes=_hashes(names, num_documents))
-
-
-def _hashes(names: list[str], num_documents: list[int]) -> np.ndarray:
-    """Returns a number in [0, 1) for every document, from its file's name and its number in the file."""
-    counts = np.array(num_documents, np.int64)
-    seeds = np.array([zlib.crc32(name.encode(errors="surrogateescape")) for name in names], np.uint64)
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    mixed = mix_array(np.repeat(seeds << np.uint64(32), counts) + number.astype(np.uint64))
-    return (mixed >> np.uint64(11)).astype(np.float64) / 2**53
+    return corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
 
 
 def _tokenize(files: list[File], encoder: Encoder, writer: Writer, text_key: str, strict: bool) -> list[int]:
     """Writes the tokens of all files; returns the number of documents of each."""
     num_documents = [0] * len(files)
     total = sum(file.num_bytes for file in files)
-    num_tokens, begins = 0, True
+    num_tokens, begins, stitcher = 0, True, Stitcher(encoder)
     interval_s = 0.2 if sys.stderr.isatty() else 60.0
     with tqdm(
         total=total, unit="B", unit_scale=True, desc="tokenizing", delay=_SHOWN_AFTER_S, mininterval=interval_s
     ) as progress:
         for batch in _batches(files, text_key, strict, progress):
-            encoded = encoder.encode([piece for _, piece, _ in batch])
+            encoded = stitcher.encode([(piece, is_last) for _, piece, is_last in batch])
             parts, ends = [], []
             for (number, _, is_last), tokens in zip(batch, encoded, strict=True):
                 around = (encoder.start if begins else ()), (encoder.end if is_last else ())
@@ -189,7 +174,7 @@ def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> 
             if num_chars >= _BATCH_CHARS or len(batch) >= _BATCH_PIECES:
                 yield batch
                 batch, num_chars = [], 0
-        if _file(file.path, file.name) != file:
+        if look_at(file.path, file.name) != file:
             raise ValueError(
                 f"data.source must not change while it is read, got a change of {file.path}; "
                 "start again when the file is complete"
@@ -198,66 +183,3 @@ def _batches(files: list[File], text_key: str, strict: bool, progress: tqdm) -> 
         progress.update(done - progress.n)
     if batch:
         yield batch
-
-
-def _token_corpus(config: DataConfig, file: File, vocab_size: int) -> Corpus:
-    """Opens the documents of a file of tokens, which is scanned once."""
-    path = file.path
-    tokens = _read_npy(path) if path.suffix == ".npy" else _read_bin(file, np.dtype(config.token_dtype))
-
-    def fill(writer: Writer) -> None:
-        _look_through(tokens, config.separator, writer)
-
-    key = {"file": [str(path.resolve()), *file.key], "dtype": tokens.dtype.str, "separator": config.separator}
-    entry = entry_of(_cache(config), key, fill, dtype=None)
-    smallest, largest = entry.facts["smallest"], entry.facts["largest"]
-    if smallest < 0 or largest >= vocab_size:
-        need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file again"
-        need += ", or set data.token_dtype to the dtype of the file" if path.suffix == ".bin" else ""
-        raise ValueError(
-            f"data.source must hold tokens in 0..{vocab_size - 1} (model.vocab_size = {vocab_size}), "
-            f"got {smallest if smallest < 0 else largest} in {path}; {need}"
-        )
-    return _corpus(tokens, entry, [file.name], [len(entry.ends)])
-
-
-def _look_through(tokens: np.ndarray, separator: int | None, writer: Writer) -> None:
-    """Writes the ends of documents (after every separator), and the smallest and the largest token."""
-    smallest = largest = end = 0
-    for first in range(0, len(tokens), _BLOCK_TOKENS):
-        block = tokens[first : first + _BLOCK_TOKENS]
-        smallest, largest = min(smallest, int(block.min())), max(largest, int(block.max()))
-        if separator is not None:
-            ends = first + 1 + np.flatnonzero(block == separator).astype(np.int64)
-            end = int(ends[-1]) if len(ends) else end
-            writer.add_ends(ends)
-    if end != len(tokens):
-        writer.add_ends(np.array([len(tokens)]))
-    writer.facts |= {"smallest": smallest, "largest": largest}
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    try:
-        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(
-            f"data.source must be a readable .npy file, got {path} ({error}); write the file again"
-        ) from error
-    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
-        raise ValueError(
-            f"data.source must hold a 1-D integer array, got {tokens.dtype} {list(tokens.shape)} in {path}; "
-            "convert the array with astype and ravel"
-        )
-    return tokens
-
-
-def _read_bin(file: File, dtype: np.dtype) -> np.ndarray:
-    if file.num_bytes % dtype.itemsize:
-        raise ValueError(
-            f"data.source must hold whole {dtype} tokens, got {file.num_bytes} bytes in {file.path}; "
-            "set data.token_dtype to the dtype of the file"
-        )
-    try:
-        return np.memmap(file.path, dtype, "r") if file.num_bytes else np.zeros(0, dtype)
-    except OSError as error:
-        raise unreadable(file.path, error) from error

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.data.folders import unreadable
 from sppo_jax.files import parse_json
 
 TEXT_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
@@ -20,7 +21,7 @@ Piece = tuple[str, bool]
 
 
 def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
-    """Yields the documents of a file in order, long ones in pieces that end with a line; leaves out empty documents.
+    """Yields the documents of a file in order, long ones in pieces that end with a line, without empty or null ones.
 
     Args:
         path: a file with one of TEXT_SUFFIXES; a plain text file is one document.
@@ -62,10 +63,8 @@ def _plain_blocks(path: Path, strict: bool) -> Iterator[str]:
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"text for a tokenizer must be UTF-8, got {path} ({error.reason}: byte 0x{error.object[error.start]:02x}); "
-            "convert the file, or leave out data.tokenizer to train on bytes"
-        ) from error
+        change = "convert the file, or leave out data.tokenizer to train on bytes"
+        raise _not_utf8("text for a tokenizer", path, error, change) from error
 
 
 def _json_documents(path: Path, text_key: str) -> Iterator[str]:
@@ -86,6 +85,8 @@ def _json_documents(path: Path, text_key: str) -> Iterator[str]:
 def _text_of(line: bytes, text_key: str, where: str) -> str:
     try:
         record = parse_json(line)
+    except UnicodeDecodeError as error:
+        raise _not_utf8("the text of a .jsonl file", where, error, "correct the line") from error
     except ValueError as error:
         raise ValueError(
             f"a .jsonl file must hold one JSON object a line, got {where} ({error}); correct the line"
@@ -100,7 +101,7 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
         raise ValueError(
             f"data.text_key must be a key of every line, got {text_key!r}, but {where} has {keys}; name one of these"
         )
-    text = record[text_key]
+    text = "" if record[text_key] is None else record[text_key]
     if not isinstance(text, str):
         got = type(text).__name__
         raise ValueError(
@@ -108,6 +109,12 @@ def _text_of(line: bytes, text_key: str, where: str) -> str:
         )
     # JSON can escape halves of surrogate pairs, which UTF-8 cannot encode.
     return text if text.isascii() else _LONE_SURROGATE.sub("\ufffd", text)
+
+
+def _not_utf8(what: str, where: str | Path, error: UnicodeDecodeError, change: str) -> ValueError:
+    return ValueError(
+        f"{what} must be UTF-8, got {where} ({error.reason}: byte 0x{error.object[error.start]:02x}); {change}"
+    )
 
 
 def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
@@ -123,6 +130,8 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
             _check_column(file.schema_arrow, text_key, path, pa)
             for batch in file.iter_batches(batch_size=256, columns=[text_key]):
                 yield from (text for text in batch.column(0).to_pylist() if text)
+    except UnicodeDecodeError as error:
+        raise _not_utf8("the text of a .parquet file", path, error, "write the file again") from error
     except pa.ArrowException as error:
         raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write the file again") from error
     except OSError as error:
@@ -138,8 +147,3 @@ def _check_column(schema: Any, text_key: str, path: Path, pa: Any) -> None:
         raise ValueError(
             f"data.text_key must name text, got {text_key!r} of type {kind} in {path}; name another column"
         )
-
-
-def unreadable(path: Path, error: OSError) -> ValueError:
-    """Returns the error that says that a source cannot be read."""
-    return ValueError(f"data.source must be readable, got {path} ({error.strerror or error}); choose another source")

@@ -12,6 +12,7 @@ from typing import Any
 
 from sppo_jax.config import Config
 from sppo_jax.environment import add_xla_flag, warn_of_unknown_flags
+from sppo_jax.fit.allocations import HostAllocations, host_allocations
 from sppo_jax.fit.copies import HostCopies
 from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.thunks import graphed_loops
@@ -56,6 +57,7 @@ class Fit:
         num_bodies: bodies of ticks in the program.
         compile_s: seconds the compiler took.
         jax_version: the version of jax, whose compiler decides the bytes.
+        allocations: the program's host allocations; None where no pool of pinned memory holds them.
         variants: the same step with other options of the compiler, by name.
     """
 
@@ -70,6 +72,7 @@ class Fit:
     jax_version: str
     loops_share: float = 0.0
     workspace_bytes: int = 0
+    allocations: HostAllocations | None = None
     variants: dict[str, Fit] = field(default_factory=dict)
 
     @property
@@ -81,7 +84,17 @@ class Fit:
     @property
     def fits(self) -> bool:
         """Whether the step, with each variant, fits both memories, by the compiler's figures."""
-        return self.largest.hbm_bytes <= self.capacity.hbm_bytes and self.largest.host_bytes <= self.capacity.host_bytes
+        largest, capacity = self.largest, self.capacity
+        return (
+            largest.hbm_bytes <= capacity.hbm_bytes
+            and largest.host_bytes <= capacity.host_bytes
+            and not self.pool_problem
+        )
+
+    @property
+    def pool_problem(self) -> str:
+        """Why a run does not get the program's host allocations; empty where it does."""
+        return self.allocations.problem if self.allocations is not None else ""
 
     @property
     def exposed_share(self) -> float:
@@ -113,6 +126,7 @@ class Fit:
                 "loop_bytes": self.copies.loop_bytes,
                 "loops_share": round(self.loops_share, 5),
             },
+            "host_allocations": self.allocations.to_dict() if self.allocations is not None else None,
             "workspace_bytes": self.workspace_bytes,
             "variants": {name: variant.to_variant() for name, variant in self.variants.items()},
             "flash_calls": self.flash_calls,
@@ -133,6 +147,8 @@ class Fit:
             values = [getattr(sizes, key) for sizes in (self.compiler, self.predicted, self.capacity)]
             rows.append((name, *map(format_bytes, values), f"{values[0] / values[2]:.1%}"))
         lines = [f"{row[0]:22}" + "".join(f"{cell:>13}" for cell in row[1:4]) + f"  {row[4]}" for row in rows]
+        if self.allocations is not None:
+            lines += _under("host allocations", [self.allocations.describe()])
         lines += _under("host copies", self._describe_copies())
         lines += _under("attention", [self._describe_kernels()])
         lines += _under("program", [f"{self.num_bodies} bodies of ticks"])
@@ -222,7 +238,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster, *, variants: bool
     workspace_bytes = reserve_workspace(lowered)
 
     def compiled(options: dict[str, Any] | None) -> Fit:
-        figures, compile_s = _figures(lowered, options, program.turn_shares, cluster.device.platform)
+        figures, compile_s = _figures(lowered, options, program.turn_shares, cluster.device.platform, plan)
         return _fit(figures, config, plan, cluster, compile_s, program.num_bodies, workspace_bytes)
 
     others = variants_of(cluster.device.platform) if variants else {}
@@ -242,7 +258,7 @@ def variants_of(platform: str) -> dict[str, dict[str, Any]]:
 
 
 def _figures(
-    lowered: Any, options: dict[str, Any] | None, turn_shares: dict[str, float], platform: str
+    lowered: Any, options: dict[str, Any] | None, turn_shares: dict[str, float], platform: str, plan: Plan
 ) -> tuple[Figures, float]:
     """Compiles a lowered program; returns its figures, and the seconds that took."""
     start = time.perf_counter()
@@ -252,7 +268,8 @@ def _figures(
     with tempfile.TemporaryDirectory() as folder:
         compiled = compile_lowered(lowered, {**(options or {}), "xla_dump_to": folder})
         compile_s = time.perf_counter() - start
-        return Figures.of(compiled, turn_shares, graphed_loops(Path(folder))), compile_s
+        figures = Figures.of(compiled, turn_shares, graphed_loops(Path(folder)))
+        return replace(figures, allocations=host_allocations(Path(folder), plan)), compile_s
 
 
 def _fit(
@@ -275,6 +292,7 @@ def _fit(
         waiting_share=figures.copies.waiting_s(*beside) / plan.predicted.step_s,
         loops_share=figures.copies.loops_s(*beside) / plan.predicted.step_s,
         workspace_bytes=workspace_bytes,
+        allocations=figures.allocations,
         flash_calls=figures.flash_calls,
         num_bodies=num_bodies,
         compile_s=compile_s,

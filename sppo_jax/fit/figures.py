@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sppo_jax.fit.allocations import HostAllocations
 from sppo_jax.fit.copies import HostCopies, host_copies
 
 
@@ -18,12 +19,14 @@ class Figures:
         host_bytes: the same in host memory.
         copies: bytes moved between device and host in one run of the program.
         flash_calls: calls of a fused attention kernel in the program's text.
+        allocations: those in pinned host memory; None where they were not looked at.
     """
 
     hbm_bytes: int
     host_bytes: int
     copies: HostCopies
     flash_calls: int
+    allocations: HostAllocations | None = None
 
     @classmethod
     def of(

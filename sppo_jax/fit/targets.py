@@ -7,7 +7,8 @@ Sources:
   H100: NVIDIA H100 Tensor Core GPU Architecture whitepaper (V1.04), SXM5 columns; H100 datasheet.
   H200: NVIDIA H200 datasheet; the chip is the H100's, with other memory.
   B200: NVIDIA DGX B200 datasheet and Blackwell architecture technical brief; multiprocessors as in CUDA's listings.
-  Memory of H200 and B200: the total that nvidia-smi prints.
+  All others: NVIDIA's datasheets, and its whitepapers on GA102, Ada, Hopper and RTX Blackwell.
+  Memory from H200 on: the total that nvidia-smi prints.
   Limits of a compute capability (threads, shared memory, registers): CUDA C++ Programming Guide, "Technical
   Specifications per Compute Capability".
 """
@@ -21,7 +22,6 @@ _KiB, _MiB, _GiB = 2**10, 2**20, 2**30
 _COMMON = {
     "threads_per_warp": 32,
     "threads_per_block_limit": 1024,
-    "threads_per_core_limit": 2048,
     "shared_memory_per_block": 48 * _KiB,
     "registers_per_core_limit": 65536,
     "registers_per_block_limit": 65536,
@@ -54,6 +54,7 @@ class GpuTarget:
         bandwidth: bytes a second of device memory.
         l2_bytes: level-2 cache.
         shared_bytes: shared memory of a multiprocessor, of which a block may have all but 1 KiB.
+        threads_per_core: threads that a multiprocessor holds.
     """
 
     description: str
@@ -65,6 +66,7 @@ class GpuTarget:
     bandwidth: int
     l2_bytes: int
     shared_bytes: int
+    threads_per_core: int = 2048
 
     def text(self) -> str:
         """Writes the target as a text-format `stream_executor.GpuTargetConfigProto`."""
@@ -79,6 +81,7 @@ class GpuTarget:
             "l2_cache_size": self.l2_bytes,
             "shared_memory_per_block_optin": self.shared_bytes - _KiB,
             "shared_memory_per_core": self.shared_bytes,
+            "threads_per_core_limit": self.threads_per_core,
             **_COMMON,
         }
         fields = [f"cuda_compute_capability {{ major: {major} minor: {minor}{feature} }}"]
@@ -112,6 +115,27 @@ _H100 = GpuTarget(
     l2_bytes=50 * _MiB,
     shared_bytes=228 * _KiB,
 )
+
+
+def _like(
+    like: GpuTarget, description: str, memory_mib: int, gb_s: int, cores: int, ghz: float, l2_mib: int
+) -> GpuTarget:
+    return replace(
+        like,
+        description=description,
+        memory_bytes=memory_mib * _MiB,
+        bandwidth=gb_s * 10**9,
+        cores=cores,
+        clock_ghz=ghz,
+        l2_bytes=l2_mib * _MiB,
+    )
+
+
+# Cards for graphics as well: a smaller shared memory, and fewer threads at once.
+_GA102 = replace(
+    _A100, capability=(8, 6), fpus_per_core=128, shared_bytes=100 * _KiB, threads_per_core=1536, l2_bytes=6 * _MiB
+)
+_ADA, _RTX_BLACKWELL = replace(_GA102, capability=(8, 9)), replace(_GA102, capability=(12, 0))
 GPUS = {
     "a100-40g": replace(_A100, description="NVIDIA A100-SXM4-40GB", memory_bytes=40 * _GiB, bandwidth=1_555 * 10**9),
     "a100-80g": _A100,
@@ -134,6 +158,37 @@ GPUS = {
         memory_bytes=183359 * _MiB,
         bandwidth=8_000 * 10**9,
         l2_bytes=126 * _MiB,
+    ),
+    "b300": replace(
+        _H100,
+        description="NVIDIA B300",
+        capability=(10, 3),
+        cores=160,
+        clock_ghz=1.92,
+        memory_bytes=275040 * _MiB,
+        bandwidth=8_000 * 10**9,
+        l2_bytes=126 * _MiB,
+    ),
+    "a800-80g": replace(_A100, description="NVIDIA A800-SXM4-80GB"),
+    "h800": replace(_H100, description="NVIDIA H800"),
+    "h20": _like(_H100, "NVIDIA H20", 97871, 4_000, 78, 1.98, 60),
+    "a100-pcie": replace(_A100, description="NVIDIA A100 80GB PCIe", bandwidth=1_935 * 10**9),
+    "h100-nvl": _like(_H100, "NVIDIA H100 NVL", 95830, 3_900, 132, 1.785, 50),
+    "h200-nvl": _like(_H100, "NVIDIA H200 NVL", 143771, 4_800, 132, 1.785, 50),
+    "a30": _like(_A100, "NVIDIA A30", 24576, 933, 56, 1.44, 24),
+    "a40": _like(_GA102, "NVIDIA A40", 46068, 696, 84, 1.74, 6),
+    "a6000": _like(_GA102, "NVIDIA RTX A6000", 49140, 768, 84, 1.8, 6),
+    "a10": _like(_GA102, "NVIDIA A10", 23028, 600, 72, 1.695, 6),
+    "a10g": _like(_GA102, "NVIDIA A10G", 23028, 600, 80, 1.71, 6),
+    "rtx-3090": _like(_GA102, "NVIDIA GeForce RTX 3090", 24576, 936, 82, 1.695, 6),
+    "l4": _like(_ADA, "NVIDIA L4", 23034, 300, 58, 2.04, 48),
+    "l40": _like(_ADA, "NVIDIA L40", 46068, 864, 142, 2.49, 96),
+    "l40s": _like(_ADA, "NVIDIA L40S", 46068, 864, 142, 2.52, 96),
+    "rtx-6000-ada": _like(_ADA, "NVIDIA RTX 6000 Ada Generation", 49140, 960, 142, 2.505, 96),
+    "rtx-4090": _like(_ADA, "NVIDIA GeForce RTX 4090", 24564, 1_008, 128, 2.52, 72),
+    "rtx-5090": _like(_RTX_BLACKWELL, "NVIDIA GeForce RTX 5090", 32607, 1_792, 170, 2.407, 96),
+    "rtx-pro-6000": _like(
+        _RTX_BLACKWELL, "NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, 1_792, 188, 2.617, 128
     ),
 }
 

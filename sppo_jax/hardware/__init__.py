@@ -5,25 +5,28 @@ from sppo_jax.hardware.cluster import (
     DEVICES,
     Cluster,
     Device,
-    find_device,
-    local_cluster,
     make_cluster,
     measured,
     parse_cluster,
     with_profile,
 )
+from sppo_jax.hardware.find import device_of, find_device, local_cluster
+from sppo_jax.hardware.present import num_gpus, visible_gpus
 
 __all__ = [
     "DEVICES",
     "Cluster",
     "Device",
+    "device_of",
     "find_device",
     "installed_spare",
     "local_cluster",
     "make_cluster",
     "measured",
+    "num_gpus",
     "parse_cluster",
     "pool_bytes",
     "usable_bytes",
+    "visible_gpus",
     "with_profile",
 ]

@@ -4,6 +4,10 @@ Sources:
   A100: NVIDIA A100 Tensor Core GPU datasheet (40 and 80 GB SXM); DGX A100 datasheet (hosts).
   H100, H200, B200: NVIDIA H100, H200 and DGX B200 datasheets (SXM; dense BF16, without sparsity). H100 PCIe: the same
   datasheet. GH200: NVIDIA GH200 Grace Hopper datasheet (96 GB HBM3, NVLink-C2C 450 GB/s one way, four fifths of it).
+  H100 NVL, H200 NVL, B300, A800, H800, H20, A100 80GB PCIe, A30, A40, A10, A10G, L4, L40, L40S, RTX A6000 and RTX 6000
+  Ada: NVIDIA's datasheets (dense BF16). RTX 3090, 4090, 5090 and RTX PRO 6000: NVIDIA's whitepapers on GA102, Ada and
+  RTX Blackwell (dense BF16 with FP32 sums). That the kernels of all of these reach the A100's, the H200's or the B200's
+  shares of the peak is an assumption.
   TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts).
   Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways, of which collectives reach about three quarters;
   a DGX has one 200 Gb/s (A100) or 400 Gb/s (H100 and later) adapter a GPU. Host links are what copies reach of PCIe
@@ -25,7 +29,6 @@ Sources:
 """
 
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +203,15 @@ _A100: dict[str, Any] = {
 _HOPPER: dict[str, Any] = {"attention": 688 / 989, "backward": 2.5 * 688 / 581, "units": 128 * 132}
 _BLACKWELL: dict[str, Any] = {"attention": 1622 / 2250, "backward": 2.5 * 1622 / 1226, "units": 256 * 148}
 
+# Copies to the host, links and network of cards in PCIe slots: devices exchange over the slot that their copies share.
+_GEN4, _GEN5 = (25e9, 32e9, 25e9), (50e9, 64e9, 25e9)
+
+
+def _card(like: dict[str, Any], cores: int) -> dict[str, Any]:
+    """Returns what is assumed of a card whose kernels nobody measured for us: the shares of the peak of another GPU."""
+    return like | {"assumed": True, "units": 128 * cores, "host_bytes": 512 * 1000**3, "host_memory": 410e9}
+
+
 DEVICES = {
     device.name: device
     for device in (
@@ -230,6 +242,28 @@ DEVICES = {
         _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, **_GRACE, **_HOPPER),
         _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12, **_HOPPER),
         _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12, **_BLACKWELL),
+        _gpu("b300", 267, 8e12, 50e9, 900e9, 100e9, 2250e12, **_BLACKWELL | {"units": 256 * 160}),
+        # Chips for China: slower NVLink, or fewer units.
+        _gpu("a800-80g", 79, 2.039e12, 13e9, 200e9, 25e9, 312e12, **_A100 | {"assumed": True}),
+        _gpu("h800", 79, 3.35e12, 50e9, 200e9, 50e9, 989e12, **_HOPPER),
+        _gpu("h20", 95, 4.0e12, 50e9, 450e9, 50e9, 148e12, **_HOPPER | {"units": 128 * 78}),
+        # Cards, like the H100 PCIe above; a bridge of two or four of them (NVL) is not counted.
+        _gpu("a100-pcie", 79, 1.935e12, *_GEN4, 312e12, **_A100 | {"assumed": True}),
+        _gpu("h100-nvl", 93, 3.9e12, *_GEN5, 835e12, **_HOPPER),
+        _gpu("h200-nvl", 139, 4.8e12, *_GEN5, 835e12, **_HOPPER),
+        _gpu("a30", 23, 933e9, *_GEN4, 165e12, **_card(_A100, 56)),
+        _gpu("a40", 44, 696e9, *_GEN4, 149.7e12, **_card(_A100, 84)),
+        _gpu("a6000", 47, 768e9, *_GEN4, 154.8e12, **_card(_A100, 84)),
+        _gpu("a10", 22, 600e9, *_GEN4, 125e12, **_card(_A100, 72)),
+        _gpu("a10g", 22, 600e9, *_GEN4, 70e12, **_card(_A100, 80)),
+        _gpu("rtx-3090", 23, 936e9, *_GEN4, 71e12, **_card(_A100, 82)),
+        _gpu("l4", 22, 300e9, *_GEN4, 121e12, **_card(_A100, 58)),
+        _gpu("l40", 44, 864e9, *_GEN4, 181e12, **_card(_A100, 142)),
+        _gpu("l40s", 44, 864e9, *_GEN4, 362e12, **_card(_A100, 142)),
+        _gpu("rtx-6000-ada", 47, 960e9, *_GEN4, 364.2e12, **_card(_A100, 142)),
+        _gpu("rtx-4090", 23, 1.008e12, *_GEN4, 165.2e12, **_card(_A100, 128)),
+        _gpu("rtx-5090", 31, 1.792e12, *_GEN5, 209.5e12, **_card(_A100, 170)),
+        _gpu("rtx-pro-6000", 95, 1.792e12, *_GEN5, 503.8e12, **_card(_A100, 188)),
         _tpu("v4", 32, 1.228e12, 400, 50e9, 275e12),
         _tpu("v5e", 16, 0.819e12, 192, 50e9, 197e12),
         _tpu("v5p", 95, 2.765e12, 448, 100e9, 459e12),
@@ -315,60 +349,6 @@ def parse_cluster(text: str) -> Cluster:
             raise ValueError(f"{rule}, got {text!r} with {len(dims)} sizes; give hosts and devices a host")
         return Cluster(device=device, num_hosts=dims[0], devices_per_host=dims[1], host_bytes=device.host_bytes)
     return replace(make_cluster(device, math.prod(dims)), topology=dims)
-
-
-# Words of an accelerator's own name, most telling first.
-_WORDS = (
-    ("b200", "b200"),
-    ("gh200", "gh200"),
-    ("h200", "h200"),
-    ("h100-pcie", "h100-pcie"),
-    ("h100 pcie", "h100-pcie"),
-    ("h100", "h100"),
-    ("a100-sxm4-40gb", "a100-40g"),
-    ("a100-pcie-40gb", "a100-40g"),
-    ("a100", "a100-80g"),
-    ("v6", "v6e"),
-    ("v5p", "v5p"),
-    ("v5 lite", "v5e"),
-    ("v5litepod", "v5e"),
-    ("v5e", "v5e"),
-    ("v5", "v5p"),
-    ("v4", "v4"),
-)
-
-
-def find_device(name: str) -> Device:
-    """Returns the device of a name, ours or the accelerator's own (e.g. "NVIDIA H200", "TPU v5 lite").
-
-    Raises:
-        ValueError: the device is not known.
-    """
-    text = name.strip().lower()
-    if text in DEVICES:
-        return DEVICES[text]
-    for word, known in _WORDS:
-        if word in text:
-            return DEVICES[known]
-    raise ValueError(f"unknown device {name!r}; choose one of {', '.join(DEVICES)}, or set the hardware group")
-
-
-def local_cluster() -> Cluster:
-    """Returns the devices of this machine, from what the system says of them; no accelerator is touched.
-
-    A machine without a known accelerator counts as one CPU.
-    """
-    if os.environ.get("JAX_PLATFORMS", "").lower().startswith("cpu"):
-        return make_cluster(DEVICES["cpu"])
-    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    lines = [line for path in paths for line in path.read_text().splitlines()]
-    names = [line.partition(":")[2] for line in lines if line.startswith("Model")]
-    for name, count in ((os.environ.get("TPU_ACCELERATOR_TYPE", ""), 1), *((name, len(names)) for name in names[:1])):
-        try:
-            return make_cluster(find_device(name), count)
-        except ValueError:
-            continue
-    return make_cluster(DEVICES["cpu"])
 
 
 def measured(device: Device, path: Path) -> Device:

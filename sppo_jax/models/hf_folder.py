@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
     from sppo_jax.config.model import ModelConfig
 
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+# Elements of two tensors that are compared at a time.
+_BLOCK_ELEMENTS = 1 << 24
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -124,18 +128,39 @@ class TensorFolder:
                     f"the tensor {name} must have the shape {list(shape)} by config.json, got {list(got)} in "
                     f"{self._folder}; correct config.json, or download the folder again"
                 )
-        tied_head = {"lm_head.weight"} if model.tied_embeddings else set()
         unused = [name for name in self._file_of if name not in wanted and not NO_PARAMETERS.match(name)]
-        unused = [name for name in unused if name not in tied_head]
+        if model.tied_embeddings and HEAD in unused:
+            self._check_tied()
+            unused.remove(HEAD)
         if unused:
             raise ValueError(
                 f"every tensor of {self._folder} must have a place in the model, got {unused[0]} without a place "
                 f"({len(unused)} in all); choose a model of this family without such tensors"
             )
 
+    def _check_tied(self) -> None:
+        """Refuses a head that is stored beside tied embeddings with other values: versions of transformers differ."""
+        head, embedding = self._slice(HEAD), self._slice(EMBEDDING)
+        shape = embedding.get_shape()
+        rows = max(1, _BLOCK_ELEMENTS // math.prod(shape[1:]))
+        blocks = (slice(first, min(first + rows, shape[0])) for first in range(0, shape[0], rows))
+        alike = head.get_shape() == shape and head.get_dtype() in DTYPES
+        if not alike or not all(_equal(head[block], embedding[block]) for block in blocks):
+            raise ValueError(
+                f"{HEAD} must be {EMBEDDING} where tie_word_embeddings is true, got another tensor in {self._folder} "
+                "(transformers 5 uses it, earlier versions ignore it); set tie_word_embeddings to false in config.json "
+                f"to use it, or save the model again without {HEAD}"
+            )
+
     def read(self, name: str, part: tuple[slice, ...]) -> np.ndarray:
         """Reads a part of a tensor, one slice for each dim; returns a copy in the dtype of the file."""
         return self._slice(name)[part]
+
+
+def _equal(first: np.ndarray, second: np.ndarray) -> bool:
+    """Returns whether two arrays hold the same values, whatever their dtypes."""
+    same_dtype = first.dtype == second.dtype
+    return first.tobytes() == second.tobytes() if same_dtype else bool((first == second).all())
 
 
 def _read_index(path: Path) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from sppo_jax.dtypes import compute_dtype
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.hf_folder import TensorFolder
 from sppo_jax.models.hf_tensors import parameter_shapes, read_parameter, rules_for, sizes_of
+from sppo_jax.paths import local_path
 
 
 def from_hf(
@@ -96,7 +97,7 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
                 f"the model must have the shape of the weights in {path}: {name} must be {wanted.get(name)}, got "
                 f"{got.get(name)}; set model: hf:{path} to take the shape from the folder"
             )
-    folder = TensorFolder(Path(path).expanduser())
+    folder = TensorFolder(local_path(path, "the folder"))
     folder.check(config)
 
     def load(key: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> jax.Array:

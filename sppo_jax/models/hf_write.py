@@ -24,6 +24,7 @@ from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS
 from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor
 from sppo_jax.models.hf_tokenizer import copy_tokenizer
+from sppo_jax.paths import local_path
 from sppo_jax.stopping import removed_if_stopped
 from sppo_jax.units import format_bytes
 
@@ -61,7 +62,8 @@ def to_hf(
         raise ValueError(
             "to_hf must be given the config of the model beside the parameters, got no config; pass config="
         )
-    origin = {} if like is None else read_config(Path(like))
+    path, like = local_path(path, "the folder to write"), None if like is None else local_path(like, "like")
+    origin = {} if like is None else read_config(like)
     # Refused by its settings first: what has no name there has no tensors either.
     shape_to_hf(config, like=origin, length=length, dtype=dtype)
     leaves = _check_params(params, config)
@@ -69,11 +71,11 @@ def to_hf(
     if name not in DTYPES.values():
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES.values())}, got {dtype!r}; choose one")
     content = shape_to_hf(config, like=origin, length=length, dtype=name)
-    with new_folder(Path(path), num_params(config) * np.dtype(_numpy_dtype(name)).itemsize) as folder:
+    with new_folder(path, num_params(config) * np.dtype(_numpy_dtype(name)).itemsize) as folder:
         _write_tensors(folder, leaves, config, np.dtype(_numpy_dtype(name)), shard_bytes)
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if like is not None:
-            copy_tokenizer(Path(like), folder)
+            copy_tokenizer(like, folder)
 
 
 def check_new(path: Path, num_bytes: int) -> None:

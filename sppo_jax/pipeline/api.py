@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import chex
@@ -22,6 +22,7 @@ from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
+    check_cudnn,
     check_offload,
     compiler_options,
     has_explicit_sharding,
@@ -43,6 +44,7 @@ from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_traffic, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
+from sppo_jax.pipeline.host_stash import Stash, spec, stash_shapes
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.stage import Stage
@@ -122,7 +124,8 @@ class Step:
     def compiler_options(self) -> dict | None:
         """Options that the outermost jit should pass to the compiler."""
         # What waits on the host besides the stash adds copies to each tick.
-        more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0
+        in_pieces = len(self.plan.host_pieces) > 1
+        more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0 or in_pieces
         tables = needs_tables(self.program.items, self.program.rows)
         return compiler_options(self.platform, self.uses_host, many_copies=more, tables=tables)
 
@@ -157,8 +160,11 @@ class Step:
         if self.plan.groups == "flex":
             check_columns(whole, plan_shape(self.plan), dealing=self.plan.kernel == "cudnn")
 
-    def __call__(self, params: nnx.State, batch: Mapping):
-        """Runs the step on parameters in their own shapes or stored; pure and traceable."""
+    def __call__(self, params: nnx.State, batch: Mapping, stash: Stash | None = None):
+        """Runs the step on parameters in their own shapes or stored; pure and traceable.
+
+        With the pieces of its stash given, it returns its results and the pieces.
+        """
         in_force = mesh_in_force()
         if in_force is not None and in_force.size != self.mesh.size:
             raise ValueError(
@@ -172,9 +178,18 @@ class Step:
                 "mesh of AxisType.Auto, as make_mesh(plan) makes, or call the function outside of jit"
             )
         with outside_meshes():
-            return self._run(params, batch)
+            return self._run(params, batch, stash)
 
-    def _run(self, params: nnx.State, batch: Mapping):
+    @cached_property
+    def stash_shapes(self) -> Stash:
+        """The pieces of the stash on the host, see `host_stash`; none where the stash is in one piece."""
+        return stash_shapes(self) if self.train else {}
+
+    def with_stash(self, params: nnx.State, batch: Mapping, stash: Stash) -> tuple:
+        """Runs the step with the pieces of its stash given; returns what the step returns, and the pieces."""
+        return self(params, batch, stash)
+
+    def _run(self, params: nnx.State, batch: Mapping, stash: Stash | None):
         plan, given = self.plan, params
         on_host = any(map(is_on_host, jax.tree.leaves(params)))
         if on_host:
@@ -197,22 +212,23 @@ class Step:
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), storage.gradient_specs(shares), *[P()] * on_host)
+        of_stash = () if stash is None else (spec(self),)
         as_written = self.mesh.size == 1 or keeps_order(self.platform)
         on_device = partial(self._on_device, shares)
         step = jax.shard_map(
             on_device if as_written else in_order(on_device),
             mesh=self.mesh,
-            in_specs=(specs, [layout.STRIPED] * len(KEYS)),
-            out_specs=out_specs,
+            in_specs=(specs, [layout.STRIPED] * len(KEYS), *of_stash),
+            out_specs=(*out_specs, *of_stash) if of_stash else out_specs,
             check_vma=False,  # every collective is written out below; autodiff never sees one
         )
-        result = step(physical, striped)
+        result = step(physical, striped, *[stash] * len(of_stash))
         if not self.train:
             return TokenScores(*(x.reshape(plan.num_sequences, plan.sequence_length) for x in result))
-        loss, grads, *squares = result
+        loss, grads, *others = result
         grads = layout.to_logical(storage.unstack(grads, shares, self.mesh), given)
         chex.assert_trees_all_equal_shapes_and_dtypes(grads, given)
-        return loss, grads, *squares
+        return (loss, grads, *others) if stash is None else ((loss, grads, *others[:-1]), others[-1])
 
     def _with_tables(self, params: nnx.State) -> nnx.State:
         """Returns parameters with the tables on the device, in the compute dtype, for the whole step."""
@@ -223,7 +239,7 @@ class Step:
 
         return jax.tree_util.tree_map_with_path(fetch, params)
 
-    def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array]):
+    def _on_device(self, shares: layout.Physical, weights: layout.Physical, striped: list[jax.Array], *stash: Stash):
         plan, program, dtype = self.plan, self.program, jnp.dtype(self.model.dtype)
         weights, tables, sharded = self._weights_of_device(shares, weights)
         chex.assert_shape(striped, (plan.sequences_per_pipeline, plan.sequence_length // plan.mesh.seq, 1))
@@ -254,7 +270,7 @@ class Step:
         if not self.train:
             scored = executor.run(evaluation_state(executor, cache_shape))
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
-        trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype)))
+        trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype), *stash))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
         num_members, layers, squares = plan.mesh.data * plan.mesh.seq, trained.sums, ()
         if isinstance(sharded, HostLayers):
@@ -264,7 +280,7 @@ class Step:
             layers = sharded.gradients(trained.grads.layers)
         grads = trained.grads._replace(layers=layers)
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
-        return loss, storage.stack(grads, shares), *squares
+        return loss, storage.stack(grads, shares), *squares, *[trained.host] * len(stash)
 
     @property
     def _by_groups(self) -> bool:
@@ -378,6 +394,8 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the whole batch;
         gradients have the tree and dtypes of params. Where parameters are on the host (`storage.stored_shapes`), those
         of layers have their gradients there, and f returns the sum of the squares of these as well.
+        `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as the trainer's does where
+        the plan cuts it into pieces (`pipeline/host_stash.py`). In f itself all pieces are in one allocation.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.
@@ -406,6 +424,8 @@ def evaluate(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> Callabl
 def _made(plan: Plan, model: nnx.Module, mesh: Mesh | None, *, train: bool) -> tuple[Step, Callable]:
     """Makes a step and its function, or returns the existing pair of an equal plan, model and mesh."""
     mesh = layout.make_mesh(plan) if mesh is None else mesh
+    if plan.kernel == "cudnn":
+        check_cudnn(mesh.devices.flat[0])
     structure = Structure.of(model)
     try:
         step, compiled = _compile_once(_Request(plan.to_json(), structure, mesh, train))
@@ -447,5 +467,14 @@ def _checked(step: Step, compiled: Callable) -> Callable:
             outputs = compiled(*jax.tree.map(without_explicit_sharding, (params, batch)))
         return jax.block_until_ready(outputs) if one_at_a_time(step.platform) else outputs
 
+    def prepare(params: nnx.State, batch: Mapping) -> None:
+        """Compiles the program for arguments like these, if it is not compiled yet."""
+        step.check(params, batch)
+        batch = {key: batch[key] for key in KEYS}
+        with nullcontext() if mesh_in_force() is None else jax.set_mesh(step.mesh):
+            compiled.lower(*jax.tree.map(without_explicit_sharding, (params, batch))).compile()
+
     f.compiler_options = step.compiler_options  # for a jit around f
+    f.stash_shapes, f.with_stash = step.stash_shapes, step.with_stash  # for a jit that keeps the stash
+    f.prepare = prepare
     return f

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from sppo_jax.environment import set_memory_limits
 from sppo_jax.pipeline.block import Block, Weights
+from sppo_jax.pipeline.host_pool import fill_pools
 from sppo_jax.plan.plan import Plan
 
 SEQ = ("ring", "ulysses")
@@ -43,8 +44,10 @@ def make_mesh(plan: Plan, devices=None) -> Mesh:
         ValueError: there are fewer devices than the mesh needs.
     """
     if devices is None:
-        set_memory_limits(plan)
+        pools_are_new = set_memory_limits(plan)
         devices = jax.devices()
+        if pools_are_new:
+            fill_pools(plan, jax.local_devices())
     shape = (plan.mesh.data, plan.mesh.pipe, plan.mesh.seq)
     needed = int(np.prod(shape))
     if len(devices) < needed:

@@ -2,8 +2,11 @@
 
 Every entry is cut along its first dim: the first `host_rows` go to the host, the others stay. The host parts of a tick
 move as one array. A forward packs them, and the next compute tick writes them. The compute tick before a backward
-fetches them. A tick makes at most one copy in each direction, because the compiler hides only a few copies at once.
-Host reads and writes are unconditional slices at the top level of a tick; `plan.host_rows` says of which rows.
+fetches them. A tick makes one copy of each piece in each direction, because the compiler hides only a few copies at
+once. Host reads and writes are unconditional slices at the top level of a tick; `plan.host_rows` says of which rows.
+
+On the host a row lies in one array, or in several: its pieces. Each piece has some columns of all lines, so that rows,
+lines and steps are the same in all pieces.
 """
 
 import math
@@ -16,9 +19,11 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
+from sppo_jax.plan.host_pieces import ONE_PIECE, cut_line
 from sppo_jax.plan.stash import StashClass
 
 Arrays = dict[str, jax.Array]
+Pieces = tuple[jax.Array, ...]  # one array of each piece
 UNIT = jnp.uint16  # element of packed arrays of any dtype
 KEYS_VALUES = ("k", "v")
 OUTS = ("out", "lse")
@@ -79,6 +84,7 @@ class StashLayout:
             those of these entries: a GPU's DMA engines copy whole steps only.
         has_short_rows: whether some rows on the host are short: the next row overwrites their attention outputs, which
             lie last in each row.
+        host_pieces: the share of every row on the host, in 1024ths, that lies in each array.
     """
 
     entries: dict[str, Entry]
@@ -86,6 +92,7 @@ class StashLayout:
     num_slots: int
     again: tuple[str, ...] = ()
     has_short_rows: bool = False
+    host_pieces: tuple[int, ...] = ONE_PIECE
 
     @property
     def host_shape(self) -> tuple[int, int]:
@@ -111,14 +118,20 @@ class StashLayout:
         shapes = {name: (*lead, *entry.kept_shape) for name, entry in self.entries.items() if entry.kept_shape[0] > 0}
         return {name: jnp.zeros(shape, self.entries[name].dtype) for name, shape in shapes.items()}
 
-    def host_buffer(self, num_rows: int, num_short: int = 0) -> jax.Array:
-        """Buffer [rows and their steps, lines of a step, units] in pinned host memory.
+    @property
+    def _columns(self) -> tuple[int, ...]:
+        """Units of a line that lie in each piece."""
+        return cut_line(self.host_shape[1], self.host_pieces)
+
+    def host_buffer(self, num_rows: int, num_short: int = 0) -> Pieces:
+        """Buffer [rows and their steps, lines of a step, units] in pinned host memory, in pieces.
 
         Args:
             num_rows: rows.
             num_short: how many of them, before the last one, are short.
         """
-        return to_host(jnp.zeros((self._first_step(num_rows, num_short), self._step, self.host_shape[1]), UNIT))
+        lead = (self._first_step(num_rows, num_short), self._step)
+        return tuple(to_host(jnp.zeros((*lead, units), UNIT)) for units in self._columns)
 
     @property
     def _step(self) -> int:
@@ -130,28 +143,32 @@ class StashLayout:
         first = row * (self.host_shape[0] // self._step)
         return first - num_short * (self._short_by // self._step) if self.has_short_rows else first
 
-    def write_host(self, host: jax.Array, place: "HostPlace", host_part: jax.Array) -> jax.Array:
+    def write_host(self, host: Pieces, place: "HostPlace", host_part: Pieces) -> Pieces:
         """Copies a tick's part to its row on the host."""
-        steps = host_part.reshape(-1, *host.shape[1:])
-        return buffers.write(host, (self._first_step(*place),), to_host(steps))
+        steps = [part.reshape(-1, *piece.shape[1:]) for piece, part in zip(host, host_part, strict=True)]
+        first = self._first_step(*place)
+        return tuple(buffers.write(piece, (first,), to_host(x)) for piece, x in zip(host, steps, strict=True))
 
-    def fetch_host(self, host: jax.Array, place: "HostPlace") -> jax.Array:
+    def fetch_host(self, host: Pieces, place: "HostPlace") -> Pieces:
         """Copies what a backward reads of a row back from the host: all but keys and values."""
         return self._fetch(host, place, self._unread_lines, self.host_shape[0])
 
-    def fetch_again(self, host: jax.Array, place: "HostPlace") -> jax.Array:
+    def fetch_again(self, host: Pieces, place: "HostPlace") -> Pieces:
         """Copies the entries of `again` in a row back from the host."""
         return self._fetch(host, place, 0, self.again_lines)
 
-    def _fetch(self, host: jax.Array, place: "HostPlace", begin: int, end: int) -> jax.Array:
-        (_, units), step = self.host_shape, self._step
-        first = self._first_step(*place) + begin // step
-        steps = buffers.read(host, (first,), ((end - begin) // step, *host.shape[1:]))
-        return to_device(steps).reshape(end - begin, units)
+    def _fetch(self, host: Pieces, place: "HostPlace", begin: int, end: int) -> Pieces:
+        first = self._first_step(*place) + begin // self._step
 
-    def host_part(self) -> jax.Array:
-        """Zeros [lines, units] in device memory, for the part that one tick sends to the host."""
-        return jnp.zeros(self.host_shape, UNIT)
+        def fetch(piece: jax.Array) -> jax.Array:
+            steps = buffers.read(piece, (first,), ((end - begin) // self._step, *piece.shape[1:]))
+            return to_device(steps).reshape(end - begin, piece.shape[-1])
+
+        return tuple(map(fetch, host))
+
+    def host_part(self) -> Pieces:
+        """Zeros [lines, units] in device memory, in pieces, for the part that one tick sends to the host."""
+        return tuple(jnp.zeros((self.host_shape[0], units), UNIT) for units in self._columns)
 
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
         """First line, and shape in lines of one layer, of each entry that has a host part."""
@@ -163,7 +180,7 @@ class StashLayout:
                 places[name], first = (first, shape), first + self.num_layers * shape[0]
         return places
 
-    def put(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, jax.Array]:
+    def put(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, Pieces | None]:
         """Stashes one layer's values: kept rows into their slot, host rows into the tick's part."""
         kept, lines = dict(kept), self._lines()
         for name, entry in self.entries.items():
@@ -172,8 +189,14 @@ class StashLayout:
                 kept[name] = buffers.write(kept[name], (slot, layer), value[entry.host_rows :])
             if name in lines:
                 first, shape = lines[name]
-                host_part = buffers.write(host_part, (first + layer * shape[0],), entry.pack(value).reshape(shape))
+                place = (first + layer * shape[0],)
+                pieces = zip(host_part, self._cut(entry.pack(value).reshape(shape)), strict=True)
+                host_part = tuple(buffers.write(part, place, piece) for part, piece in pieces)
         return kept, host_part
+
+    def _cut(self, lines: jax.Array) -> list[jax.Array]:
+        """Cuts whole lines into those of each piece."""
+        return [lines] if len(self._columns) == 1 else lax.split(lines, self._columns, axis=1)
 
     @property
     def again_lines(self) -> int:
@@ -207,7 +230,9 @@ class StashLayout:
         if name in lines:
             first, shape = lines[name]
             first -= skipped
-            parts.append(entry.unpack(buffers.read(host_part, (first + layer * shape[0],), shape)))
+            place = (first + layer * shape[0],)
+            pieces = [buffers.read(piece, place, (shape[0], piece.shape[1])) for piece in host_part]
+            parts.append(entry.unpack(pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=1)))
         if name in kept:
             parts.append(buffers.read(kept[name], (slot, layer), entry.kept_shape))
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts)

@@ -60,7 +60,7 @@ class TrainingState(NamedTuple):
         x_TD, waiting, cache, tags, gathered: as in an evaluation.
         dx_TD: register that carries cotangents to the stage before.
         dcache: dK and dV of the cache.
-        kept, host: the stash of each class, on the device and on the host.
+        kept, host: the stash of each class, on the device and on the host; there in the pieces of the plan.
         part: a forward's stash on its way to the host.
         fetched: stash that came back from the host for the next backward.
         refetched: layer inputs, or keys and values, that came back for the next rebuild of keys and values.
@@ -84,10 +84,10 @@ class TrainingState(NamedTuple):
     gathered: Any
     dcache: Cache
     kept: dict[StashClass, stash.Arrays]
-    host: dict[StashClass, jax.Array]
-    part: jax.Array | None
-    fetched: jax.Array | None
-    refetched: jax.Array | None
+    host: dict[StashClass, stash.Pieces]
+    part: stash.Pieces | None
+    fetched: stash.Pieces | None
+    refetched: stash.Pieces | None
     room: jax.Array
     taken: jax.Array | None
     incoming: Any
@@ -111,8 +111,8 @@ class Coming(NamedTuple):
         sums: all groups' gradient sums on the host, one part of which is being written.
     """
 
-    fetched: jax.Array | None = None
-    refetched: jax.Array | None = None
+    fetched: stash.Pieces | None = None
+    refetched: stash.Pieces | None = None
     taken: jax.Array | None = None
     weights: Any = None
     sums: Any = None
@@ -138,13 +138,14 @@ def evaluation_state(executor: "Executor", cache_shape: tuple[int, ...]) -> Eval
     )
 
 
-def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_dtype) -> TrainingState:
+def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_dtype, host=None) -> TrainingState:
     """Allocates everything that the ticks of a training step write to.
 
     Args:
         executor: gives all other shapes.
         cache_shape: [layers, K, S, H] of one slot of one device.
         kv_grad_dtype: dtype in which dK and dV are gathered.
+        host: the stash on the host where the step is given it.
     """
     program, tables, sharded = executor.program, executor.tables, executor.sharded
     in_every_run = _in_every_run(executor, cache_shape)
@@ -165,7 +166,9 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
             name: layout.host_buffer(program.host_rows[name], program.short_rows.get(name, 0))
             for name, layout in layouts.items()
             if name.uses_host
-        },
+        }
+        if host is None
+        else host,
         part=None,
         fetched=None,
         refetched=None,

@@ -57,9 +57,11 @@ def check_stash(plan: "Plan", table: Table) -> None:
 
 def _check_groups_in_turn(plan: "Plan", table: Table, key: str) -> None:
     place = getattr(plan.stash, key)
+    # A plan of an only chunk says "recompute" for what the setting calls "rebuild".
+    asked = "rebuild" if (key, place) == ("kv", "recompute") else place
     if place != "keep" and (plan.schedule.csv is not None or not table.passes_groups_in_turn):
         raise ValueError(
-            f"stash.{key}={place} must have a schedule that passes one group of layers at a time, got "
+            f"stash.{key}={asked} must have a schedule that passes one group of layers at a time, got "
             f"{plan.schedule.label}; use schedule.name=breadth-first, or stash.{key}=keep"
         )
 
@@ -67,14 +69,18 @@ def _check_groups_in_turn(plan: "Plan", table: Table, key: str) -> None:
 def _check_kv(plan: "Plan") -> None:
     kv = plan.stash.kv
     if plan.stash.inputs == "recompute":
+        asked = "rebuild" if kv == "recompute" else kv
         raise ValueError(
-            f"stash.kv={kv} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
+            f"stash.kv={asked} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
             "keep, or stash.kv=keep"
         )
-    if (len(plan.chunk_lengths) == 1) != (kv == "recompute"):
-        count, use = ("exactly 1 chunk", "rebuild") if kv == "recompute" else ("at least 2 chunks", "recompute")
+    num_chunks = len(plan.chunk_lengths)
+    if kv == "host" and num_chunks == 1:
+        raise ValueError("stash.kv=host must have at least 2 chunks, got 1; use stash.kv=rebuild, or stash.kv=keep")
+    if (num_chunks == 1) != (kv == "recompute"):
+        count, word = ("exactly 1 chunk", "rebuild") if kv == "recompute" else ("at least 2 chunks", "recompute")
         raise ValueError(
-            f"stash.kv={kv} must have {count}, got {len(plan.chunk_lengths)}; use stash.kv={use}, or stash.kv=keep"
+            f"stash.kv={kv} of a plan must have {count}, got {num_chunks}; write {word} there, or plan again"
         )
 
 

@@ -5,8 +5,9 @@ import json
 from typing import Any
 
 from sppo_jax.files import parse_json
+from sppo_jax.plan.host_pieces import ONE_PIECE
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 # What `sppo plan --json` adds to a plan to report on it; no part of the plan, so left aside where one is read.
 REPORT_KEYS = (
     "fits",
@@ -17,6 +18,7 @@ REPORT_KEYS = (
     "parts",
     "throughput",
     "search",
+    "stall_s",
     "max_length",
     "min_devices",
 )
@@ -32,6 +34,7 @@ _ADDED: tuple[tuple[int, str | None, dict[str, Any]], ...] = (
     (9, "stash", {"waiting": "keep"}),
     (10, None, {"optimizer": "device"}),
     (11, None, {"saves": "async"}),
+    (12, None, {"host_pieces": ONE_PIECE, "host_arrays": {"state": (), "stash_bytes": 0, "save": ()}}),
 )
 
 

@@ -10,6 +10,8 @@ from sppo_jax.plan.check import check
 from sppo_jax.plan.check_stash import check_places, check_stash
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.generators import make_table
+from sppo_jax.plan.host_arrays import HostArrays
+from sppo_jax.plan.host_pieces import ONE_PIECE, check_host_pieces
 from sppo_jax.plan.json_format import SCHEMA_VERSION, read_object, read_plan
 from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.shapes import check_shapes
@@ -155,6 +157,8 @@ class Plan:
         optimizer: where a device's share of the float32 parameters and moments waits: "device" or "host".
         saves: "async": a checkpoint is a copy in host memory, which is written while training goes on; "blocking":
             training waits while the state is written array by array, because the host has no memory for a copy.
+        host_pieces: the arrays in which the stash lies on the host: the share of every row, in 1024ths, in each.
+        host_arrays: bytes of a device's arrays on the host, from which the limit of XLA's pool follows.
         model: the fields of the model that the plan was made for; empty where a plan is written by hand.
         reasons: for each choice, why it was made.
 
@@ -181,6 +185,8 @@ class Plan:
     weights: str = "resident"
     optimizer: str = "device"
     saves: str = "async"
+    host_pieces: tuple[int, ...] = ONE_PIECE
+    host_arrays: HostArrays = HostArrays()
     model: dict[str, int] = field(default_factory=dict, hash=False)
     reasons: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -188,6 +194,7 @@ class Plan:
         _check_versions(self)
         _check_sequence(self)
         check_places(self.stash)
+        check_host_pieces(self.host_pieces)
         # A table given by hand has to be checked first; one that is generated is where it runs.
         outline = self.outline() if self.schedule.csv is None else self.table()
         _check_table(self, outline)
@@ -238,7 +245,13 @@ class Plan:
         Raises:
             ValueError: a key is unknown or missing, the schema is another one, or the plan does not hold together.
         """
-        nested = {"mesh": MeshShape, "schedule": SchedulePlan, "stash": StashPlan, "predicted": Predicted}
+        nested = {
+            "mesh": MeshShape,
+            "schedule": SchedulePlan,
+            "stash": StashPlan,
+            "predicted": Predicted,
+            "host_arrays": HostArrays,
+        }
         return read_plan(cls, nested, values)
 
     @classmethod
@@ -261,7 +274,7 @@ class Plan:
             ("kv_grad_dtype", stash.kv_grad_dtype),
             ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
             ("hbm", _by_stage(predicted.hbm_bytes)),
-            ("host", _by_stage(predicted.host_bytes)),
+            ("host", f"{_by_stage(predicted.host_bytes)}{_pieces(self.host_pieces)}"),
             ("saves", self.saves),
         ]
         lines = []
@@ -466,6 +479,11 @@ def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
 
 def _shapes(shapes: tuple[int, ...]) -> str:
     return f"; ticks of {', '.join(map(str, shapes))}" if shapes else ""
+
+
+def _pieces(host_pieces: tuple[int, ...]) -> str:
+    shares = " : ".join(map(str, host_pieces))
+    return f"; the stash in {len(host_pieces)} arrays, {shares}" if len(host_pieces) > 1 else ""
 
 
 def _by_stage(values: tuple[int, ...]) -> str:

@@ -28,6 +28,14 @@ _RELEASED = (
     ("sequence", ("kind",)),
     ("sequence", ("ulysses",)),
     ("sequence", ("kind", "ulysses")),
+    ("sequence", ("shapes",)),
+    ("sequence", ("groups",)),
+    ("schedule", ("name",)),
+    ("schedule", ("name", "interleave")),
+    ("mesh", ("weights",)),
+    ("stash", ("waiting",)),
+    ("stash", ("kv",)),
+    ("optimizer", ("place",)),
 )
 
 
@@ -37,34 +45,6 @@ class Change:
 
     text: str
     ratio: float
-
-
-def rules_of(request: "Request") -> str:
-    """Returns the rules that a mesh must keep, with what the config and the devices are."""
-    config, tile = request.config, request.cluster.device.tile
-    sequence, interleave = config.sequence, config.schedule.interleave
-    stages = "mesh.pipe" if interleave in (1, "auto") else f"mesh.pipe * schedule.interleave={interleave}"
-    rules = [f"{stages} must divide model.num_layers={config.model.num_layers}"]
-    if request.table is not None or isinstance(sequence.chunks, tuple):
-        rules.append("mesh.seq must divide the length of every chunk")
-    else:
-        unit = "mesh.seq" if tile == 1 else f"mesh.seq * {tile} (the tile of a device)"
-        rules.append(f"{unit} must divide sequence.length={sequence.length}")
-        if sequence.chunks != "auto":
-            rules.append(f"each of sequence.chunks={sequence.chunks} chunks must have at least {unit} tokens")
-    if sequence.kind == "ulysses":
-        rules.append(f"mesh.seq must divide model.num_heads={config.model.num_heads}")
-    if sequence.ulysses:
-        rules.append(f"mesh.seq must suit sequence.kind={sequence.kind} with sequence.ulysses={sequence.ulysses}")
-    if sequence.groups == "flex":
-        rules.append("mesh.seq must be a power of two of at least 2 for sequence.groups=flex")
-    if config.schedule.wave not in (1, "auto"):
-        rules.append(f"schedule.wave={config.schedule.wave} must divide the sequences of a pipeline")
-    if sequence.per_step:
-        rules.append(f"mesh.data must divide sequence.per_step={sequence.per_step}")
-    elif "data" not in config.mesh.pinned:
-        rules.append("mesh.data must be 1 where sequence.per_step is not given")
-    return ", ".join(rules + [f"mesh.{axis}={size}" for axis, size in config.mesh.pinned.items()])
 
 
 def nearest_changes(request: "Request", find: Find) -> str:

@@ -51,7 +51,13 @@ class BestFirst:
         # Each tick shape takes seconds to compile, and steps on CPUs are too few to earn these seconds back.
         on_cpus = self.request.cluster.device.platform == "cpu"
         # Waves are another way to the same end.
-        if given or on_cpus or config.sequence.balance != "auto" or choice.layout.mesh.pipe == 1 or choice.wave > 1:
+        if (
+            given
+            or on_cpus
+            or config.sequence.asked_balance != "auto"
+            or choice.layout.mesh.pipe == 1
+            or choice.wave > 1
+        ):
             return fastest
         further = equal_cost_partitions(choice.layout, len(choice.chunk_lengths))
         alpha = self.frontier.candidates.alpha

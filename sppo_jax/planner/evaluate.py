@@ -16,6 +16,7 @@ from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.layouts import Layout, Request, read_request
 from sppo_jax.planner.memory import Memory, Shape, predict_memory, usable_host_bytes
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
+from sppo_jax.planner.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.planner.splits import SequenceSplit
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__
@@ -123,7 +124,8 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     """Returns the Plan of an outcome, checked, with the reasons for what was chosen."""
     choice, memory = outcome.choice, outcome.memory
     layout, split, request = choice.layout, choice.layout.split, choice.layout.request
-    config = request.config
+    config, groups, stages = request.config, layout.interleave, layout.mesh.pipe
+    pinned = pinned_of(memory, layout.shape, groups, stages, request.cluster)
     return Plan(
         version=__version__,
         mesh=layout.mesh,
@@ -147,13 +149,15 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         groups="flex" if config.sequence.groups == "flex" else "static",
         weights=layout.weights,
         optimizer=request.optimizer,
-        saves=memory.saves(request.cluster),
+        saves=pinned.saves,
+        host_pieces=pinned.pieces,
+        host_arrays=pinned.arrays,
         model={name: getattr(config.model, name) for name in MODEL_FIELDS},
         reasons={
             **reasons,
             **_groups_reason(config),
             "alpha": outcome.alpha_reason,
-            **_memory_reasons(memory, request.cluster),
+            **_memory_reasons(memory, pinned, request.cluster),
         },
     )
 
@@ -285,13 +289,14 @@ def _groups_reason(config: Config) -> dict[str, str]:
     }[config.sequence.groups]
 
 
-def _memory_reasons(memory: Memory, cluster: Cluster) -> dict[str, str]:
+def _memory_reasons(memory: Memory, pinned: Pinned, cluster: Cluster) -> dict[str, str]:
     fits = "fits" if memory.fits(cluster) else "DOES NOT FIT"
     assumed = {"hardware": _assumed(cluster)} if cluster.device.assumed else {}
     return assumed | {
         "hbm": f"{fits} in {format_bytes(usable_bytes(cluster))}{_of_pool(cluster)}: {memory.describe()}",
         "host": f"of {format_bytes(cluster.device_host_bytes)} a device{_of_optimizer(memory)}",
-        "saves": _saves_reason(memory, cluster),
+        **({"pinned": why} if (why := pinned_reason(pinned, cluster)) else {}),
+        "saves": _saves_reason(memory, pinned, cluster),
     }
 
 
@@ -304,9 +309,9 @@ def _of_pool(cluster: Cluster) -> str:
     return pool if spare >= OLD_SPARE else f"{pool}, for jax 0.12 (older ones need hardware.hbm_spare={OLD_SPARE})"
 
 
-def _saves_reason(memory: Memory, cluster: Cluster) -> str:
+def _saves_reason(memory: Memory, pinned: Pinned, cluster: Cluster) -> str:
     copy = f"a copy of parameters and moments takes {format_bytes(memory.save)} of host memory a device"
-    if memory.saves(cluster) == "async":
+    if pinned.saves == "async":
         return f"{copy} until it is written"
     left = format_bytes(max(0, usable_host_bytes(cluster) - memory.host))
     return f"{copy}, and the plan leaves {left}; so training waits while each array is written in turn"

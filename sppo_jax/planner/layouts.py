@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster, Device, installed_spare, local_cluster, make_cluster, parse_cluster
+from sppo_jax.paths import local_path
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.layers import divisors, layers_per_virtual_stage
@@ -16,10 +16,11 @@ from sppo_jax.plan.plan import MeshShape, cudnn_takes
 from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import BREADTH_FIRST, Table
 from sppo_jax.plan.waves import check_wave
-from sppo_jax.planner.advice import nearest_changes, rules_of
+from sppo_jax.planner.advice import nearest_changes
 from sppo_jax.planner.chunks import check_length, equal_lengths, given_lengths
 from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.memory import Shape
+from sppo_jax.planner.rules import rules_of
 from sppo_jax.planner.splits import SequenceSplit, sequence_splits
 
 PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
@@ -155,12 +156,14 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         cluster=cluster,
         compute_bytes=COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
         table=_read_table(config) if config.schedule.table is not None else None,
-        # No other schedule has what these ask for.
-        by_groups=config.stash.kv in ("rebuild", "host")
-        or config.stash.waiting == "host"
-        or config.mesh.weights == "gathered"
-        or config.optimizer.place == "host",
+        by_groups=_asks_for_groups(config),
     )
+
+
+def _asks_for_groups(config: Config) -> bool:
+    """Returns whether a config asks for what no schedule but a breadth-first one has."""
+    asked = config.stash.waiting == "host" or config.mesh.weights == "gathered" or config.optimizer.place == "host"
+    return asked or config.stash.kv in ("rebuild", "host")
 
 
 def _check_host_optimizer(config: Config, cluster: Cluster) -> None:
@@ -202,7 +205,7 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
         cluster = replace(cluster, spare=installed_spare(cluster.device))
     device = cluster.device
     if settings.measured is not None:
-        device = hardware.measured(device, Path(settings.measured))
+        device = hardware.measured(device, local_path(settings.measured, "hardware.measured"))
     pinned = {name: getattr(settings, name) for name in PINNABLE if getattr(settings, name) != "auto"}
     if "matmul_flops_s" in pinned:
         # A figure the user gives is what the device reaches, not its datasheet's peak.
@@ -229,12 +232,12 @@ def layouts(request: Request) -> list[Layout]:
     if found:
         return found
     if len(errors) > 1:
-        rules = f"no mesh of {devices} devices suits the model and the sequence: {rules_of(request)}"
+        rules = f"no mesh of {devices} devices suits the model and the sequence: {rules_of(request, errors)}"
         raise ValueError(f"{rules}; {_advice(request) or several}")
     if math.prod(config.mesh.pinned.values()) > devices:
-        raise errors[0]  # a mesh of its own size
+        raise errors[0][1]  # a mesh of its own size
     # What the error of the only mesh says to change need not leave a mesh of all devices.
-    raise ValueError(f"{str(errors[0]).partition('; ')[0]}; {_advice(request) or several}")
+    raise ValueError(f"{str(errors[0][1]).partition('; ')[0]}; {_advice(request) or several}")
 
 
 def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str:
@@ -273,8 +276,8 @@ def _check_enough(config: Config, cluster: Cluster) -> None:
         )
 
 
-def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
-    """Returns every layout, and why meshes have none.
+def _find(request: Request) -> tuple[list[Layout], list[tuple[MeshShape, ValueError]]]:
+    """Returns every layout, and the meshes that have none with the first rule that each breaks.
 
     Raises:
         ValueError: no mesh takes all devices and shares out the sequences.
@@ -287,7 +290,7 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
             f"sequences and {shown} on {request.cluster.num_devices} devices"
         )
     found: list[Layout] = []
-    errors: list[ValueError] = []
+    errors: list[tuple[MeshShape, ValueError]] = []
     for mesh, sequences in meshes:
         try:
             splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
@@ -310,7 +313,7 @@ def _find(request: Request) -> tuple[list[Layout], list[ValueError]]:
                     for split in splits
                 ]
         except ValueError as error:
-            errors.append(error)
+            errors.append((mesh, error))
     return found, errors
 
 
@@ -345,9 +348,11 @@ def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
 def _advice(request: Request) -> str:
     """Returns what to change where there is no mesh; empty if no change that was tried leaves one."""
 
+    by_choice = request.by_groups and not _asks_for_groups(request.config)
+
     def find(changed: Request) -> list[Layout]:
         try:
-            return _find(changed)[0]
+            return _find(replace(changed, by_groups=by_choice or _asks_for_groups(changed.config)))[0]
         except ValueError:
             return []
 
@@ -418,7 +423,7 @@ def _check_tokens(request: Request, mesh: MeshShape) -> None:
 
 
 def _read_table(config: Config) -> tuple[Table, str]:
-    path = Path(config.schedule.table or "")
+    path = local_path(config.schedule.table or "", "schedule.table")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

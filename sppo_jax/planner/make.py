@@ -2,12 +2,14 @@
 
 import math
 import warnings
+from typing import Any
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import MODEL_FIELDS, Plan
 from sppo_jax.planner.evaluate import costs_of
+from sppo_jax.planner.given import without_effect
 from sppo_jax.planner.layouts import resolve_cluster
 from sppo_jax.planner.search import search
 
@@ -27,6 +29,8 @@ def make_plan(config: Config, cluster: Cluster | None = None) -> Plan:
     found = search(config, cluster)
     if not found.fits:
         warnings.warn(found.problem, stacklevel=2)
+    for line in without_effect(config, found.plan):
+        warnings.warn(line, stacklevel=2)
     return found.plan
 
 
@@ -37,7 +41,7 @@ def check_plan(plan: Plan, config: Config) -> None:
         ValueError: it is not; says in what, and what to change.
     """
     sequence, mesh = config.sequence, plan.mesh
-    wanted: dict[str, tuple[int, int]] = {"sequence.length": (sequence.length, plan.sequence_length)}
+    wanted: dict[str, tuple[Any, Any]] = {"sequence.length": (sequence.length, plan.sequence_length)}
     if sequence.per_step:
         wanted["sequence.per_step"] = (sequence.per_step, mesh.data * plan.sequences_per_pipeline)
     else:

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster, usable_bytes
+from sppo_jax.hardware.pinned_limit import GIB
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.plan import StashPlan
@@ -42,6 +43,9 @@ _TPU_LANES, _TPU_PARTS = 128, 4
 _LAYERS_WITHOUT_LOOP = 2
 # Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
 _HOST_RESERVE = 0.05
+# Share of a host's memory that the pools of its devices may pin: the bytes of a plan, and what regions of the pool have
+# more. The rest is for the system, the driver's tables of pinned pages (0.6% of them), reading data and staging copies.
+PINNED_SHARE = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +145,14 @@ class Memory:
         hbm: of device memory, by what they hold.
         host: of host memory.
         host_optimizer: of these, those of parameters, moments and gradients that wait there.
+        host_stash: of these, those of the stash.
         save: of host memory for the copy of parameters and moments that an asynchronous save writes; not in `host`.
     """
 
     hbm: dict[str, int]
     host: int
     host_optimizer: int = 0
+    host_stash: int = 0
     save: int = 0
 
     @property
@@ -158,7 +164,7 @@ class Memory:
         return self.hbm_bytes <= usable_bytes(cluster) and self.host <= usable_host_bytes(cluster)
 
     def saves(self, cluster: Cluster) -> str:
-        """Returns how checkpoints are saved; see `plan.Plan`."""
+        """Returns how checkpoints could be saved, by the bytes alone; see `plan.Plan` and `pinned.pinned_of`."""
         return "async" if self.host + self.save <= usable_host_bytes(cluster) else "blocking"
 
     def excess(self, cluster: Cluster) -> float:
@@ -172,8 +178,16 @@ class Memory:
 
 
 def usable_host_bytes(cluster: Cluster) -> int:
-    """Returns the host memory that a plan may take for a device."""
-    return max(1, int(cluster.device_host_bytes * (1 - _HOST_RESERVE)))
+    """Returns the host memory that a plan may take for a device; of GPUs no more than can be pinned, in whole GiB."""
+    usable = int(cluster.device_host_bytes * (1 - _HOST_RESERVE))
+    if cluster.device.platform == "gpu":
+        usable = min(usable, most_pinned_bytes(cluster) // GIB * GIB)
+    return max(1, usable)
+
+
+def most_pinned_bytes(cluster: Cluster) -> int:
+    """Returns the bytes that XLA's pool of pinned memory may take for a device."""
+    return int(cluster.host_bytes * PINNED_SHARE) // cluster.devices_per_host
 
 
 def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int, int]:
@@ -302,7 +316,8 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
     kv = of_group * (peaks.kept if stash.kv == "keep" else peaks.rebuilt)
     kv_grad = of_group * peaks.grads * (2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes)
     waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
-    stash_device, host, copies = stash_bytes(table, shape, stash)
+    stash_device, host_stash, copies = stash_bytes(table, shape, stash)
+    host = host_stash
     stash_device -= turn_bytes(table, shape, stash)
     if stash.waiting == "host":
         # One chunk is used while the next one comes.
@@ -337,6 +352,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan) -> Memory:
         },
         host=host + host_optimizer,
         host_optimizer=host_optimizer,
+        host_stash=host_stash,
         save=state_bytes(shape, table.num_groups, table.num_stages),
     )
 

@@ -103,9 +103,9 @@ def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
         chunks = table[0].chunk_lengths if table is not None else sequence.chunks
         counts, balance = [len(chunks)], "given"  # type: ignore[arg-type]
     elif sequence.chunks != "auto":
-        counts, balance = [int(sequence.chunks)], sequence.balance
+        counts, balance = [int(sequence.chunks)], sequence.asked_balance
     else:
-        counts, balance = chunk_counts(layout), sequence.balance
+        counts, balance = chunk_counts(layout), sequence.asked_balance
         within = [count for count in counts if _MIN_CHUNK <= sequence.length / count <= _MAX_CHUNK]
         counts = within or counts[-1:]
     for count in counts:

@@ -1,6 +1,6 @@
 """What the search looks through apart from the stash: chunk counts, their lengths, and the schedule of each layout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -123,7 +123,7 @@ def partitions(request: Request) -> Iterator[Partition]:
     Raises:
         ValueError: the config, the model and the devices allow none.
     """
-    chunks, balance = request.config.sequence.chunks, request.config.sequence.balance
+    chunks, balance = request.config.sequence.chunks, request.config.sequence.asked_balance
     table = request.table[0] if request.table is not None else None
     # Waves and chunks of equal FLOPs are two ways to the same end. Both together pad more and save little.
     open_choice = balance == "auto" and request.config.schedule.wave == "auto"
@@ -154,7 +154,7 @@ def _only_equal(layout: Layout, num_chunks: int) -> bool:
     (`benchmarks/flops_chunks.py`).
     """
     request = layout.request
-    open_balance = request.config.sequence.balance == "auto" and request.schedule_name == BREADTH_FIRST
+    open_balance = request.config.sequence.asked_balance == "auto" and request.schedule_name == BREADTH_FIRST
     return open_balance and (layout.mesh.pipe == 1 or num_chunks > _FLOPS_CHUNKS_A_STAGE * layout.mesh.pipe)
 
 
@@ -240,7 +240,8 @@ def _interleaved_by_choice(request: Request) -> bool:
     """
     schedule = request.config.schedule
     plain = schedule.interleave == "auto" and not schedule.name.startswith("interleaved-")
-    return plain or request.config.sequence.chunks == "auto"
+    # Nothing but the number of sequences decides whether this schedule fills groups.
+    return plain or (request.config.sequence.chunks == "auto" and schedule.name != "interleaved-1f1b")
 
 
 def _fills_groups(layout: Layout, schedule: str, num_chunks: int, wave: int) -> bool:
@@ -283,13 +284,14 @@ def chunk_counts(layout: Layout) -> list[int]:
     length, name = config.sequence.length, layout.request.schedule_name
     check_length(length, multiple)
     units, pipe = length // multiple, layout.mesh.pipe
-    counts = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
+    counts: Sequence[int] = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
     if name in ("1f1b", "interleaved-1f1b"):
         counts = range(1, 2)
     elif layout.interleave > 1 and name != BREADTH_FIRST:
         # Chunks travel in groups of one a stage; a shorter sequence than that is cut as little as possible.
         counts = range(pipe, max(counts[-1] // pipe * pipe, pipe) + 1, pipe)
     counts = counts[min(_least_count(layout), len(counts)) - 1 :] if name == BREADTH_FIRST else counts
+    counts = counts if counts[-1] <= units else [count for count in counts if count <= units] or range(1, 2)
     even = [count for count in counts if units % count == 0]
     few = [count for count in _few_chunks(layout) if units % count == 0]
     if len(even) >= min(_ENOUGH_EVEN, len(counts)):

@@ -18,6 +18,7 @@ from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.one_pass import with_queries_on_the_ring
 from sppo_jax.planner.paper import paper_outcome
+from sppo_jax.planner.pinned import refusal
 from sppo_jax.planner.reasons import (
     dial_reasons,
     order_reason,
@@ -258,12 +259,12 @@ def _found(
     considered: int,
     start_s: float,
 ) -> Found:
-    fits = best.memory.fits(request.cluster)
-    problem, stopped_by = ("", "") if fits else problem_of(request, best)
+    fits, plan = best.memory.fits(request.cluster), plan_of(best, reasons)
+    problem, stopped_by = (refusal(plan, request.cluster), "") if fits else problem_of(request, best)
     return Found(
-        plan=plan_of(best, reasons),
+        plan=plan,
         memory=best.memory,
-        fits=fits,
+        fits=fits and not problem,
         rejected=tuple(
             Rejected(
                 plan=plan_of(other, {}),

@@ -41,6 +41,11 @@ def sequence_splits(
             f"mesh.seq must be a power of two of at least 2 for sequence.groups=flex, got {seq}; change mesh.seq, or "
             "use sequence.groups=static"
         )
+    if sequence.kind == "auto" and sequence.ulysses and seq % sequence.ulysses:
+        raise ValueError(
+            f"sequence.ulysses must divide mesh.seq={seq}, got sequence.ulysses={sequence.ulysses}; set "
+            "sequence.ulysses=0, or one of its divisors"
+        )
     if sequence.kind != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq)]
     if sequence.ulysses:

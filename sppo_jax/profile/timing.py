@@ -15,7 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "device"
-_LEAST_TURNS, _MOST_TURNS = 3, 10_000
+# XLA makes no loop of a single turn, and then no copy of the state, which both loops must make.
+_FEW_TURNS, _MOST_TURNS = 2, 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +40,32 @@ class Timer:
     def seconds(self, make: Callable[[], Any], turn: Callable[[Any], Any]) -> float:
         """Returns the seconds of one turn.
 
+        Turns run in loops whose counts the compiler knows. A GPU's loop of any other count stops after each turn, for
+        the host to read whether it goes on: about 25 us, or longer than a short turn.
+
         Args:
             make: makes the state of one device, a tree of arrays; collectives over AXIS are allowed.
-            turn: makes the next state; it is compiled once, in a loop.
+            turn: makes the next state; it is compiled twice, in a short loop and in a long one.
         """
-        begin, step = self._begin(make), self._turns(turn)
-        start, one = begin(), jnp.ones((1,), jnp.int32)
-        _seconds_of(step, one, start)  # compiles
-        more = min(_MOST_TURNS, max(_LEAST_TURNS, round(self.run_s / _agreed(_seconds_of(step, one, start)))))
-        runs = [(_seconds_of(step, one, start), _seconds_of(step, one + more, start)) for _ in range(self.runs)]
+        start = self._begin(make)()
+        short = self._turns(turn, _FEW_TURNS).lower(start).compile()
+        _seconds_of(short, start)  # loads what runs
+        one_s = _agreed(_seconds_of(short, start)) / _FEW_TURNS
+        more = min(_MOST_TURNS, max(_FEW_TURNS, round(self.run_s / one_s)))
+        long = self._turns(turn, _FEW_TURNS + more).lower(start).compile()
+        runs = [(_seconds_of(short, start), _seconds_of(long, start)) for _ in range(self.runs)]
         short_s, long_s = (_agreed(statistics.median(times)) for times in zip(*runs, strict=True))
         # The difference leaves out the start of a run, and the copy of its state.
-        return (long_s - short_s) / more if long_s > short_s else long_s / (1 + more)
+        return (long_s - short_s) / more if long_s > short_s else long_s / (_FEW_TURNS + more)
 
     def program(self, make: Callable[[], Any], turn: Callable[[Any], Any]) -> tuple[Callable, tuple[Any, ...]]:
-        """Returns the jitted function that `seconds` runs, and its arguments' shapes; the devices need not exist."""
+        """Returns the jitted short loop of `seconds`, and its argument's shapes; the devices need not exist."""
 
-        def place(shape: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(self.mesh, spec))
+        def place(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(self.mesh, P(AXIS)))
 
-        count = place(jax.ShapeDtypeStruct((1,), jnp.int32), P())
-        state = jax.tree.map(lambda x: place(x, P(AXIS)), jax.eval_shape(self._begin(make)))
-        return self._turns(turn), (count, state)
+        state = jax.tree.map(place, jax.eval_shape(self._begin(make)))
+        return self._turns(turn, _FEW_TURNS), (state,)
 
     def call_seconds(self, call: Callable[[], Any]) -> float:
         """Returns the seconds of a call that makes arrays, from its start until the arrays are ready."""
@@ -76,12 +81,12 @@ class Timer:
     def _begin(self, make: Callable[[], Any]) -> Callable:
         return self._everywhere(lambda: _row(make()), in_specs=())
 
-    def _turns(self, turn: Callable[[Any], Any]) -> Callable:
-        def run(count, state):
+    def _turns(self, turn: Callable, count: int) -> Callable:
+        def run(state):
             state = jax.tree.map(lambda x: x[0], state)
-            return _row(lax.fori_loop(0, count[0], lambda _, s: turn(s), state))
+            return _row(lax.fori_loop(0, count, lambda _, s: turn(s), state))
 
-        return self._everywhere(run, in_specs=(P(), P(AXIS)))
+        return self._everywhere(run, in_specs=(P(AXIS),))
 
     def _everywhere(self, f: Callable, *, in_specs) -> Callable:
         return jax.jit(jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=P(AXIS), check_vma=False))

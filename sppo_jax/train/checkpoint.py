@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from orbax.checkpoint import checkpoint_managers
 from orbax.checkpoint._src.serialization import types as serialization  # the place that Orbax's own docs import
 
 from sppo_jax.config import CheckpointConfig, Config, to_dict
-from sppo_jax.train.checkpoint_read import RUN, STATE
+from sppo_jax.train.checkpoint_read import RUN, STATE, is_checkpoint
 from sppo_jax.train.fingerprint import stamp
 from sppo_jax.train.layer_order import in_order, rearrange
 from sppo_jax.train.state import TrainState, to_tree
 
+_OF_ORBAX = "_CHECKPOINT_METADATA"
 _VALIDATION_LOSS, _DISK_FULL = "validation_loss", "No space left on device"
 
 
@@ -32,7 +33,13 @@ class Checkpoints:
     """Writes checkpoints of one run, one at a time, and keeps those that the config asks for."""
 
     def __init__(
-        self, directory: Path, config: CheckpointConfig, shapes: TrainState, *, running: TrainState | None = None
+        self,
+        directory: Path,
+        config: CheckpointConfig,
+        shapes: TrainState,
+        *,
+        running: TrainState | None = None,
+        beat: Callable[[], None] = lambda: None,
     ):
         """Opens the directory and removes what a killed save left.
 
@@ -41,8 +48,10 @@ class Checkpoints:
             config: says which checkpoints to keep.
             shapes: of the state in a checkpoint, with shardings.
             running: the same of the state where it runs, for blocking saves; None: saves are asynchronous.
+            beat: called at each array while training waits; from several threads.
         """
         self.directory, self._config, self._shapes, self._running = directory, config, shapes, running
+        self._beat = beat
         self._manager = self._open()
         self._saving: int | None = None
         self.problem: str | None = None  # why the newest save failed; None where the save succeeded or runs
@@ -58,8 +67,10 @@ class Checkpoints:
             best_fn=_loss_of,  # without it the loss is not written down
             best_mode="min",
             cleanup_tmp_directories=True,
+            step_name_format=OwnSteps(),
         )
-        handlers = None if self._running is None else {STATE: _array_by_array(), RUN: ocp.JsonCheckpointHandler()}
+        one_by_one = {STATE: _array_by_array(self._beat), RUN: ocp.JsonCheckpointHandler()}
+        handlers = None if self._running is None else one_by_one
         return ocp.CheckpointManager(self.directory.resolve(), options=options, item_handlers=handlers)
 
     def save(
@@ -80,12 +91,12 @@ class Checkpoints:
             The state to go on with, and why the save before, or this one, failed; None where neither did.
         """
         problem = self.finish()
-        beside = {**run, **stamp(to_tree(state), to_tree(self._shapes))}
+        beside = {**run, **stamp(to_tree(state), to_tree(self._shapes), self._beat)}
         if self._running is None:
-            return state, self._begin(to_tree(in_order(state, self._shapes)), beside, step, loss) or problem
-        state = rearrange(state, self._shapes)
+            return state, self._begin(to_tree(in_order(state, self._shapes, self._beat)), beside, step, loss) or problem
+        state = rearrange(state, self._shapes, self._beat)
         problem = self._begin(to_tree(state), beside, step, loss) or self.finish() or problem
-        return rearrange(state, self._running), problem
+        return rearrange(state, self._running, self._beat), problem
 
     def _begin(self, tree: dict[str, Any], run: Mapping[str, Any], step: int, loss: float | None) -> str | None:
         """Begins to write a tree whose layers are in order; returns why that failed, None if it did not."""
@@ -130,16 +141,48 @@ class Checkpoints:
         return f"{self.problem}; the run goes on and tries again"
 
 
+class OwnSteps(ocp.path.step.NameFormat):
+    """Names of steps as Orbax writes them; other folders with numbers for names are not seen, kept or deleted."""
+
+    def __init__(self) -> None:
+        """Takes the names of Orbax."""
+        self._names = ocp.path.step.standard_name_format()
+
+    def build_name(self, step: int) -> str:
+        """Returns the name of a step's folder."""
+        return self._names.build_name(step)
+
+    def find_all(self, base_path: Any) -> Iterator[Any]:
+        """Yields what Orbax knows of each checkpoint in a directory."""
+        found = ((step, Path(step.path)) for step in self._names.find_all(base_path))
+        # What a killed process has half deleted is still to be deleted: Orbax's own file marks it.
+        return (step for step, path in found if is_checkpoint(path) or (path / _OF_ORBAX).exists())
+
+    def find_step(self, base_path: Any, step: int) -> Any:
+        """Returns what Orbax knows of the checkpoint of a step."""
+        return self._names.find_step(base_path, step)
+
+
 class OneByOne(serialization.DefaultSerializationStatusCallback):
-    """Lets Orbax copy no array to the host before the arrays before are written."""
+    """Lets Orbax copy no array to the host before the arrays before are written, and tells of each array."""
+
+    def __init__(self, beat: Callable[[], None] = lambda: None) -> None:
+        """Takes what is called, in a thread of Orbax, when an array is on the host and when it is written."""
+        self._beat = beat
 
     def key_priority(self, _: Any) -> serialization.TransferPriority:
         return serialization.TransferPriority.ASYNCHRONOUS_DEPRIORITIZED
 
+    def on_transfer_end(self, _: Any) -> None:
+        self._beat()
 
-def _array_by_array() -> ocp.PyTreeCheckpointHandler:
+    def on_write_end(self, _: Any) -> None:
+        self._beat()
+
+
+def _array_by_array(beat: Callable[[], None]) -> ocp.PyTreeCheckpointHandler:
     """Returns a handler that copies one array to the host at a time, whatever its size; saves are not asynchronous."""
-    arrays = ocp.type_handlers.ArrayHandler(callback=OneByOne())
+    arrays = ocp.type_handlers.ArrayHandler(callback=OneByOne(beat))
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
     one_byte_in_gb = 1e-9  # arrays that are larger than the limit go alone
     return ocp.PyTreeCheckpointHandler(save_device_host_concurrent_gb=one_byte_in_gb, type_handler_registry=registry)

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from sppo_jax import distributed
-from sppo_jax.files import parse_json
+from sppo_jax.files import check_encoding, parse_json
 from sppo_jax.train.fingerprint import fingerprints, leaf_name
 from sppo_jax.train.state import TrainState, from_tree, to_tree
 
@@ -29,7 +29,19 @@ def checkpoint_steps(directory: Path) -> list[int]:
     """Returns the steps of the checkpoints in a directory that are finished, newest first."""
     if not directory.is_dir():
         return []
-    return sorted((int(path.name) for path in directory.iterdir() if _is_checkpoint(path)), reverse=True)
+    return sorted((int(path.name) for path in directory.iterdir() if is_checkpoint(path)), reverse=True)
+
+
+def other_folders(directory: Path, num_steps: int) -> list[Path]:
+    """Returns folders that have names of steps to come and are no checkpoints, such as those of years.
+
+    Args:
+        directory: of checkpoints; need not exist.
+        num_steps: the last step of the run.
+    """
+    last = max(checkpoint_steps(directory), default=0)
+    named = [path for path in directory.iterdir() if _step_of(path) is not None] if directory.is_dir() else []
+    return sorted(path for path in named if last < int(path.name) <= num_steps and not is_checkpoint(path))
 
 
 def find_checkpoint(path: Path) -> Path:
@@ -41,8 +53,10 @@ def find_checkpoint(path: Path) -> Path:
     for directory in (path, path / "checkpoints"):
         steps = checkpoint_steps(directory)
         if steps:
+            check_encoding(directory, "a checkpoint")
             return directory / str(steps[0])
-    if _is_checkpoint(path):
+    if is_checkpoint(path):
+        check_encoding(path, "a checkpoint")
         return path
     raise ValueError(
         f"the path must be a checkpoint or a run directory with a checkpoint, got {path}; give another path"
@@ -170,8 +184,15 @@ def changed_arrays(tree: Any, run: Mapping[str, Any], checkpoint: Path) -> str:
     return f"{len(changed)} of {len(got)} arrays differ from the saved arrays, e.g. {changed[0]}" if changed else ""
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return path.name.isdigit() and (path / STATE).is_dir() and (path / RUN).is_dir()
+def is_checkpoint(path: Path) -> bool:
+    """Returns whether a folder is a checkpoint, by its name and by the items within: a name alone may be a year."""
+    return _step_of(path) is not None and (path / STATE).is_dir() and (path / RUN).is_dir()
+
+
+def _step_of(path: Path) -> int | None:
+    """Returns the step for which a checkpoint of this name would be; None if there is no such step."""
+    name = path.name
+    return int(name) if name.isascii() and name.isdecimal() and name == str(int(name)) else None
 
 
 def first_line(error: Exception) -> str:

@@ -39,7 +39,7 @@ class Recall:
 class Validation:
     """Mean loss in nats a target, overall and by position, and recall by distance if the data ask for recall.
 
-    Buckets without targets are left out.
+    Buckets without targets are left out. The seconds are those of the validation without compiling.
     """
 
     loss: float
@@ -47,6 +47,7 @@ class Validation:
     buckets: tuple[Bucket, ...]
     recall: tuple[Recall, ...] = ()
     seconds: float = 0.0
+    compile_s: float = 0.0
 
     @property
     def late_minus_early(self) -> float | None:
@@ -59,6 +60,7 @@ class Validation:
             "validation_loss": self.loss,
             "validation_loss_by_position": [dataclasses.asdict(bucket) for bucket in self.buckets],
             "validation_s": self.seconds,
+            "validation_compile_s": self.compile_s,
         }
         if self.recall:
             found["recall_by_distance"] = [dataclasses.asdict(recall) for recall in self.recall]
@@ -89,7 +91,14 @@ def position_edges(sequence_length: int) -> list[int]:
 
 
 def validate(
-    token_scores: Scores, params: nnx.State, rows: Rows, plan: Plan, mesh: Mesh, *, num_wanted: int
+    token_scores: Scores,
+    params: nnx.State,
+    rows: Rows,
+    plan: Plan,
+    mesh: Mesh,
+    *,
+    num_wanted: int,
+    beat: Callable[[], None] = lambda: None,
 ) -> Validation | None:
     """Measures the loss of the first held-out sequences, the same at every call; every process reads whole batches.
 
@@ -100,6 +109,7 @@ def validate(
         plan: says how many sequences a batch has.
         mesh: the plan's.
         num_wanted: sequences, rounded up to whole batches.
+        beat: called before each batch.
 
     Returns:
         The losses; None if no token has a target.
@@ -111,7 +121,7 @@ def validate(
         return place_batch({key: value[own] for key, value in batch.items()}, plan, mesh)
 
     with closing(Loader(with_distances(rows), num_sequences=num_sequences, local_rows=range(num_sequences))) as loader:
-        return evaluate(token_scores, params, islice(loader, -(-num_wanted // num_sequences)), place)
+        return evaluate(token_scores, params, islice(loader, -(-num_wanted // num_sequences)), place, beat)
 
 
 def evaluate(
@@ -119,6 +129,7 @@ def evaluate(
     params: nnx.State,
     batches: Iterable[Batch],
     place: Callable[[Batch], Mapping[str, jax.Array]],
+    beat: Callable[[], None] = lambda: None,
 ) -> Validation | None:
     """Measures the loss of held-out sequences.
 
@@ -128,15 +139,19 @@ def evaluate(
         batches: int32 [num_sequences, sequence_length] each of tokens, targets, positions, document_ids, and where the
             data ask for recall `distances` (0 where there is no answer).
         place: puts a batch on the devices.
+        beat: called before each batch.
 
     Returns:
         The losses; None if no token has a target.
     """
     hits_by_distance: dict[int, list[int]] = {}  # answers, hits
-    begin_s = time.perf_counter()
+    begin_s, compile_s = time.perf_counter(), 0.0
     sums, counts, edges = np.zeros(12), np.zeros(12, np.int64), [0]
-    for batch in batches:
-        scores = token_scores(params, place({key: batch[key] for key in KEYS if key in batch}))
+    for number, batch in enumerate(batches):
+        beat()
+        placed = place({key: batch[key] for key in KEYS if key in batch})
+        compile_s += 0.0 if number else _prepare(token_scores, params, placed)
+        scores = token_scores(params, placed)
         losses = gather(scores.losses_BS).astype(np.float64)
         edges = position_edges(losses.shape[1])
         wanted = batch["targets"] >= 0
@@ -156,8 +171,23 @@ def evaluate(
         for distance, (answers, hits) in sorted(hits_by_distance.items())
     )
     loss = float(sums.sum() / counts.sum())
-    seconds = time.perf_counter() - begin_s
-    return Validation(loss=loss, num_targets=int(counts.sum()), buckets=buckets, recall=recall, seconds=seconds)
+    return Validation(
+        loss=loss,
+        num_targets=int(counts.sum()),
+        buckets=buckets,
+        recall=recall,
+        seconds=time.perf_counter() - begin_s - compile_s,
+        compile_s=compile_s,
+    )
+
+
+def _prepare(token_scores: Scores, params: nnx.State, placed: Mapping[str, jax.Array]) -> float:
+    """Compiles the scores for a batch, if they are not compiled yet; returns the seconds that this took."""
+    begin_s = time.perf_counter()
+    prepare = getattr(token_scores, "prepare", None)  # scores of another making compile as they are called
+    if prepare is not None:
+        prepare(params, placed)
+    return time.perf_counter() - begin_s
 
 
 def _count_hits(totals: dict[int, list[int]], distances_BS: np.ndarray, hits_BS: np.ndarray) -> None:

@@ -19,6 +19,7 @@ from sppo_jax.planner.make import check_plan, make_plan
 from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import load_params
 from sppo_jax.train.evaluate import Validation, validate
+from sppo_jax.train.kernel_check import check_kernels
 
 # Groups that say how devices share the work: the planner chooses them if the devices differ from the run's.
 _OF_DEVICES = ("mesh", "schedule", "stash", "hardware")
@@ -89,6 +90,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
             "data.validation_fraction, or set data.validation_source"
         )
     mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
+    check_kernels(config, plan, mesh.local_devices[0])
     shapes = nnx.state(model, nnx.Param)
     params = load_params(checkpoint, shapes, storage.stored_shapes(plan, shapes, mesh, in_order=True))
     params = layer_order.rearrange(params, storage.stored_shapes(plan, shapes, mesh))
@@ -114,7 +116,7 @@ def _settings(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plans_anew(overrides: Sequence[str]) -> bool:
-    names = [override.partition("=")[0].strip() for override in overrides]
+    names = {override.partition("=")[0].strip() for override in overrides} - {"model.check_kernels"}
     return any(name == each or name.startswith(f"{each}.") for name in names for each in _OF_PLANS)
 
 

@@ -5,7 +5,7 @@ Zeros add nothing at any place, so the zeros that a mesh puts behind a parameter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,22 +22,25 @@ _BASE = 2246822519
 _VERSION = 2
 
 
-def stamp(tree: Any, saved: Any) -> dict[str, Any]:
+def stamp(tree: Any, saved: Any, beat: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Returns the fingerprints of a checkpoint's arrays and the version of the fingerprints.
 
     Args:
         tree: of arrays, placed anywhere; layers in order, [L, ...], or where they run, [v, P, layers, ...].
         saved: the same tree as the checkpoint has it, with the layers in order.
+        beat: called before each array that is copied to the devices.
     """
     bases = {}
     for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(tree), jax.tree.leaves(saved), strict=True):
         # The first three indices make up the index of a layer.
         stacked = leaf.shape[:3] if leaf.ndim > like.ndim else ()
         bases[leaf_name(path)] = (*stacked, *[_BASE] * (leaf.ndim + 1 - len(stacked)))
-    return {"fingerprint_version": _VERSION, "fingerprints": fingerprints(tree, bases)}
+    return {"fingerprint_version": _VERSION, "fingerprints": fingerprints(tree, bases, beat)}
 
 
-def fingerprints(tree: Any, bases: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, int]:
+def fingerprints(
+    tree: Any, bases: Mapping[str, tuple[int, ...]] | None = None, beat: Callable[[], None] = lambda: None
+) -> dict[str, int]:
     """Returns 32 bits for each array: the sum of its words, each multiplied by a hash of its place.
 
     Sums of integers do not depend on the order, so they are the same for every mesh. An element that moved, changed or
@@ -47,6 +50,7 @@ def fingerprints(tree: Any, bases: Mapping[str, tuple[int, ...]] | None = None) 
         tree: of arrays, placed anywhere.
         bases: by the leaves' paths, what the index of each dim is a digit in, such as the sizes of dims by which the
             first version of fingerprints numbered places; None: one base, as `stamp` has for layers in order.
+        beat: called before each array that is copied to the devices.
 
     Returns:
         Fingerprints by the leaves' paths, the same in every process.
@@ -57,6 +61,7 @@ def fingerprints(tree: Any, bases: Mapping[str, tuple[int, ...]] | None = None) 
     sums = dict(zip(here, _sums([leaves[name] for name in here], tuple(digits[name] for name in here)), strict=True))
     # One at a time, as the devices may not have space for all; in the tree's order, which all processes share.
     for name in [name for name in leaves if name not in sums]:
+        beat()
         leaf = jax.device_put(leaves[name], in_device_memory(leaves[name].sharding))
         sums[name] = jax.block_until_ready(_sums([leaf], (digits[name],))[0])
         leaf.delete()

@@ -18,15 +18,17 @@ from sppo_jax.pipeline.layout import arrange
 Tree = TypeVar("Tree")
 
 
-def rearrange(tree: Tree, shapes: Tree) -> Tree:
+def rearrange(tree: Tree, shapes: Tree, beat: Callable[[], None] = lambda: None) -> Tree:
     """Brings a state from one form to the other; the arrays that move are given up.
 
     Args:
         tree: a state, or its parameters alone, with the layers in order or where they run.
         shapes: shapes and shardings of the same tree with the layers as they are wanted.
+        beat: called before each array.
     """
 
     def move(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        beat()
         if x.ndim == len(like.shape):
             return x
         moved = jax.block_until_ready(_moved(x, like))
@@ -40,15 +42,17 @@ def rearrange(tree: Tree, shapes: Tree) -> Tree:
     return jax.tree.map(move, tree, shapes)
 
 
-def in_order(tree: Tree, shapes: Tree) -> Tree:
+def in_order(tree: Tree, shapes: Tree, beat: Callable[[], None] = lambda: None) -> Tree:
     """Returns a copy of a state to save; the arrays that move or wait on the host lie in host memory.
 
     Args:
         tree: a state with the layers where they run.
         shapes: shapes and shardings of the same tree with the layers in order.
+        beat: called before each array.
     """
 
     def copy(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        beat()
         if x.ndim == len(like.shape) and not is_host(x.sharding):
             return x
         moved = _moved(x, like)

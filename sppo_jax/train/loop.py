@@ -20,6 +20,7 @@ from flax import nnx
 from sppo_jax.compat import one_at_a_time
 from sppo_jax.config import Config, to_dict
 from sppo_jax.models import build_model
+from sppo_jax.plan.stall_limit import stall_limit_s, stall_problem, stall_text
 from sppo_jax.train.checkpoint import Checkpoints
 from sppo_jax.train.checkpoint_read import shapes_of
 from sppo_jax.train.evaluate import Validation, validate
@@ -67,15 +68,17 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
         if start.step >= config.train.steps:
             record.event("stop", start.step, f"all {config.train.steps} steps were done; raise train.steps to go on")
             return Result(step=start.step, validation=None, stopped_by=None)
+        watchdog = _watchdog(experiment, start, record)
         step = _compile(experiment, start.state, signals, record)
         running = experiment.shapes if experiment.plan.saves == "blocking" else None
-        checkpoints = Checkpoints(start.directory, config.checkpoint, experiment.saved_shapes, running=running)
+        shapes, beat = experiment.saved_shapes, watchdog.beat_again
+        checkpoints = Checkpoints(start.directory, config.checkpoint, shapes, running=running, beat=beat)
         meter, state, validation = Meter(experiment, record, first=start.step), start.state, None
         done, saved_s, asked = start.step, time.monotonic(), GO
         one_step_in_flight = one_at_a_time(mesh.devices.flat[0].platform)
         signals.begin()
 
-        with Watchdog(config.train.stall_s) as watchdog:
+        with watchdog:
             while done < config.train.steps and asked < STOP:
                 # Read the sequences of this process and put them on its devices.
                 done += 1
@@ -101,7 +104,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
                 asked, validated = max(asked, meter.wait()), None
                 if validates:
                     watchdog.beat(done, "evaluate")
-                    validated = _validate(experiment, state)
+                    validated = _validate(experiment, state, watchdog)
                     validation = validated or validation
                 meter.write(validated.metrics() if validated else None)
                 if validated:
@@ -123,6 +126,15 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
         return Result(step=done, validation=validation, stopped_by=stopped_by)
 
 
+def _watchdog(experiment: Experiment, start: Start, record: Record) -> Watchdog:
+    """Returns the watchdog, which starts after compiling, and says after how many seconds it ends the run."""
+    plan, given = experiment.plan, experiment.config.train.stall_s
+    record.say(f"the run {stall_text(plan, given)}")
+    if problem := stall_problem(plan, given):
+        record.event("warning", start.step, problem)
+    return Watchdog(stall_limit_s(plan, given))
+
+
 def _compile(experiment: Experiment, state: TrainState, signals: Signals, record: Record) -> TrainStep:
     """Compiles the one program of the run."""
     start_s = time.perf_counter()
@@ -141,7 +153,7 @@ def _due(config: Config, done: int, asked: int) -> tuple[bool, bool]:
     return to_validate, to_save or (checkpoint.every_steps > 0 and done % checkpoint.every_steps == 0)
 
 
-def _validate(experiment: Experiment, state: TrainState) -> Validation | None:
+def _validate(experiment: Experiment, state: TrainState, watchdog: Watchdog) -> Validation | None:
     config = experiment.config
     if experiment.validation is None:
         return None
@@ -152,6 +164,7 @@ def _validate(experiment: Experiment, state: TrainState) -> Validation | None:
         experiment.plan,
         experiment.mesh,
         num_wanted=config.train.eval_sequences,
+        beat=watchdog.beat_again,
     )
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import resource
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,6 +16,7 @@ import numpy as np
 from sppo_jax.config import MetricsConfig
 from sppo_jax.hardware import find_device
 from sppo_jax.models.counts import flops_per_token
+from sppo_jax.train.memory_peak import peak_memory
 from sppo_jax.train.record import Record
 from sppo_jax.train.setup import Experiment
 from sppo_jax.train.signals import GO, STOP
@@ -33,16 +32,6 @@ def peak_flops_per_s(config: MetricsConfig, device: jax.Device) -> float | None:
         return find_device(device.device_kind).matmul_flops_s
     except ValueError:
         return None
-
-
-def peak_memory() -> dict[str, int | None]:
-    """Returns the most memory held so far: on the fullest of this process's devices, and by the process on its host."""
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    peaks = [found["peak_bytes_in_use"] for found in stats if "peak_bytes_in_use" in found]
-    # Kilobytes, but bytes on macOS.
-    unit = 1 if sys.platform == "darwin" else 1024
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"hbm_peak_bytes": max(peaks, default=None), "host_peak_bytes": host}
 
 
 _WINDOW, _MIN_STEPS, _MIN_SIGMAS = 50, 20, 6.0
@@ -117,7 +106,7 @@ class Meter:
 
         Args:
             step: its number, from 1.
-            outputs: scalars `loss`, `grad_norm`, `num_skipped`, `num_skipped_in_row`, `signal`.
+            outputs: scalars `loss`, `grad_norm`, `has_targets`, `num_skipped`, `num_skipped_in_row`, `signal`.
         """
         self._pending = (step, outputs)
 
@@ -164,7 +153,7 @@ class Meter:
                     "in a row (train.max_nonfinite); lower optimizer.lr, raise optimizer.warmup_steps, or look at the "
                     "data of these steps"
                 )
-        elif spike := self._spikes.check(loss):
+        elif outputs["has_targets"] and (spike := self._spikes.check(loss)):
             self._is_spike = True
             self._record.event("spike", step, f"step {step}: {spike}")
         self._num_skipped = outputs["num_skipped"]
@@ -179,7 +168,7 @@ class Meter:
         flops_per_s = flops_per_token(config.model, length) * tokens_per_s
         return {
             "step": step,
-            "loss": _finite(outputs["loss"]),
+            "loss": _finite(outputs["loss"]) if outputs["has_targets"] else None,
             "grad_norm": _finite(outputs["grad_norm"]),
             "learning_rate": float(self._learning_rates[max(step - 1 - self._num_skipped, 0)]),
             "tokens_per_s": tokens_per_s,

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import socket
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import Config, load_config, to_yaml
-from sppo_jax.files import parse_json, write_whole
+from sppo_jax.files import check_encoding, parse_json, write_whole
+from sppo_jax.locks import try_lock
+from sppo_jax.paths import file_error
 from sppo_jax.plan.plan import Plan
 
+# What else a directory holds if a run wrote its config.yaml.
+_OF_RUNS = ("plan.json", "metrics.jsonl", "events.jsonl", "checkpoints")
+# Where the documents and their tokenizer lie: they may move, and the fingerprint of the data says if they are the same.
+_PLACES = ("source", "validation_source", "tokenizer")
 # Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
-_FIXED_GROUPS = {"model": ("kernel", "compute_dtype", "preset", "hf", "init_scale"), "data": ("cache",)}
+_FIXED_GROUPS = {
+    "model": ("kernel", "check_kernels", "compute_dtype", "preset", "hf", "init_scale"),
+    "data": ("cache", *_PLACES),
+}
 
 
 @contextmanager
@@ -35,24 +44,29 @@ def claimed(path: Path, what: str = "the run directory", setting: str = "--run-d
     """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{what} must be a directory, got the file {path}; choose another {setting}")
+    check_encoding(path, what)
     made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
         _probe(path)
         lock = (path / "lock").open("a+", encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"{what} must be writable, got {path} ({error.strerror}); choose another {setting}") from error
+        raise file_error(f"{what} must be writable", path, error, f"choose another {setting}") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.seek(0)
+        locked = try_lock(lock)
+        if locked is None:
+            warnings.warn(
+                f"{what} should be on a file system with locks, got {path} on one without; start no second run with "
+                f"this directory, or choose another {setting}",
+                stacklevel=3,
+            )
+        lock.seek(0)
+        if locked is False:
             holder = lock.read().strip() or "another process"
             raise ValueError(
                 f"{what} must have one run at a time, got {path} held by {holder}; stop that run, or choose another "
                 f"{setting}"
-            ) from None
-        lock.seek(0)
+            )
         lock.truncate()
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
@@ -96,6 +110,11 @@ def changes_since(path: Path, config: Config) -> list[str]:
                 "choose another --run-dir"
             )
         return []
+    if not any((path / name).exists() for name in _OF_RUNS):
+        raise ValueError(
+            f"the run directory must hold no file that the run replaces, got {path} with a config.yaml and no run; "
+            "choose another --run-dir"
+        )
     before, after = (dataclasses.asdict(each) for each in (load_config(path / "config.yaml"), config))
     changes = list(_changes(before, after, ""))
     for name, old, new in changes:

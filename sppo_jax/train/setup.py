@@ -23,14 +23,17 @@ from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
 from sppo_jax.models.hf_read import load_hf_params
+from sppo_jax.paths import local_path
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import costs_of
 from sppo_jax.train import layer_order
-from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, restore_newest
+from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, other_folders, restore_newest
 from sppo_jax.train.evaluate import Scores
 from sppo_jax.train.init_from import state_of_run
+from sppo_jax.train.kernel_check import check_kernels
 from sppo_jax.train.placement import local_rows
+from sppo_jax.train.rate import rate_change
 from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
 
@@ -86,6 +89,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
     data = open_data(config)
     plan, training = _with_groups(config, plan, data.training, cluster)
     mesh = layout.make_mesh(plan)
+    check_kernels(config, plan, mesh.local_devices[0])
     rows = local_rows(mesh, config.num_sequences)
     model = build_model(config, abstract=True)
     params = nnx.state(model, nnx.Param)
@@ -171,9 +175,9 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
     step, fingerprint = int(restored.run["step"]), restored.run["data"]["fingerprint"]
     if fingerprint != experiment.data_fingerprint:
         raise ValueError(
-            "the documents must be those with which the run started, got other documents under the same names "
-            "(fingerprint "
-            f"{experiment.data_fingerprint}, not {fingerprint}); restore the old documents, or choose another --run-dir"
+            "the documents must be those with which the run started, got other documents (fingerprint "
+            f"{experiment.data_fingerprint}, not {fingerprint}); name the old documents with data.source, or choose "
+            "another --run-dir"
         )
     if experiment.plan.groups == "flex":
         check_start(restored.run["data"]["sequence"], experiment.plan.num_sequences)
@@ -187,7 +191,8 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
     places = [values.get("optimizer", "device") for values in (before, after)]
     if places[0] != places[1]:
         plan += f"; the optimizer waits on the {places[1]}, no more on the {places[0]}"
-    text = f"goes on from {directory / str(step)}, {restored.run['data']['sequence']} sequences seen{plan}"
+    rate = rate_change(restored.run.get("config", {}), experiment.config, step - int(state.num_skipped))
+    text = f"goes on from {directory / str(step)}, {restored.run['data']['sequence']} sequences seen{plan}{rate}"
     events = (*(("corrupt", note) for note in notes), ("resume", text))
     return Start(state=state, step=step, directory=directory, events=events)
 
@@ -195,16 +200,21 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
 def checkpoints_of(experiment: Experiment, run_dir: Path) -> Path:
     """Returns the directory of a run's checkpoints."""
     directory = experiment.config.checkpoint.dir
-    return Path(directory) if directory else run_dir / "checkpoints"
+    return local_path(directory, "checkpoint.dir") if directory else run_dir / "checkpoints"
 
 
 def check_room(experiment: Experiment, run_dir: Path) -> None:
-    """Checks that the disk has space for one more checkpoint: a new one is written before an old one is deleted.
+    """Checks that there is room for checkpoints: names of steps, and space for one more before an old one is deleted.
 
     Raises:
-        ValueError: the disk has too little space.
+        ValueError: a folder has the name of a step, or the disk has too little space.
     """
     directory = checkpoints_of(experiment, run_dir)
+    if others := other_folders(directory, experiment.config.train.steps):
+        raise ValueError(
+            f"the directory of checkpoints must leave the names of steps free, got {others[0]}, which is no "
+            "checkpoint; move it away, or choose another checkpoint.dir"
+        )
     needed_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.shapes))
     if not checkpoint_steps(directory):
         needed_bytes *= 2

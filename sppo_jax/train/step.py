@@ -13,6 +13,7 @@ from flax import nnx
 
 from sppo_jax.compat import is_on_host
 from sppo_jax.config import OptimizerConfig
+from sppo_jax.pipeline.host_stash import WithStash
 from sppo_jax.train.state import TrainState, on_host
 from sppo_jax.train.streamed_update import Rule, Verdict, updated
 
@@ -95,15 +96,20 @@ def make_train_step(
 
     Returns:
         A jitted function that reuses the memory of the old state for the new state. `signals` is int32, the request of
-        each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `num_skipped`,
-        `num_skipped_in_row` and `signal`, the largest request.
+        each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `has_targets`
+        (without any the loss is 0 and says nothing), `num_skipped`, `num_skipped_in_row` and `signal`, the largest
+        request.
     """
 
     change = _streamed if on_host(shardings) else _whole
     change = partial(change, optimizer, shardings)
 
-    def step(state: TrainState, batch: Mapping[str, jax.Array], signals: jax.Array) -> tuple[TrainState, Metrics]:
-        loss, *gradients = value_and_grad(state.params, batch)
+    def step(state: TrainState, batch: Mapping[str, jax.Array], signals: jax.Array, *stash) -> tuple:
+        if stash:
+            gradients, *stash = value_and_grad.with_stash(state.params, batch, *stash)
+        else:
+            gradients = value_and_grad(state.params, batch)
+        loss, *gradients = gradients
         grad_norm, finite, params, opt_state = change(state, loss, *gradients)
         skipped = (~finite).astype(jnp.int32)
         state = TrainState(
@@ -116,15 +122,20 @@ def make_train_step(
         metrics = {
             "loss": loss,
             "grad_norm": grad_norm,
+            "has_targets": jnp.any(batch["targets"] >= 0),
             "num_skipped": state.num_skipped,
             "num_skipped_in_row": state.num_skipped_in_row,
             "signal": jnp.max(signals),
         }
-        return state, metrics
+        return state, metrics, *stash
 
     options = getattr(value_and_grad, "compiler_options", None)  # only the outermost jit can set them
-    everywhere = shardings.step
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=options)
+    of_stash = getattr(value_and_grad, "stash_shapes", None)
+    out = (shardings, shardings.step)
+    if not of_stash:
+        return jax.jit(step, donate_argnums=0, out_shardings=out, compiler_options=options)
+    out = (*out, jax.tree.map(lambda piece: piece.sharding, of_stash))
+    return WithStash(jax.jit(step, donate_argnums=(0, 3), out_shardings=out, compiler_options=options), of_stash)
 
 
 def _whole(optimizer: optax.GradientTransformation, _: TrainState, state: TrainState, loss: jax.Array, grads):

@@ -74,6 +74,10 @@ class Watchdog:
         """
         self._beat = Beat(self._beat.count + 1, step, phase)
 
+    def beat_again(self) -> None:
+        """Records that the run makes progress within its step and phase; any thread may call it."""
+        self.beat(self._beat.step, self._beat.phase)
+
     def __enter__(self) -> Watchdog:
         if self._board:
             self._board.start(lambda: self._beat)

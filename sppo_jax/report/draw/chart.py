@@ -14,6 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 18, 40, 50
 _BARE_TOP = 16
 _CHARACTER = 6.1  # width of a character of 11 px
 _ROW = 18  # of the legend
+_MOST_DIGITS = 18  # a float has no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,32 +187,45 @@ class _Scale:
     def ticks(self) -> list[float]:
         """Returns round values along the axis."""
         if not self.axis.log:
-            step = _round_step((self.high - self.low) / 5)
-            step = max(1.0, math.ceil(step)) if self.axis.whole else step
-            first = math.ceil(self.low / step - 1e-9)
-            return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+            return self._even_ticks(self.low, self.high)
         low, high = 10**self.low, 10**self.high
         powers = range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)
-        thinned = [2.0**power for power in powers if power % max(1, len(powers) // 9 + 1) == 0]
-        return (
-            thinned if self.high - self.low < 4 else [10.0**p for p in range(math.ceil(self.low), int(self.high) + 1)]
-        )
+        found = [2.0**power for power in powers if power % max(1, len(powers) // 9 + 1) == 0]
+        if self.high - self.low >= 4:
+            found = [10.0**p for p in range(math.ceil(self.low), int(self.high) + 1)]
+        # A range of less than a power or two is about even.
+        return found if len(found) > 1 else self._even_ticks(low, high)
 
-    def text(self, value: float) -> str:
+    def _even_ticks(self, low: float, high: float) -> list[float]:
+        step = _round_step((high - low) / 5)
+        step = max(1.0, math.ceil(step)) if self.axis.whole else step
+        first = math.ceil(low / step - 1e-9)
+        return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+    def labels(self) -> list[tuple[float, str]]:
+        """Returns the ticks with their texts, of as many digits as it takes to tell ticks apart."""
+        ticks = self.ticks()
+        for digits in range(3 if self.axis.percent else 4, _MOST_DIGITS):
+            texts = [self._text(value, digits) for value in ticks]
+            if len(set(texts)) == len(texts):
+                break
+        return list(zip(ticks, texts, strict=True))
+
+    def _text(self, value: float, digits: int) -> str:
         if self.axis.percent:
-            return f"{value * 100:.3g}%"
+            return f"{value * 100:.{digits}g}%"
         if self.axis.whole and not self.axis.log:
-            return count_text(value)
+            return count_text(value, digits)
         if value >= 1024 and value % 1024 == 0 and self.axis.log:
             return f"{value / 1024:.0f}K" if value < 2**20 else f"{value / 2**20:.0f}M"
-        return f"{value:.4g}"
+        return f"{value:.{digits}g}"
 
 
-def count_text(value: float) -> str:
-    """Returns a count in short: 950, 12K, 1.5M."""
+def count_text(value: float, digits: int = 4) -> str:
+    """Returns a count in short, with so many digits from 10,000 on: 950, 12K, 1.5M."""
     for least, size, unit in ((1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "K")):
         if abs(value) >= least:
-            return f"{value / size:.4g}{unit}"
+            return f"{value / size:.{digits}g}{unit}"
     return f"{value:,.0f}"
 
 
@@ -247,14 +261,14 @@ def _mapping(scale: _Scale) -> str:
 
 def _axes(panel: Panel, x: _Scale, y: _Scale, width: int, height: int, look: Look) -> list[str]:
     parts, floor, right = [], height - BOTTOM, width - RIGHT
-    for value in y.ticks():
+    for value, text in y.labels():
         at = y(value)
         parts.append(f"<line x1='{LEFT}' y1='{at:.1f}' x2='{right}' y2='{at:.1f}' stroke='{look.grid}'/>")
-        parts.append(_text(LEFT - 7, at + 4, y.text(value), anchor="end", color=look.pale))
-    for value in x.ticks():
+        parts.append(_text(LEFT - 7, at + 4, text, anchor="end", color=look.pale))
+    for value, text in x.labels():
         at = x(value)
         parts.append(f"<line x1='{at:.1f}' y1='{floor}' x2='{at:.1f}' y2='{floor + 4}' stroke='{look.pale}'/>")
-        parts.append(_text(at, floor + 18, x.text(value), anchor="middle", color=look.pale))
+        parts.append(_text(at, floor + 18, text, anchor="middle", color=look.pale))
     parts.append(f"<line x1='{LEFT}' y1='{floor}' x2='{right}' y2='{floor}' stroke='{look.pale}'/>")
     parts.append(_text((LEFT + right) / 2, height - 12, panel.x.label, anchor="middle", color=look.ink))
     middle = (panel.top + floor) / 2

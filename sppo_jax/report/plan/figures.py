@@ -10,6 +10,7 @@ from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.outline import first_rounds
 from sppo_jax.plan.plan import Plan, StashPlan
 from sppo_jax.plan.simulate import Simulation, simulate
+from sppo_jax.plan.stall_limit import AUTO
 from sppo_jax.plan.table import Table, TickShape, Unit
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
@@ -88,6 +89,7 @@ class Figures:
         link_busy_s: seconds for which the busiest device copies to its host, and back.
         stashed: bytes of each unit's stash on the device and on the host, in what pictures show.
         copies: the copies between device and host, in what pictures show.
+        stall_s: the config's `train.stall_s`.
     """
 
     found: Found
@@ -103,6 +105,7 @@ class Figures:
     link_busy_s: tuple[float, float]
     stashed: UnitBytes
     copies: tuple[Copy, ...]
+    stall_s: float | str = AUTO
 
     @property
     def plan(self) -> Plan:
@@ -152,6 +155,7 @@ def figures_of(found: Found, config: Config) -> Figures:
         link_busy_s=_link_busy_s(outline, _copies(outline, shape, plan.stash), costs.cluster),
         stashed=stashed,
         copies=_copies(table, shape, plan.stash),
+        stall_s=config.train.stall_s,
     )
 
 

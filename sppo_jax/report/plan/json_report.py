@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from sppo_jax.plan.json_format import REPORT_KEYS
+from sppo_jax.plan.stall_limit import stall_limit_s
 from sppo_jax.report.plan.figures import Figures
 
 
@@ -42,6 +43,7 @@ def plan_dict(figures: Figures, **answers: Any) -> dict[str, Any]:
             "seconds": found.seconds,
             "fastest_step_s": found.fastest_s,
         },
+        "stall_s": stall_limit_s(figures.plan, figures.stall_s),
         **answers,
     }
     assert set(report) <= set(REPORT_KEYS)

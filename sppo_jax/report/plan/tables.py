@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from sppo_jax.hardware import usable_bytes
+from sppo_jax.plan.stall_limit import stall_problem, stall_text
 from sppo_jax.planner.memory import Memory
 from sppo_jax.report.plan.figures import COLUMNS, WORKING, Figures
 from sppo_jax.report.plan.words import (
@@ -51,6 +52,8 @@ def choice_rows(figures: Figures) -> list[tuple[str, str, tuple[str, ...]]]:
     for name, value, keys in settings_of(figures.plan):
         rows.append((name, value, tuple(reasons[key] for key in keys if key in reasons)))
         shown.update(keys)
+    problem = stall_problem(figures.plan, figures.stall_s)
+    rows.append(("stall limit", stall_text(figures.plan, figures.stall_s), (problem,) if problem else ()))
     return rows + [(key, reason, ()) for key, reason in reasons.items() if key not in shown]
 
 

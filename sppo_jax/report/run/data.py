@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import socket
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 from sppo_jax.config import Config, load_config
 from sppo_jax.files import parse_json
+from sppo_jax.locks import try_lock
 from sppo_jax.plan.plan import Plan
 
 CONFIG, PLAN, METRICS, EVENTS, FINISHED = "config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "finished"
@@ -189,9 +189,9 @@ def _held(lock: Path) -> bool | None:
     try:
         with lock.open(encoding="utf-8") as file:
             here = file.read().strip().endswith(f" on {socket.gethostname()}")
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            locked = try_lock(file, shared=True)
     except (OSError, ValueError):
         return None
-    return False if here else None
+    if locked is False:
+        return True
+    return False if locked and here else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -10,13 +11,14 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.report.draw.chart import count_text
 from sppo_jax.report.plan.words import seconds, settings_of
 from sppo_jax.report.run.data import number
-from sppo_jax.report.run.figures import RunFigures, duration
+from sppo_jax.report.run.figures import Point, RunFigures, duration
 from sppo_jax.units import format_bytes
 
 _KINDS = {"finished": "fits", "running": "fits", "starting": "", "stopped": "warn", "stopped answering": "not"}
 # Rows of the tables of events and of skipped steps.
 _MOST_ROWS = 60
 _COLLAPSED = ("save", "skip", "spike")
+_TROUBLES = ("warning", "corrupt")
 
 
 def subject_of_run(figures: RunFigures) -> str:
@@ -43,12 +45,14 @@ def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
         (status.word, status.why, _KINDS[status.word]),
         (f"{step:,}", f"of {num_steps:,} steps" if num_steps else "steps", ""),
     ]
-    loss = figures.recent("loss")
-    if loss is not None:
-        boxes.append((f"{loss:.4f}", "loss, nats a token", ""))
+    if figures.loss:
+        last_loss = figures.loss[-1]
+        boxes.append((f"{last_loss.value:.4f}", f"loss of step {last_loss.step:,}, nats a token", ""))
     if figures.validations:
         last, best = figures.validations[-1], min(figures.validations, key=lambda v: v.loss)
-        below = "validation loss" + ("" if best is last else f", best {best.loss:.4f} at {best.step:,}")
+        below = f"validation loss after step {last.step:,}" + (
+            "" if best is last else f", best {best.loss:.4f} at {best.step:,}"
+        )
         boxes.append((f"{last.loss:.4f}", below, ""))
         if last.late_minus_early is not None:
             boxes.append((f"{last.late_minus_early:+.3f}", "nats, late minus early", ""))
@@ -94,23 +98,41 @@ def skip_rows(figures: RunFigures) -> list[tuple[str, str, str]]:
 
 
 def event_rows(figures: RunFigures) -> list[tuple[str, str, str, str]]:
-    """Returns the run's events, newest first, without validations; consecutive saves, skips or spikes share a row."""
-    runs: list[list[Mapping[str, Any]]] = []
-    for event in figures.data.events:
+    """Returns the run's events, newest first, without validations.
+
+    Consecutive saves, skips or spikes share a row, and so do warnings of one text, wherever they are.
+    """
+    runs: list[list[tuple[int, Mapping[str, Any]]]] = []
+    warned: dict[Any, list[tuple[int, Mapping[str, Any]]]] = {}
+    for place, event in enumerate(figures.data.events):
         kind = event["kind"]
         if kind == "validation":
             continue
-        if runs and kind in _COLLAPSED and runs[-1][0]["kind"] == kind:
-            runs[-1].append(event)
-        else:
-            runs.append([event])
-    rows = []
-    for run in reversed(runs[-_MOST_ROWS:]):
-        step, time, kind, text = _row(run[-1])
-        first = _row(run[0])[0]
-        steps = f"{first}-{step}" if len(run) > 1 and first != step else step
-        rows.append((steps, time, kind, text if len(run) == 1 else f"{len(run)} of them; the last: {text}"))
-    return rows
+        run = warned.get(_sameness(event)) if kind in _TROUBLES else None
+        if run is None and runs and kind in _COLLAPSED and runs[-1][0][1]["kind"] == kind:
+            run = runs[-1]
+        if run is None:
+            runs.append(run := [])
+            if kind in _TROUBLES:
+                warned[_sameness(event)] = run
+        run.append((place, event))
+    runs.sort(key=lambda run: run[-1][0])
+    return [_row_of([event for _, event in run]) for run in reversed(runs[-_MOST_ROWS:])]
+
+
+def _row_of(run: Sequence[Mapping[str, Any]]) -> tuple[str, str, str, str]:
+    """Returns the row of events that share one."""
+    step, time, kind, text = _row(run[-1])
+    first = _row(run[0])[0]
+    steps = f"{first}-{step}" if len(run) > 1 and first != step else step
+    identical = len({str(event.get("text")) for event in run}) == 1
+    many = f"{len(run)} times: {text}" if identical else f"{len(run)} of them; the last: {text}"
+    return (steps, time, kind, text if len(run) == 1 else many)
+
+
+def _sameness(event: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns what warnings of one cause share: all but the numbers in their text."""
+    return str(event["kind"]), re.sub(r"\d+", "", str(event.get("text") or ""))
 
 
 def choice_rows(plan: Plan) -> list[tuple[str, str, str]]:
@@ -124,11 +146,10 @@ def choice_rows(plan: Plan) -> list[tuple[str, str, str]]:
 def summary(figures: RunFigures) -> str:
     """Returns five lines for a terminal."""
     status, num_steps, held_out = figures.status, figures.num_steps, figures.validations
-    loss, speed, mfu = (figures.recent(key) for key in ("loss", "tokens_per_s", "mfu"))
+    speed, mfu = (figures.recent(key) for key in ("tokens_per_s", "mfu"))
     steps = f"step {figures.step:,}" + (f" of {num_steps:,}" if num_steps else "")
-    first = f"{figures.loss[0].value:.4f} at the start, " if figures.loss else ""
     lines = [f"{figures.data.name}: {status.word} ({status.why}), {steps}"]
-    lines.append(f"loss         {first}{loss:.4f} now" if loss is not None else "loss         none logged yet")
+    lines.append(f"loss         {_loss_words(figures.loss)}")
     lines.append(f"validation   {_validation_words(held_out)}")
     if speed is None:
         lines.append("speed        not known yet")
@@ -141,10 +162,17 @@ def summary(figures: RunFigures) -> str:
             ("resume", len(figures.resumes)),
             ("skipped step", figures.num_skipped),
             ("spike", len(figures.of_kind("spike"))),
-            ("warning", len(figures.of_kind("warning", "corrupt"))),
+            ("warning", len({_sameness(event) for event in figures.of_kind(*_TROUBLES)})),
         )
     ]
     return "\n".join([*lines, f"events       {', '.join(troubles)}"])
+
+
+def _loss_words(points: Sequence[Point]) -> str:
+    if not points:
+        return "none logged yet"
+    first, last = points[0], points[-1]
+    return f"{first.value:.4f} at step {first.step:,}, {last.value:.4f} at step {last.step:,}"
 
 
 def _validation_words(held_out: Sequence) -> str:

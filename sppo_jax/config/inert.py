@@ -1,0 +1,91 @@
+"""Settings that were given and change nothing beside the others; those of the plan are in `planner.given`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sppo_jax.config.groups import Config
+
+_Acts = Callable[[Config], bool]
+
+
+def _kinds(config: Config) -> set[str]:
+    """Returns the kinds of the sources, by the ends of their names; "any" of a directory."""
+    names = [*config.data.sources, *config.data.validation_sources]
+    return {
+        next((end for end in _ENDS if name.removesuffix(".gz").endswith(end)), "any")
+        if name not in ("recall", "stdlib")
+        else name
+        for name in names
+    }
+
+
+def _of(*kinds: str) -> _Acts:
+    return lambda config: bool({*kinds, "any"} & _kinds(config))
+
+
+def _scaled(*scalings: str) -> _Acts:
+    return lambda config: config.model.rope.scaling in scalings
+
+
+_ENDS = (".txt", ".jsonl", ".parquet", ".npy", ".bin")
+_TEXT = ("stdlib", ".txt", ".jsonl", ".parquet")
+_FILES = (*_TEXT, ".npy", ".bin")
+# Settings, where one of them makes a difference, and why it does not elsewhere.
+_ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
+    (("data.text_key",), _of(".jsonl", ".parquet"), "no source has keys or columns"),
+    (("data.start_token", "data.end_token"), _of(*_TEXT), "no source is text"),
+    (("data.token_dtype",), _of(".bin"), "no source is a .bin file"),
+    (("data.separator",), _of(".bin", ".npy"), "no source is a .bin or .npy file"),
+    (("data.pack", "data.fill"), _of(*_FILES), "the recall task fills its own sequences"),
+    (
+        ("data.validation_fraction",),
+        lambda config: config.data.validation_source is None and _of(*_FILES)(config),
+        "nothing is held out of data.source beside data.validation_source or the recall task",
+    ),
+    (
+        ("data.recall.pairs", "data.recall.values", "data.recall.distances"),
+        lambda config: "recall" in config.data.sources,
+        "data.source is not recall",
+    ),
+    (("model.rope.factor",), _scaled("linear", "llama3", "yarn"), "model.rope.scaling is none"),
+    (
+        ("model.rope.low_freq_factor", "model.rope.high_freq_factor"),
+        _scaled("llama3"),
+        "model.rope.scaling is not llama3",
+    ),
+    (("model.rope.beta_fast", "model.rope.beta_slow"), _scaled("yarn"), "model.rope.scaling is not yarn"),
+    (
+        ("checkpoint.keep_best",),
+        lambda config: config.train.eval_sequences > 0,
+        "train.eval_sequences is 0",
+    ),
+    (
+        ("checkpoint.keep_every",),
+        lambda config: config.checkpoint.every_s > 0 or config.checkpoint.every_steps > 0 or config.checkpoint.final,
+        "no checkpoint is saved",
+    ),
+)
+
+
+def inert_settings(config: Config) -> list[str]:
+    """Returns a line for each setting that was given and changes nothing beside the others."""
+    given = dict(_given(config, ""))
+    return [
+        f"{name}={given[name]} changes nothing, because {why}; leave it out"
+        for names, acts, why in _ROWS
+        for name in names
+        if name in given and not acts(config)
+    ]
+
+
+def _given(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields every setting that differs from its default, by its dotted name."""
+    for field in dataclasses.fields(group):
+        value = getattr(group, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _given(value, f"{prefix}{field.name}.")
+        elif value != field.default:
+            yield f"{prefix}{field.name}", list(value) if isinstance(value, tuple) else value

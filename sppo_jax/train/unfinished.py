@@ -1,0 +1,42 @@
+"""Finds the run that a command without `--run-dir` may go on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sppo_jax.config import Config
+from sppo_jax.locks import try_lock
+from sppo_jax.train.checkpoint_read import checkpoint_steps
+from sppo_jax.train.run_dir import changes_since
+
+
+def newest_unfinished(folder: Path, stem: str, config: Config) -> Path | None:
+    """Returns the newest run of a config that has a checkpoint, is not finished, and is not held by a process.
+
+    Args:
+        folder: of run directories.
+        stem: with which the names of the config's runs begin; a date and a time follow.
+        config: with which the run would go on; a run of another model or other data is passed over.
+    """
+    for run_dir in sorted(folder.glob(f"{stem}-????????-??????"), reverse=True):
+        if checkpoint_steps(run_dir / "checkpoints") and _can_go_on(run_dir, config):
+            return run_dir
+    return None
+
+
+def _can_go_on(run_dir: Path, config: Config) -> bool:
+    if (run_dir / "finished").exists() or _is_held(run_dir / "lock"):
+        return False
+    try:
+        changes_since(run_dir, config)
+    except ValueError:
+        return False
+    return (run_dir / "config.yaml").exists()
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        with lock.open("rb") as file:
+            return try_lock(file, shared=True) is False
+    except OSError:
+        return False

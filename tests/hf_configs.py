@@ -1,0 +1,43 @@
+"""Contents of config.json files: a small one, and some as they are published."""
+
+SMALL = dict(
+    architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=300, hidden_size=64, num_hidden_layers=4,
+    num_attention_heads=4, num_key_value_heads=2, intermediate_size=128, hidden_act="silu", rms_norm_eps=1e-5,
+    max_position_embeddings=8192, rope_theta=500000.0, bos_token_id=5,
+)  # fmt: skip
+# As they are published: with settings in the old places, and with what says nothing to us.
+PUBLISHED = {
+    "llama2-7b": dict(
+        architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=4096, intermediate_size=11008,
+        max_position_embeddings=4096, num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=32,
+        rms_norm_eps=1e-5, rope_scaling=None, tie_word_embeddings=False, vocab_size=32000, pretraining_tp=1,
+    ),
+    "llama3.2-1b": dict(
+        architectures=["LlamaForCausalLM"], model_type="llama", attention_bias=False, attention_dropout=0.0,
+        head_dim=64, hidden_act="silu", hidden_size=2048, intermediate_size=8192, max_position_embeddings=131072,
+        mlp_bias=False, num_attention_heads=32, num_hidden_layers=16, num_key_value_heads=8, rms_norm_eps=1e-5,
+        rope_scaling=dict(
+            factor=32.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=8192,
+            rope_type="llama3",
+        ),
+        rope_theta=500000.0, tie_word_embeddings=True, vocab_size=128256,
+    ),
+    "qwen2.5-0.5b": dict(
+        architectures=["Qwen2ForCausalLM"], model_type="qwen2", attention_dropout=0.0, hidden_act="silu",
+        hidden_size=896, intermediate_size=4864, max_position_embeddings=32768, max_window_layers=24,
+        num_attention_heads=14, num_hidden_layers=24, num_key_value_heads=2, rms_norm_eps=1e-6, rope_theta=1000000.0,
+        sliding_window=32768, tie_word_embeddings=True, use_mrope=False, use_sliding_window=False, vocab_size=151936,
+    ),
+    "qwen3-8b": dict(
+        architectures=["Qwen3ForCausalLM"], model_type="qwen3", attention_bias=False, head_dim=128, hidden_act="silu",
+        hidden_size=4096, intermediate_size=12288, max_position_embeddings=40960, max_window_layers=36,
+        num_attention_heads=32, num_hidden_layers=36, num_key_value_heads=8, rms_norm_eps=1e-6, rope_scaling=None,
+        rope_theta=1000000, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
+    ),
+    "mistral-7b-v0.3": dict(
+        architectures=["MistralForCausalLM"], model_type="mistral", hidden_act="silu", hidden_size=4096,
+        intermediate_size=14336, max_position_embeddings=32768, num_attention_heads=32, num_hidden_layers=32,
+        num_key_value_heads=8, rms_norm_eps=1e-5, rope_theta=1000000.0, sliding_window=None, tie_word_embeddings=False,
+        vocab_size=32768,
+    ),
+}  # fmt: skip

@@ -1,0 +1,160 @@
+"""A chunk's attention by the fused kernel's calls: hard patterns against plain attention, and what the calls are given.
+
+The stand-in for the kernel computes the calls. Rows that a call is not asked for are filled with garbage here, because
+the kernel leaves any values in them.
+
+Letters: T queries, S keys, N query heads, K key/value heads, H head dim.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sppo_jax.attention import cudnn, flash
+from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
+from sppo_jax.attention.spans import find_spans
+from sppo_jax.attention.tags import Tags, visible
+from sppo_jax.dtypes import accumulator
+
+HEADS, KV_HEADS, HEAD_DIM = 2, 1, 8
+# Of each number, relative to 1 or to the largest number of its array. A score of -200 in float32 is off by 1e-5.
+TOLERANCE = {"float64": 1e-10, "float32": 2e-4}
+
+# Tokens of the prefix and of the chunk, the length of each document (padding follows them), what is taken from every
+# query and added to every key, and the keys in a tile of the past.
+PATTERNS = {
+    "length % 128 = 64 and LSE below -88.7": (320, 192, (512,), 7.0, 32768),
+    "length % 128 = 64 and LSE below -88.7, two documents": (320, 192, (384, 64), 7.0, 32768),
+    "a last document of one token": (64, 32, (70, 25, 1), 7.0, 32768),
+    "a last document of one token, then padding": (64, 32, (70, 20, 1), 0.0, 32768),
+    "a chunk of one-token documents": (8, 8, (8, 1, 1, 1, 1, 1, 1), 7.0, 32768),
+    "48 merges": (24500, 64, (24564,), 0.0, 512),
+    "16 merges, LSE below -88.7": (8192, 64, (8200, 40), 7.0, 512),
+    "padding alone": (0, 16, (), 0.0, 32768),
+}
+
+
+def draw(pattern, dtype):
+    """Draws q_TNH, k_KSH, v_KSH, dout_TNH, the documents of all tokens, and the first token of the chunk."""
+    prefix, chunk, lengths, shift, _ = pattern
+    rng = np.random.default_rng(0)
+    q, dout = (rng.normal(size=(chunk, HEADS, HEAD_DIM)) for _ in range(2))
+    k, v = (rng.normal(size=(KV_HEADS, prefix + chunk, HEAD_DIM)) for _ in range(2))
+    documents = np.full(prefix + chunk, -1, np.int32)
+    documents[: sum(lengths)] = np.repeat(np.arange(len(lengths)), lengths)
+    dout[documents[prefix:] < 0] = 0
+    floats = (jnp.asarray(x, dtype) for x in (q - shift, k + shift, v, dout))
+    return *floats, jnp.asarray(documents), prefix
+
+
+def by_calls(q, k, v, dout, documents, start):
+    """Returns out, LSE, dq, dk, dv by the fused kernel's calls."""
+    tags = Tags(jnp.arange(len(documents), dtype=jnp.int32), documents)
+    queries = Tags(*(x[start:] for x in tags))
+    prefix, mask = Prefix(k, v, ()), Mask(queries, tags, find_spans(queries.documents, documents, start, False))
+    out, lse = flash.forward(q, prefix, mask)
+    zeros = Gradients(*(jnp.zeros(x.shape, accumulator(x.dtype)) for x in (k, v)))
+    dq, grads = flash.backward(q, prefix, mask, Cotangent(dout, lse, out), zeros)
+    return out, lse, dq, *grads
+
+
+def plain(q, k, v, dout, documents, start):
+    """Returns the same by one softmax and autodiff."""
+    tags = Tags(jnp.arange(len(documents), dtype=jnp.int32), documents)
+    mask_TS = visible(Tags(*(x[start:] for x in tags)), tags)
+
+    def attend(q, k, v):
+        s = jnp.einsum("tnh,nsh->nts", q, jnp.repeat(k, HEADS // KV_HEADS, axis=0)) * HEAD_DIM**-0.5
+        s = jnp.where(mask_TS, s, -jnp.inf)
+        lse = jax.nn.logsumexp(s, axis=-1)
+        p = jnp.where(mask_TS, jnp.exp(s - jnp.where(jnp.isinf(lse), 0, lse)[..., None]), 0)
+        return jnp.einsum("nts,nsh->tnh", p, jnp.repeat(v, HEADS // KV_HEADS, axis=0)), lse.T
+
+    out, pull, lse = jax.vjp(attend, q, k, v, has_aux=True)
+    return out, lse, *pull(dout)
+
+
+@pytest.fixture
+def dirty(monkeypatch):
+    """Makes the stand-in leave garbage where the kernel may leave garbage: not even zero times garbage may be used."""
+    forward, backward = cudnn.forward, cudnn.backward
+
+    def soil(x, count):
+        rows = (jnp.arange(x.shape[1], dtype=jnp.int32) >= count).reshape(-1, *(1,) * (x.ndim - 2))
+        return jnp.where(rows, jnp.nan, x)
+
+    def dirty_forward(given, *, causal):
+        return tuple(soil(x, given.num_queries) for x in forward(given, causal=causal))
+
+    def dirty_backward(given, results, *, causal):
+        grads = backward(given, results, causal=causal)
+        counts = given.num_queries, given.num_keys, given.num_keys
+        return tuple(soil(x, count) for x, count in zip(grads, counts, strict=True))
+
+    monkeypatch.setattr(flash.cudnn, "forward", dirty_forward)
+    monkeypatch.setattr(flash.cudnn, "backward", dirty_backward)
+
+
+@pytest.mark.parametrize(
+    "name,dtype",
+    [*((name, "float64") for name in PATTERNS), *((name, "float32") for name in PATTERNS if "LSE below" in name)],
+)
+def test_hard_patterns_are_plain_attention(name, dtype, dirty, monkeypatch, request):
+    if dtype == "float64":
+        request.getfixturevalue("x64")
+    pattern = PATTERNS[name]
+    monkeypatch.setattr(flash, "MAX_TILE", pattern[4])
+    arrays = draw(pattern, dtype)
+    got, want = (jax.jit(f, static_argnums=5)(*arrays) for f in (by_calls, plain))
+    lse, want_lse = np.asarray(got[1]), np.asarray(want[1])
+    sees = np.isfinite(want_lse)
+    if pattern[3]:
+        assert want_lse[sees].max() < -88.7
+    np.testing.assert_array_equal(np.isneginf(lse), ~sees)
+    np.testing.assert_allclose(lse[sees], want_lse[sees], rtol=TOLERANCE[dtype])
+    for x, right in zip((got[0], *got[2:]), (want[0], *want[2:]), strict=True):
+        assert np.isfinite(np.asarray(x)).all()
+        largest = max(float(jnp.abs(right).max()), 1.0)
+        np.testing.assert_allclose(np.asarray(x) / largest, np.asarray(right) / largest, atol=TOLERANCE[dtype])
+
+
+def test_the_backward_is_never_given_an_lse_of_minus_infinity(monkeypatch):
+    """With scores masked by -inf before the LSE is taken from them, -inf less -inf is no number in a kernel."""
+    given, backward = [], cudnn.backward
+
+    def record(operands, results, *, causal):
+        jax.debug.callback(lambda *call: given.append(call), results, operands.num_queries)
+        return backward(operands, results, causal=causal)
+
+    monkeypatch.setattr(flash.cudnn, "backward", record)
+    arrays = draw((24, 16, (30, 1, 4), 0.0, 0), "float32")  # 5 tokens of padding
+    lse, dq = jax.jit(by_calls, static_argnums=5)(*arrays)[1:3]
+    jax.effects_barrier()
+    assert np.isneginf(np.asarray(lse)[-5:]).all() and not np.asarray(dq)[-5:].any()
+    assert len(given) == 4  # the past, and a triangle for each document
+    for results, num_queries in given:
+        assert not np.isneginf(np.asarray(results.lse_NT)).any()
+        assert np.isfinite(np.asarray(results.lse_NT)[:, :num_queries]).all()
+    past = next(results for results, num_queries in given if num_queries == 6)
+    infinite = np.isposinf(np.asarray(past.lse_NT))
+    assert infinite[:, -5:].all() and infinite.sum() == 5 * HEADS
+    for x in (past.out_NTH, past.dout_NTH):
+        assert not np.asarray(x)[:, -5:].any()
+
+
+def test_many_merges_of_bfloat16_partials_are_as_exact_as_one_call(monkeypatch):
+    """Each partial leaves the kernel in bfloat16, and partials are merged in float32, so that roundings average out."""
+    arrays = draw((24500, 64, (24564,), 0.0, 0), "bfloat16")
+    floats = [np.asarray(x, np.float32) for x in arrays[:4]]
+    right = jax.jit(plain, static_argnums=5)(*floats, *arrays[4:])
+
+    def errors(tile):
+        monkeypatch.setattr(flash, "MAX_TILE", tile)
+        got = jax.jit(lambda *floats: by_calls(*floats, *arrays[4:]))(*arrays[:4])
+        return [float(np.linalg.norm(np.float64(a) - b) / np.linalg.norm(b)) for a, b in zip(got, right, strict=True)]
+
+    whole, tiled = errors(32768), errors(512)
+    assert max(whole) < 0.02
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), tiled, whole, strict=True):
+        assert a < 1.5 * b or name == "lse" and a < 1e-6, (name, a, b)  # the LSE is never rounded to bfloat16

@@ -1,0 +1,69 @@
+"""Settings that change nothing beside the others are named in a line."""
+
+import dataclasses
+
+import pytest
+
+from sppo_jax.cli import main
+from sppo_jax.config import config_from_dict
+from sppo_jax.config.inert import _ROWS, inert_settings
+
+BASE = {
+    "model": {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_heads": 2, "mlp_size": 128},
+    "sequence": {"length": 256},
+    "train": {"steps": 1},
+}
+# A setting, others beside which it changes nothing, and others beside which it acts.
+CASES = {
+    "data.text_key=body": (["data.source=a.txt"], ["data.source=a.jsonl.gz"]),
+    "data.start_token=null": (["data.source=a.npy"], ["data.source={a.npy: 1, b.parquet: 1}"]),
+    "data.end_token=</s>": (["data.source=recall"], ["data.source=folder"]),
+    "data.token_dtype=uint32": (["data.source=a.npy"], ["data.source='*.bin'"]),
+    "data.separator=0": (["data.source=stdlib"], ["data.source=a.npy"]),
+    "data.pack=stream": (["data.source=recall"], ["data.source=stdlib"]),
+    "data.fill=0.9": (["data.source=recall"], []),
+    "data.validation_fraction=0.1": (["data.validation_source=v.txt"], ["data.source=a.txt"]),
+    "data.recall.pairs=4": (["data.source=stdlib"], ["data.source=recall"]),
+    "data.recall.values=4": ([], ["data.source=recall"]),
+    "data.recall.distances=[5]": ([], ["data.source=recall"]),
+    "model.rope.factor=8": ([], ["model.rope.scaling=linear"]),
+    "model.rope.low_freq_factor=2": (
+        ["model.rope.scaling=linear"],
+        ["model.rope={scaling: llama3, original_length: 64}"],
+    ),
+    "model.rope.high_freq_factor=2": ([], ["model.rope={scaling: llama3, original_length: 64}"]),
+    "model.rope.beta_fast=2": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
+    "model.rope.beta_slow=2": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
+    "checkpoint.keep_best=1": (["train.eval_sequences=0"], []),
+    "checkpoint.keep_every=10": (["checkpoint={every_s: 0, final: false}"], ["checkpoint={every_s: 0}"]),
+}
+
+
+@pytest.mark.parametrize("setting", CASES)
+def test_a_setting_that_changes_nothing_is_named(setting):
+    beside, acting = CASES[setting]
+    name, _, value = setting.partition("=")
+    (line,) = inert_settings(config_from_dict(BASE, [*beside, setting]))
+    assert line.startswith(f"{name}=") and "changes nothing, because" in line and "\n" not in line
+    assert inert_settings(config_from_dict(BASE, [*acting, setting])) == []
+
+
+def test_every_row_is_tried_and_names_settings_that_exist():
+    assert {setting.partition("=")[0] for setting in CASES} == {name for names, _, _ in _ROWS for name in names}
+    config = config_from_dict(BASE)
+    for names, _, _ in _ROWS:
+        for name in names:
+            group = config
+            for part in name.split(".")[:-1]:
+                group = getattr(group, part)
+            assert name.rpartition(".")[2] in {field.name for field in dataclasses.fields(group)}
+
+
+def test_the_line_is_printed_once(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(repr(BASE))
+    assert main(["plan", "c.yaml", "hardware.cluster=h100:1x1", "data.separator=0"]) == 0
+    errors = capfd.readouterr().err
+    assert errors == (
+        "warning: data.separator=0 changes nothing, because no source is a .bin or .npy file; leave it out\n"
+    )

@@ -1,0 +1,80 @@
+"""Which GPUs a task of Slurm takes, as Slurm shows them in its usual ways of binding."""
+
+import pytest
+
+from sppo_jax.distributed import find_place
+from sppo_jax.own_gpus import own_gpus
+
+ALL = "0,1,2,3,4,5,6,7"
+
+
+def task(number, *, tasks="8(x2)", node=1, visible=ALL, of_node="8", **more):
+    found = {
+        "SLURM_LOCALID": str(number),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_NODEID": str(node),
+        "CUDA_VISIBLE_DEVICES": visible,
+        "SLURM_GPUS_ON_NODE": of_node,
+    }
+    return {name: value for name, value in (found | more).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    "environ, gpus",
+    [
+        ({}, None),
+        ({"CUDA_VISIBLE_DEVICES": ALL}, None),
+        (task(5), (5,)),
+        (task(0, tasks="1(x2)"), None),
+        (task(1, tasks="2(x2)"), (4, 5, 6, 7)),
+        (task(3, tasks="8,4", node=1), (6, 7)),
+        (task(5, visible="0"), None),
+        (task(5, visible="5"), None),
+        (task(1, tasks="2", node=0, visible="0,1,2,3"), None),
+        (task(5, visible="0", of_node=None), None),
+        (task(5, of_node=None), (5,)),
+        (task(5, visible=None), (5,)),
+        (task(1, visible=None, of_node=None, tasks=None), (1,)),
+        (task(5, JAX_LOCAL_DEVICE_IDS="2"), None),
+        (task(9, tasks="16", node=0, JAX_PLATFORMS="cpu"), (9,)),
+    ],
+    ids=[
+        "no Slurm",
+        "another launcher",
+        "a task a GPU, all visible",
+        "alone on the node",
+        "two tasks share eight",
+        "nodes with unequal tasks",
+        "bound, renumbered by a cgroup",
+        "bound, by the variable alone",
+        "two tasks bound to four each",
+        "bound, and Slurm counts no GPUs",
+        "Slurm counts no GPUs",
+        "nothing limits what is visible",
+        "Slurm says nothing",
+        "the user chose",
+        "simulated devices",
+    ],
+)
+def test_a_task_takes_what_is_its_own(environ, gpus):
+    assert own_gpus(environ) == gpus
+
+
+def test_all_tasks_of_a_node_take_all_gpus_once():
+    for num_tasks in (2, 4, 8):
+        taken = [gpu for number in range(num_tasks) for gpu in own_gpus(task(number, tasks=f"{num_tasks}(x2)"))]
+        assert taken == list(range(8))
+
+
+def test_more_tasks_than_gpus_are_refused():
+    with pytest.raises(
+        ValueError, match="a GPU for each of its tasks, got 16 tasks and 8 GPUs; lower --ntasks-per-node"
+    ):
+        own_gpus(task(3, tasks="16(x2)"))
+
+
+def test_a_place_that_is_given_takes_the_gpus_of_its_task():
+    given = {"SPPO_COORDINATOR": "node0:8476", "SPPO_NUM_PROCESSES": "16", "SPPO_PROCESS_ID": "13"}
+    assert find_place(given | task(5)).local_device_ids == (5,)
+    assert find_place(given | task(5, visible="0")).local_device_ids is None
+    assert find_place(given).local_device_ids is None

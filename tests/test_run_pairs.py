@@ -1,0 +1,150 @@
+"""Every two features of a run in one run, with the losses of a plain run; real commands in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from distributed_cases import REPO, environment
+from hf_folders import SMALL, write_folder
+from run_pairs import ALONE, FEATURES, closed, runs, settings_of
+
+RUNS = runs()
+IN_CI = 1
+pytestmark = pytest.mark.xdist_group("run_pairs")
+SETTINGS = {
+    "data": {"source": "documents.npy", "separator": 0, "validation_fraction": 0.2},
+    "sequence": {"length": 64},
+    # A large eps: AdamW would divide gradients that are zero but for rounding by their own size.
+    "optimizer": {"lr": 0.01, "eps": 1e-3, "warmup_steps": 0, "min_lr_ratio": 1.0},
+    "train": {"steps": 3, "eval_sequences": 4},
+}
+GRADIENT = """
+import sys
+from pathlib import Path
+from sppo_jax import distributed
+from sppo_jax.commands.command import simulate_devices
+from sppo_jax.config import load_config
+from sppo_jax.planner.make import make_plan
+config = load_config(sys.argv[1], sys.argv[2:])
+simulate_devices(distributed.local_devices(4))
+distributed.start(config)
+from sppo_jax.train.placement import place_batch
+from sppo_jax.train.setup import begin, prepare
+experiment = prepare(config, make_plan(config, distributed.cluster(config)))
+start = begin(experiment, Path("not-there"))
+batch = place_batch(next(experiment.loader), experiment.plan, experiment.mesh)
+loss, *_ = experiment.value_and_grad(start.state.params, batch)
+print("loss", float(loss))
+"""
+EXPORTED = """
+import sys
+from pathlib import Path
+import jax, numpy as np
+from flax import nnx
+from sppo_jax.models.hf_read import from_hf
+from sppo_jax.train.checkpoint_read import find_checkpoint, load_params
+model = from_hf(sys.argv[1], dtype="float32")
+wanted = nnx.state(model, nnx.Param)
+saved = load_params(find_checkpoint(Path(sys.argv[2])), wanted)
+jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), wanted, saved)
+"""
+
+
+def test_every_two_features_meet_in_a_run():
+    met = {frozenset(pair) for features in RUNS for pair in combinations(features, 2)}
+    assert met == {frozenset(pair) for pair in combinations(FEATURES, 2)}
+    assert all(closed(features) == features for features in RUNS) and len(RUNS) <= 8
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Documents, a folder of Hugging Face's, a config for each kind of model, and their plain runs."""
+    place = tmp_path_factory.mktemp("pairs")
+    documents = [np.append((start + np.arange(30 + 7 * (start % 5))) % 23 + 1, 0) for start in range(60)]
+    np.save(place / "documents.npy", np.concatenate(documents).astype(np.uint16))
+    write_folder(place / "hf", num_layers=4)
+    for name, model in (("own", {**SMALL, "num_layers": 4, "init_scale": 0.2}), ("import", "hf:hf")):
+        (place / f"{name}.yaml").write_text(yaml.safe_dump({**SETTINGS, "model": model}))
+    (place / "gradient.py").write_text(GRADIENT)
+    (place / "exported.py").write_text(EXPORTED)
+    return place
+
+
+def call(place, *words, processes=1):
+    """Runs a command as so many processes; returns its output."""
+    words = [str(word) for word in words]
+    if processes > 1:
+        words = [str(REPO / "launch/local.sh"), str(processes), "--", *words]
+    environ = environment(XLA_FLAGS="--xla_backend_optimization_level=0", JAX_PLATFORMS="cpu")
+    done = subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+SPPO = (sys.executable, "-m", "sppo_jax.cli")
+
+
+def rows_of(run_dir: Path):
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def plain(place):
+    """Returns the metrics of the plain run of a config; each is run once."""
+    found = {}
+
+    def get(name):
+        if name not in found:
+            call(place, *SPPO, "train", f"{name}.yaml", "--run-dir", f"plain-{name}", *ALONE)
+            found[name] = rows_of(place / f"plain-{name}")
+        return found[name]
+
+    return get
+
+
+def label(features):
+    return "+".join(sorted(features)).replace(" ", "-")
+
+
+@pytest.mark.parametrize(
+    "features",
+    [pytest.param(each, id=label(each), marks=[pytest.mark.slow] * (n >= IN_CI)) for n, each in enumerate(RUNS)],
+)
+def test_a_run_with_features_has_the_losses_of_a_plain_run(place, plain, features):
+    name, run_dir = "import" if "import" in features else "own", label(features)
+    processes, words = (2 if "two processes" in features else 1), settings_of(features)
+    config = f"{name}.yaml"
+    want = plain(name)
+    train = (*SPPO, "train", config, "--run-dir", run_dir, *words)
+    if "value_and_grad" in features:
+        out = call(place, sys.executable, "gradient.py", config, *words, processes=processes)
+        (loss,) = {line.split()[-1] for line in out.splitlines() if "loss" in line}
+        np.testing.assert_allclose(float(loss), want[1]["loss"], rtol=1e-5)
+    if "resume" in features:
+        call(place, *train, "train.steps=2", processes=processes)
+    out = call(place, *train, processes=processes)
+    assert ("goes on from" in out) == ("resume" in features)
+    got = rows_of(place / run_dir)
+    for key in ("loss", "grad_norm"):
+        np.testing.assert_allclose([got[k][key] for k in (1, 2, 3)], [want[k][key] for k in (1, 2, 3)], rtol=2e-5)
+    plan = json.loads((place / run_dir / "plan.json").read_text())
+    assert (plan["optimizer"] == "host", plan["groups"] == "flex", plan["saves"] == "blocking") == tuple(
+        feature in features for feature in ("host optimizer", "flex", "blocking saves")
+    )
+    if "eval" in features:
+        entry = json.loads(call(place, *SPPO, "eval", run_dir, "--json"))
+        np.testing.assert_allclose(entry["validation_loss"], want[3]["validation_loss"], rtol=2e-5)
+    if "export" in features:
+        call(place, *SPPO, "convert", "to-hf", run_dir, f"{run_dir}-hf")
+        call(place, sys.executable, "exported.py", f"{run_dir}-hf", run_dir)
+
+
+def test_this_checkout_is_tested():
+    assert Path(os.path.dirname(__file__)).parent == REPO

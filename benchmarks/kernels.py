@@ -22,19 +22,14 @@ from sppo_jax.planner.costs import cost_model
 PAGE = Path(__file__).parents[1] / "docs" / "validation.md"
 SOURCE = "github.com/NVIDIA/cudnn-frontend, benchmark"
 HEAD_DIM, QUERIES_PER_KEY_HEAD = 128, 8
-# TFLOP/s by device, cuDNN and passes, of whole causal sequences with 64 query heads each. The longest of the first
-# cuDNN of a device set its efficiency.
+# TFLOP/s by device and passes, of whole causal sequences: two of them, 64 query heads.
 LENGTHS = (2048, 4096, 8192, 16384, 32768)
 WHOLE = {
-    ("h200", "9.19", "F"): (484, 591, 644, 673, 688),
-    ("h200", "9.19", "B"): (370, 474, 541, 579, 581),
-    ("h200", "9.27", "F"): (534, 616, 655, 633, 619),
-    ("h200", "9.27", "B"): (402, 495, 526, 539, 528),
-    ("a100-80g", "9.27", "F"): (155, 174, 177, 173, 176),
-    ("a100-80g", "9.27", "B"): (109, 128, 136, 139, 143),
+    ("h200", "F"): (534, 616, 655, 633, 619),
+    ("h200", "B"): (402, 495, 526, 539, 528),
+    ("a100-80g", "F"): (155, 174, 177, 173, 176),
+    ("a100-80g", "B"): (109, 128, 136, 139, 143),
 }
-SEQUENCES = {"9.19": 1, "9.27": 2}  # of a batch
-READ_OFF = {"h200": "9.19", "a100-80g": "9.27"}  # whose 32,768 tokens set the device's efficiency
 # TFLOP/s of the forward by device and query heads, of a chunk's queries (down) and all its keys (across).
 QUERIES, KEYS = (256, 512, 1024, 2048), (8192, 32768, 131072)
 CHUNKS = {
@@ -53,7 +48,6 @@ class Point:
 
     Args:
         device: name of the device.
-        cudnn: version of cuDNN that NVIDIA measured.
         kind: "F" or "B".
         queries: of a head.
         keys: of a head, the queries' own included.
@@ -64,7 +58,6 @@ class Point:
     """
 
     device: str
-    cudnn: str
     kind: str
     queries: int
     keys: int
@@ -110,23 +103,19 @@ def predicted_tflops(device: str, kind: str, queries: int, keys: int, heads: int
 
 def points() -> Iterator[Point]:
     """Yields every figure with its prediction."""
-    for (device, cudnn, kind), rates in WHOLE.items():
+    for (device, kind), rates in WHOLE.items():
         for length, rate in zip(LENGTHS, rates, strict=True):
-            used = length == LENGTHS[-1] and READ_OFF[device] == cudnn
-            yield _point(device, cudnn, kind, length, length, 64 * SEQUENCES[cudnn], rate, used=used)
+            yield _point(device, kind, length, length, 128, rate, used=length == LENGTHS[-1])
     for (device, heads), rows in CHUNKS.items():
         for queries, rates in zip(QUERIES, rows, strict=True):
             for keys, rate in zip(KEYS, rates, strict=True):
-                yield _point(device, "9.27", "F", queries, keys, heads, rate, used=False)
+                yield _point(device, "F", queries, keys, heads, rate, used=False)
 
 
-def _point(
-    device: str, cudnn: str, kind: str, queries: int, keys: int, heads: int, measured: float, *, used: bool
-) -> Point:
+def _point(device: str, kind: str, queries: int, keys: int, heads: int, measured: float, *, used: bool) -> Point:
     predicted = predicted_tflops(device, kind, queries, keys, heads)
     return Point(
         device=device,
-        cudnn=cudnn,
         kind=kind,
         queries=queries,
         keys=keys,
@@ -138,23 +127,17 @@ def _point(
 
 
 _TEXT = """\
-NVIDIA measured cuDNN's kernel alone, in bfloat16 with heads of 128. Whole sequences: cuDNN 9.19 on an H200, one
-sequence (2026-02-27, {source}/sdpa_benchmark_training/results/h200_919_only_cudnn/llama3.1),
-and cuDNN 9.27, two sequences (2026-09-28, {source}/attention_training/results/llama3.1). Chunks:
-cuDNN 9.27 (September 2026, {source}/attention_inference/results/prefill_sweep). The A100 is the PCIe
-card, which has less power than the SXM card of the planner's presets. The predictions are the cost model's, for
-attention alone. This project ran none of these kernels.
-
-The two tables of the H200 differ by 10% at 32,768 tokens and hardly at 8,192. The planner takes the first for Hopper.
-That table has 693 TFLOP/s forward and 572 backward for full rectangles of 32,768 tokens, 702 and 612 for those of
-16,384. Long prefixes consist of full rectangles. Which cuDNN is installed changes no plan. `sppo profile` measures a
-device's own rates.
+NVIDIA measured cuDNN's kernel alone, in bfloat16 with heads of 128 (September 2026, cuDNN 9.27). Whole sequences are
+from {source}/attention_training/results/llama3.1, chunks from
+{source}/attention_inference/results/prefill_sweep. The A100 is the PCIe card, which has less power than the SXM card
+of the planner's presets. The predictions are the cost model's, for attention alone. This project ran none of these
+kernels.
 
 Each cell of the tables is measured / predicted in TFLOP/s, where only existing (query, key) pairs count. The figures
 in italics set the device's efficiency; the B200's is of a whole sequence on a GB200. The waves and tokens that
-`sppo_jax/planner/costs.py` adds for tails were fitted on the whole sequences of cuDNN 9.27. Mean absolute error on the
-{whole_count} other figures of whole sequences: **{whole:.1%}**. Mean absolute error on the {chunk_count} figures of
-chunks, on which nothing was fitted: **{chunks:.1%}**, worst {worst:+.1%} ({worst_name}).
+`sppo_jax/planner/costs.py` adds for tails were fitted on the whole sequences. Mean absolute error on the {whole_count}
+other figures of whole sequences: **{whole:.1%}**. Mean absolute error on the {chunk_count} figures of chunks, on which
+nothing was fitted: **{chunks:.1%}**, worst {worst:+.1%} ({worst_name}).
 With one efficiency for all sizes the chunks' mean error would be {flat:.1%}."""
 
 
@@ -185,10 +168,9 @@ def _flat(point: Point) -> float:
 def _whole_table(found: list[Point]) -> list[str]:
     names = {"F": "forward", "B": "backward"}
     lines = [f"| whole sequences | {' | '.join(f'{length:,}' for length in LENGTHS)} |", "|---" * 6 + "|"]
-    for key in WHOLE:
-        own = [p for p in found if (p.device, p.cudnn, p.kind) == key and p.queries == p.keys]
-        device, cudnn, kind = key
-        lines.append(f"| {device}, cuDNN {cudnn}, {names[kind]} | {' | '.join(map(_cell, own))} |")
+    for device, kind in WHOLE:
+        own = [p for p in found if (p.device, p.kind) == (device, kind) and p.queries == p.keys]
+        lines.append(f"| {device}, {names[kind]} | {' | '.join(map(_cell, own))} |")
     return lines
 
 

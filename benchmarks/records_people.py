@@ -114,9 +114,8 @@ One sequence a step on H100s. Ours are the planner's choice and its predicted se
   heads, and nothing counts twice. MFU is what is compared, as some lengths differ.
 * The planner takes matrix products at {matmul:.0f} TFLOP/s, {share:.0%} of the peak: an assumption. It takes cuDNN's
   attention at {forward:.0f} TFLOP/s forward and {backward:.0f} backward over long prefixes: NVIDIA's benchmark of cuDNN
-  9.19 on an H200, `benchmark/sdpa_benchmark_training/results/h200_919_only_cudnn` of 2026-02-27 in
-  NVIDIA/cudnn-frontend. With cuDNN 9.27 and two sequences NVIDIA had 619 and 528 (2026-09-28). The H100 has the same
-  peak.
+  9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in NVIDIA/cudnn-frontend. The H100
+  has the same peak.
 * A host has 2 TB of memory. A GPU alone has all of it, each of eight an eighth. "With the rest" says that queries
   and products of the MLP wait as well, so that nothing but norms and activations is computed again.
 * TRL: trl#6846 [V], with cuDNN's attention and layers computed again. ALST: its paper's tables of steps [V], read in a

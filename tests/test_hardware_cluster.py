@@ -134,12 +134,12 @@ def test_float32_is_slower_than_bfloat16_on_a_gpu_and_not_on_a_tpu():
 
 def test_the_blockwise_kernel_is_bound_by_the_scores_it_moves():
     device = DEVICES["h100"]
-    assert device.attention_flops_s(2, "cudnn", 128) == 688e12
+    assert device.attention_flops_s(2, "cudnn", 128) == 619e12
     # 4 * 128 FLOPs a score, 12 bytes of it in float32 and 4 of its exponential in bfloat16.
     assert device.attention_flops_s(2, "blockwise", 128) == 512 * 3.35e12 / 16
     assert DEVICES["v5p"].attention_flops_s(4, "blockwise", 64) == 256 * 2.765e12 / 20
     # What was measured, or a CPU's figure, is of the blockwise kernel already.
-    assert replace(device, attention_block=512).attention_flops_s(2, "blockwise", 128) == 688e12
+    assert replace(device, attention_block=512).attention_flops_s(2, "blockwise", 128) == 619e12
     assert DEVICES["cpu"].attention_flops_s(4, "blockwise", 64) == 5e10
 
 

@@ -304,6 +304,7 @@ class TrainConfig(Group):
             raise ConfigError(
                 "train.init_optimizer=true must have train.init, got null; set train.init to a run or a checkpoint"
             )
+        self._local("init")
         self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
         self._at_most(_INT32, "steps", "seed", "eval_sequences")
         if not isinstance(self.stall_s, str) and 0 < self.stall_s < 1:

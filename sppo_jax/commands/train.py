@@ -22,7 +22,10 @@ from sppo_jax.report.draw.text_timeline import text_timeline
 
 def run(words: Sequence[str]) -> int:
     """Trains as a config says; returns the exit code."""
-    parser = config_parser("train", "Train as a config says; the same command continues a run that was stopped.")
+    parser = config_parser(
+        "train",
+        "Train as a config says; with the --run-dir of a run that was stopped, or with --resume, the run goes on.",
+    )
     parser.add_argument(
         "--run-dir",
         type=some_path,

@@ -1,4 +1,4 @@
-"""The directory of a run: written by one run at a time, whole at every moment, continued by the command that names it."""
+"""The directory of a run: written by one run at a time, whole at every moment, and continued under its name."""
 
 from __future__ import annotations
 

@@ -81,3 +81,16 @@ def test_a_command_says_so_and_goes_on_only_if_asked(tmp_path, config, monkeypat
     assert main(["train", "mine.yaml", "--plan", "nowhere.json"]) == 2
     told = "an unfinished run of this config is in runs/mine-20260102-030405; to go on with it, add --resume"
     assert told in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--resume"]])
+def test_the_run_that_is_taken(tmp_path, config, monkeypatch, words):
+    from sppo_jax.cli import main
+    from sppo_jax.commands import train
+
+    monkeypatch.chdir(tmp_path)
+    run_dir = write_run(tmp_path / "runs", "mine-20260102-030405", config)
+    taken = []
+    monkeypatch.setattr(train, "_train", lambda args, config, run_dir, stack: taken.append(run_dir) or 0)
+    assert main(["train", "mine.yaml", *words]) == 0
+    assert (taken[0].absolute() == run_dir) == bool(words)

@@ -311,7 +311,7 @@ def test_slurm_saves_before_the_time_is_up_and_queues_anew(slurm, number):
     process.send_signal(number)
     out, errors = process.communicate(timeout=30)
     assert out == "saved\n" and process.returncode == 0, errors
-    assert "scancel --signal=TERM 42\nscontrol requeue 42" in notes()
+    assert f"scancel --signal={number.name.removeprefix('SIG')} 42\nscontrol requeue 42" in notes()
 
 
 @pytest.mark.parametrize(

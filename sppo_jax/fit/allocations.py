@@ -91,6 +91,7 @@ def host_allocations(folder: Path, plan: Plan) -> HostAllocations:
     return HostAllocations(
         arguments=tuple(arguments),
         temporaries=requests.temporaries,
-        limit_gib=smallest_limit(requests, most_gib, refused) if requests.least_bytes else 0,
+        # A plan without host memory has a pool that grows as it is used, and saves have room in it.
+        limit_gib=smallest_limit(requests, most_gib, refused) if arguments or temporaries else 0,
         planned_gib=limit_of(plan, refused),
     )

@@ -165,9 +165,7 @@ def _listed(program: str) -> tuple[Gpu, ...]:
         Gpu(
             name=name,
             uuid=uuid,
-            memory_bytes=(int(total) - (int(reserved) if reserved.isdecimal() else 0)) * _MiB
-            if total.isdecimal()
-            else None,
+            memory_bytes=_usable_bytes(total, reserved),
             slices=tuple(_slice(name, *part) for part in slices.get(uuid, ())),
         )
         for name, uuid, total, reserved, _ in cells

@@ -6,6 +6,7 @@ import pytest
 from exactness import small_plan
 
 from sppo_jax.fit import allocations
+from sppo_jax.hardware import parse_cluster
 from sppo_jax.hardware.pinned_pool import REFUSED_BYTES
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.plan import Predicted
@@ -65,6 +66,14 @@ def test_a_program_that_takes_more_than_is_planned_is_named(tmp_path):
     found = allocations.host_allocations(dumped(tmp_path, [300 * GIB]), a_plan(220))
     assert "with which the program takes 310 GiB of pinned memory a device, 230 planned" in found.problem
     assert not allocations.host_allocations(dumped(tmp_path, [100 * GIB]), a_plan(220)).problem
+
+
+@pytest.mark.parametrize(("host_gib", "allowed"), [(1912, ""), (1900, 230)])
+def test_a_host_that_allows_less_than_a_run_pins_is_named(host_gib, allowed, tmp_path):
+    cluster = replace(parse_cluster("h100:1x8"), host_bytes=host_gib * GIB)
+    found = allocations.host_allocations(dumped(tmp_path, [220 * GIB, GIB]), a_plan(221), cluster)
+    text = f"231 GiB of pinned memory a device, of which its host allows {allowed}"
+    assert found.problem == (text if allowed else "")
 
 
 def test_pieces_are_arguments(tmp_path):

@@ -18,9 +18,9 @@ Sources:
   Attention of GPUs: NVIDIA's own benchmark of cuDNN's kernel (cuDNN 9.27, bfloat16, causal, 32K tokens, 64 query and 8
   key-value heads of 128), in github.com/NVIDIA/cudnn-frontend, benchmark/attention_training/results/llama3.1 of
   2026-09-28: A100 80GB PCIe 176 TFLOP/s forward and 143 backward, H200 619 and 528.
-  The same benchmark's table of cuDNN 9.19 (2026-02-27, one sequence) has 688 and 581 for the H200. It is older, and with
-  its figures the mean error over 65 published runs is 10.6% instead of 9.6% (predicted by benchmarks/papers.py). Which
-  cuDNN is installed changes no plan.
+  The same benchmark's table of cuDNN 9.19 (2026-02-27, one sequence) has 688 and 581 for the H200. That table is older,
+  and with its figures the mean error over 65 published runs is 10.6% instead of 9.6% (predicted by
+  benchmarks/papers.py). Which cuDNN is installed changes no plan.
   GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200. The H100 and the GH200 take the H200's shares of the
   peak. benchmarks/kernels.py compares the cost model with these and with other tables of that benchmark.
   Matmul of the A100: calibrated by benchmarks/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's

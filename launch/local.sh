@@ -16,7 +16,8 @@
 #          0 if all processes have saved, and 130 if there was nothing to save yet.
 # Output   lines without a reader, or on a full disk, are dropped, and the processes continue.
 set -u
-trap 'echo "local.sh: stopped" >&2; exit 130' TERM INT HUP USR1
+signals=(TERM INT HUP USR1 USR2 XCPU)
+trap 'echo "local.sh: stopped" >&2; exit 130' "${signals[@]}"
 trap : PIPE # not ignored: the processes would inherit an ignored signal
 
 usage() { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -84,7 +85,7 @@ if [[ ${DRY_RUN:-} ]]; then
   exit 0
 fi
 
-pids=() readers=() stops=0 told_us=0
+pids=() readers=() stops=0 told_us=0 warned=0
 signal_all() {
   local pid
   for pid in "${pids[@]}"; do
@@ -92,10 +93,15 @@ signal_all() {
     kill -s "$1" "$pid" 2>/dev/null
   done
 }
-stop() { # on the signal $1; two signals within 0.2 s count as one, and a dropped connection sends HUP several times
+stop() { # on the signal $1; two signals within 0.2 s count as one; only TERM and INT count twice, and not a warning before them
   local now_us=${EPOCHREALTIME:-$SECONDS.000000}
   now_us=${now_us/[.,]/}
-  ((stops > 0)) && [[ $1 == HUP || $((now_us - told_us)) -lt 200000 ]] && return
+  ((stops > 0)) && [[ $1 != TERM && $1 != INT || $((now_us - told_us)) -lt 200000 ]] && return
+  if ((warned)); then # a batch system warns of a job's end, and ends the job with TERM
+    warned=0 told_us=$now_us
+    return
+  fi
+  [[ $1 == USR[12] || $1 == XCPU ]] && warned=1
   stops=$((stops + 1)) told_us=$now_us
   if ((stops == 1)); then
     echo "local.sh: told all processes to save and end; a second signal ends them at once" >&2
@@ -104,7 +110,7 @@ stop() { # on the signal $1; two signals within 0.2 s count as one, and a droppe
     signal_all KILL
   fi
 }
-for signal in TERM INT HUP USR1; do
+for signal in "${signals[@]}"; do
   trap "stop $signal" $signal
 done
 
@@ -122,8 +128,8 @@ trap 'rm -rf "$pipes"' EXIT
 for ((k = 0; k < num; k++)); do
   mkfifo "$pipes/$k" || exit 2
   {
-    trap '' TERM INT HUP USR1 # so that the last lines are printed
-    trap : PIPE               # without a reader of ours, read on, or the process would wait
+    trap '' "${signals[@]}" # so that the last lines are printed
+    trap : PIPE             # without a reader of ours, read on, or the process would wait
     while IFS= read -r line || [[ $line ]]; do
       greeting "$line" || printf '[%d] %s\n' $((host * num + k)) "$line"
     done 2>/dev/null

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sppo_jax.hardware import num_gpus
-from sppo_jax.own_gpus import own_gpus
+from sppo_jax.own_gpus import own_gpus, share_of
 from sppo_jax.rendezvous import Place, join_address, split_address
 
 _PORT = 8476
@@ -293,22 +293,6 @@ def _local_ids(number: str, count: str, environ: Mapping[str, str]) -> tuple[int
     if not number.isdecimal() or count == "1" or environ.get("JAX_LOCAL_DEVICE_IDS"):
         return None  # jax reads the variable itself
     return share_of(int(number), int(count) if count.isdecimal() else 0, num_gpus(environ))
-
-
-def share_of(local_id: int, local_count: int, num_devices: int | None) -> tuple[int, ...] | None:
-    """Returns the devices that one of the processes of a host takes, in equal parts; None: all.
-
-    Args:
-        local_id: number of the process on its host, from 0.
-        local_count: number of processes on the host; 0: unknown, and each takes one.
-        num_devices: devices that the process can see; None: unknown.
-    """
-    if num_devices is None:
-        return (local_id,)
-    if num_devices <= local_id or num_devices < local_count:
-        return None  # the launcher has given each process devices of its own
-    part = num_devices // local_count if local_count else 1
-    return tuple(range(local_id * part, (local_id + 1) * part))
 
 
 def _detected_place(environ: Mapping[str, str], timeout_s: float) -> Place | None:

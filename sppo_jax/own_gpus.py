@@ -1,9 +1,11 @@
-"""Which GPUs a process takes where several tasks of a Slurm step share a node; imports no jax."""
+"""Which GPUs a process takes where several processes share a host, of Slurm or another launcher; imports no jax."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+
+from sppo_jax.hardware import num_gpus
 
 
 def own_gpus(environ: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -28,16 +30,31 @@ def own_gpus(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     visible, of_node = _visible(environ), _count(environ, "SLURM_GPUS_ON_NODE")
     if visible is not None and (visible < of_node or (visible == 1 and not of_node)):
         return None
-    num_gpus = of_node if visible is None else visible
-    if not num_gpus or not num_tasks or environ.get("JAX_PLATFORMS") == "cpu":
+    count = of_node if visible is None else visible
+    if not count or environ.get("JAX_PLATFORMS") == "cpu":
         return (number,)
-    if num_gpus < num_tasks:
+    if count < num_tasks:
         raise ValueError(
-            f"a node must have a GPU for each of its tasks, got {num_tasks} tasks and {num_gpus} GPUs; lower "
+            f"a node must have a GPU for each of its tasks, got {num_tasks} tasks and {count} GPUs; lower "
             "--ntasks-per-node, or raise --gpus-per-node"
         )
-    share = num_gpus // num_tasks
-    return tuple(range(number * share, (number + 1) * share))
+    return share_of(number, num_tasks, count)
+
+
+def share_of(local_id: int, local_count: int, num_devices: int | None) -> tuple[int, ...] | None:
+    """Returns the devices that one of the processes of a host takes, in equal parts; None: all.
+
+    Args:
+        local_id: number of the process on its host, from 0.
+        local_count: number of processes on the host; 0: unknown, and each takes one.
+        num_devices: devices that the process can see; None: unknown.
+    """
+    if num_devices is None:
+        return (local_id,)
+    if num_devices <= local_id or num_devices < local_count:
+        return None  # the launcher has given each process devices of its own
+    part = num_devices // local_count if local_count else 1
+    return tuple(range(local_id * part, (local_id + 1) * part))
 
 
 def _tasks_of_node(environ: Mapping[str, str]) -> int:
@@ -51,9 +68,10 @@ def _tasks_of_node(environ: Mapping[str, str]) -> int:
 
 
 def _visible(environ: Mapping[str, str]) -> int | None:
-    """Returns how many GPUs CUDA shows to this process; None if that is not limited."""
+    """Returns how many GPUs this process sees, also where a cgroup hides the others; None if nothing says so."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
-    return None if not text else len(text.split(","))
+    found = num_gpus(environ)
+    return found if found is not None else len(text.split(",")) if text else None
 
 
 def _count(environ: Mapping[str, str], name: str) -> int:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from sppo_jax.files import parse_json
+
 _BIND_S = 5.0  # a run that has just ended may hold the port for a moment
 _RETRY_S = 0.2
 _GRACE_S = 10.0  # for the verdict to arrive after the time is up
@@ -165,7 +167,7 @@ def _read_hello(connection: socket.socket, waiting: dict[socket.socket, bytes]) 
     if part and not text.endswith(b"\n") and len(text) < _MAX_HELLO_BYTES:
         return None
     try:
-        hello = json.loads(text)
+        hello = parse_json(text)
     except ValueError:
         hello = {}
     whole = isinstance(hello, dict) and {"process_id", "num_processes", "host", "facts"} <= set(hello)
@@ -267,7 +269,7 @@ def _ask(host: str, port: int, hello: Mapping[str, Any], deadline: float) -> Map
         connection.sendall(json.dumps(hello).encode() + b"\n")
         connection.settimeout(max(1.0, deadline - time.monotonic()))
         with connection.makefile("rb") as answer:
-            verdict = json.loads(answer.readline() or b"null")
+            verdict = parse_json(answer.readline() or b"null")
     if not isinstance(verdict, dict) or "go" not in verdict:
         raise ValueError("no answer: process 0 has ended, or another program holds its port")
     return verdict

@@ -180,7 +180,7 @@ COMMANDS = {
     "a directory for a config": ("train .", "a config must be a readable YAML file, got .", None),
     "a link to itself": ("train x.yaml", "Too many levels of symbolic links", link("x.yaml", "x.yaml")),
     "a dangling link": ("train x.yaml", "No such file or directory", link("nowhere", "x.yaml")),
-    "no such option": ("train c.yaml --resume", "unrecognized arguments: --resume; see sppo train --help", None),
+    "no such option": ("train c.yaml --restart", "unrecognized arguments: --restart; see sppo train --help", None),
     "an option without its word": ("train c.yaml --run-dir", "argument --run-dir: expected one argument", None),
     "an empty run dir": (["train", "c.yaml", "--run-dir", ""], "a path must be given, got ''", None),
     "a run dir too long": (f"train c.yaml --run-dir {'a' * 300}", "File name too long", None),

@@ -153,6 +153,12 @@ def test_data_that_moved_are_known_by_their_fingerprint(place, capfd, kind):
     assert f"source: {source.format(place=place)}" in Path("run/config.yaml").read_text()
 
 
+def test_a_run_that_died_after_its_last_save_is_marked_as_finished(place, capfd):
+    Path("run/finished").unlink(missing_ok=True)
+    assert run(GO_ON, capfd)[0] == 0
+    assert Path("run/finished").read_text() == "2 steps; saved run/checkpoints/2\n"
+
+
 def test_other_data_under_another_name_are_refused(place, capfd):
     np.save("other.npy", (np.arange(1000) % 22).astype(np.uint16))
     check_refused(f"{GO_ON} data.source=other.npy", "got other documents (fingerprint", place, capfd)

@@ -8,6 +8,7 @@ from hf_configs import SMALL
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict
 from sppo_jax.config.hf_config import shape_from_hf
+from sppo_jax.config.hf_rope import rope_from_hf
 from sppo_jax.config.model import RopeConfig
 
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=2048)
@@ -72,6 +73,14 @@ def test_places_that_disagree_are_refused_by_name(tmp_path, name, settings):
     with pytest.raises(ConfigError, match=f"the rotary setting {name} must be the same in every place, got") as error:
         config_from_dict({"model": f"hf:{tmp_path}", "sequence": {"length": 64}, "train": {"steps": 1}})
     assert "\n" not in str(error.value) and " in rope_" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [{}, {"type": "default"}, {"rope_type": "default"}])
+@pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
+def test_a_factor_without_a_kind_of_scaling_is_refused(place, kind):
+    with pytest.raises(ValueError, match="the rotary setting factor must be 1, got 4"):
+        rope_from_hf({place: {**kind, "factor": 4.0}}, 64)
+    assert rope_from_hf({place: {**kind, "factor": 1.0}}, 64)["scaling"] == "none"
 
 
 @pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])

@@ -137,7 +137,9 @@ def test_on_a_full_disk_the_processes_go_on():
     assert process.wait(timeout=60) == 0 and process.stderr.read() == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU]
+)
 def test_a_signal_reaches_all_and_is_waited_for(number):
     process = children("save")
     wait_for(process, 2)
@@ -155,6 +157,17 @@ def test_a_dropped_connection_and_a_doubled_signal_are_one(number, pause_s):
     time.sleep(pause_s)
     process.send_signal(number)
     assert "saved" in process.communicate(timeout=60)[0] and process.returncode == 0
+
+
+@pytest.mark.parametrize("warning", [signal.SIGUSR1, signal.SIGXCPU])
+def test_the_end_of_a_job_after_its_warnings_is_a_first_signal(warning):
+    process = children("save")
+    wait_for(process, 2)
+    for number in (warning, warning, signal.SIGTERM):
+        process.send_signal(number)
+        time.sleep(0.22)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
 
 
 @pytest.mark.parametrize("fate", ["unsaved", "wait"])
@@ -290,7 +303,7 @@ def test_slurm_queues_a_failed_run_anew(slurm, fate, restarts, again):
     assert process.returncode == (0 if again else int(fate))
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGTERM])
 def test_slurm_saves_before_the_time_is_up_and_queues_anew(slurm, number):
     process, notes = slurm(*JOB, fate="wait", SLURM_RESTART_COUNT=50)
     wait_for(process, 1, "sppo train")
@@ -298,7 +311,7 @@ def test_slurm_saves_before_the_time_is_up_and_queues_anew(slurm, number):
     process.send_signal(number)
     out, errors = process.communicate(timeout=30)
     assert out == "saved\n" and process.returncode == 0, errors
-    assert "scancel --signal=TERM 42\nscontrol requeue 42" in notes()
+    assert f"scancel --signal={number.name.removeprefix('SIG')} 42\nscontrol requeue 42" in notes()
 
 
 @pytest.mark.parametrize(

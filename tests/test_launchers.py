@@ -8,7 +8,7 @@ import pytest
 from distributed_cases import finish, free_port, start_in
 from gpu_machines import machine
 
-from sppo_jax.launchers import AFTER_JAX, BEFORE_JAX, find_place, share_of
+from sppo_jax.launchers import AFTER_JAX, BEFORE_JAX, find_place
 from sppo_jax.rendezvous import Place
 
 GIVEN = {"SPPO_COORDINATOR": "node0:8476", "SPPO_NUM_PROCESSES": "4", "SPPO_PROCESS_ID": "3"}
@@ -261,24 +261,6 @@ def test_a_place_remembers_the_variables_it_comes_from(placed):
     assert replace(placed(TORCHRUN), names=("", "")) == placed(TORCHRUN)
 
 
-@pytest.mark.parametrize(
-    "local_id, local_count, num_devices, ids",
-    [
-        (1, 8, 8, (1,)),
-        (1, 2, 8, (4, 5, 6, 7)),  # two processes share eight devices
-        (1, 3, 8, (2, 3)),
-        (1, 2, 1, None),  # a launcher that binds each process to one device
-        (0, 2, 1, None),
-        (1, 2, None, (1,)),  # unknown: one each, as jax does
-        (5, 0, 8, (5,)),
-        (1, 0, 1, None),
-        (0, 2, 0, None),
-    ],
-)
-def test_processes_of_a_host_share_its_devices(local_id, local_count, num_devices, ids):
-    assert share_of(local_id, local_count, num_devices) == ids
-
-
 def test_only_visible_gpus_are_shared(tmp_path, placed):
     gpus = machine(tmp_path, *[("NVIDIA H100 80GB HBM3", 81559)] * 8)
     assert placed(TORCHRUN | gpus).local_device_ids == (4, 5, 6, 7)
@@ -300,9 +282,13 @@ def check_joined(environs):
         assert status == 0 and json.loads(out.splitlines()[-1]) == [me, 2, 4], errors
 
 
-def test_processes_of_torchrun_train_together():
+# Nothing listens at this proxy.
+PROXIES = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "no_proxy": "example.org"}
+
+
+def test_processes_of_torchrun_train_together_behind_a_proxy():
     with socket.create_server(("127.0.0.1", 0)) as store:  # torchrun itself listens at MASTER_PORT
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1])}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1])} | PROXIES
         check_joined([TORCHRUN | address | {"RANK": str(k), "LOCAL_RANK": str(k)} for k in range(2)])
 
 

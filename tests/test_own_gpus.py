@@ -3,9 +3,15 @@
 import pytest
 
 from sppo_jax.distributed import find_place
-from sppo_jax.own_gpus import own_gpus
+from sppo_jax.own_gpus import own_gpus, share_of
 
 ALL = "0,1,2,3,4,5,6,7"
+
+
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch):
+    """The machine of the test may have GPUs."""
+    monkeypatch.setattr("sppo_jax.own_gpus.num_gpus", lambda environ: None)
 
 
 def task(number, *, tasks="8(x2)", node=1, visible=ALL, of_node="8", **more):
@@ -78,3 +84,27 @@ def test_a_place_that_is_given_takes_the_gpus_of_its_task():
     assert find_place(given | task(5)).local_device_ids == (5,)
     assert find_place(given | task(5, visible="0")).local_device_ids is None
     assert find_place(given).local_device_ids is None
+
+
+@pytest.mark.parametrize("visible", [1, 4, 8])
+def test_a_cgroup_limits_a_task_without_a_variable(monkeypatch, visible):
+    monkeypatch.setattr("sppo_jax.own_gpus.num_gpus", lambda environ: visible)
+    assert own_gpus(task(5, visible=None)) == ((5,) if visible == 8 else None)
+
+
+@pytest.mark.parametrize(
+    "local_id, local_count, num_devices, ids",
+    [
+        (1, 8, 8, (1,)),
+        (1, 2, 8, (4, 5, 6, 7)),  # two processes share eight devices
+        (1, 3, 8, (2, 3)),
+        (1, 2, 1, None),  # a launcher that binds each process to one device
+        (0, 2, 1, None),
+        (1, 2, None, (1,)),  # unknown: one each, as jax does
+        (5, 0, 8, (5,)),
+        (1, 0, 1, None),
+        (0, 2, 0, None),
+    ],
+)
+def test_processes_of_a_host_share_its_devices(local_id, local_count, num_devices, ids):
+    assert share_of(local_id, local_count, num_devices) == ids

@@ -91,6 +91,7 @@ ADDRESSES = {
     "a config": "plan {}",
     "--plan": "train c.yaml --run-dir new --plan {}",
     "a run": "eval {}",
+    "train.init": "plan c.yaml train.init={}",
     "data.source": "data c.yaml data.source={}",
     "data.validation_source": "data c.yaml data.validation_source={}",
     "data.tokenizer": "data c.yaml data.source=c.yaml data.tokenizer={}",

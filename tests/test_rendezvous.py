@@ -86,7 +86,7 @@ def test_a_port_that_is_taken_is_wrong_input():
 def test_strangers_are_passed_over():
     def knock(address):
         def scan():
-            for text in (b"GET / HTTP/1.0\r\n\r\n\n", b"", b"[]\n", b'{"process_id": 1}\n'):
+            for text in (b"GET / HTTP/1.0\r\n\r\n\n", b"", b"[]\n", b'{"process_id": 1}\n', b"[" * 50000 + b"\n"):
                 for _ in range(100):
                     try:
                         with socket.create_connection(split_address(address), timeout=1) as connection:

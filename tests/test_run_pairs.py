@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import combinations
@@ -12,7 +13,10 @@ import pytest
 import yaml
 from distributed_cases import REPO, environment
 from hf_folders import SMALL, write_folder
-from run_pairs import ALONE, FEATURES, closed, runs, settings_of
+from run_pairs import ALONE, FEATURES, NEEDS, closed, runs, settings_of
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.planner.make import make_plan
 
 RUNS = runs()
 IN_CI = 1
@@ -60,6 +64,21 @@ def test_every_two_features_meet_in_a_run():
     met = {frozenset(pair) for features in RUNS for pair in combinations(features, 2)}
     assert met == {frozenset(pair) for pair in combinations(FEATURES, 2)}
     assert all(closed(features) == features for features in RUNS) and len(RUNS) <= 8
+
+
+BROKEN = {
+    ("host optimizer", "breadth-first"): ["schedule.name=sppo", "schedule.wave=2"],
+    ("host optimizer", "waves"): ["schedule.name=breadth-first", "schedule.interleave=2", "schedule.wave=1"],
+}
+
+
+@pytest.mark.parametrize(("pair", "rule"), NEEDS.items(), ids=str)
+def test_a_feature_without_the_one_it_needs_is_refused_by_the_rule(pair, rule):
+    model = {**SMALL, "num_layers": 4}
+    words = ["mesh.data=2", "mesh.pipe=2", "mesh.seq=1", "sequence.per_pipeline=2", "sequence.chunks=2"]
+    words += ["train.devices=cpu:4", "optimizer.place=host", *BROKEN[pair]]
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        make_plan(config_from_dict({**SETTINGS, "model": model}, words))
 
 
 @pytest.fixture(scope="module")

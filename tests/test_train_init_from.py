@@ -43,10 +43,11 @@ def arrays(tree):
     return jax.tree.map(np.asarray, nnx.to_pure_dict(tree))
 
 
-def test_weights_alone_start_a_run_of_another_length(source, tmp_path):
+def test_weights_alone_start_a_run_of_another_length(source, tmp_path, monkeypatch):
     place, _ = source
+    monkeypatch.setenv("RUNS", str(place))
     state, told = begun(source, tmp_path, init=str(place / "run"))
-    same, _ = begun(source, tmp_path, init=str(place / "run" / "checkpoints" / "3"), init_optimizer=True)
+    same, _ = begun(source, tmp_path, init="$RUNS/run/checkpoints/3", init_optimizer=True)
     chex.assert_trees_all_equal(arrays(state.params), arrays(same.params))
     drawn, _ = begun(source, tmp_path)
     assert not np.array_equal(state.params["embedding"].get_value(), drawn.params["embedding"].get_value())
@@ -55,10 +56,10 @@ def test_weights_alone_start_a_run_of_another_length(source, tmp_path):
     assert int(state.step) == 0 and not any(np.asarray(leaf).any() for leaf in moments)
 
 
-def test_moments_come_with_their_count_and_the_learning_rate_starts_over(source, tmp_path):
-    place, _ = source
-    state, told = begun(source, tmp_path, init=str(place / "run"), init_optimizer=True)
-    assert "from the weights and moments in" in told
+def test_moments_come_with_their_count_and_the_learning_rate_starts_over(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(source[0])  # a path without a root begins where the command runs
+    state, told = begun(source, tmp_path, init="run", init_optimizer=True)
+    assert "from the weights and moments in run/checkpoints/3" in told
     kinds = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
     nodes = jax.tree.leaves(state.opt_state, is_leaf=lambda node: isinstance(node, kinds))
     adam, schedule = (next(node for node in nodes if isinstance(node, kind)) for kind in kinds)
@@ -98,3 +99,5 @@ def test_what_cannot_be_read_is_one_line(source, tmp_path, wrong, init_optimizer
 def test_moments_need_a_run():
     with pytest.raises(ConfigError, match="must have train.init, got null"):
         make_config("documents.npy", train={"init_optimizer": True})
+    with pytest.raises(ConfigError, match="train.init must be a path on this machine, got the address gs://b/run"):
+        make_config("documents.npy", train={"init": "gs://b/run"})

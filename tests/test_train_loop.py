@@ -2,7 +2,9 @@
 
 import math
 import time
+from contextlib import nullcontext
 from itertools import islice
+from pathlib import Path
 
 import chex
 import jax
@@ -17,7 +19,10 @@ from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.data.loader import Loader
 from sppo_jax.models import build_model, dense_value_and_grad
 from sppo_jax.plan.plan import Plan
+from sppo_jax.train import loop
 from sppo_jax.train.checkpoint_read import find_checkpoint, load_params, read_run
+from sppo_jax.train.loop import RunFailed
+from sppo_jax.train.record import Record
 from sppo_jax.train.setup import prepare
 from sppo_jax.train.state import init_state
 
@@ -99,6 +104,31 @@ def test_the_run_says_how_it_went(finished):
     _, run_dir, _ = finished
     assert [line["kind"] for line in lines_of(run_dir, "events")] == ["start", "save", "stop"]
     assert (run_dir / "finished").read_text().startswith("12 steps")
+
+
+class Saved:
+    """Checkpoints of which the newest save failed or not, at the last step or as the run closes."""
+
+    directory, steps = Path("checkpoints"), [2]
+
+    def __init__(self, problem, at_close):
+        self.problem, self._at_close = problem, at_close
+
+    def close(self):
+        return self.problem if self._at_close else None
+
+
+@pytest.mark.parametrize("at_close", [False, True])
+@pytest.mark.parametrize("stopped_by", [None, "SIGTERM"])
+@pytest.mark.parametrize("problem", [None, "the checkpoint of step 4 was not saved (No space left on device)"])
+def test_a_run_is_finished_only_if_its_last_save_succeeded(source, tmp_path, problem, stopped_by, at_close):
+    record = Record(tmp_path, make_config(source), step=0)
+    with pytest.raises(RunFailed, match="No space left") if problem else nullcontext():
+        loop._end(record, Saved(problem, at_close), 4, None, stopped_by)
+    record.close()
+    assert (tmp_path / "finished").exists() == (problem is None and stopped_by is None)
+    text = lines_of(tmp_path, "events")[-1]["text"]
+    assert (f"the same command with --run-dir {tmp_path} goes on" in text) == bool(problem or stopped_by)
 
 
 @pytest.mark.slow

@@ -243,3 +243,10 @@ def test_what_is_saved_is_a_copy(tmp_path):
 )
 def test_a_parameter_is_updated_in_slices_of_few_bytes(shape, itemsize, want):
     assert streamed_update.slices_of(shape, itemsize) == want
+
+
+def test_gradients_of_such_a_plan_need_parameters_on_the_host():
+    model = small_model(**MODEL)
+    (batch, *_), params = batches(), nnx.state(model, nnx.Param)
+    with pytest.raises(ValueError, match="must get parameters in host memory, got parameters in device memory; put"):
+        api.value_and_grad(plan_on(MESHES["one"]), model)(params, batch)

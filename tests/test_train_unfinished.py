@@ -42,6 +42,25 @@ def test_the_newest_run_that_can_go_on_is_found(tmp_path, config):
     assert newest_unfinished(runs, "mine", config) == older
 
 
+def test_a_name_with_brackets_is_no_pattern(tmp_path, config):
+    run_dir = write_run(tmp_path / "runs", "mine[8b]-20260102-030405", config)
+    assert newest_unfinished(tmp_path / "runs", "mine[8b]", config) == run_dir
+    write_run(tmp_path / "runs", "mineb-20260102-030405", config)
+    assert newest_unfinished(tmp_path / "runs", "mine[ab]", config) is None
+
+
+@pytest.mark.parametrize("written", ["{}/saved", "$PLACE/saved"])
+def test_checkpoints_may_lie_elsewhere(tmp_path, monkeypatch, written):
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    config = load_config(write_config(tmp_path / "mine.yaml"), [f"checkpoint.dir={written.format(tmp_path)}"])
+    run_dir = write_run(tmp_path / "runs", "mine-20260102-030405", config, step=0)
+    (run_dir / "plan.json").touch()
+    assert newest_unfinished(tmp_path / "runs", "mine", config) is None
+    for item in ("state", "run"):
+        (tmp_path / "saved" / "5" / item).mkdir(parents=True)
+    assert newest_unfinished(tmp_path / "runs", "mine", config) == run_dir
+
+
 def test_a_run_of_another_model_is_passed_over(tmp_path, config):
     write_run(tmp_path / "runs", "mine-20260102-030405", config)
     wider = load_config(tmp_path / "mine.yaml", ["model.mlp_size=48"])
@@ -62,3 +81,16 @@ def test_a_command_says_so_and_goes_on_only_if_asked(tmp_path, config, monkeypat
     assert main(["train", "mine.yaml", "--plan", "nowhere.json"]) == 2
     told = "an unfinished run of this config is in runs/mine-20260102-030405; to go on with it, add --resume"
     assert told in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--resume"]])
+def test_the_run_that_is_taken(tmp_path, config, monkeypatch, words):
+    from sppo_jax.cli import main
+    from sppo_jax.commands import train
+
+    monkeypatch.chdir(tmp_path)
+    run_dir = write_run(tmp_path / "runs", "mine-20260102-030405", config)
+    taken = []
+    monkeypatch.setattr(train, "_train", lambda args, config, run_dir, stack: taken.append(run_dir) or 0)
+    assert main(["train", "mine.yaml", *words]) == 0
+    assert (taken[0].absolute() == run_dir) == bool(words)

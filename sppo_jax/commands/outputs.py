@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from sppo_jax.config import Config
 from sppo_jax.config.hf_config import CONFIG
+from sppo_jax.paths import local_path
 
 # What is looked at of a file to be replaced.
 _HEAD_BYTES = 4096
@@ -58,7 +60,14 @@ def files_read(config: Config) -> list[Path | None]:
     model, data = config.model, config.data
     named = [config.hardware.measured, config.schedule.table, data.tokenizer]
     named += [*data.sources, *data.validation_sources, f"{model.hf}/{CONFIG}" if model.hf else None]
-    return [Path(os.path.expandvars(os.path.expanduser(name))) if name else None for name in named]
+    return [_path(name) for name in named]
+
+
+def _path(name: str | None) -> Path | None:
+    """Returns the path that a config names; None if there is none on this machine."""
+    with contextlib.suppress(ValueError):  # whatever reads the file says what is wrong
+        return local_path(name, "a path") if name else None
+    return None
 
 
 def _why_not(path: Path, kind: str, others: Iterable[Path]) -> str:

@@ -22,7 +22,10 @@ from sppo_jax.report.draw.text_timeline import text_timeline
 
 def run(words: Sequence[str]) -> int:
     """Trains as a config says; returns the exit code."""
-    parser = config_parser("train", "Train as a config says; the same command continues a run that was stopped.")
+    parser = config_parser(
+        "train",
+        "Train as a config says; with the --run-dir of a run that was stopped, or with --resume, the run goes on.",
+    )
     parser.add_argument(
         "--run-dir",
         type=some_path,
@@ -83,8 +86,8 @@ def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) ->
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:
     from sppo_jax.train.alike import check_alike
     from sppo_jax.train.loop import RunFailed, train
-    from sppo_jax.train.run_dir import changes_since, claimed, write_run
-    from sppo_jax.train.setup import begin, check_room, checkpoints_of, prepare
+    from sppo_jax.train.run_dir import changes_since, checkpoint_directory, claimed, write_run
+    from sppo_jax.train.setup import begin, check_room, prepare
     from sppo_jax.train.trackers import check_trackers
 
     cluster = distributed.cluster(config)
@@ -101,7 +104,7 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
     experiment = distributed.together(lambda: prepare(config, plan, cluster))
     plan = experiment.plan  # with its groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)
-    directory = checkpoints_of(experiment, run_dir)
+    directory = checkpoint_directory(config, run_dir)
     if config.checkpoint.dir is not None and directory.resolve() != run_dir.resolve():
         place = directory, "the directory of checkpoints", "checkpoint.dir"
         distributed.together(lambda: stack.enter_context(claimed(*place)) if distributed.is_main() else None)

@@ -5,7 +5,6 @@ from sppo_jax.config.group import ConfigError
 from sppo_jax.config.groups import (
     CheckpointConfig,
     Config,
-    HardwareConfig,
     MeshConfig,
     MetricsConfig,
     OptimizerConfig,
@@ -14,6 +13,7 @@ from sppo_jax.config.groups import (
     StashConfig,
     TrainConfig,
 )
+from sppo_jax.config.hardware import HardwareConfig
 from sppo_jax.config.load import config_from_dict, load_config, to_dict, to_yaml
 from sppo_jax.config.model import ModelConfig, RopeConfig
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from sppo_jax.config.data import DataConfig
 from sppo_jax.config.group import ConfigError, Group
+from sppo_jax.config.hardware import HardwareConfig
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.waves import check_wave
@@ -304,6 +305,7 @@ class TrainConfig(Group):
             raise ConfigError(
                 "train.init_optimizer=true must have train.init, got null; set train.init to a run or a checkpoint"
             )
+        self._local("init")
         self._at_least(0, "seed", "eval_every", "eval_sequences", "stall_s")
         self._at_most(_INT32, "steps", "seed", "eval_sequences")
         if not isinstance(self.stall_s, str) and 0 < self.stall_s < 1:
@@ -379,49 +381,6 @@ class MetricsConfig(Group):
                 f"metrics.wandb must be a project's name of 1 to 128 characters without any of / \\ # ? % :, "
                 f"got {self.wandb!r}; choose such a name, or null for none"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class HardwareConfig(Group):
-    """Figures of the machines that the planner assumes; a key given here replaces the measured and datasheet figures.
-
-    Args:
-        cluster: devices to plan for, as NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, or a TPU slice such as v5p:4x4x4;
-            null: the simulated devices of `train.devices`, else the devices present.
-        measured: path of a file that `sppo profile` wrote, whose figures replace the datasheet's; null: the datasheet.
-        hbm_bytes: bytes of memory of one device; at least 1, or "auto": that of the devices present, or, where
-            `hardware.cluster` is given, the datasheet's figure.
-        hbm_spare: share of the memory that a run gets of a device which plans leave free; at least 0, below 1, or
-            "auto": 0.03 on a GPU, 0.1 on the GPUs of this machine with jax 0.10 or 0.11, whose compiler takes up to 11%
-            more than predicted, 0.06 elsewhere.
-        host_bytes: bytes of memory of one host, shared by its devices; at least 1, or "auto": that of a machine that is
-            here, as far as its processes may take it, else a usual host's.
-        host_link_bytes_s: bytes a second between a device and its host, one way; at least 1, or "auto": the measured
-            figure, else the datasheet's.
-        link_bytes_s: bytes a second between two devices of a host, one way; at least 1, or "auto": the measured figure,
-            else the datasheet's.
-        network_bytes_s: bytes a second between devices of different hosts, one way; at least 1, or "auto": the
-            datasheet's figure.
-        matmul_flops_s: FLOP/s that a device reaches; at least 1, or "auto": the measured figure, else an estimate
-            from the datasheet's peak.
-    """
-
-    group: ClassVar[str] = "hardware"
-    cluster: str | None = None
-    measured: str | None = None
-    hbm_bytes: Literal["auto"] | int = "auto"
-    hbm_spare: Literal["auto"] | float = "auto"
-    host_bytes: Literal["auto"] | int = "auto"
-    host_link_bytes_s: Literal["auto"] | float = "auto"
-    link_bytes_s: Literal["auto"] | float = "auto"
-    network_bytes_s: Literal["auto"] | float = "auto"
-    matmul_flops_s: Literal["auto"] | float = "auto"
-
-    def _check(self) -> None:
-        self._at_least(1, "hbm_bytes", "host_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s")
-        self._at_least(1, "matmul_flops_s")
-        if self.hbm_spare != "auto":
-            self._fraction("hbm_spare")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,8 @@ def _check_representable(settings: Mapping[str, Any], scaling: str, factor: floa
     """Refuses settings that change the rotation and for which `RopeConfig` has no field."""
     partial = settings.get("partial_rotary_factor", 1.0)
     wanted: dict[str, tuple[Any, Any]] = {"partial_rotary_factor": (1.0, partial)}
+    if scaling == "none":  # a factor without its kind, which some versions of transformers refuse and others drop
+        wanted["factor"] = (1.0, settings.get("factor", 1.0))
     if scaling == "yarn":
         wanted["truncate"] = (True, settings.get("truncate") is not False)
         default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0

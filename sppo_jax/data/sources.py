@@ -84,7 +84,7 @@ def _find(source: str) -> tuple[Path, list[Path]]:
     if place.is_dir():
         root, paths = files_in(place)
         known = [path for path in paths if _is_known(path)]
-        _tell_of_others(source, set(paths).difference(known))
+        _tell_of_others(source, [path for path in paths if not _is_known(path)])
         return root, known
     return files_in(place) if is_pattern(place) else (place.parent, [place])
 

@@ -6,8 +6,12 @@ Sources:
   datasheet. GH200: NVIDIA GH200 Grace Hopper datasheet (96 GB HBM3, NVLink-C2C 450 GB/s one way, four fifths of it).
   H100 NVL, H200 NVL, B300, A800, H800, H20, A100 80GB PCIe, A30, A40, A10, A10G, L4, L40, L40S, RTX A6000 and RTX 6000
   Ada: NVIDIA's datasheets (dense BF16). RTX 3090, 4090, 5090 and RTX PRO 6000: NVIDIA's whitepapers on GA102, Ada and
-  RTX Blackwell (dense BF16 with FP32 sums). That the kernels of all of these reach the A100's, the H200's or the B200's
-  shares of the peak is an assumption.
+  RTX Blackwell (dense BF16 with FP32 sums). These rows were written from memory. On 2026-11-26 public pages confirmed:
+  BF16 of the B300, H20, A40, L40, L40S and RTX 4090; the speed of their memory, and of that of the A10, A10G, L4, RTX
+  A6000, RTX 5090 and RTX PRO 6000; NVLink of the B300, A800, H800 and H20; cores of the B300, H20, A40, L40, L40S, RTX
+  A6000, RTX 4090, RTX 5090 and RTX PRO 6000. No page confirmed the other figures of these rows, nor the bytes of memory
+  that a driver leaves free. That the kernels of all of these reach the A100's, the H200's or the B200's shares of the
+  peak is an assumption.
   TPU: Google Cloud TPU system architecture pages (v4, v5e, v5p, v6e); their 4-chip machine types (hosts).
   Links are one way: NVLink 3, 4, 5 have 600, 900, 1800 GB/s both ways, of which collectives reach about three quarters;
   a DGX has one 200 Gb/s (A100) or 400 Gb/s (H100 and later) adapter a GPU. Host links are what copies reach of PCIe

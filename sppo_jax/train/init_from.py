@@ -14,6 +14,7 @@ from flax import nnx
 from sppo_jax import distributed
 from sppo_jax.config import to_dict
 from sppo_jax.models import build_model
+from sppo_jax.paths import local_path
 from sppo_jax.train.checkpoint_read import find_checkpoint, load_params, read_run, restore
 from sppo_jax.train.layer_order import rearrange
 from sppo_jax.train.state import TrainState, state_from
@@ -38,7 +39,8 @@ def state_of_run(experiment: Experiment) -> tuple[TrainState, str]:
         ValueError: there is no checkpoint, it is torn, or it is of a model of another shape.
     """
     config = experiment.config
-    checkpoint = distributed.together(lambda: find_checkpoint(Path(str(config.train.init)).expanduser()))
+    checkpoint = distributed.together(lambda: find_checkpoint(local_path(str(config.train.init), "train.init")))
+    checkpoint = Path(distributed.share_text(str(checkpoint)))  # processes may see a new one at different times
     run = distributed.together(lambda: read_run(checkpoint))
     shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
     if config.train.init_optimizer:

@@ -66,6 +66,8 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
     with closing(Record(run_dir, config, step=start.step)) as record, Signals(mesh) as signals:
         record.events(start.events, start.step)
         if start.step >= config.train.steps:
+            # The process may have died, or been stopped, between the last save and this mark.
+            record.finish(f"{start.step} steps; saved {start.directory / str(start.step)}")
             record.event("stop", start.step, f"all {config.train.steps} steps were done; raise train.steps to go on")
             return Result(step=start.step, validation=None, stopped_by=None)
         watchdog = _watchdog(experiment, start, record)

@@ -1,4 +1,4 @@
-"""The directory of a run: written by one run at a time, whole at every moment, continued by the same command."""
+"""The directory of a run: written by one run at a time, whole at every moment, and continued under its name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from sppo_jax.config import Config, load_config, to_yaml
 from sppo_jax.files import check_encoding, parse_json, write_whole
 from sppo_jax.locks import try_lock
-from sppo_jax.paths import file_error
+from sppo_jax.paths import file_error, local_path
 from sppo_jax.plan.plan import Plan
 
 # What else a directory holds if a run wrote its config.yaml.
@@ -26,6 +26,12 @@ _FIXED_GROUPS = {
     "model": ("kernel", "check_kernels", "compute_dtype", "preset", "hf", "init_scale"),
     "data": ("cache", *_PLACES),
 }
+
+
+def checkpoint_directory(config: Config, run_dir: Path) -> Path:
+    """Returns the directory of a run's checkpoints."""
+    directory = config.checkpoint.dir
+    return local_path(directory, "checkpoint.dir") if directory else run_dir / "checkpoints"
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
 from sppo_jax.models.hf_read import load_hf_params
-from sppo_jax.paths import local_path
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.make import costs_of
@@ -34,6 +33,7 @@ from sppo_jax.train.init_from import state_of_run
 from sppo_jax.train.kernel_check import check_kernels
 from sppo_jax.train.placement import local_rows
 from sppo_jax.train.rate import rate_change
+from sppo_jax.train.run_dir import checkpoint_directory
 from sppo_jax.train.state import TrainState, init_state, state_from, state_shapes
 from sppo_jax.train.step import ValueAndGrad, make_optimizer, make_schedule
 
@@ -151,7 +151,7 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     Raises:
         ValueError: the run has checkpoints and none is whole.
     """
-    config, directory = experiment.config, checkpoints_of(experiment, run_dir)
+    config, directory = experiment.config, checkpoint_directory(experiment.config, run_dir)
     notes: list[str] = []
     restored = restore_newest(directory, experiment.saved_shapes, notes.append)
     if restored:
@@ -197,19 +197,13 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
     return Start(state=state, step=step, directory=directory, events=events)
 
 
-def checkpoints_of(experiment: Experiment, run_dir: Path) -> Path:
-    """Returns the directory of a run's checkpoints."""
-    directory = experiment.config.checkpoint.dir
-    return local_path(directory, "checkpoint.dir") if directory else run_dir / "checkpoints"
-
-
 def check_room(experiment: Experiment, run_dir: Path) -> None:
     """Checks that there is room for checkpoints: names of steps, and space for one more before an old one is deleted.
 
     Raises:
         ValueError: a folder has the name of a step, or the disk has too little space.
     """
-    directory = checkpoints_of(experiment, run_dir)
+    directory = checkpoint_directory(experiment.config, run_dir)
     if others := other_folders(directory, experiment.config.train.steps):
         raise ValueError(
             f"the directory of checkpoints must leave the names of steps free, got {others[0]}, which is no "

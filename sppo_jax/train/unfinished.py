@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 from sppo_jax.config import Config
 from sppo_jax.locks import try_lock
 from sppo_jax.train.checkpoint_read import checkpoint_steps
-from sppo_jax.train.run_dir import changes_since
+from sppo_jax.train.run_dir import changes_since, checkpoint_directory
 
 
 def newest_unfinished(folder: Path, stem: str, config: Config) -> Path | None:
@@ -18,8 +19,8 @@ def newest_unfinished(folder: Path, stem: str, config: Config) -> Path | None:
         stem: with which the names of the config's runs begin; a date and a time follow.
         config: with which the run would go on; a run of another model or other data is passed over.
     """
-    for run_dir in sorted(folder.glob(f"{stem}-????????-??????"), reverse=True):
-        if checkpoint_steps(run_dir / "checkpoints") and _can_go_on(run_dir, config):
+    for run_dir in sorted(folder.glob(f"{glob.escape(stem)}-????????-??????"), reverse=True):
+        if checkpoint_steps(checkpoint_directory(config, run_dir)) and _can_go_on(run_dir, config):
             return run_dir
     return None
 

@@ -16,6 +16,7 @@ import jax.interpreters.mlir
 import jax.numpy as jnp
 from jax._src import config as jax_config
 
+from sppo_jax.hardware.machine import driver_text
 from sppo_jax.rendezvous import Place, join_address, split_address
 from sppo_jax.version import jaxlib_version
 
@@ -97,11 +98,9 @@ def driver_version() -> str:
     """Returns the version of NVIDIA's driver; what CUDA says of the driver if the system does not tell its version."""
     from jax._src.lib import cuda_versions
 
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return "" if cuda_versions is None else f"CUDA {cuda_versions.cuda_driver_get_version()}"
-    return text.splitlines()[0]
+    if (text := driver_text()) or cuda_versions is None:
+        return text
+    return f"CUDA {cuda_versions.cuda_driver_get_version()}"
 
 
 def check_cudnn(device: jax.Device, version: tuple[int, ...] | None = None) -> None:

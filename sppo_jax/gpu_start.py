@@ -3,9 +3,10 @@
 XLA ends a process in which a device waits too long for another one. Three waits of a first step are longer than XLA
 expects, so that their limits follow the limit of the run itself, `train.stall_s`:
 
-* Each device of a process pins its host memory, which takes minutes; then all devices of the process meet. The limit is
-  30 s by default. The devices meet first where they join their communicators; that limit is infinite by default. A
-  user who sets it to a few minutes ends the process there.
+* Where devices start before the plan is known, the first step pins the host memory of each device of a process, which
+  takes minutes (other runs pin before the first step, see `pipeline.host_pool`). Then all devices of the process meet.
+  The limit is 30 s by default. The devices meet first where they join their communicators; that limit is infinite by
+  default. A user who sets it to a few minutes ends the process there.
 * Devices meet at the first call of each collective, 40 s at most. A loop whose count is not known holds the thread of
   its device back, so that the stages of a pipeline wait for the chunk of another one, which may take a minute.
 

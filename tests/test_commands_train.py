@@ -59,3 +59,12 @@ def test_a_machine_without_gpus_pins_nothing(machine, monkeypatch):
     monkeypatch.setattr(train, "visible_gpus", lambda: (Gpu(name="NVIDIA H100", uuid="", memory_bytes=None),))
     monkeypatch.setattr(train, "gpus_may_start", lambda: False)
     assert train._lack_of_host_memory(machine, a_plan(400), None) == ""
+
+
+def test_devices_that_no_table_knows_may_follow_a_plan(machine, monkeypatch):
+    def unknown(config, cluster):
+        raise ValueError("unknown device")
+
+    monkeypatch.setattr(train, "resolve_cluster", unknown)
+    monkeypatch.setattr(train, "visible_gpus", lambda: ())
+    assert train._lack_of_host_memory(machine, a_plan(400), None) == ""

@@ -6,6 +6,7 @@ import pytest
 from exactness import small_plan
 
 from sppo_jax.fit import allocations
+from sppo_jax.hardware import parse_cluster
 from sppo_jax.hardware.pinned_pool import REFUSED_BYTES
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.plan import Predicted
@@ -67,6 +68,14 @@ def test_a_program_that_takes_more_than_is_planned_is_named(tmp_path):
     assert not allocations.host_allocations(dumped(tmp_path, [100 * GIB]), a_plan(220)).problem
 
 
+@pytest.mark.parametrize(("host_gib", "allowed"), [(1912, ""), (1900, 230)])
+def test_a_host_that_allows_less_than_a_run_pins_is_named(host_gib, allowed, tmp_path):
+    cluster = replace(parse_cluster("h100:1x8"), host_bytes=host_gib * GIB)
+    found = allocations.host_allocations(dumped(tmp_path, [220 * GIB, GIB]), a_plan(221), cluster)
+    text = f"231 GiB of pinned memory a device, of which its host allows {allowed}"
+    assert found.problem == (text if allowed else "")
+
+
 def test_pieces_are_arguments(tmp_path):
     dumped(tmp_path, [20 * GIB])
     path = next(tmp_path.iterdir())
@@ -84,6 +93,7 @@ def test_pieces_are_arguments(tmp_path):
 
 def test_a_program_without_host_memory_has_none(tmp_path):
     plan = a_plan(0, state=())
+    plan = replace(plan, saves="async", host_arrays=replace(plan.host_arrays, save=(8 * GIB,) * 3))
     found = allocations.host_allocations(tmp_path, plan)
     assert (found.describe(), found.problem, found.to_dict()["largest_bytes"]) == ("none", "", 0)
 

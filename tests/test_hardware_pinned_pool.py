@@ -58,7 +58,7 @@ def test_a_request_takes_the_smallest_free_chunk_that_holds_it():
     pool = PinnedPool(100 * GIB)
     a, b, c = pool.allocate(2 * GIB), pool.allocate(5 * GIB), pool.allocate(8 * GIB)  # regions of 2, 8 and 8 GiB
     assert pool.regions == [2 * GIB, 8 * GIB, 8 * GIB]
-    assert b.place == (1, 0) and pool.outlook[2:] == (3 * GIB,)
+    assert b.place == (1, 0) and pool.free_bytes == (3 * GIB,)
     for chunk in (a, c):
         pool.free(chunk)
     assert pool.allocate(GIB + 1).place == (0, 0)  # of 2, 3 and 8 GiB
@@ -69,12 +69,12 @@ def test_a_request_takes_the_smallest_free_chunk_that_holds_it():
 def test_a_rest_stays_free_where_it_is_large():
     pool = PinnedPool(10 * GIB)
     pool.allocate(GIB - 128 * MIB)  # a region of 1 GiB; the rest has 128 MiB
-    assert pool.outlook[2:] == (128 * MIB,)
+    assert pool.free_bytes == (128 * MIB,)
     pool = PinnedPool(10 * GIB)
     pool.allocate(GIB - 127 * MIB)  # the rest goes along
-    assert pool.outlook[2:] == ()
+    assert pool.free_bytes == ()
     pool.allocate(KIB)  # so this needs a region of its own; a rest as large as the request stays, whatever its size
-    assert pool.regions == [GIB, GIB] and pool.outlook[2:] == (GIB - KIB,)
+    assert pool.regions == [GIB, GIB] and pool.free_bytes == (GIB - KIB,)
 
 
 @pytest.mark.parametrize("order", ["bac", "cab", "abc"])
@@ -84,7 +84,7 @@ def test_freed_neighbours_join_within_a_region_and_not_beyond(order):
     assert pool.regions == [4 * GIB, 4 * GIB] and chunks["b"].place[0] == chunks["c"].place[0] == 1
     for name in order:
         pool.free(chunks[name])
-    assert pool.outlook[2:] == (4 * GIB, 4 * GIB)
+    assert pool.free_bytes == (4 * GIB, 4 * GIB)
     # The next region had 8 GiB, as the second did not grow.
     assert pool.allocate(5 * GIB).place == (2, 0) and pool.regions[2] == 8 * GIB
 

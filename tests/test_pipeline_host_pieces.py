@@ -1,6 +1,8 @@
 """Programs whose stash lies on the host in several arrays have the dense gradients, and the bits of a whole stash."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from flax import nnx
 from programs import HOST, Case, batches, compiled_step
 
 from sppo_jax.pipeline.api import value_and_grad
+from sppo_jax.pipeline.host_stash import check_whole
 from sppo_jax.pipeline.layout import make_mesh
 from sppo_jax.pipeline.storage import stored_shapes
 from sppo_jax.train.state import shardings_of, state_from, state_shapes
@@ -79,3 +82,11 @@ def test_a_training_step_keeps_its_pieces_from_step_to_step(x64):
     pieces = jax.tree.leaves(step.stash_shapes)
     assert len(pieces) == 3 * len(step.stash_shapes) >= 3
     assert [piece.sharding.memory_kind for piece in pieces] == ["pinned_host"] * len(pieces)
+
+
+@pytest.mark.parametrize(("platform", "pieces", "refused"), [("gpu", 2, True), ("gpu", 0, False), ("cpu", 2, False)])
+def test_a_call_without_the_pieces_is_refused_on_gpus(platform, pieces, refused):
+    plan = replace(small_plan((8, 8, 8)), host_pieces=(858, 166))
+    step = SimpleNamespace(plan=plan, platform=platform, stash_shapes={"a class": (None,) * pieces} if pieces else {})
+    with pytest.raises(ValueError, match="858, 166.*make_train_step") if refused else nullcontext():
+        check_whole(step)

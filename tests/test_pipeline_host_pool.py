@@ -64,11 +64,11 @@ def test_a_system_that_pins_no_more_is_told_of_in_one_line(lockable, told, monke
     assert "\n" not in str(error.value) and ("ulimit -l is 8 MiB" in str(error.value)) == told
 
 
-@pytest.mark.parametrize("new", [True, False])
-def test_a_mesh_fills_pools_that_start_with_it(new, monkeypatch):
+@pytest.mark.parametrize(("new", "trains"), [(True, True), (True, False), (False, True)])
+def test_a_mesh_that_trains_fills_the_new_pools_of_its_own_devices(new, trains, monkeypatch):
     filled = []
     monkeypatch.setattr(layout, "set_memory_limits", lambda plan: new)
     monkeypatch.setattr(layout, "fill_pools", lambda plan, devices: filled.append((plan, list(devices))))
-    plan = small_plan((16,) * 4, mesh=(1, 1, 1))
-    layout.make_mesh(plan)
-    assert filled == ([(plan, jax.local_devices())] if new else [])
+    plan = small_plan((16,) * 4, mesh=(1, 1, 2))
+    layout.make_mesh(plan, trains=trains)
+    assert filled == ([(plan, jax.local_devices()[:2])] if new and trains else [])

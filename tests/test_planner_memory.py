@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import DEVICES, make_cluster
+from sppo_jax.hardware import DEVICES, make_cluster, most_pinned_bytes, usable_host_bytes
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.generators import GENERATORS, make_table
 from sppo_jax.plan.outline import all_rounds, make_outline
@@ -19,17 +19,15 @@ from sppo_jax.planner.memory import (
     Shape,
     backward_work,
     idle_table_bytes,
-    kv_heads_per_device,
-    most_pinned_bytes,
     optimizer_bytes,
     predict_memory,
     stash_bytes,
     table_work,
     turn_bytes,
-    usable_host_bytes,
     weight_bytes,
 )
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
+from sppo_jax.planner.workspace import kv_heads_per_device
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, usable_bytes
+from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, usable_bytes, usable_host_bytes
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
@@ -20,7 +20,6 @@ from sppo_jax.planner.frontier import Start
 from sppo_jax.planner.layouts import layouts, read_request
 from sppo_jax.planner.least_memory import LeastMemory
 from sppo_jax.planner.lower_bounds import stream_seconds
-from sppo_jax.planner.memory import usable_host_bytes
 from sppo_jax.planner.offload import place_options
 from sppo_jax.planner.partitions import LONGEST, Partition, equal_cost_partitions, partitions
 from sppo_jax.planner.reasons import times_slower

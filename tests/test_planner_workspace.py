@@ -4,8 +4,8 @@ import pytest
 
 from sppo_jax.attention import flash
 from sppo_jax.config import ModelConfig
-from sppo_jax.planner.memory import Shape, workspace_bytes
-from sppo_jax.planner.workspace import backward_bytes, past_tile
+from sppo_jax.planner.memory import Shape
+from sppo_jax.planner.workspace import backward_bytes, past_tile, workspace_bytes
 
 MIB = 2**20
 LLAMA = ModelConfig(vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, mlp_size=14336)

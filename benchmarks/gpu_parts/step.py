@@ -57,10 +57,11 @@ FEW_LAYERS = 2
 _IN_GRAPHS = ", loops in CUDA graphs"
 # Longer steps are timed twice, others three times.
 _LONG_S, _LONG_RUNS = 5.0, 2
-# Host memory that a plan may take. XLA pins the next power of two: 64 GiB for 60, which a host of 128 GiB has.
+# Host memory that a plan may take. A pool that is not filled pins the next power of two: 64 GiB for 60, which a host of
+# 128 GiB has.
 HOST_GIB = 60
 # Parameters, moments and gradients of 8B take 116 GiB. Breadth-first, 1B at 128K takes 84 GiB of an H100's host.
-# Both pin 128 GiB, so their cases need a larger host.
+# A pool that is not filled pins 128 GiB for either. So their cases need a larger host until a GPU has filled a pool.
 _LARGE_HOST_GIB, _WHOLE_HOST_GIB, _LARGE_MACHINE_GIB = 100, 124, 200
 
 
@@ -105,7 +106,7 @@ def _case(name: str, settings: dict, expected_s: float, flags: str = "") -> Case
 
 def _needed_host_gib(settings: dict) -> float:
     """Return the GiB of host memory that a case's machine must have; a program that is only compiled pins none."""
-    if settings["host_gib"] > HOST_GIB:  # pins 128 GiB
+    if settings["host_gib"] > HOST_GIB:
         return _LARGE_MACHINE_GIB
     return needed_gib(0 if settings["stash"] == "kept" or "longest" in settings else settings["host_gib"])
 

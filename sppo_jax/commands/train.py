@@ -73,11 +73,14 @@ def _place_of(args: Namespace, config: Config) -> str:
 
 def _lack_of_host_memory(config: Config, plan: Plan, cluster: Cluster | None) -> str:
     """Says in one line why the hosts at hand cannot pin what a plan needs; empty where they can, or have no GPUs."""
-    here = resolve_cluster(config, cluster)
     least_bytes = distributed.least_host_bytes()
-    has_gpus = gpus_may_start() and visible_gpus()
-    lack = refusal(plan, replace(here, host_bytes=least_bytes)) if has_gpus else ""
-    return next(filter(None, distributed.exchange(lack)), "")  # all end, or none
+
+    def lack() -> str:
+        if not (gpus_may_start() and visible_gpus()):
+            return ""
+        return refusal(plan, replace(resolve_cluster(config, cluster), host_bytes=least_bytes))
+
+    return next(filter(None, distributed.exchange(distributed.together(lack))), "")  # all end, or none
 
 
 def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> int:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sppo_jax.hardware import Cluster, most_pinned_bytes
 from sppo_jax.hardware.machine import refused_bytes
 from sppo_jax.hardware.pinned_limit import GIB, MOST_WASTE, limit_of, requests_of, smallest_limit
 from sppo_jax.plan.plan import Plan
@@ -27,12 +28,14 @@ class HostAllocations:
         temporaries: those that it makes.
         limit_gib: the smallest limit of the pool with which a run has them all; None where there is none.
         planned_gib: the limit that a run gets.
+        most_gib: the largest limit that the hosts allow; None: not asked.
     """
 
     arguments: tuple[int, ...]
     temporaries: tuple[int, ...]
     limit_gib: int | None
     planned_gib: int | None
+    most_gib: int | None = None
 
     @property
     def largest_bytes(self) -> int:
@@ -43,7 +46,9 @@ class HostAllocations:
     def problem(self) -> str:
         """Why a run does not get these allocations; empty where it does."""
         if self.limit_gib is not None and self.planned_gib is not None and self.limit_gib <= self.planned_gib:
-            return ""
+            if self.most_gib is None or self.planned_gib <= self.most_gib:
+                return ""
+            return f"{self.planned_gib} GiB of pinned memory a device, of which its host allows {self.most_gib}"
         largest = f"an allocation of {format_bytes(self.largest_bytes)} on the host"
         if self.limit_gib is None or self.planned_gib is None:
             return f"{largest}, for which XLA's pool of pinned memory has no region"
@@ -66,12 +71,13 @@ class HostAllocations:
         return f"the largest of {count} has {format_bytes(self.largest_bytes)}; a device pins {self.limit_gib} GiB"
 
 
-def host_allocations(folder: Path, plan: Plan) -> HostAllocations:
+def host_allocations(folder: Path, plan: Plan, cluster: Cluster | None = None) -> HostAllocations:
     """Returns the host allocations of a program.
 
     Args:
         folder: what `xla_dump_to` named while the program alone was compiled.
         plan: whose limit a run gets.
+        cluster: whose hosts limit what is pinned; None: nothing does.
     """
     arguments: list[int] = []
     temporaries: list[int] = []
@@ -91,6 +97,8 @@ def host_allocations(folder: Path, plan: Plan) -> HostAllocations:
     return HostAllocations(
         arguments=tuple(arguments),
         temporaries=requests.temporaries,
-        limit_gib=smallest_limit(requests, most_gib, refused) if requests.least_bytes else 0,
+        # A plan without host memory has a pool that grows as it is used, and saves have room in it.
+        limit_gib=smallest_limit(requests, most_gib, refused) if arguments or temporaries else 0,
         planned_gib=limit_of(plan, refused),
+        most_gib=None if cluster is None else most_pinned_bytes(cluster) // GIB,
     )

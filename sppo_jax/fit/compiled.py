@@ -238,7 +238,7 @@ def compile_plan(config: Config, plan: Plan, cluster: Cluster, *, variants: bool
     workspace_bytes = reserve_workspace(lowered)
 
     def compiled(options: dict[str, Any] | None) -> Fit:
-        figures, compile_s = _figures(lowered, options, program.turn_shares, cluster.device.platform, plan)
+        figures, compile_s = _figures(lowered, options, program.turn_shares, plan, cluster)
         return _fit(figures, config, plan, cluster, compile_s, program.num_bodies, workspace_bytes)
 
     others = variants_of(cluster.device.platform) if variants else {}
@@ -258,18 +258,18 @@ def variants_of(platform: str) -> dict[str, dict[str, Any]]:
 
 
 def _figures(
-    lowered: Any, options: dict[str, Any] | None, turn_shares: dict[str, float], platform: str, plan: Plan
+    lowered: Any, options: dict[str, Any] | None, turn_shares: dict[str, float], plan: Plan, cluster: Cluster
 ) -> tuple[Figures, float]:
     """Compiles a lowered program; returns its figures, and the seconds that took."""
     start = time.perf_counter()
-    if platform != "gpu":
+    if cluster.device.platform != "gpu":
         compiled = compile_lowered(lowered, options)
         return Figures.of(compiled, turn_shares), time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         compiled = compile_lowered(lowered, {**(options or {}), "xla_dump_to": folder})
         compile_s = time.perf_counter() - start
         figures = Figures.of(compiled, turn_shares, graphed_loops(Path(folder)))
-        return replace(figures, allocations=host_allocations(Path(folder), plan)), compile_s
+        return replace(figures, allocations=host_allocations(Path(folder), plan, cluster)), compile_s
 
 
 def _fit(

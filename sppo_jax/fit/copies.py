@@ -19,11 +19,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sppo_jax.fit.hlo_text import branches_of, computations_of, fused_in, loop_of
+from sppo_jax.fit.hlo_text import branches_of, computations_of, fused_in, loop_of, name_of
 from sppo_jax.fit.predicates import Predicates
 from sppo_jax.fit.products import Products
 
-_NAME = re.compile(r"^(?:ROOT )?%([\w.\-]+) = ")
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
 _DONE = re.compile(r"-done\(%([\w.\-]+)")
 _SLICE = re.compile(r" dynamic-(?:update-)?slice\(")
@@ -231,13 +230,13 @@ def _copies(lines: list[str]) -> list[_Copy]:
     """Returns the host copies in a computation; one without start and done ends where it begins."""
     starts, found = {}, []
     for index, line in enumerate(lines):
-        name = _NAME.match(line)
+        name = name_of(line)
         done = _DONE.search(line)
         if done and done.group(1) in starts:
             begin = starts[done.group(1)]
             found.append(_Copy(begin, index, lines[begin]))
         elif name and _HOST in line and "-start(" in line:
-            starts[name.group(1)] = index
+            starts[name] = index
         elif name and _HOST in line and _COPY.search(line):
             found.append(_Copy(index, index, line))
     return found

@@ -1,6 +1,6 @@
 """Devices, clusters, and the files in which measured figures of a device are kept."""
 
-from sppo_jax.hardware.capacity import installed_spare, pool_bytes, usable_bytes
+from sppo_jax.hardware.capacity import installed_spare, most_pinned_bytes, pool_bytes, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import (
     DEVICES,
     Cluster,
@@ -23,10 +23,12 @@ __all__ = [
     "local_cluster",
     "make_cluster",
     "measured",
+    "most_pinned_bytes",
     "num_gpus",
     "parse_cluster",
     "pool_bytes",
     "usable_bytes",
+    "usable_host_bytes",
     "visible_gpus",
     "with_profile",
 ]

@@ -1,4 +1,4 @@
-"""What a run gets of a device's memory.
+"""What a run gets of a device's memory, and of its host's.
 
 XLA takes a share of a GPU's whole memory as its pool when it starts. Everything else of a process must have its place
 in the rest: the context and the code of the kernels, handles of cuBLAS and cuDNN, CUDA graphs, the buffers of NCCL.
@@ -29,6 +29,11 @@ _SPARE = 0.03
 OLD_SPARE, _FIRST_TIGHT = 0.10, (0, 12)
 # CPUs and TPUs: nothing is known to live beside the programs, and plans leave a share of the memory itself.
 _OTHER_SPARE = 0.06
+# Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
+_HOST_RESERVE = 0.05
+# Share of a host's memory that the pools of its devices may pin: the bytes of a plan, and what regions of the pool have
+# more. The rest is for the system, the driver's tables of pinned pages (0.6% of them), reading data and staging copies.
+PINNED_SHARE = 0.97
 
 
 def pool_share(cluster: Cluster) -> float:
@@ -75,3 +80,16 @@ def compiler_takes_more() -> bool:
 def usable_bytes(cluster: Cluster) -> int:
     """Returns the device memory that a plan may take."""
     return max(1, int(pool_bytes(cluster) * (1 - spare_share(cluster))))
+
+
+def usable_host_bytes(cluster: Cluster) -> int:
+    """Returns the host memory that a plan may take for a device; of GPUs no more than can be pinned, in whole GiB."""
+    usable = int(cluster.device_host_bytes * (1 - _HOST_RESERVE))
+    if cluster.device.platform == "gpu":
+        usable = min(usable, most_pinned_bytes(cluster) // _GiB * _GiB)
+    return max(1, usable)
+
+
+def most_pinned_bytes(cluster: Cluster) -> int:
+    """Returns the bytes that XLA's pool of pinned memory may take for a device."""
+    return int(cluster.host_bytes * PINNED_SHARE) // cluster.devices_per_host

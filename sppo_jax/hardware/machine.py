@@ -52,17 +52,25 @@ def _group_limits(root: Path) -> list[int]:
     return limits
 
 
+def driver_text(root: Path = _ROOT) -> str:
+    """Returns the line in which the NVIDIA driver tells its version; "" if no driver is loaded.
+
+    Args:
+        root: of the file system, for tests.
+    """
+    try:
+        return (root / "proc/driver/nvidia/version").read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return ""
+
+
 def driver_version(root: Path = _ROOT) -> int | None:
     """Returns the first number of the NVIDIA driver's version, e.g. 580; None if no driver is loaded.
 
     Args:
         root: of the file system, for tests.
     """
-    try:
-        text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    found = re.search(r"Kernel Module\D*?(?:x86_64|aarch64)?\s+(\d+)\.\d", text)
+    found = re.search(r"Kernel Module\D*?(?:x86_64|aarch64)?\s+(\d+)\.\d", driver_text(root))
     return int(found[1]) if found else None
 
 

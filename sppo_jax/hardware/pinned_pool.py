@@ -93,9 +93,9 @@ class PinnedPool:
         return sum(self.regions)
 
     @property
-    def outlook(self) -> tuple[int, ...]:
-        """What later requests depend on: pinned bytes, the size of the next region, and those of all free chunks."""
-        return (self.pinned_bytes, self._region_bytes, *(chunk.num_bytes for chunk in self._free))
+    def free_bytes(self) -> tuple[int, ...]:
+        """Bytes of each free chunk, smallest first."""
+        return tuple(chunk.num_bytes for chunk in self._free)
 
     def fork(self, limit_bytes: int) -> PinnedPool:
         """Returns a pool in the same state with another limit, at least the pinned bytes; no chunk is given back."""

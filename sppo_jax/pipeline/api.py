@@ -41,10 +41,10 @@ from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline import executor as run
-from sppo_jax.pipeline import host_traffic, layout, storage
+from sppo_jax.pipeline import host_stash, host_traffic, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
-from sppo_jax.pipeline.host_stash import Stash, spec, stash_shapes
+from sppo_jax.pipeline.host_stash import Stash
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.stage import Stage
@@ -183,7 +183,7 @@ class Step:
     @cached_property
     def stash_shapes(self) -> Stash:
         """The pieces of the stash on the host, see `host_stash`; none where the stash is in one piece."""
-        return stash_shapes(self) if self.train else {}
+        return host_stash.stash_shapes(self) if self.train else {}
 
     def with_stash(self, params: nnx.State, batch: Mapping, stash: Stash) -> tuple:
         """Runs the step with the pieces of its stash given; returns what the step returns, and the pieces."""
@@ -212,7 +212,7 @@ class Step:
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), storage.gradient_specs(shares), *[P()] * on_host)
-        of_stash = () if stash is None else (spec(self),)
+        of_stash = () if stash is None else (host_stash.spec(self),)
         as_written = self.mesh.size == 1 or keeps_order(self.platform)
         on_device = partial(self._on_device, shares)
         step = jax.shard_map(
@@ -395,7 +395,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         gradients have the tree and dtypes of params. Where parameters are on the host (`storage.stored_shapes`), those
         of layers have their gradients there, and f returns the sum of the squares of these as well.
         `f.stash_shapes` and `f.with_stash` are for a jit that keeps the stash on the host, as the trainer's does where
-        the plan cuts it into pieces (`pipeline/host_stash.py`). In f itself all pieces are in one allocation.
+        the plan cuts it into pieces (`pipeline/host_stash.py`). f itself refuses such a plan on GPUs.
 
     Raises:
         ValueError: plan, model and mesh do not fit together, or a batch breaks the contract.
@@ -458,6 +458,7 @@ def _checked(step: Step, compiled: Callable) -> Callable:
     """Makes the function that users get: a new one each time, because a jit around it remembers what it traced."""
 
     def f(params: nnx.State, batch: Mapping):
+        host_stash.check_whole(step)
         step.check(params, batch)
         batch = {key: batch[key] for key in KEYS}
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, batch))):

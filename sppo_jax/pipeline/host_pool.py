@@ -32,13 +32,15 @@ def fill_pools(plan: Plan, devices: Sequence[jax.Device]) -> None:
 
     Args:
         plan: whose bytes the pools hold; nothing happens where it keeps nothing on the host.
-        devices: of this process; only GPUs have such pools.
+        devices: of this process in the plan's mesh; only GPUs have such pools.
 
     Raises:
         ValueError: the system does not let so much memory be pinned.
     """
+    if not devices or devices[0].platform not in ("gpu", "cuda", "rocm"):
+        return
     requests = pool_requests(plan)
-    if not requests or devices[0].platform not in ("gpu", "cuda", "rocm"):
+    if not requests:
         return
     try:
         with ThreadPoolExecutor(len(devices)) as threads:

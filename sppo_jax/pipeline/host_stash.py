@@ -70,6 +70,20 @@ def stash_shapes(step: Step) -> Stash:
     return found
 
 
+def check_whole(step: Step) -> None:
+    """Checks that a call without the pieces of the stash can run.
+
+    Raises:
+        ValueError: the plan has several pieces, which would be one allocation that no driver pins.
+    """
+    if step.stash_shapes and step.platform in ("gpu", "cuda", "rocm"):
+        raise ValueError(
+            f"a plan whose stash on the host is in pieces must be given the pieces on GPUs, got host_pieces "
+            f"{list(step.plan.host_pieces)} and a call without them; use sppo_jax.train.step.make_train_step, or "
+            "f.with_stash in a jit of your own"
+        )
+
+
 def spec(step: Step) -> P:
     """Returns how a piece of all devices is divided: each device has its own, along the first dim."""
     return P(step.mesh.axis_names)

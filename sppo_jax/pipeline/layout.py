@@ -33,21 +33,21 @@ class Physical(NamedTuple):
     head_VD: jax.Array | None
 
 
-def make_mesh(plan: Plan, devices=None) -> Mesh:
+def make_mesh(plan: Plan, devices=None, *, trains: bool = True) -> Mesh:
     """Makes the mesh (data, pipe, seq) of a plan.
 
     Args:
         plan: gives the axis sizes.
         devices: the devices to use, outermost axis first; by default the first of `jax.devices()`.
+        trains: whether steps will train; then pools of pinned memory that start now are filled, see `host_pool`.
 
     Raises:
         ValueError: there are fewer devices than the mesh needs.
     """
+    pools_are_new = False
     if devices is None:
         pools_are_new = set_memory_limits(plan)
         devices = jax.devices()
-        if pools_are_new:
-            fill_pools(plan, jax.local_devices())
     shape = (plan.mesh.data, plan.mesh.pipe, plan.mesh.seq)
     needed = int(np.prod(shape))
     if len(devices) < needed:
@@ -57,7 +57,10 @@ def make_mesh(plan: Plan, devices=None) -> Mesh:
             f"exceed the number of devices, got {len(devices)}; lower an axis, or simulate more with "
             f"train.devices=cpu:{needed}"
         )
-    return Mesh(np.asarray(devices[:needed]).reshape(shape), ("data", "pipe", "seq"), axis_types=(AxisType.Auto,) * 3)
+    mesh = Mesh(np.asarray(devices[:needed]).reshape(shape), ("data", "pipe", "seq"), axis_types=(AxisType.Auto,) * 3)
+    if pools_are_new and trains:
+        fill_pools(plan, mesh.local_devices)
+    return mesh
 
 
 def inner_mesh(mesh: Mesh, plan: Plan) -> Mesh:

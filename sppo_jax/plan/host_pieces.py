@@ -25,6 +25,12 @@ def check_host_pieces(host_pieces: Sequence[int]) -> None:
         )
 
 
+def describe_pieces(host_pieces: Sequence[int]) -> str:
+    """Returns the number of arrays and their shares, to be put behind the bytes; empty for one array."""
+    shares = " : ".join(map(str, host_pieces))
+    return f"; the stash in {len(host_pieces)} arrays, {shares}" if len(host_pieces) > 1 else ""
+
+
 def cut_line(num_units: int, host_pieces: Sequence[int]) -> tuple[int, ...]:
     """Returns the units of a line that lie in each array.
 

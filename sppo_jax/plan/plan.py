@@ -11,7 +11,7 @@ from sppo_jax.plan.check_stash import check_places, check_stash
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.host_arrays import HostArrays
-from sppo_jax.plan.host_pieces import ONE_PIECE, check_host_pieces
+from sppo_jax.plan.host_pieces import ONE_PIECE, check_host_pieces, describe_pieces
 from sppo_jax.plan.json_format import SCHEMA_VERSION, read_object, read_plan
 from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.shapes import check_shapes
@@ -274,7 +274,7 @@ class Plan:
             ("kv_grad_dtype", stash.kv_grad_dtype),
             ("step", f"{predicted.step_s:.4g} s, bubble {predicted.bubble_fraction:.1%}"),
             ("hbm", _by_stage(predicted.hbm_bytes)),
-            ("host", f"{_by_stage(predicted.host_bytes)}{_pieces(self.host_pieces)}"),
+            ("host", f"{_by_stage(predicted.host_bytes)}{describe_pieces(self.host_pieces)}"),
             ("saves", self.saves),
         ]
         lines = []
@@ -479,11 +479,6 @@ def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
 
 def _shapes(shapes: tuple[int, ...]) -> str:
     return f"; ticks of {', '.join(map(str, shapes))}" if shapes else ""
-
-
-def _pieces(host_pieces: tuple[int, ...]) -> str:
-    shares = " : ".join(map(str, host_pieces))
-    return f"; the stash in {len(host_pieces)} arrays, {shares}" if len(host_pieces) > 1 else ""
 
 
 def _by_stage(values: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sppo_jax.config import Config
-from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes
+from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import Cluster
 from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
@@ -14,7 +14,7 @@ from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import collective_counts
 from sppo_jax.planner.costs import CostModel, cost_model
 from sppo_jax.planner.layouts import Layout, Request, read_request
-from sppo_jax.planner.memory import Memory, Shape, predict_memory, usable_host_bytes
+from sppo_jax.planner.memory import Memory, Shape, predict_memory
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
 from sppo_jax.planner.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.planner.splits import SequenceSplit

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from sppo_jax.hardware import usable_bytes
+from sppo_jax.hardware import usable_bytes, usable_host_bytes
 from sppo_jax.plan.generators import chunks_in_flight
 from sppo_jax.plan.plan import MeshShape, SchedulePlan, StashPlan, schedule_table
 from sppo_jax.plan.shapes import rounded_up
@@ -13,16 +13,15 @@ from sppo_jax.planner.memory import (
     Memory,
     backward_work,
     idle_table_bytes,
-    kv_heads_per_device,
     optimizer_bytes,
     predict_memory,
     token_bytes,
-    usable_host_bytes,
     weight_bytes,
 )
 from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition, smallest_chunk
 from sppo_jax.planner.unit_times import RECOMPUTE
+from sppo_jax.planner.workspace import kv_heads_per_device
 
 
 class _Held(NamedTuple):

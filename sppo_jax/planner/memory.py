@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.hardware import Cluster, usable_bytes
-from sppo_jax.hardware.pinned_limit import GIB
+from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.plan import StashPlan
@@ -15,7 +14,7 @@ from sppo_jax.plan.stash import StashClass, TokenBytes, merged_classes, short_ro
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import slot_counts
 from sppo_jax.plan.waiting import waiting_room
-from sppo_jax.planner.workspace import backward_bytes, past_tile
+from sppo_jax.planner.workspace import kv_heads_per_device, workspace_bytes
 from sppo_jax.units import format_bytes
 
 # A parameter and the two moments that Adam keeps of it.
@@ -41,11 +40,6 @@ _MATRIX_COPIES, _MATRIX_SUMS = 3, 2
 _TPU_LANES, _TPU_PARTS = 128, 4
 # The most layers of a group that are no loop: the last one stands alone, see `pipeline.stage.run_layers`.
 _LAYERS_WITHOUT_LOOP = 2
-# Share of a host's memory that stays free: the system, reading data, the array that a blocking save writes.
-_HOST_RESERVE = 0.05
-# Share of a host's memory that the pools of its devices may pin: the bytes of a plan, and what regions of the pool have
-# more. The rest is for the system, the driver's tables of pinned pages (0.6% of them), reading data and staging copies.
-PINNED_SHARE = 0.97
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,19 +169,6 @@ class Memory:
         """Returns the parts, largest first."""
         parts = sorted(self.hbm.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
-
-
-def usable_host_bytes(cluster: Cluster) -> int:
-    """Returns the host memory that a plan may take for a device; of GPUs no more than can be pinned, in whole GiB."""
-    usable = int(cluster.device_host_bytes * (1 - _HOST_RESERVE))
-    if cluster.device.platform == "gpu":
-        usable = min(usable, most_pinned_bytes(cluster) // GIB * GIB)
-    return max(1, usable)
-
-
-def most_pinned_bytes(cluster: Cluster) -> int:
-    """Returns the bytes that XLA's pool of pinned memory may take for a device."""
-    return int(cluster.host_bytes * PINNED_SHARE) // cluster.devices_per_host
 
 
 def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int, int]:
@@ -494,31 +475,3 @@ def group_work(shape: Shape, tokens: int) -> int:
     members, model = shape.seq // 2, shape.model
     elements = 2 * members * tokens * model.num_kv_heads * model.head_dim
     return elements * (shape.compute_bytes + 2 * shape.sum_bytes)
-
-
-def workspace_bytes(shape: Shape, tokens: int, prefix_tokens: int) -> int:
-    """Returns what the fused kernel takes for itself in the largest call of a backward; without the kernel 0.
-
-    Args:
-        shape: of the model on a stage.
-        tokens: of the tick on one device.
-        prefix_tokens: whose keys and values a device holds, after the all-to-all.
-    """
-    if shape.kernel != "cudnn":
-        return 0
-    model, queries = shape.model, tokens * shape.ulysses
-    heads = kv_heads_per_device(model, shape.ulysses)
-    tile = past_tile(prefix_tokens, heads * model.head_dim * shape.compute_bytes)
-    return backward_bytes(
-        num_heads=model.num_heads // shape.ulysses,
-        num_kv_heads=heads,
-        head_dim=model.head_dim,
-        queries=queries,
-        keys=max(tile, min(queries, prefix_tokens)),
-        compute_bytes=shape.compute_bytes,
-    )
-
-
-def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:
-    """Returns the key-value heads a device holds under `ulysses`; they are replicated until they divide evenly."""
-    return math.lcm(model.num_kv_heads, ulysses) // ulysses

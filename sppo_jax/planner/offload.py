@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 from sppo_jax.config import StashConfig
+from sppo_jax.hardware import usable_host_bytes
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.plan import StashPlan
 from sppo_jax.plan.stash import merged_classes, recomputing_groups, slot_bytes, stash_classes
@@ -17,7 +18,6 @@ from sppo_jax.planner.memory import (
     optimizer_bytes,
     stash_bytes,
     token_bytes,
-    usable_host_bytes,
     waiting_bytes,
 )
 from sppo_jax.units import format_bytes

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.capacity import PINNED_SHARE, most_pinned_bytes
 from sppo_jax.hardware.machine import refused_bytes
 from sppo_jax.hardware.pinned_limit import GIB, MOST_WASTE, holds, limit_of, regions, requests_of, smallest_limit
 from sppo_jax.hardware.pinned_pool import FIRST_REFUSING_DRIVER, REFUSED_BYTES
@@ -16,7 +17,7 @@ from sppo_jax.plan.host_arrays import HostArrays, piece_bytes
 from sppo_jax.plan.host_pieces import ONE_PIECE
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.spread import padded, spread
-from sppo_jax.planner.memory import PINNED_SHARE, Memory, Shape, most_pinned_bytes
+from sppo_jax.planner.memory import Memory, Shape
 from sppo_jax.units import format_bytes
 
 _MOST_PIECES = 8

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from sppo_jax.config import Config
-from sppo_jax.hardware import Cluster, usable_bytes
+from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
 from sppo_jax.planner.best_first import TIE, BestFirst
@@ -16,7 +16,7 @@ from sppo_jax.planner.dials import Dials
 from sppo_jax.planner.evaluate import Outcome
 from sppo_jax.planner.frontier import Frontier, Start
 from sppo_jax.planner.layouts import Layout, Request, read_request
-from sppo_jax.planner.memory import Memory, usable_host_bytes
+from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.partitions import schedule_reason
 from sppo_jax.planner.runners_up import least_that_fits, rivals
 from sppo_jax.units import format_bytes

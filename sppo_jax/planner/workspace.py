@@ -8,6 +8,16 @@ Where several query heads share a key-value head, dK and dV of all query heads, 
 tensors of the graph, which cuDNN sums up afterwards. They are taken to be in memory. A forward has no such array.
 """
 
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from sppo_jax.config import ModelConfig
+
+if TYPE_CHECKING:
+    from sppo_jax.planner.memory import Shape
+
 # As in `attention.flash`, which imports jax: a test compares them.
 _TILE_BYTES, _MOST_KEYS = 64 * 2**20, 32768
 
@@ -39,3 +49,31 @@ def backward_bytes(
     sums = 4 * num_heads * queries * (head_dim + 1)
     of_all_heads = 2 * num_heads * keys * head_dim * compute_bytes
     return sums + (of_all_heads if num_heads != num_kv_heads else 0)
+
+
+def workspace_bytes(shape: Shape, tokens: int, prefix_tokens: int) -> int:
+    """Returns what the fused kernel takes for itself in the largest call of a backward; without the kernel 0.
+
+    Args:
+        shape: of the model on a stage.
+        tokens: of the tick on one device.
+        prefix_tokens: whose keys and values a device holds, after the all-to-all.
+    """
+    if shape.kernel != "cudnn":
+        return 0
+    model, queries = shape.model, tokens * shape.ulysses
+    heads = kv_heads_per_device(model, shape.ulysses)
+    tile = past_tile(prefix_tokens, heads * model.head_dim * shape.compute_bytes)
+    return backward_bytes(
+        num_heads=model.num_heads // shape.ulysses,
+        num_kv_heads=heads,
+        head_dim=model.head_dim,
+        queries=queries,
+        keys=max(tile, min(queries, prefix_tokens)),
+        compute_bytes=shape.compute_bytes,
+    )
+
+
+def kv_heads_per_device(model: ModelConfig, ulysses: int) -> int:
+    """Returns the key-value heads a device holds under `ulysses`; they are replicated until they divide evenly."""
+    return math.lcm(model.num_kv_heads, ulysses) // ulysses

@@ -89,7 +89,7 @@ def evaluate_saved(checkpoint: Path, config: Config, plan: Plan) -> Validation:
             f"{config.data.validation_fraction} of data.source={config.data.source}; raise "
             "data.validation_fraction, or set data.validation_source"
         )
-    mesh, model = layout.make_mesh(plan), build_model(config, abstract=True)
+    mesh, model = layout.make_mesh(plan, trains=False), build_model(config, abstract=True)
     check_kernels(config, plan, mesh.local_devices[0])
     shapes = nnx.state(model, nnx.Param)
     params = load_params(checkpoint, shapes, storage.stored_shapes(plan, shapes, mesh, in_order=True))

@@ -21,6 +21,8 @@ def small_config(cluster: str = "h100:1x4", **groups: dict) -> Config:
         "train": {"steps": 1},
         "hardware": {"cluster": cluster},
     }
+    if isinstance(groups.get("sequence", {}).get("chunks"), list):
+        del settings["sequence"]["balance"]  # lengths that are given have no balance
     return config_from_dict({name: settings.get(name, {}) | groups.get(name, {}) for name in {**settings, **groups}})
 
 

@@ -92,7 +92,7 @@ def test_where_no_cluster_will_do():
 WRONG = {
     "a list of chunks": (
         max_length,
-        {"sequence": {"chunks": [32768, 32768], "balance": "auto"}},
+        {"sequence": {"chunks": [32768, 32768]}},
         "sequence.chunks must be auto or one number for --max-length",
     ),
     "a list of alpha": (

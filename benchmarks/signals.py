@@ -4,11 +4,11 @@
     python benchmarks/signals.py --signals 12 --processes 2    # launch/local.sh 2
     python benchmarks/signals.py --python PYTHON               # another interpreter, with another jax
 
-SIGINT, SIGTERM and SIGHUP take turns, with and without `| tee`. A signal goes to the whole process group, as a terminal
-sends it, so tee dies of it too. The runs tell their phase through an audit hook, which sees the files that they open. A
-run must end within 10 seconds (while it compiles: of the end of that): before the first step with exit code 130, from
-then on with 0 and a checkpoint of its last step, and never with a traceback or by a signal. While Python itself starts
-(`start`) it may end as Python does.
+SIGINT, SIGTERM, SIGHUP and SIGUSR1 take turns, with and without `| tee`. A signal goes to the whole process group, as a
+terminal sends it, so tee dies of it too. The runs tell their phase through an audit hook, which sees the files that they
+open. A run must end within 10 seconds (while it compiles: of the end of that): before the first step with exit code 130,
+from then on with 0 and a checkpoint of its last step, and never with a traceback or by a signal. While Python itself
+starts (`start`) it may end as Python does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import yaml
 from sppo_jax.train.checkpoint_read import checkpoint_steps
 
 REPO = Path(__file__).parents[1]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PHASES = ("start", "imports", "joining", "planning", "data", "compiling", "loop")
 LIMIT_S = 10.0
 FIRST_S, LAST_STEP = 0.1, 10

@@ -31,7 +31,7 @@ def test_runs_end_as_they_should(tmp_path, monkeypatch, cache, num_processes, nu
         tmp_path / "runs", num_signals=num_signals, num_processes=num_processes, seed=num_processes, jobs=2
     )
     assert [end for end in ends if end.problem] == []
-    assert len(ends) == num_signals and {end.name for end in ends} == {"SIGINT", "SIGTERM", "SIGHUP"}
+    assert len(ends) == num_signals and {end.name for end in ends} == {"SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"}
     assert ends[0].phase == "loop" and ends[0].code == 0 and ends[0].saved >= 1
     assert os.listdir(tmp_path / "runs" / "hook") and not (tmp_path / "runs" / "0").exists()
     assert signals.table(ends).count("\n") >= 2

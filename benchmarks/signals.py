@@ -6,9 +6,9 @@
 
 SIGINT, SIGTERM, SIGHUP and SIGUSR1 take turns, with and without `| tee`. A signal goes to the whole process group, as a
 terminal sends it, so tee dies of it too. The runs tell their phase through an audit hook, which sees the files that
-they open. A run must end within 10 seconds (while it compiles: of the end of that). Before the first step it must end with
-exit code 130, from then on with 0 and a checkpoint of its last step, and never with a traceback or by a signal. While
-Python itself starts (`start`) it may end as Python does.
+they open. A run must end within 10 seconds (while it compiles: of the end of that). Before the first step it must end
+with exit code 130, from then on with 0 and a checkpoint of its last step, and never with a traceback or by a signal.
+While Python itself starts (`start`) it may end as Python does.
 """
 
 from __future__ import annotations

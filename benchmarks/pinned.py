@@ -54,6 +54,8 @@ CASES = (
     Case("gpt-7b-4m-8gpu"),
     Case("qwen3-32b-8gpu"),
     Case("llama3-70b-32gpu"),
+    Case("gpt-7b-4m"),
+    Case("qwen3-8b-1m-8gpu"),
 )
 
 

@@ -29,6 +29,7 @@ import papers  # noqa: E402
 import recall  # noqa: E402
 import records_picture  # noqa: E402
 import resume  # noqa: E402
+import shipped  # noqa: E402
 import table4  # noqa: E402
 import zero_bubble  # noqa: E402
 from blocks import write_block  # noqa: E402
@@ -89,6 +90,11 @@ def fit_block() -> tuple[str, Pictures]:
     return fit.block(fit.predicted_rows(results), results["jax"]), {}
 
 
+def shipped_block() -> tuple[str, Pictures]:
+    """Returns the block `shipped`."""
+    return shipped.block(shipped.load()), {}
+
+
 BLOCKS: dict[str, Callable[[], tuple[str, Pictures]]] = {
     "papers": papers_block,
     "kernels": kernels_block,
@@ -98,6 +104,7 @@ BLOCKS: dict[str, Callable[[], tuple[str, Pictures]]] = {
     "zero_bubble": zero_bubble_block,
     "clock": clock_block,
     "fit": fit_block,
+    "shipped": shipped_block,
 }
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -251,6 +253,17 @@ def test_a_save_that_fails_is_told_and_the_next_one_works(tmp_path, monkeypatch)
     assert checkpoints.save(make_state(seed=3), RUN | {"step": 3}, step=3)[1] is None
     assert checkpoints.close() is None and checkpoints.problem is None
     assert checkpoint_steps(tmp_path) == [3, 1]
+
+
+def test_writes_of_a_failed_save_that_end_late_are_not_told(tmp_path, monkeypatch):
+    """They report to a loop that is closed, each with a traceback; other errors are told as before."""
+    told: list[str] = []
+    monkeypatch.setattr(sys, "__unraisablehook__", lambda problem: told.append(str(problem.exc_value)))
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    Checkpoints(tmp_path, CheckpointConfig(), shapes_on(2)).close()
+    for text in ("Event loop is closed", "another fault"):
+        sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(text)))
+    assert told == ["another fault"]
 
 
 def test_a_checkpoint_is_found_by_run_directory_or_path(saved):

@@ -1,11 +1,8 @@
 """cuDNN's workspace by hand."""
 
-import pytest
-
-from sppo_jax.attention import flash
 from sppo_jax.config import ModelConfig
 from sppo_jax.planner.memory import Shape
-from sppo_jax.planner.workspace import backward_bytes, past_tile, workspace_bytes
+from sppo_jax.planner.workspace import backward_bytes, workspace_bytes
 
 MIB = 2**20
 LLAMA = ModelConfig(vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, mlp_size=14336)
@@ -19,12 +16,6 @@ def test_one_call_by_hand():
     assert backward_bytes(num_kv_heads=8, **call) == (516 + 512) * MIB
     half = {**call, "queries": 16384}
     assert backward_bytes(num_kv_heads=8, **half) == (258 + 512) * MIB
-
-
-@pytest.mark.parametrize("num_keys", [1, 7, 4096, 32768, 100_000, 2**20])
-@pytest.mark.parametrize("row_bytes", [2, 256, 2048, 2**14, 2**16, 2**27])
-def test_a_tile_of_the_past_is_the_kernels(num_keys, row_bytes):
-    assert past_tile(num_keys, row_bytes) == flash.past_tile(num_keys, row_bytes)
 
 
 def test_the_call_of_a_plan():

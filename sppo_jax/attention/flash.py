@@ -19,20 +19,7 @@ from sppo_jax.attention.blockwise import merge
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.spans import Spans, shift_rows
 from sppo_jax.dtypes import accumulator
-
-# Keys of the past in one kernel call: many, so that merging is little work, within what a tile's copies may take.
-TILE_BYTES, MAX_TILE = 64 * 2**20, 32768
-
-
-def past_tile(num_keys: int, row_bytes: int) -> int:
-    """Returns the keys in a tile of the past: a power of two, or `num_keys` if that is less.
-
-    Args:
-        num_keys: in the buffer.
-        row_bytes: of one key, over all its heads.
-    """
-    fitting = max(1, TILE_BYTES // row_bytes)
-    return min(2 ** (fitting.bit_length() - 1), MAX_TILE, num_keys)
+from sppo_jax.plan.past_tile import MAX_TILE, past_tile
 
 
 class _Tile:
@@ -192,4 +179,4 @@ def _tile_sizes(q_TNH: jax.Array, prefix: Prefix) -> tuple[int, int]:
     """Returns the keys in a tile of the past, and in the tile of a document of the chunk."""
     num_heads, num_keys, head_dim = prefix.k.shape[-3:]
     row_bytes = num_heads * head_dim * prefix.k.dtype.itemsize
-    return past_tile(num_keys, row_bytes), min(q_TNH.shape[0], num_keys)
+    return past_tile(num_keys, row_bytes, MAX_TILE), min(q_TNH.shape[0], num_keys)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sppo_jax.paths import file_error
 
-# The pattern that a directory stands for: all its files, and those of its directories.
+# The pattern that a directory means: all its files, and those of its directories.
 _EVERYTHING: tuple[str, ...] = ("**", "*")
 # Device and number of a directory, which are the same under every name.
 Identity = tuple[int, int]
@@ -58,7 +58,7 @@ def is_pattern(path: Path) -> bool:
 def files_in(path: Path) -> tuple[Path, list[Path]]:
     """Finds the files of a directory or of a pattern.
 
-    `**` stands for any number of directories. Links are followed, but no directory is entered from within itself.
+    `**` means any number of directories. Links are followed, but no directory is entered from within itself.
     Hidden files and directories are left out unless the pattern writes their dot. A link to nothing counts as a file.
 
     Args:

@@ -14,23 +14,10 @@ import math
 from typing import TYPE_CHECKING
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.plan.past_tile import past_tile
 
 if TYPE_CHECKING:
     from sppo_jax.planner.memory import Shape
-
-# As in `attention.flash`, which imports jax: a test compares them.
-_TILE_BYTES, _MOST_KEYS = 64 * 2**20, 32768
-
-
-def past_tile(num_keys: int, row_bytes: int) -> int:
-    """Returns the keys of the past in one call: see `attention.flash.past_tile`.
-
-    Args:
-        num_keys: in the buffer.
-        row_bytes: of one key, over all its heads.
-    """
-    fitting = max(1, _TILE_BYTES // row_bytes)
-    return min(2 ** (fitting.bit_length() - 1), _MOST_KEYS, num_keys)
 
 
 def backward_bytes(

@@ -107,11 +107,6 @@ class Frontier:
             self._excesses[key] = self.memory.of_layout(partition, places)
         return self._excesses[key]
 
-    def may_fit(self, number: int) -> bool:
-        """Returns whether nothing that is known so far says that a candidate does not fit."""
-        candidate = self[number]
-        return number not in self.unfit and self.rough_excess(candidate.partition, candidate.places) <= 0
-
     def fits(self, number: int) -> bool:
         """Returns whether a candidate is simulated and fits."""
         return number in self.outcomes and self.outcomes[number].memory.fits(self.request.cluster)

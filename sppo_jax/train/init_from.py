@@ -54,7 +54,8 @@ def state_of_run(experiment: Experiment) -> tuple[TrainState, str]:
         what = "the weights"
     before, after = run.get("config", {}).get("model", {}), to_dict(config)["model"]
     changes = "".join(f"; model.{name}: {old} -> {new}" for name, old, new in _changes(before, after))
-    return state, f"from {what} in {checkpoint}{changes}"
+    unread = f"; the weights in {config.model.hf} are not read" if config.model.hf else ""
+    return state, f"from {what} in {checkpoint}{changes}{unread}"
 
 
 def _from_first_step(opt_state: optax.OptState) -> optax.OptState:

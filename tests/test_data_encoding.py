@@ -75,7 +75,5 @@ def test_wrong_tokenizers_are_refused(path, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=message):
             open_encoder(DataConfig(**settings), vocab_size=vocab_size)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        ValueError, match=r'tokenizers library, which is not installed; run pip install "sppo_jax\[data\]"'
-    ):
+    with pytest.raises(ValueError, match=r"tokenizers library, which is not installed; run pip install tokenizers"):
         open_encoder(DataConfig(tokenizer=str(path)), vocab_size=100)

@@ -119,5 +119,5 @@ def test_invalid_utf8_is_refused_with_the_name_of_the_file(tmp_path, name, where
 
 def test_a_missing_library_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match=r'needs the pyarrow library.*pip install "sppo_jax\[data\]"'):
+    with pytest.raises(ValueError, match=r"needs the pyarrow library.*pip install pyarrow"):
         documents(tmp_path / "a.parquet")

@@ -24,12 +24,14 @@ class Corpus:
         starts: first token of each document, int64 [num_documents].
         ends: one past the last token of each document, above its start, int64 [num_documents].
         hashes: a number in [0, 1) for each document, from its name, float64 [num_documents].
+        digest: a text that differs between conversations that differ in what is learned; "": all tokens are learned.
     """
 
     parts: tuple[Tokens, ...]
     starts: np.ndarray
     ends: np.ndarray
     hashes: np.ndarray
+    digest: str = ""
 
     @property
     def num_documents(self) -> int:
@@ -40,7 +42,7 @@ class Corpus:
         return int((self.ends - self.starts).sum())
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Returns tokens [begin, end), which lie in one document."""
+        """Returns tokens [begin, end) of one document; in uint32, bit 31 says that a token is not learned."""
         part = int(np.searchsorted(self._firsts, begin, side="right")) - 1
         first = int(self._firsts[part])
         return self.parts[part][begin - first : end - first]
@@ -87,6 +89,7 @@ def join(corpora: list[Corpus]) -> Corpus:
         starts=np.concatenate([corpus.starts + first for corpus, first in zip(corpora, firsts, strict=True)]),
         ends=np.concatenate([corpus.ends + first for corpus, first in zip(corpora, firsts, strict=True)]),
         hashes=np.concatenate([corpus.hashes for corpus in corpora]),
+        digest=" ".join(corpus.digest for corpus in corpora if corpus.digest),
     )
 
 

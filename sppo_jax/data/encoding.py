@@ -49,6 +49,10 @@ class Encoder(Protocol):
         """Returns the tokens of some texts, without start and end; bytes that are not UTF-8 come as lone surrogates."""
         ...
 
+    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns tokens, int64 [num_tokens], and the first and one past the last character of each [num_tokens, 2]."""
+        ...
+
     def locate(self, text: str) -> Located:
         """Returns the tokens of a text, without start and end, and where they lie."""
         ...
@@ -69,6 +73,15 @@ class BytesEncoder:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """See `Encoder`."""
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
+
+    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `Encoder`; all bytes of a character have its place."""
+        found = []
+        for tokens in self.encode(texts):
+            # Every byte of UTF-8 but those that go on with a character begins one.
+            at = np.cumsum((tokens & 0xC0) != 0x80) - 1
+            found.append((tokens.astype(np.int64), np.stack([at, at + 1], axis=1)))
+        return found
 
     def locate(self, text: str) -> Located:
         """See `Encoder`; nothing needs the places of bytes."""
@@ -142,6 +155,11 @@ class FileEncoder:
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int64) for one in encoded]
 
+    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `Encoder`."""
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [(np.array(one.ids, np.int64), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in encoded]
+
     def locate(self, text: str) -> Located:
         """See `Encoder`."""
         return _FileLocated(self._tokenizer.encode(text, add_special_tokens=False))
@@ -194,7 +212,7 @@ def _parse(text: bytes, path: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise ValueError(
-            'data.tokenizer needs the tokenizers library, which is not installed; run pip install "sppo_jax[data]"'
+            "data.tokenizer needs the tokenizers library, which is not installed; run pip install tokenizers"
         ) from None
     try:
         return Tokenizer.from_buffer(text)

@@ -73,9 +73,15 @@ def open_data(config: Config) -> Data:
     data, vocab_size = _with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
 
+    room = max(1, int(config.sequence.length * data.fill))
+
     def corpora(weights: Mapping[str, float]) -> Iterator[tuple[str, float, Corpus]]:
         for name, weight in weights.items():
-            yield name, weight / sum(weights.values()), load_corpus(data, name, encoder, vocab_size=vocab_size)
+            yield (
+                name,
+                weight / sum(weights.values()),
+                load_corpus(data, name, encoder, vocab_size=vocab_size, length=room),
+            )
 
     sources: list[Source] = []
     fraction = 0.0 if data.validation_sources else data.validation_fraction
@@ -158,6 +164,7 @@ def _fingerprint(config: Config, sources: Sequence[Source]) -> str:
                 for array in (layout.begins, layout.sizes, layout.firsts):
                     digest.update(zlib.crc32(np.ascontiguousarray(array).data).to_bytes(4, "little"))
                 digest.update(rows.read(0)["tokens"].tobytes())
+                digest.update(rows.corpus.digest.encode())
     return digest.hexdigest()[:16]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from sppo_jax.data.best_fit import best_fit
 from sppo_jax.data.corpus import Corpus
+from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.order import key_of, mix_array, permuted
 from sppo_jax.data.rows import Batch
 
@@ -136,9 +137,10 @@ class PackedRows:
 
     def _read_piece(self, piece: int) -> tuple[np.ndarray, np.ndarray]:
         begin, size = int(self.layout.begins[piece]), int(self.layout.sizes[piece])
-        tokens = self.corpus.read(begin, begin + size + int(self.layout.goes_on[piece]))
+        words = self.corpus.read(begin, begin + size + int(self.layout.goes_on[piece]))
+        tokens, learned = split_words(words)
         targets = np.full(size, -1, np.int32)
-        targets[: len(tokens) - 1] = tokens[1:]
+        targets[: len(tokens) - 1] = np.where(learned[1:], tokens[1:], -1)
         return tokens[:size], targets
 
     def read(self, row: int) -> Batch:

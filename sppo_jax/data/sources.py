@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Writer, entry_of
+from sppo_jax.data.chat_rows import ROW_SUFFIXES, holds_chats
 from sppo_jax.data.corpus import Corpus, corpus_of, join
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import File, files_in, is_pattern, look_at
@@ -32,7 +33,9 @@ _BATCH_CHARS, _BATCH_PIECES = 1 << 22, 4096
 _SHOWN_AFTER_S = 2.0
 
 
-def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int) -> Corpus:
+def load_corpus(
+    config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int, length: int = 0
+) -> Corpus:
     """Opens the documents of a source, in the order of their files' names; text is tokenized if it never was.
 
     Args:
@@ -40,19 +43,51 @@ def load_corpus(config: DataConfig, source: str, encoder: Callable[[], Encoder],
         source: a file, a directory, a pattern, or "stdlib".
         encoder: opens the encoder; called only if the source has text.
         vocab_size: tokens must lie in 0..vocab_size-1.
+        length: tokens that a sequence holds, which decides what conversations are too long.
 
     Raises:
         ValueError: the source is unknown, unreadable or empty, or a token does not fit the vocabulary.
     """
     root, files = find_files(source)
     text = [file for file in files if not file.name.endswith(TOKEN_SUFFIXES)]
+    chats = [file for file in text if _is_chat(config, file)]
+    text = [file for file in text if file not in chats]
     corpora = [_text_corpus(config, root, text, encoder())] if text else []
+    corpora += [_chat_corpus(config, root, chats, encoder(), length)] if chats else []
     tokens = [file for file in files if file.name.endswith(TOKEN_SUFFIXES)]
     corpora += load_tokens(config, source, tokens, vocab_size)
     corpus = join(corpora)
     if not corpus.num_documents:
         raise ValueError(f"data.source must hold tokens, got none in {source}; choose another source")
     return corpus
+
+
+def _chat_corpus(config: DataConfig, root: Path, files: list[File], encoder: Encoder, length: int) -> Corpus:
+    """Opens conversations, which need a library that text does not."""
+    try:
+        from sppo_jax.data.chats import load_chats
+    except ImportError:
+        raise ValueError(
+            "conversations need the jinja2 library, which is not installed; run pip install jinja2"
+        ) from None
+    return load_chats(config, root, files, encoder, length)
+
+
+def _is_chat(config: DataConfig, file: File) -> bool:
+    """Returns whether a file holds conversations.
+
+    Raises:
+        ValueError: data.format asks for what the file cannot hold.
+    """
+    if config.format == "auto":
+        return holds_chats(file.path, config.chat, config.text_key)
+    if config.format == "tokens" or (config.format == "chat" and not file.name.endswith(ROW_SUFFIXES)):
+        kinds = TOKEN_SUFFIXES if config.format == "tokens" else ROW_SUFFIXES
+        raise ValueError(
+            f"data.source must hold {', '.join(kinds)} files where data.format is {config.format}, got {file.path}; "
+            "leave out the file, or set data.format=auto"
+        )
+    return config.format == "chat"
 
 
 def find_files(source: str) -> tuple[Path, list[File]]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from sppo_jax.config import Config
 from sppo_jax.data.corpus import Corpus
+from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.open import Data, Source
 from sppo_jax.data.order import key_of, permuted
@@ -212,7 +213,7 @@ def _documents(data: Data, seed: int) -> tuple[Sample, ...]:
         if number < corpus.num_documents:
             document = permuted(number, corpus.num_documents, key_of(seed))
             start, end = int(corpus.starts[document]), int(corpus.ends[document])
-            text = data.decode(corpus.read(start, min(end, start + _SAMPLE_TOKENS)).astype(np.int64))
+            text = data.decode(split_words(corpus.read(start, min(end, start + _SAMPLE_TOKENS)))[0].astype(np.int64))
             samples.append(Sample(where=name, tokens=end - start, text=text))
     return tuple(samples)
 

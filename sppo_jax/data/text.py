@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sppo_jax.data.compressed import COMPRESSED_SUFFIXES, is_torn, open_bytes, torn
 from sppo_jax.data.folders import unreadable
 from sppo_jax.files import parse_json
 
-TEXT_SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".parquet")
+_JSON_SUFFIXES = tuple(f".jsonl{packed}" for packed in ("", *COMPRESSED_SUFFIXES))
+TEXT_SUFFIXES = (".txt", *(f".txt{packed}" for packed in COMPRESSED_SUFFIXES), *_JSON_SUFFIXES, ".parquet")
 _PIECE_CHARS = 1 << 22
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -33,7 +35,7 @@ def read_pieces(path: Path, *, text_key: str, strict: bool) -> Iterator[Piece]:
     """
     if path.name.endswith(".parquet"):
         documents = _parquet_documents(path, text_key)
-    elif path.name.endswith((".jsonl", ".jsonl.gz")):
+    elif path.name.endswith(_JSON_SUFFIXES):
         documents = _json_documents(path, text_key)
     else:
         yield from _cut(_plain_blocks(path, strict))
@@ -57,10 +59,14 @@ def _cut(blocks: Iterator[str]) -> Iterator[Piece]:
 
 def _plain_blocks(path: Path, strict: bool) -> Iterator[str]:
     try:
-        with open(path, encoding="utf-8", errors="strict" if strict else "surrogateescape", newline="") as file:
+        errors = "strict" if strict else "surrogateescape"
+        with io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors=errors, newline="") as file:
             while block := file.read(_PIECE_CHARS):
                 yield block
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
+        if is_torn(path, error):
+            raise torn(path, error, 0) from error
+        assert isinstance(error, OSError)
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
         change = "convert the file, or leave out data.tokenizer to train on bytes"
@@ -70,15 +76,14 @@ def _plain_blocks(path: Path, strict: bool) -> Iterator[str]:
 def _json_documents(path: Path, text_key: str) -> Iterator[str]:
     number = 0
     try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
+        with open_bytes(path) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield _text_of(line, text_key, f"{path} line {number}")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(
-            f"a .gz file must be whole gzip, got {path} ({error}, after line {number}); copy the file again"
-        ) from error
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
+        if is_torn(path, error):
+            raise torn(path, error, number) from error
+        assert isinstance(error, OSError)
         raise unreadable(path, error) from error
 
 
@@ -122,9 +127,7 @@ def _parquet_documents(path: Path, text_key: str) -> Iterator[str]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise ValueError(
-            f'{path} needs the pyarrow library, which is not installed; run pip install "sppo_jax[data]"'
-        ) from None
+        raise ValueError(f"{path} needs the pyarrow library, which is not installed; run pip install pyarrow") from None
     try:
         with pq.ParquetFile(path) as file:
             _check_column(file.schema_arrow, text_key, path, pa)

@@ -5,7 +5,7 @@
     python benchmarks/gpu.py --parts health,exact   some parts
     python benchmarks/gpu.py --tiny                 every part on the CPU, in two minutes, to see that the parts work
     python benchmarks/gpu.py --compile h200         compile every program for a GPU that is not here; nothing runs
-    options: --out benchmarks/results  --case PART/NAME (repeat)  --list
+    options: --out benchmarks/results  --case PART/NAME (repeat)  --list  --host-gib 120
 
 Parts: system (libraries, limits), exact (kernels and a pipeline step against float32), probe (loops that wait for host
 copies), attention (FLOP/s by queries and prefix), pool (host memory that is pinned), health (ceilings of the machine),
@@ -14,7 +14,8 @@ devices by document, on 2, 4 and 8 GPUs). docs/first_gpu.md says what to run fir
 Each case is a process of its own; its results are added to one JSON when it ends. Compiled programs stay under
 --out, in cache, or where JAX_COMPILATION_CACHE_DIR says. What time did not allow is "not run"; --resume runs it. A case
 that failed runs again only by its name. Needs one idle NVIDIA GPU of 16 GiB or more, and 24 GiB of host memory; cases
-that need more memory, more devices, or a package that is missing, are skipped with the reason.
+that need more memory, more devices, or a package that is missing, are skipped with the reason. What a failed case
+printed is added to a .log beside the JSON.
 Exit code 1: a comparison of part exact or flex failed; 2: nothing can run here.
 """
 
@@ -67,6 +68,12 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="tiny cases on the CPU")
     parser.add_argument("--compile", metavar="DEVICE", help="compile for a device (h200, h100), do not run")
     parser.add_argument("--list", action="store_true", help="print the cases, run nothing")
+    parser.add_argument(
+        "--host-gib",
+        type=float,
+        metavar="GIB",
+        help="host memory; by default what the system shows",
+    )
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="where results go")
     args = parser.parse_args(words)
     args.parts = args.parts.split(",")
@@ -121,7 +128,10 @@ def _is_left(case: Case, results: Results, *, named: bool) -> bool:
 def _machine(args: argparse.Namespace) -> Machine:
     if args.compile:
         return absent_machine(args.compile)
-    return cpu_machine() if args.tiny else gpu_machine(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if args.tiny:
+        return cpu_machine()
+    given_bytes = int(args.host_gib * 2**30) if args.host_gib else None
+    return gpu_machine(os.environ.get("CUDA_VISIBLE_DEVICES"), given_bytes)
 
 
 def _name(args: argparse.Namespace, machine: Machine) -> str:

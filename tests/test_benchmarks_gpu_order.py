@@ -80,17 +80,10 @@ def test_every_first_case_can_run_on_a_machine_of_128_gib_of_host_memory():
     assert [why_not(cases[key], H100) for key in order.FIRST] == [""] * len(order.FIRST)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "step/1B at 128K, planned, breadth-first",
-        "step/8B at 128K, optimizer on the host",
-        "step/8B, optimizer on the host, longest",
-    ],
-)
-def test_cases_that_would_pin_a_whole_small_host_are_skipped(key):
+def test_a_case_that_would_pin_a_whole_small_host_is_skipped():
+    key = "step/8B at 128K, optimizer on the host"
     case = next(case for case in all_cases() if case.key == key)
-    assert why_not(case, H100) == "needs 200 GiB of host memory, this machine has 125.0"
+    assert why_not(case, H100) == "needs 133 GiB of host memory, this machine has 125.0"
 
 
 def test_two_more_calls_go_on_and_no_case_runs_twice(tmp_path):

@@ -17,8 +17,8 @@ from gpu_parts.report import tables  # noqa: E402
 from gpu_parts.results import Results, read  # noqa: E402
 from gpu_parts.runner import environment  # noqa: E402
 
+from sppo_jax import compat  # noqa: E402
 from sppo_jax.attention import flash  # noqa: E402
-from sppo_jax.compat import deterministic_attention  # noqa: E402
 from sppo_jax.hardware import DEVICES  # noqa: E402
 
 GIB = 2**30
@@ -46,16 +46,17 @@ def test_a_step_fills_the_pools_of_pinned_memory_as_a_run_does(monkeypatch):
 
 def test_a_step_on_the_host_needs_what_its_plan_may_pin():
     cases = {case.name: case for case in step.cases(tiny=False)}
-    # 60 GiB pin 64, and the process takes 8.
-    assert cases["1B at 128K, all on the host"].host_gib == 72
+    # A filled pool pins a GiB more, and the process takes 8.
+    assert cases["1B at 128K, all on the host"].host_gib == 69
     assert cases["1B at 128K, kept"].host_gib == cases["longest"].host_gib == 8
 
 
-def test_the_same_step_runs_with_its_loops_in_cuda_graphs():
+@pytest.mark.parametrize("what, kinds", [("loops in CUDA graphs", "+WHILE"), ("no CUDA graphs", "COLLECTIVES")])
+def test_the_same_step_runs_with_more_and_without_cuda_graphs(what, kinds):
     cases = {case.name: case for case in step.cases(tiny=False)}
-    plain, graphs = (cases[f"1B at 128K, all on the host{end}"] for end in ("", ", loops in CUDA graphs"))
-    assert graphs.settings == plain.settings | {"graphs": True}
-    assert (plain.flags, graphs.flags) == ("", "--xla_gpu_enable_command_buffer=+WHILE")
+    plain, graphs = (cases[f"1B at 128K, all on the host{end}"] for end in ("", f", {what}"))
+    assert graphs.settings == plain.settings | {"graphs": what}
+    assert (plain.flags, graphs.flags) == ("", f"--xla_gpu_enable_command_buffer={kinds}")
     assert graphs.flags in environment(graphs, H200, "run")["XLA_FLAGS"]
 
 
@@ -135,8 +136,12 @@ def test_bit_for_bit_cases_are_traced_with_kernels_in_a_fixed_order():
     flag, target = "--xla_gpu_exclude_nondeterministic_ops=true", target_here("cpu")
     for name, fixed in (("step", True), ("breadth-first step", True), ("step, kernels as they come", False)):
         own = exact_step.cases(tiny=True)[0].settings | {"fixed_order": cases[name].settings["fixed_order"]}
-        contexts = {program.context is deterministic_attention for program in exact_step.programs(own, target)}
-        assert (flag in cases[name].flags, contexts) == (fixed, {fixed})
+        contexts = set()
+        for program in exact_step.programs(own, target):
+            with program.context():
+                is_twin = program.name.endswith(exact_step.TWIN)
+                contexts.add((compat._FIXED_ORDER.value, compat._HOST_IS_DEVICE.value == is_twin))
+        assert (flag in cases[name].flags, contexts) == (fixed, {(fixed, True)})
 
 
 def test_a_program_is_traced_in_its_context():

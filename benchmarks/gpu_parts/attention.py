@@ -35,13 +35,15 @@ def cases(*, tiny: bool) -> list[Case]:
             found.append(
                 _case(f"{kernel} behind {prefix}K", settings, 10 + 8 * len(queries) + prefix * len(queries) / 24)
             )
-    for name, shape, queries in (
-        ("a large rectangle", "rectangle", long),
-        ("a small rectangle", "rectangle", short[:2]),
-        ("a triangle", "triangle", short),
+    for name, shape, queries, head_dim in (
+        ("a large rectangle", "rectangle", long, 128),
+        ("a small rectangle", "rectangle", short[:2], 128),
+        ("a triangle", "triangle", short, 128),
+        *((f"a rectangle, heads of {size}", "rectangle", long[:1], size) for size in (64, 80, 96)),
+        ("a triangle, heads of 64", "triangle", long[:1], 64),
     ):
-        settings = {"calls": shape, "keys": 32 * _K, "queries": queries, "run_s": 0.1}
-        found.append(_case(f"cudnn, {name}", settings, 10 + 7.5 * len(queries)))
+        settings = {"calls": shape, "keys": 32 * _K, "queries": queries, "run_s": 0.1, "head_dim": head_dim}
+        found.append(_case(f"cudnn, {name}", settings, 8 + 3 * len(queries)))
     return [*found, _case("profile", {"profile": True}, 140)]
 
 
@@ -56,7 +58,7 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
     """List the programs of a case; `sppo profile`'s own figures need no others than these."""
     if "profile" in settings:
         return
-    timer, model = _timer(settings, target), default_model(target.platform)
+    timer, model = _timer(settings, target), _model(settings, target)
     for queries in settings["queries"]:
         for way, (work, _) in _works(settings, model, queries).items():
             yield Program(f"{_what(settings)}, {queries} queries, {way}", *timer.program(*work))
@@ -65,7 +67,7 @@ def programs(settings: dict, target: Target) -> Iterator[Program]:
 def run(settings: dict, device: str, emit: Emit) -> None:
     """Measure; a row for each number of queries and way."""
     target = target_here(device)
-    model = default_model(target.platform)
+    model = _model(settings, target)
     if "profile" in settings:
         sizes = dataclasses.replace(default_sizes(target.platform, quick=False), run_s=0.1, runs=TIMED_RUNS)
         emit({"what": "profile", "profile": dataclasses.asdict(measure.measure(model, sizes, print))})
@@ -78,9 +80,16 @@ def run(settings: dict, device: str, emit: Emit) -> None:
             emit(row | {"prefix": settings.get("prefix"), "flops_s": flops / seconds})
 
 
+def _model(settings: dict, target: Target) -> ModelConfig:
+    model = default_model(target.platform)
+    return dataclasses.replace(model, head_dim=settings.get("head_dim", model.head_dim))
+
+
 def _what(settings: dict) -> str:
     if "calls" in settings:
-        return f"cudnn's {settings['calls']} of {settings['keys'] // _K}K keys"
+        heads = f", heads of {settings['head_dim']}" if settings.get("head_dim", 128) != 128 else ""
+        keys = f" of {settings['keys'] // _K}K keys" if settings["calls"] == "rectangle" else ""
+        return f"cudnn's {settings['calls']}{keys}{heads}"
     return f"{settings['kernel']} behind {settings['prefix']}"
 
 

@@ -58,6 +58,7 @@ class Outcome:
         rows: what it emitted, also where it failed later.
         settings: of the case.
         date: day on which it was made, YYYY-MM-DD; empty in results older than this field.
+        printed: the end of what its process printed, where it failed; not in the JSON.
     """
 
     key: str
@@ -67,6 +68,7 @@ class Outcome:
     rows: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     date: str = ""
+    printed: str = ""
 
     @property
     def part(self) -> str:
@@ -75,4 +77,4 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "printed"}

@@ -57,7 +57,7 @@ _LAYOUTS = {
     80: [[4, 4, 80]],
     96: [[8, 4, 96]],
 }
-_SECONDS_A_LAYOUT = 25.0
+_SECONDS_A_LAYOUT = 82.0  # measured on one H100 with 16 cores; most of it compiles plain attention
 
 
 def cases(*, tiny: bool) -> list[Case]:
@@ -77,7 +77,7 @@ def _case(name: str, kernel: str, heads: list[list[int]]) -> Case:
         name=name,
         settings={"heads": heads, "kernels": [kernel], "patterns": list(PATTERNS), "tiny": False},
         expected_s=5 + _SECONDS_A_LAYOUT * len(heads),
-        limit_s=120 + 4 * _SECONDS_A_LAYOUT * len(heads),
+        limit_s=120 + 2 * _SECONDS_A_LAYOUT * len(heads),
         hbm_gib=16,
     )
 

@@ -77,11 +77,12 @@ def absent_machine(device: str) -> Machine:
     )
 
 
-def gpu_machine(visible: str | None = None) -> Machine:
+def gpu_machine(visible: str | None = None, given_host_bytes: int | None = None) -> Machine:
     """Look for one idle GPU that the planner knows.
 
     Args:
         visible: CUDA_VISIBLE_DEVICES as the user set it; None: every GPU of the machine.
+        given_host_bytes: memory of the host; None: what its system shows.
 
     Raises:
         ValueError: there is none, it is busy, or the machine is too small; one line that says what to do.
@@ -96,7 +97,7 @@ def gpu_machine(visible: str | None = None) -> Machine:
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ValueError(_none_found(f"nvidia-smi gave {type(error).__name__}")) from None
-    return choose_gpu(text, visible, host_bytes())
+    return choose_gpu(text, visible, given_host_bytes or host_bytes())
 
 
 def _none_found(why: str) -> str:

@@ -9,20 +9,17 @@ from gpu_parts.case import Case
 # In this order, whatever they take: together less than ten minutes on an H100.
 FIRST = (
     "system/what is here",
-    "exact/heads of 128",
-    "probe/loops",
-    "probe/loops in CUDA graphs",
-    "attention/cudnn, a large rectangle",
-    "pool/20 GiB",
-    "pool/20 GiB, filled beforehand",
-    "step/1B at 128K, kept",
-    "step/1B at 128K, all on the host",
-    "overlap/1B at 128K, all on the host",
+    "train/save and resume",
+    "step/1B at 128K, all on the host, no CUDA graphs",
     "exact/step",
+    "step/8B's widths, 8 layers, at 128K, planned, no CUDA graphs",
+    "exact/breadth-first step",
+    "overlap/1B at 128K, all on the host",
 )
 # How much a case decides; the first prefix that a key has counts, and longer prefixes stand first.
 WORTH = {
-    "step/1B at 128K, all on the host, loops in CUDA graphs": 400,
+    "step/1B at 128K, all on the host, loops in CUDA graphs": 20,
+    "step/8B's widths, 8 layers": 200,
     "attention/profile": 420,
     "step/1B at 128K, planned, breadth-first": 120,
     "step/1B at 128K, planned": 300,

@@ -24,7 +24,7 @@ from gpu_parts.room import needed_gib
 Interval = tuple[float, float]
 # Shorter pauses between kernels are the cost of starting them.
 _LAUNCH_US = 20.0
-_MOST_KERNELS = 15
+_MOST_KERNELS = 60
 # Beside every figure of this part.
 NOTE = "traced without CUDA graphs: XLA leaves them out while a profiler runs"
 

@@ -14,7 +14,7 @@ from sppo_jax.units import format_bytes
 
 Row = dict[str, Any]
 # The parts that compare results with right ones.
-COMPARING = ("exact", "flex")
+COMPARING = ("exact", "train", "flex")
 
 
 def write_reports(results: Results) -> str:
@@ -188,13 +188,18 @@ def _exact(results: Results) -> list[Row]:
             "holds": "yes" if row["ok"] else "NO",
             "largest error": _difference(row),
         }
-        for row in results.rows("exact")
+        for part in ("exact", "train")
+        for row in results.rows(part)
         if "what" in row
     ]
 
 
 def _difference(row: Row) -> str:
     """Say how large the error of a comparison is."""
+    if "losses" in row:
+        return (
+            f"{row['error']:.2g} of a loss" if "error" in row else f"{row['losses'][0]:.3f} to {row['losses'][-1]:.3f}"
+        )
     if not row.get("bitwise"):
         return f"{row['times_dense']:.2f} of dense bfloat16's, in {row['worst']}"
     if not row.get("differing"):

@@ -82,9 +82,12 @@ class Results:
         return old
 
     def add(self, outcome: Outcome) -> None:
-        """Add an outcome, in the place of an earlier one of the same case, and write the file."""
-        self.outcomes[outcome.key] = replace(outcome, date=outcome.date or _today())
+        """Add an outcome, in the place of an earlier one of the same case, and write the file; add to the log."""
+        self.outcomes[outcome.key] = replace(outcome, date=outcome.date or _today(), printed="")
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if outcome.printed:
+            with self.path.with_suffix(".log").open("a", encoding="utf-8") as log:
+                log.write(f"==== {outcome.key}: {outcome.status}, {outcome.reason}\n{outcome.printed}\n")
         write_whole(self.path, json.dumps(self.to_dict(), indent=1) + "\n")
 
     def rows(self, part: str) -> list[dict[str, Any]]:

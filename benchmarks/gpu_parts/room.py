@@ -8,6 +8,8 @@ from dataclasses import replace
 from sppo_jax.hardware import Cluster, Device, installed_spare, make_cluster
 
 _GIB = 2**30
+# What the limit of a filled pool, in whole GiB, is above what a plan takes.
+_POOL_GIB = 1
 # What a process takes on its host besides what it pins: Python, CUDA, the compiler.
 _PROCESS_GIB = 8
 
@@ -32,5 +34,5 @@ def pinned_bytes(num_bytes: int) -> int:
 
 
 def needed_gib(planned_gib: float) -> float:
-    """Return the GiB of host memory that a process needs whose plan may take some GiB of it."""
-    return pinned_bytes(int(planned_gib * _GIB)) / _GIB + _PROCESS_GIB
+    """Return the GiB of host memory that a process needs whose plan may take some GiB, in a pool that it fills."""
+    return planned_gib + _POOL_GIB * (planned_gib > 0) + _PROCESS_GIB

@@ -25,6 +25,7 @@ _GIB = 2**30
 _SHORT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "OutOfMemoryError", "out of memory", "MemoryError")
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
 _MOST_WORDS = 300
+_MOST_PRINTED = 40_000  # characters of a failed case that are kept
 
 
 def why_not(case: Case, machine: Machine) -> str:
@@ -85,6 +86,7 @@ def run_case(case: Case, machine: Machine, mode: str, *, limit_s: float | None =
             wall_s=round(wall_s, 1),
             rows=_read_rows(rows),
             settings=case.settings,
+            printed="" if code == 0 else text[-_MOST_PRINTED:],
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from cases import random_batch
 
 from gpu_parts.case import Case, Emit
-from gpu_parts.probe import GRAPHS_FLAG
+from gpu_parts.probe import GRAPHS_FLAG, NO_GRAPHS_FLAG
 from gpu_parts.program import TIMED_RUNS, Program, Target, figures_of, median, target_here, timed
 from gpu_parts.room import cluster_of, needed_gib
 from sppo_jax import environment
@@ -54,15 +54,14 @@ TINY = {
 TINY_STEP = {"model": TINY, "length": 128, "chunks": 4, "stash": "kept", "host_gib": 1}
 # A step at 512K then takes under 15 s; a stage needs two layers to hide its copies.
 FEW_LAYERS = 2
-_IN_GRAPHS = ", loops in CUDA graphs"
+# What XLA takes into CUDA graphs, where that is not its default.
+_GRAPHS = {"loops in CUDA graphs": GRAPHS_FLAG, "no CUDA graphs": NO_GRAPHS_FLAG}
 # Longer steps are timed twice, others three times.
 _LONG_S, _LONG_RUNS = 5.0, 2
-# Host memory that a plan may take. A pool that is not filled pins the next power of two: 64 GiB for 60, which a host of
-# 128 GiB has.
+# Host memory that a plan may take.
 HOST_GIB = 60
 # Parameters, moments and gradients of 8B take 116 GiB. Breadth-first, 1B at 128K takes 84 GiB of an H100's host.
-# A pool that is not filled pins 128 GiB for either. So their cases need a larger host until a GPU has filled a pool.
-_LARGE_HOST_GIB, _WHOLE_HOST_GIB, _LARGE_MACHINE_GIB = 100, 124, 200
+_LARGE_HOST_GIB, _WHOLE_HOST_GIB = 100, 124
 
 
 def cases(*, tiny: bool) -> list[Case]:
@@ -79,19 +78,28 @@ def cases(*, tiny: bool) -> list[Case]:
             settings = {"model": model, "length": length * _K, "stash": stash, "host_gib": HOST_GIB}
             found.append(_case(f"{name}, {stash}", settings, seconds))
             if (length, stash) == (128, "all on the host"):  # the same step, to compare
-                found.append(_case(f"{name}, {stash}{_IN_GRAPHS}", settings | {"graphs": True}, seconds, GRAPHS_FLAG))
+                for graphs, flag in _GRAPHS.items():
+                    found.append(_case(f"{name}, {stash}, {graphs}", settings | {"graphs": graphs}, seconds, flag))
     groups = {"model": ONE_BILLION, "length": 128 * _K, "schedule": BREADTH_FIRST}
     for stash in STASHES:
         host_gib = _LARGE_HOST_GIB if stash == "planned" else HOST_GIB
         found.append(_case(f"1B at 128K, {stash}, breadth-first", groups | {"stash": stash, "host_gib": host_gib}, 120))
-    wide = {"model": EIGHT_BILLION, "most_layers": True, "length": 128 * _K, "stash": "planned", "host_gib": HOST_GIB}
+    wide = {"model": EIGHT_BILLION, "length": 128 * _K, "stash": "planned", "host_gib": HOST_GIB}
+    eight = wide | {"model": EIGHT_BILLION | {"num_layers": 8}}
     few = {"model": ONE_BILLION | {"num_layers": FEW_LAYERS}, "stash": "planned", "host_gib": HOST_GIB}
     lengths = [2**22, 2**23]
     on_host = {"model": EIGHT_BILLION, "stash": "planned", "host_gib": _WHOLE_HOST_GIB, "optimizer": "host"}
     longest = on_host | {"longest": [2**18, 2**19], "length": 2**18}
     return [
         *found,
-        _case("8B's widths at 128K, planned", wide, 190),
+        _case("8B's widths, 8 layers, at 128K, planned", eight, 105),
+        _case(
+            "8B's widths, 8 layers, at 128K, planned, no CUDA graphs",
+            eight | {"graphs": "no CUDA graphs"},
+            105,
+            NO_GRAPHS_FLAG,
+        ),
+        _case("8B's widths at 128K, planned", wide | {"most_layers": True}, 190),
         _case("8B at 128K, optimizer on the host", on_host | {"length": 128 * _K}, 330),
         _case("8B, optimizer on the host, longest", longest, 150),
         _case("longest", few | {"longest": lengths, "length": lengths[0]}, 130),
@@ -106,8 +114,6 @@ def _case(name: str, settings: dict, expected_s: float, flags: str = "") -> Case
 
 def _needed_host_gib(settings: dict) -> float:
     """Return the GiB of host memory that a case's machine must have; a program that is only compiled pins none."""
-    if settings["host_gib"] > HOST_GIB:
-        return _LARGE_MACHINE_GIB
     return needed_gib(0 if settings["stash"] == "kept" or "longest" in settings else settings["host_gib"])
 
 
@@ -193,7 +199,7 @@ def order_of(settings: dict) -> str:
 def _variant_of(settings: dict) -> str:
     """Name what differs in a case besides model, length and stash."""
     place = f", optimizer on the {settings['optimizer']}" if "optimizer" in settings else ""
-    return order_of(settings) + place + (_IN_GRAPHS if "graphs" in settings else "")
+    return order_of(settings) + place + (f", {settings['graphs']}" if "graphs" in settings else "")
 
 
 def prepare(settings: dict, device: str) -> Ready:

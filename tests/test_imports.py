@@ -90,6 +90,26 @@ def test_a_file_imports_packages_above_its_own_alone(path):
             assert other == own or LAYERS.index(other) < LAYERS.index(own), f"{path.name} imports {name}"
 
 
+def test_no_file_imports_itself_by_way_of_others():
+    """Imports for types alone count too: who reads a file of a circle has to read them all."""
+    names = {".".join(("sppo_jax", *path.relative_to(ROOT).with_suffix("").parts)): path for path in FILES}
+    of_file = {}
+    for name, path in names.items():
+        found = imported(ast.parse(path.read_text(encoding="utf-8")))
+        of_file[name] = {one if one in names else one.rpartition(".")[0] for one in found} & names.keys() - {name}
+    below: list[str] = []
+
+    def visit(name, above):
+        assert name not in above, f"a circle: {' -> '.join([*above[above.index(name) :], name])}"
+        if name not in below:
+            for other in sorted(of_file[name]):
+                visit(other, [*above, name])
+            below.append(name)
+
+    for name in of_file:
+        visit(name, [])
+
+
 @pytest.mark.parametrize("name", WITHOUT_JAX)
 def test_what_plans_does_not_import_jax(name):
     files = [path for path in FILES if package(path.relative_to(ROOT).parts) == name]

@@ -23,7 +23,7 @@ from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.plan.fold import unfold
-from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import cost_model

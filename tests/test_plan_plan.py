@@ -9,7 +9,8 @@ from exactness import small_plan
 
 from sppo_jax.plan.csv_format import to_csv
 from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.plan import MeshShape, Plan, Predicted, SchedulePlan, StashPlan
+from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stash import recomputing_groups
 
 

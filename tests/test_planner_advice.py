@@ -7,7 +7,8 @@ import pytest
 
 from sppo_jax.config import config_from_dict, to_dict
 from sppo_jax.hardware import parse_cluster
-from sppo_jax.planner.layouts import layouts, read_request
+from sppo_jax.planner.layouts import layouts
+from sppo_jax.planner.request import read_request
 from sppo_jax.planner.search import search
 
 LLAMA = {"preset": "llama3-8b"}

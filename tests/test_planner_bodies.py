@@ -11,7 +11,8 @@ from sppo_jax.plan.program import lower
 from sppo_jax.plan.shapes import MOST_SHAPES, tick_shapes
 from sppo_jax.planner.bodies import MOST_TIMES, bodies_of, with_fewer_bodies
 from sppo_jax.planner.evaluate import Choice, evaluate, layout_costs, plan_of
-from sppo_jax.planner.layouts import layouts, read_request
+from sppo_jax.planner.layouts import layouts
+from sppo_jax.planner.request import read_request
 from sppo_jax.planner.search import search
 
 ASKED = {

@@ -8,7 +8,7 @@ import pytest
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.counts import chunk_pairs, layer_costs, vocabulary_params
-from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.table import TickShape, Unit
 from sppo_jax.planner.costs import ALONE, CostModel, cost_model
 

@@ -7,7 +7,7 @@ import pytest
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import parse_cluster
-from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.parts import MeshShape
 from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 

@@ -10,13 +10,12 @@ from sppo_jax.hardware import DEVICES, make_cluster, most_pinned_bytes, usable_h
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.generators import GENERATORS, make_table
 from sppo_jax.plan.outline import all_rounds, make_outline
-from sppo_jax.plan.plan import MeshShape, StashPlan
+from sppo_jax.plan.parts import MeshShape, StashPlan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import TickShape
 from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.memory import (
     Memory,
-    Shape,
     backward_work,
     idle_table_bytes,
     optimizer_bytes,
@@ -27,6 +26,7 @@ from sppo_jax.planner.memory import (
     weight_bytes,
 )
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
+from sppo_jax.planner.shape import Shape
 from sppo_jax.planner.workspace import kv_heads_per_device
 
 GIB = 2**30

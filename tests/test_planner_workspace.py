@@ -1,7 +1,7 @@
 """cuDNN's workspace by hand."""
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.planner.memory import Shape
+from sppo_jax.planner.shape import Shape
 from sppo_jax.planner.workspace import backward_bytes, workspace_bytes
 
 MIB = 2**20

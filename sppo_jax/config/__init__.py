@@ -15,7 +15,8 @@ from sppo_jax.config.groups import (
 )
 from sppo_jax.config.hardware import HardwareConfig
 from sppo_jax.config.load import config_from_dict, load_config, to_dict, to_yaml
-from sppo_jax.config.model import ModelConfig, RopeConfig
+from sppo_jax.config.model import ModelConfig
+from sppo_jax.config.rope import RopeConfig
 
 __all__ = [
     "CheckpointConfig",

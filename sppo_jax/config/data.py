@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -36,6 +37,40 @@ class RecallConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatConfig(Group):
+    """Conversations: how they become text, and what of them is learned.
+
+    Args:
+        messages_key: key of the messages in a row; `conversations` of ShareGPT is recognized as well.
+        tools_key: key of the tools in a row that has any.
+        template: path of a chat template; "auto": that of the tokenizer's directory.
+        train_on: what is learned: "assistant": the assistant's turns, "last": the last of them, "all": all tokens; a
+            message may say "train": false.
+        too_long: what happens to a conversation longer than a sequence: "turns" keeps whole leading turns, "cut" cuts
+            it into pieces, "drop" leaves it out, "refuse" stops.
+        date: the day that a template writes as today's, such as 2026-01-31; null: a template may not write one.
+        values: further variables of the template, such as {enable_thinking: false}.
+    """
+
+    group: ClassVar[str] = "data.chat"
+    messages_key: str = "messages"
+    tools_key: str = "tools"
+    template: str = "auto"
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    too_long: Literal["turns", "cut", "drop", "refuse"] = "turns"
+    date: str | None = None
+    values: dict[str, bool | int | float | str] = field(default_factory=dict)
+
+    def _check(self) -> None:
+        try:
+            datetime.date.fromisoformat(self.date or "2026-01-31")
+        except ValueError:
+            raise ConfigError(
+                f"data.chat.date must be a day, got {self.date!r}; write it as in 2026-01-31, in quotes"
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig(Group):
     """Where the documents come from and how they fill sequences.
 
@@ -46,6 +81,8 @@ class DataConfig(Group):
             other, each above 0.
         tokenizer: path of a tokenizer.json, or of a directory with one, for text; null: the tokenizer of `model.hf`,
             or bytes as tokens where no model is imported.
+        format: what rows hold: "text", "chat" (conversations), "tokens" (files of tokens only), or "auto":
+            conversations where the first row of a file has `data.chat.messages_key` and no `data.text_key`.
         text_key: key of the text in a line of JSON, or column of the text in a Parquet file.
         start_token: token that begins every document of text; "auto": the tokenizer's own; null: none.
         end_token: token that ends every document of text; "auto": the tokenizer's own; null: none.
@@ -61,12 +98,14 @@ class DataConfig(Group):
             null; at least 0 (none), below 1.
         seed: seed of the packing and of the order of the sequences; 0 to 2147483647.
         cache: directory of the tokenized text; null: the user's cache directory.
+        chat: settings of conversations.
         recall: settings of the recall task.
     """
 
     group: ClassVar[str] = "data"
     source: str | dict[str, float] = "stdlib"
     tokenizer: str | None = None
+    format: Literal["auto", "text", "chat", "tokens"] = "auto"
     text_key: str = "text"
     start_token: str | None = "auto"
     end_token: str | None = "auto"
@@ -78,6 +117,7 @@ class DataConfig(Group):
     validation_fraction: float = 0.05
     seed: int = 0
     cache: str | None = None
+    chat: ChatConfig = field(default_factory=ChatConfig)
     recall: RecallConfig = field(default_factory=RecallConfig)
 
     def _check(self) -> None:

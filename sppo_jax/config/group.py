@@ -148,7 +148,7 @@ def _convert_one(value: Any, option: Any) -> Any:
     if typing.get_origin(option) is dict:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise TypeError
-        return {key: _convert_one(item, typing.get_args(option)[1]) for key, item in value.items()}
+        return {key: _convert_item(item, typing.get_args(option)[1]) for key, item in value.items()}
     # YAML 1.1 reads 3e-4 and 1e6 as strings; they are numbers to everyone else.
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError
@@ -162,7 +162,21 @@ def _convert_one(value: Any, option: Any) -> Any:
     return value if isinstance(value, int) else int(number)
 
 
+def _convert_item(value: Any, option: Any) -> Any:
+    """Converts a value of a mapping, which may be of several types."""
+    if not _is_union(option):
+        return _convert_one(value, option)
+    for one in typing.get_args(option):
+        try:
+            return _convert_one(value, one)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    raise TypeError
+
+
 def _describe(option: Any) -> str:
+    if _is_union(option):
+        return ", or ".join(map(_describe, typing.get_args(option)))
     if typing.get_origin(option) is Literal:
         return " | ".join(typing.get_args(option))
     if typing.get_origin(option) is tuple:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sppo_jax.config.model import RopeConfig
+from sppo_jax.config.rope import RopeConfig
 
 # Hugging Face's name of each scaling: our name. Our name of each setting: Hugging Face's name.
 _KINDS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}

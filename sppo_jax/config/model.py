@@ -1,4 +1,4 @@
-"""Settings of a model: its shape and its rotary positions; imports no jax."""
+"""Settings of a model: its shape; imports no jax."""
 
 from __future__ import annotations
 
@@ -9,45 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.complete import complete_model
 from sppo_jax.config.group import ConfigError, Group
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig(Group):
-    """Rotary position embedding, and its scaling beyond the length on which the model was trained.
-
-    Args:
-        theta: base of the rotation frequencies; at least 1.
-        scaling: rule that stretches the rotation: "linear" divides every frequency by `model.rope.factor`, "llama3" and
-            "yarn" divide only the slow ones; "none": no scaling.
-        factor: number by which frequencies are divided; at least 1.
-        original_length: tokens of the sequences on which the model was trained; at least 1 for the scalings "llama3"
-            and "yarn", any whole number for the others; 0: not known.
-        low_freq_factor: turns over `model.rope.original_length` below which "llama3" divides a frequency by the whole
-            factor; any number.
-        high_freq_factor: turns over `model.rope.original_length` above which "llama3" leaves a frequency as it is; any
-            number.
-        beta_fast: turns over `model.rope.original_length` above which "yarn" leaves a frequency as it is; any number.
-        beta_slow: turns over `model.rope.original_length` below which "yarn" divides a frequency by the whole factor;
-            any number.
-    """
-
-    group: ClassVar[str] = "model.rope"
-    theta: float = 10000.0
-    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
-    factor: float = 1.0
-    original_length: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-
-    def _check(self) -> None:
-        self._at_least(1, "theta", "factor")
-        if self.scaling in ("llama3", "yarn") and self.original_length < 1:
-            raise ConfigError(
-                f"model.rope.original_length must be the length on which the model was trained, at least 1, where "
-                f"model.rope.scaling={self.scaling}, got {self.original_length}; set the length, e.g. to 8192"
-            )
+from sppo_jax.config.rope import RopeConfig
 
 
 @dataclass(frozen=True, kw_only=True)

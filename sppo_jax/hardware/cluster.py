@@ -25,6 +25,11 @@ Sources:
   The same benchmark's table of cuDNN 9.19 (2026-02-27, one sequence) has 688 and 581 for the H200. That table is older,
   and with its figures the mean error over 65 published runs is 10.6% instead of 9.6% (predicted by
   benchmarks/papers.py). Which cuDNN is installed changes no plan.
+  Shorter heads on Hopper: one H100 SXM, cuDNN 9.19, one call of 8192 queries and 32768 keys, 32 query and 8 key-value
+  heads, measured on 2026-11-26 (benchmarks/results/gpu_h100.json): 586 TFLOP/s forward and 541 backward with heads of
+  128, 427 and 425 with heads of 64. So 30% of the seconds with heads of 128 do not fall with the size of a head (26% by
+  another process of that day, which reached 577 and 524 with heads of 128). Blackwell takes the same share, other GPUs
+  none: nobody measured them for us.
   GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200. The H100 and the GH200 take the H200's shares of the
   peak. benchmarks/kernels.py compares the cost model with these and with other tables of that benchmark.
   Matmul of the A100: calibrated by benchmarks/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
@@ -33,6 +38,7 @@ Sources:
   0.69 of the adapters' rate: about the share that collectives reach of NVLink.
 """
 
+import difflib
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +74,9 @@ class Device:
         matmul_efficiency: share of the peak that a long matmul reaches, 0..1.
         attention_efficiency: share of the peak that attention's forward over a long prefix reaches, 0..1.
         attention_backward: seconds of attention's backward for one of its forward.
+        attention_head_dim: elements of a head with which attention reaches that share.
+        attention_fixed: share of the fused kernel's time with heads of 128 that shorter heads take as well, 0..1: that
+            of the exponentials of scores.
         attention_block: queries and keys of a block of the blockwise kernel, which computes whole ones; 0: not counted.
         attention_rows: queries times heads that occupy all compute units of the fused kernel once; 0: not counted.
         overhead_s: seconds a tick takes whatever its length.
@@ -93,6 +102,8 @@ class Device:
     matmul_efficiency: float = 0.6
     attention_efficiency: float = 0.5
     attention_backward: float = 2.5
+    attention_head_dim: int = 128
+    attention_fixed: float = 0.0
     attention_block: int = 0
     attention_rows: int = 0
     overhead_s: float = 3e-4
@@ -135,10 +146,17 @@ class Device:
             head_dim: elements of a head.
         """
         reached = self.peak_flops_s(compute_bytes) * self.attention_efficiency
-        if kernel == "cudnn" or self.platform == "cpu" or self.attention_block:
+        if kernel == "cudnn":
+            return reached * self._head_share(head_dim) / self._head_share(self.attention_head_dim)
+        if self.platform == "cpu" or self.attention_block:
             return reached
         score_bytes = 3 * max(4, compute_bytes) + 2 * compute_bytes
         return min(reached, 4 * head_dim * self.hbm_bytes_s / score_bytes)
+
+    def _head_share(self, head_dim: int) -> float:
+        """Returns the fused kernel's FLOP/s with heads of a size, as a share of those with heads of 128."""
+        size = head_dim / 128
+        return size / (self.attention_fixed + (1 - self.attention_fixed) * size)
 
 
 def _gpu(
@@ -153,6 +171,7 @@ def _gpu(
     attention: float,
     backward: float,
     units: int,
+    fixed: float = 0.0,
     matmul: float = 0.6,
     assumed: bool = True,
     host_bytes: int = 2 * 1000**4,
@@ -170,6 +189,7 @@ def _gpu(
         matmul_efficiency=matmul,
         attention_efficiency=attention,
         attention_backward=backward,
+        attention_fixed=fixed,
         attention_rows=units,
         host_bytes=host_bytes,
         devices_per_host=devices_per_host,
@@ -205,8 +225,13 @@ _A100: dict[str, Any] = {
     "assumed": False,
     "host_memory": 410e9,
 }
-_HOPPER: dict[str, Any] = {"attention": 619 / 989, "backward": 2.5 * 619 / 528, "units": 128 * 132}
-_BLACKWELL: dict[str, Any] = {"attention": 1622 / 2250, "backward": 2.5 * 1622 / 1226, "units": 256 * 148}
+_HOPPER: dict[str, Any] = {"attention": 619 / 989, "backward": 2.5 * 619 / 528, "fixed": 0.3, "units": 128 * 132}
+_BLACKWELL: dict[str, Any] = {
+    "attention": 1622 / 2250,
+    "backward": 2.5 * 1622 / 1226,
+    "fixed": 0.3,
+    "units": 256 * 148,
+}
 
 # Copies to the host, links and network of cards in PCIe slots: devices exchange over the slot that their copies share.
 _GEN4, _GEN5 = (25e9, 32e9, 25e9), (50e9, 64e9, 25e9)
@@ -339,7 +364,8 @@ def parse_cluster(text: str) -> Cluster:
     name, _, shape = text.strip().partition(":")
     rule = "a cluster must read NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, h200:1x1, or a TPU slice such as v5p:4x4x4"
     if name not in DEVICES:
-        raise ValueError(f"{rule}, got {text!r}; name one of the devices {', '.join(DEVICES)}")
+        near = difflib.get_close_matches(name.lower(), DEVICES)
+        raise ValueError(f"{rule}, got {text!r}; name one of the devices {', '.join(near or DEVICES)}")
     device = DEVICES[name]
     sizes = shape.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
@@ -383,6 +409,7 @@ def with_profile(device: Device, profile: Profile) -> Device:
         matmul_efficiency=profile.layer_flops_s / profile.matmul_flops_s,
         attention_efficiency=profile.attention_forward_flops_s / profile.matmul_flops_s,
         attention_backward=profile.attention_backward,
+        attention_head_dim=profile.head_dim,
         attention_block=profile.attention_block,
         hbm_bytes_s=profile.hbm_bytes_s,
         host_link_bytes_s=profile.host_link_bytes_s or device.host_link_bytes_s,

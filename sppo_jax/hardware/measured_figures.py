@@ -63,6 +63,7 @@ class Profile:
         hbm_bytes_s: bytes a second between device memory and compute units.
         overhead_s: fixed seconds of each tick of a pipeline, whatever its length.
         overhead_tokens: number of tokens whose matmuls take as long as reading the weights.
+        head_dim: elements of a head of the attention that was measured; older files do not say: 128.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -81,6 +82,7 @@ class Profile:
     hbm_bytes_s: float
     overhead_s: float
     overhead_tokens: float
+    head_dim: int = 128
 
     @property
     def attention_flops_s(self) -> float:
@@ -161,6 +163,7 @@ def profile_from_dict(values: Any) -> Profile:
         raise ValueError(f"the file must hold an object, got {type(values).__name__}")
     if values.get("schema_version") != SCHEMA_VERSION:
         raise ValueError(f"schema_version must be {SCHEMA_VERSION}, got {values.get('schema_version')!r}")
+    values = {"head_dim": 128} | values  # older files have heads of 128 and do not say so
     _check_keys(values, Profile, "")
     rows: dict[str, Any] = {}
     for key, kind in (("matmul", MatmulFigure), ("attention", AttentionFigure)):

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
@@ -46,9 +47,11 @@ from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.host_stash import Stash
 from sppo_jax.pipeline.probe import check_block
+from sppo_jax.pipeline.run import Sequences
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.stage import Stage
-from sppo_jax.pipeline.state import Sequences, evaluation_state, training_state
+from sppo_jax.pipeline.stash import StashLayout
+from sppo_jax.pipeline.state import evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.tables import Tables
 from sppo_jax.plan.counters import needs_tables
@@ -56,6 +59,7 @@ from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, lower
 from sppo_jax.plan.ring import AttentionShape
+from sppo_jax.plan.stash import StashClass
 
 
 class TokenScores(NamedTuple):
@@ -183,7 +187,26 @@ class Step:
     @cached_property
     def stash_shapes(self) -> Stash:
         """The pieces of the stash on the host, see `host_stash`; none where the stash is in one piece."""
-        return host_stash.stash_shapes(self) if self.train else {}
+        if not self.train or len(self.plan.host_pieces) == 1:
+            return {}
+        return host_stash.stash_shapes(self.program, self._stash_layout, self.mesh)
+
+    def _stash_layout(self, name: StashClass) -> StashLayout:
+        """Returns how the stash of a class lies on a device, and on its host."""
+        dtype = jnp.dtype(self.model.dtype)
+
+        def on_stage(x, is_matrix: bool):  # [groups, layers, ...]
+            return jax.ShapeDtypeStruct((1, *x.shape), dtype if is_matrix else x.dtype)
+
+        params = jax.tree.map(lambda x: on_stage(x, x.ndim > 2), self.params["layers"])
+        others = jax.tree.map(lambda x: on_stage(x, False), self.block.others)
+        stage = Stage(self.block, Weights(params, others), self.num_layers, self.plan.stash)
+        hidden_size = self.params["embedding"].get_value().shape[1]
+        x_TD = jax.ShapeDtypeStruct((name.tokens, hidden_size), dtype)
+        positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
+        num_slots, is_short = self.program.classes[name], self.program.short_rows.get(name, 0) > 0
+        layout = stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=is_short)
+        return replace(layout, host_pieces=self.plan.host_pieces)
 
     def with_stash(self, params: nnx.State, batch: Mapping, stash: Stash) -> tuple:
         """Runs the step with the pieces of its stash given; returns what the step returns, and the pieces."""
@@ -212,7 +235,7 @@ class Step:
         out_specs = layout.STRIPED
         if self.train:
             out_specs = (P(), storage.gradient_specs(shares), *[P()] * on_host)
-        of_stash = () if stash is None else (host_stash.spec(self),)
+        of_stash = () if stash is None else (host_stash.spec(self.mesh),)
         as_written = self.mesh.size == 1 or keeps_order(self.platform)
         on_device = partial(self._on_device, shares)
         step = jax.shard_map(
@@ -454,11 +477,25 @@ def _jitted(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tup
     return step, jax.jit(step.__call__, compiler_options=step.compiler_options)
 
 
+def check_whole(step: Step) -> None:
+    """Checks that a call without the pieces of the stash can run.
+
+    Raises:
+        ValueError: the plan has several pieces, which would be one allocation that no driver pins.
+    """
+    if step.stash_shapes and step.platform in ("gpu", "cuda", "rocm"):
+        raise ValueError(
+            f"a plan whose stash on the host is in pieces must be given the pieces on GPUs, got host_pieces "
+            f"{list(step.plan.host_pieces)} and a call without them; use sppo_jax.train.step.make_train_step, or "
+            "f.with_stash in a jit of your own"
+        )
+
+
 def _checked(step: Step, compiled: Callable) -> Callable:
     """Makes the function that users get: a new one each time, because a jit around it remembers what it traced."""
 
     def f(params: nnx.State, batch: Mapping):
-        host_stash.check_whole(step)
+        check_whole(step)
         step.check(params, batch)
         batch = {key: batch[key] for key in KEYS}
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((params, batch))):

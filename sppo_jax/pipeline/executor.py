@@ -7,33 +7,28 @@ Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a ti
 V vocabulary entries of one stage, P stages.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import chex
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import groups, sequence
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.attention.tags import Tags
-from sppo_jax.pipeline import host_traffic, stash, vocabulary
+from sppo_jax.pipeline import host_traffic, vocabulary
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.rows import Rows, rows_of
-from sppo_jax.pipeline.sharded_layers import ShardedLayers
+from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.stash import HostPlace
-from sppo_jax.pipeline.state import Coming, EvaluationState, Sequences, State, TrainingState, begun
+from sppo_jax.pipeline.state import Coming, EvaluationState, State, TrainingState, begun
 from sppo_jax.pipeline.storage import sum_over_members
-from sppo_jax.pipeline.tables import Tables
 from sppo_jax.pipeline.turn import when
 from sppo_jax.plan.fold import Loop, unfold
-from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.program import Program, TickSpec
-from sppo_jax.plan.stash import StashClass
+from sppo_jax.plan.program import TickSpec
 from sppo_jax.plan.table import BREADTH_FIRST
 
 # Names under which a profile shows the operations of a tick. The names of ticks without ends have a suffix.
@@ -43,55 +38,8 @@ WITHOUT_ENDS = "_without_ends"
 _REBUILT = ("start", "length", "group", "weight_slot", "kv_slot", "stash_slot")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Executor:
-    """What every tick of a run needs.
-
-    Args:
-        plan: the plan.
-        program: made from it.
-        stage: this device's layers.
-        tables: the embedding and the head.
-        final_norm: weights of the final norm.
-        sharded: the layers, where they are gathered group by group; None where `stage` has all of them.
-        norm: `norm(weights, x)`, the final norm.
-        vocab_size: of the whole model.
-        sequences: this device's data.
-        scale: 1 / number of targets in the global batch.
-        train: whether the state is a `TrainingState`; else an `EvaluationState`.
-        modes: how each chunk of each sequence attends; None for a plan without groups.
-        keeps_order: whether the platform runs collectives in the order of the program.
-    """
-
-    plan: Plan
-    program: Program
-    stage: stages.Stage
-    tables: Tables
-    final_norm: nnx.State
-    sharded: ShardedLayers | None
-    norm: Callable
-    vocab_size: int
-    sequences: Sequences
-    scale: jax.Array
-    train: bool
-    modes: groups.Modes | None
-    keeps_order: bool
-
-    @property
-    def num_stages(self) -> int:
-        return self.plan.mesh.pipe
-
-    @property
-    def seq(self) -> int:
-        return self.plan.mesh.seq
-
-    def layout(self, name: StashClass) -> stash.StashLayout:
-        """Lays out the stash of one class."""
-        x_TD = jax.ShapeDtypeStruct((name.tokens, self.tables.hidden_size), self.tables.dtype)
-        positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
-        num_slots, num_short = self.program.classes[name], self.program.short_rows.get(name, 0)
-        layout = self.stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=num_short > 0)
-        return replace(layout, host_pieces=self.plan.host_pieces)
+class Executor(Run):
+    """Runs the ticks of a run, one after another."""
 
     def run(self, state: State) -> State:
         """Runs all ticks."""

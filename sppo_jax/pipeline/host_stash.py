@@ -8,85 +8,51 @@ plan, and no step allocates them again. What they hold matters within a step onl
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sppo_jax.compat import in_host_memory, to_host
-from sppo_jax.pipeline.block import Weights
-from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.stash import UNIT, Pieces, StashLayout
+from sppo_jax.plan.program import Program
 from sppo_jax.plan.stash import StashClass
-
-if TYPE_CHECKING:
-    from sppo_jax.pipeline.api import Step
 
 Stash = dict[StashClass, Pieces]
 
 
-def stash_layout(step: Step, name: StashClass) -> StashLayout:
-    """Returns how the stash of a class lies on a device of a step, and on its host."""
-    dtype, program = jnp.dtype(step.model.dtype), step.program
-
-    def on_stage(x, is_matrix: bool):  # [groups, layers, ...]
-        return jax.ShapeDtypeStruct((1, *x.shape), dtype if is_matrix else x.dtype)
-
-    params = jax.tree.map(lambda x: on_stage(x, x.ndim > 2), step.params["layers"])
-    others = jax.tree.map(lambda x: on_stage(x, False), step.block.others)
-    stage = Stage(step.block, Weights(params, others), step.num_layers, step.plan.stash)
-    hidden_size = step.params["embedding"].get_value().shape[1]
-    x_TD = jax.ShapeDtypeStruct((name.tokens, hidden_size), dtype)
-    positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
-    num_slots, is_short = program.classes[name], program.short_rows.get(name, 0) > 0
-    layout = stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=is_short)
-    return replace(layout, host_pieces=step.plan.host_pieces)
-
-
-def stash_shapes(step: Step) -> Stash:
-    """Returns shapes, dtypes and shardings of the pieces of all devices; none where the stash is in one piece.
+def stash_shapes(program: Program, layout_of: Callable[[StashClass], StashLayout], mesh: Mesh) -> Stash:
+    """Returns shapes, dtypes and shardings of the pieces of all devices.
 
     A piece is [devices and their steps, lines of a step, units]; see `StashLayout.host_buffer`.
+
+    Args:
+        program: of the step.
+        layout_of: how the stash of a class lies on a device and on its host.
+        mesh: the devices.
     """
-    program = step.program
-    if len(step.plan.host_pieces) == 1:
-        return {}
-    sharding = in_host_memory(NamedSharding(step.mesh, spec(step)))
+    sharding = in_host_memory(NamedSharding(mesh, spec(mesh)))
 
     def whole(piece) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((step.mesh.size * piece.shape[0], *piece.shape[1:]), piece.dtype, sharding=sharding)
+        return jax.ShapeDtypeStruct((mesh.size * piece.shape[0], *piece.shape[1:]), piece.dtype, sharding=sharding)
 
     found = {}
     for name in program.classes:
         if name.uses_host:
             counts = program.host_rows[name], program.short_rows.get(name, 0)
-            pieces = jax.eval_shape(partial(stash_layout(step, name).host_buffer, *counts))
+            pieces = jax.eval_shape(partial(layout_of(name).host_buffer, *counts))
             found[name] = tuple(map(whole, pieces))
     return found
 
 
-def check_whole(step: Step) -> None:
-    """Checks that a call without the pieces of the stash can run.
-
-    Raises:
-        ValueError: the plan has several pieces, which would be one allocation that no driver pins.
-    """
-    if step.stash_shapes and step.platform in ("gpu", "cuda", "rocm"):
-        raise ValueError(
-            f"a plan whose stash on the host is in pieces must be given the pieces on GPUs, got host_pieces "
-            f"{list(step.plan.host_pieces)} and a call without them; use sppo_jax.train.step.make_train_step, or "
-            "f.with_stash in a jit of your own"
-        )
-
-
-def spec(step: Step) -> P:
+def spec(mesh: Mesh) -> P:
     """Returns how a piece of all devices is divided: each device has its own, along the first dim."""
-    return P(step.mesh.axis_names)
+    return P(mesh.axis_names)
 
 
 def allocate(shapes: Stash) -> Stash:

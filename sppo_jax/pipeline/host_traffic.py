@@ -6,81 +6,77 @@ compute is beside them.
 Letters: T tokens of a tick on one device, D hidden size.
 """
 
-from typing import TYPE_CHECKING
-
 import jax
 from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.pipeline.rows import HostRow
+from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.stash import HostPlace
 from sppo_jax.pipeline.state import Coming, TrainingState, begun
 from sppo_jax.pipeline.turn import when
 from sppo_jax.plan.program import TickSpec
 
-if TYPE_CHECKING:
-    from sppo_jax.pipeline.executor import Executor
 
-
-def start(executor: "Executor", spec: TickSpec, row, state: TrainingState) -> Coming | None:
+def start(run: Run, spec: TickSpec, row, state: TrainingState) -> Coming | None:
     """Starts copies: from the host a stash, what a rebuild needs, a waiting chunk, weights; and gradients to it."""
     fetched = refetched = taken = weights = sums = None
     if spec.fetch is not None:
         place = HostPlace(row_to_fetch(row["fetch_row"], state), row_to_fetch(row["fetch_short"], state))
-        fetched = executor.layout(spec.fetch).fetch_host(state.host[spec.fetch], place)
+        fetched = run.layout(spec.fetch).fetch_host(state.host[spec.fetch], place)
     if spec.refetch is not None:
         place = HostPlace(row_to_fetch(row["refetch_row"], state), row_to_fetch(row["refetch_short"], state))
-        refetched = executor.layout(spec.refetch).fetch_again(state.host[spec.refetch], place)
+        refetched = run.layout(spec.refetch).fetch_again(state.host[spec.refetch], place)
     if spec.take:
         number = row_to_fetch(row["take_row"], state)
         taken = to_device(buffers.read_slot(state.room, number))
     if spec.streams:
-        weights = executor.sharded.fetch(row["fetch_group"][0], row["fetch_part"][0])
+        weights = run.sharded.fetch(row["fetch_group"][0], row["fetch_part"][0])
     if spec.streams and spec.kind == "B":
         place = row["leave_group"][0], row["leave_part"][0]
-        sums = executor.sharded.write(state.grads.layers.sums, state.leaving, *place)
+        sums = run.sharded.write(state.grads.layers.sums, state.leaving, *place)
     coming = Coming(fetched, refetched, taken, weights, sums)
     return None if all(part is None for part in coming) else coming
 
 
-def arrive(executor: "Executor", row, state: TrainingState, coming: Coming) -> TrainingState:
+def arrive(run: Run, row, state: TrainingState, coming: Coming) -> TrainingState:
     """Returns the state with what has come from the host in a tick, and what has left for it."""
     state = state._replace(fetched=coming.fetched, refetched=coming.refetched, taken=coming.taken)
     if coming.weights is not None:
-        incoming = executor.sharded.take(state.incoming, coming.weights, row["fetch_part"][0])
+        incoming = run.sharded.take(state.incoming, coming.weights, row["fetch_part"][0])
         state = state._replace(incoming=incoming)
     return state if coming.sums is None else _with_sums(state, coming.sums)
 
 
-def put(executor: "Executor", row, state: TrainingState, arrived_TD) -> jax.Array:
+def put(run: Run, row, state: TrainingState, arrived_TD) -> jax.Array:
     """Returns the waiting room on the host with what came in the tick before, behind the fetch of this tick."""
     number, room = row["put_row"].number, state.room
     if state.taken is not None:
         # Without an order between the two XLA copies the whole room.
         _, room = lax.optimization_barrier((state.taken, room))
-        if not executor.keeps_order:
+        if not run.keeps_order:
             number += buffers.after(state.taken)
     return buffers.write_slot(room, number, to_host(arrived_TD))
 
 
-def scatter(executor: "Executor", row, state: TrainingState, group, slot) -> TrainingState:
+def scatter(run: Run, row, state: TrainingState, group, slot) -> TrainingState:
     """Adds up the gradients of the group whose turn ends; those of the turn before have left by then."""
     left_group, left = row["left_group"][0], row["left"][0]
 
     def change(carried):
         totals, sums, leaving = carried
-        totals = totals._replace(sums=executor.sharded.flush(totals.sums, leaving, left_group, left))
-        return executor.sharded.scatter(totals, sums, leaving, group, slot)
+        totals = totals._replace(sums=run.sharded.flush(totals.sums, leaving, left_group, left))
+        return run.sharded.scatter(totals, sums, leaving, group, slot)
 
     carried = state.grads.layers, state.sums, state.leaving
     totals, sums, leaving = when(row["scatters"], change, carried)
     return state._replace(grads=state.grads._replace(layers=totals), sums=sums, leaving=leaving)
 
 
-def flush(executor: "Executor", state: TrainingState) -> TrainingState:
+def flush(run: Run, state: TrainingState) -> TrainingState:
     """Writes the gradients of the last turn, those of the first group of layers, to the host."""
-    return _with_sums(state, executor.sharded.flush(state.grads.layers.sums, state.leaving, 0, 0))
+    return _with_sums(state, run.sharded.flush(state.grads.layers.sums, state.leaving, 0, 0))
 
 
 def _with_sums(state: TrainingState, sums) -> TrainingState:

@@ -3,7 +3,7 @@
 Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a tick on one device, D hidden size.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +15,8 @@ from sppo_jax.compat import to_host
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
+from sppo_jax.pipeline.run import Run
 from sppo_jax.plan.stash import StashClass
-
-if TYPE_CHECKING:
-    from sppo_jax.pipeline.executor import Executor
-
-
-class Sequences(NamedTuple):
-    """A pipeline's sequences on one device: its own tokens, [M, S / R + spare] each."""
-
-    tokens: jax.Array
-    targets: jax.Array
-    positions: jax.Array
-    documents: jax.Array
 
 
 class EvaluationState(NamedTuple):
@@ -123,34 +112,34 @@ def begun(state: TrainingState) -> jax.Array:
     return buffers.after(state.x_TD) + buffers.after(state.dx_TD)
 
 
-def evaluation_state(executor: "Executor", cache_shape: tuple[int, ...]) -> EvaluationState:
+def evaluation_state(run: Run, cache_shape: tuple[int, ...]) -> EvaluationState:
     """Allocates everything that the ticks of an evaluation write to.
 
     Args:
-        executor: gives all other shapes.
+        run: gives all other shapes.
         cache_shape: [layers, K, S, H] of one slot of one device.
     """
-    shape = executor.sequences.tokens.shape
+    shape = run.sequences.tokens.shape
     return EvaluationState(
-        **_in_every_run(executor, cache_shape),
-        losses_MS=jnp.zeros(shape, accumulator(executor.tables.dtype)),
+        **_in_every_run(run, cache_shape),
+        losses_MS=jnp.zeros(shape, accumulator(run.tables.dtype)),
         hits_MS=jnp.zeros(shape, bool),
     )
 
 
-def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_dtype, host=None) -> TrainingState:
+def training_state(run: Run, cache_shape: tuple[int, ...], kv_grad_dtype, host=None) -> TrainingState:
     """Allocates everything that the ticks of a training step write to.
 
     Args:
-        executor: gives all other shapes.
+        run: gives all other shapes.
         cache_shape: [layers, K, S, H] of one slot of one device.
         kv_grad_dtype: dtype in which dK and dV are gathered.
         host: the stash on the host where the step is given it.
     """
-    program, tables, sharded = executor.program, executor.tables, executor.sharded
-    in_every_run = _in_every_run(executor, cache_shape)
-    share = vocabulary.share_tokens(program.max_tokens, executor.num_stages)
-    layouts = {name: executor.layout(name) for name in program.classes}
+    program, tables, sharded = run.program, run.tables, run.sharded
+    in_every_run = _in_every_run(run, cache_shape)
+    share = vocabulary.share_tokens(program.max_tokens, run.num_stages)
+    layouts = {name: run.layout(name) for name in program.classes}
 
     def sums(tree) -> Any:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), tree)
@@ -180,10 +169,10 @@ def training_state(executor: "Executor", cache_shape: tuple[int, ...], kv_grad_d
         # Constants have no gradient.
         grads=Physical(
             layers=sharded.totals() if sharded else (),
-            final_norm=sums(executor.final_norm),
+            final_norm=sums(run.final_norm),
             **{"head_VD": None} | tables.totals(),
         ),
-        sums=sharded.sums(program.num_sum_slots) if sharded else sums(executor.stage.weights.params),
+        sums=sharded.sums(program.num_sum_slots) if sharded else sums(run.stage.weights.params),
     )
 
 
@@ -192,11 +181,11 @@ def _waiting_room(num_rows: int, register_TD: jax.Array) -> jax.Array:
     return to_host(room) if num_rows else room
 
 
-def _in_every_run(executor: "Executor", cache_shape: tuple[int, ...]) -> dict[str, Any]:
+def _in_every_run(run: Run, cache_shape: tuple[int, ...]) -> dict[str, Any]:
     """Allocates the fields that both states have."""
-    program, tokens, ring = executor.program, cache_shape[-2], executor.plan.ring
-    dtype = executor.tables.dtype
-    register = jnp.zeros((program.max_tokens, executor.tables.hidden_size), dtype)
+    program, tokens, ring = run.program, cache_shape[-2], run.plan.ring
+    dtype = run.tables.dtype
+    register = jnp.zeros((program.max_tokens, run.tables.hidden_size), dtype)
     # The last slot is trash.
     room = program.num_waiting_slots + 1 if program.num_waiting_slots else 0
     return {
@@ -204,7 +193,7 @@ def _in_every_run(executor: "Executor", cache_shape: tuple[int, ...]) -> dict[st
         "waiting": jnp.zeros((room, *register.shape), dtype),
         "tags": Tags(*(jnp.zeros((program.num_sequence_slots, ring, tokens), jnp.int32) for _ in range(2))),
         "cache": _zero_cache((program.num_kv_slots, *cache_shape), dtype),
-        "gathered": executor.sharded.slots(program.num_weight_slots) if executor.sharded else None,
+        "gathered": run.sharded.slots(program.num_weight_slots) if run.sharded else None,
     }
 
 

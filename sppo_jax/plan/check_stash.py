@@ -1,12 +1,8 @@
 """What a plan may say of its stash: the places of activations, and what each place asks of the schedule."""
 
-from typing import TYPE_CHECKING
-
+from sppo_jax.plan.parts import SchedulePlan, StashPlan
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.waiting import waiting_room
-
-if TYPE_CHECKING:
-    from sppo_jax.plan.plan import Plan, StashPlan
 
 STASH_PLACES = ("keep", "host", "recompute")
 # What each setting may be, in the order in which they are checked.
@@ -20,7 +16,7 @@ PLACES = {
 }
 
 
-def check_places(stash: "StashPlan") -> None:
+def check_places(stash: StashPlan) -> None:
     """Checks the places of activations, each by itself and together.
 
     Raises:
@@ -36,45 +32,48 @@ def check_places(stash: "StashPlan") -> None:
         )
 
 
-def check_stash(plan: "Plan", table: Table) -> None:
+def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexible: bool) -> None:
     """Checks the places of activations against the schedule.
 
     Args:
-        plan: the plan.
-        table: its schedule, or the outline.
+        stash: the places.
+        schedule: the schedule.
+        table: its table, or the outline.
+        flexible: whether each document has its own group of devices.
 
     Raises:
         ValueError: says the rule, what was found, and what to change.
     """
     for key in ("kv", "waiting"):
-        _check_groups_in_turn(plan, table, key)
-    if plan.stash.kv != "keep":
-        _check_kv(plan)
-    if plan.stash.waiting == "host":
+        _check_groups_in_turn(stash, schedule, table, key)
+    if stash.kv != "keep":
+        _check_kv(stash, table.num_chunks)
+    if stash.waiting == "host":
         waiting_room(table)
-    _check_attention_from(plan, table)
+    if stash.attention_from:
+        _check_attention_from(stash, table.num_chunks - 1, flexible)
+        _check_parts_ticks(stash.attention_from, schedule, table)
 
 
-def _check_groups_in_turn(plan: "Plan", table: Table, key: str) -> None:
-    place = getattr(plan.stash, key)
+def _check_groups_in_turn(stash: StashPlan, schedule: SchedulePlan, table: Table, key: str) -> None:
+    place = getattr(stash, key)
     # A plan of an only chunk says "recompute" for what the setting calls "rebuild".
     asked = "rebuild" if (key, place) == ("kv", "recompute") else place
-    if place != "keep" and (plan.schedule.csv is not None or not table.passes_groups_in_turn):
+    if place != "keep" and (schedule.csv is not None or not table.passes_groups_in_turn):
         raise ValueError(
             f"stash.{key}={asked} must have a schedule that passes one group of layers at a time, got "
-            f"{plan.schedule.label}; use schedule.name=breadth-first, or stash.{key}=keep"
+            f"{schedule.label}; use schedule.name=breadth-first, or stash.{key}=keep"
         )
 
 
-def _check_kv(plan: "Plan") -> None:
-    kv = plan.stash.kv
-    if plan.stash.inputs == "recompute":
+def _check_kv(stash: StashPlan, num_chunks: int) -> None:
+    kv = stash.kv
+    if stash.inputs == "recompute":
         asked = "rebuild" if kv == "recompute" else kv
         raise ValueError(
             f"stash.kv={asked} must have a stash of every layer, got stash.inputs=recompute; use stash.inputs=host or "
             "keep, or stash.kv=keep"
         )
-    num_chunks = len(plan.chunk_lengths)
     if kv == "host" and num_chunks == 1:
         raise ValueError("stash.kv=host must have at least 2 chunks, got 1; use stash.kv=rebuild, or stash.kv=keep")
     if (num_chunks == 1) != (kv == "recompute"):
@@ -84,27 +83,28 @@ def _check_kv(plan: "Plan") -> None:
         )
 
 
-def _check_attention_from(plan: "Plan", table: Table) -> None:
-    first, last = plan.stash.attention_from, len(plan.chunk_lengths) - 1
-    if not first:
-        return
-    if plan.stash.attention == "recompute":
+def _check_attention_from(stash: StashPlan, last: int, flexible: bool) -> None:
+    first = stash.attention_from
+    if stash.attention == "recompute":
         raise ValueError(
             f"stash.attention_from must be 0 where no attention outputs are stashed, got {first} with "
             "stash.attention=recompute; use stash.attention=host or keep"
         )
     if not 0 < first <= last:
         raise ValueError(f"stash.attention_from must be a chunk's number, 0 to {last}, got {first}; plan again")
-    if plan.groups == "flex":
+    if flexible:
         raise ValueError(
             f"stash.attention_from must be 0 where each document has its own group of devices, got {first}; use "
             "sequence.groups=static"
         )
+
+
+def _check_parts_ticks(first: int, schedule: SchedulePlan, table: Table) -> None:
     starts, of_group = table.chunk_starts, table.group_chunks
     for tick, shape, group in zip(table.ticks, table.tick_shapes, table.tick_groups, strict=True):
         if group is not None and (of_group[group] < first) != (shape.reach <= starts[first]):
             raise ValueError(
                 f"stash.attention_from={first} must part the ticks of the schedule into those that stash attention "
-                f"outputs and those that do not, got {plan.schedule.label}, where chunks on both sides share "
+                f"outputs and those that do not, got {schedule.label}, where chunks on both sides share "
                 f"buffers (a {tick.kind} tick); use schedule.name=breadth-first or sppo, or attention_from=0"
             )

@@ -13,7 +13,8 @@ import numpy as np
 from sppo_jax.plan.counters import with_short_loops
 from sppo_jax.plan.fold import fold, num_segments
 from sppo_jax.plan.host_rows import host_rows, refetching_tick, short_rows_before
-from sppo_jax.plan.plan import Plan, StashPlan
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.ring import AttentionShape, Ring, RingPasses
 from sppo_jax.plan.share_trips import share_trips
 from sppo_jax.plan.slots import head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.table import Table
 
 
@@ -120,7 +120,7 @@ def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]
     """
     if not table.passes_groups_in_turn or (stash.inputs, stash.attention, stash.rest) != ("host", "host", "recompute"):
         return {}
-    known, merged = set(classes), {}
+    known, merged = set(classes_of(classes)), {}
     for one in known:
         late = replace(one, recomputes=False, host_attention=one.host_inputs)
         if one.recomputes and one.host_inputs == one.tokens and late in known:
@@ -138,14 +138,23 @@ def short_rows(
         classes: of the diagonal groups, from `stash_classes`.
         merged: from `merged_classes`.
     """
-    found: dict[StashClass, list[bool]] = {}
+    if not merged:
+        return {}
+    # Of many groups few objects differ, and an `id` takes far less time than the hash of a class.
+    rows: dict[StashClass, list[bool]] = {}
+    row_of = {id(own): (rows.setdefault(merged.get(own, own), []), own in merged) for own in classes_of(classes)}
     for tick, group in zip(table.ticks, table.tick_groups, strict=True):
-        if tick.kind == "B" or not merged:
+        if tick.kind == "B":
             break  # the next wave has the same rows
         if group is not None:
-            own = classes[group]
-            found.setdefault(merged.get(own, own), []).append(own in merged)
-    return {of_class: sum(is_short[:-1]) for of_class, is_short in found.items()}
+            found, is_short = row_of[id(classes[group])]
+            found.append(is_short)
+    return {of_class: sum(is_short[:-1]) for of_class, is_short in rows.items()}
+
+
+def classes_of(classes: Sequence[StashClass]) -> list[StashClass]:
+    """Returns the objects among the classes of many groups, each once; some may be equal."""
+    return list({id(one): one for one in classes}.values())
 
 
 def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:

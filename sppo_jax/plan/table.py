@@ -417,8 +417,12 @@ class Table:
         self, name: str, work_out: Callable[[Sequence[int]], list[int]], class_of_group: Sequence[Class]
     ) -> dict[Class, int]:
         """Returns a count for each class, which follows from the ticks and from which groups have one class."""
+        # Of many groups few objects differ, and an `id` takes far less time than the hash of a class.
+        ids = list(map(id, class_of_group))
         numbers: dict[Class, int] = {}
-        pattern = tuple(numbers.setdefault(of_class, len(numbers)) for of_class in class_of_group)
+        objects = dict(zip(ids, class_of_group, strict=True))
+        number_of = {key: numbers.setdefault(of_class, len(numbers)) for key, of_class in objects.items()}
+        pattern = tuple(map(number_of.__getitem__, ids))
         known = self.known_of_ticks.setdefault(name, {})
         if pattern not in known:
             known[pattern] = work_out(pattern)

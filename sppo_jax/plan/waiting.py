@@ -69,6 +69,13 @@ def waiting_room(table: Table) -> Room:
     Raises:
         ValueError: see `room_ticks`.
     """
+    known = table.known_of_ticks
+    if "waiting_room" not in known:
+        known["waiting_room"] = _waiting_room(table)
+    return known["waiting_room"]
+
+
+def _waiting_room(table: Table) -> Room:
     # What comes in one tick has one row, whatever units use it.
     spans: dict[Hashable, tuple[int, int]] = {put: (put, take) for put, take in room_ticks(table).values()}
     num_rows, rows = color_intervals(spans)

@@ -2,18 +2,26 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sppo_jax.config import Config, MeshConfig
 from sppo_jax.plan.layers import divisors
+from sppo_jax.plan.parts import MeshShape
+from sppo_jax.planner.request import Request
 
-if TYPE_CHECKING:
-    from sppo_jax.planner.layouts import Layout, Request
 
-# The layouts of a changed request; none where it breaks a rule.
-Find = Callable[["Request"], "list[Layout]"]
+class HasMesh(Protocol):
+    """What is known of a layout here."""
+
+    @property
+    def mesh(self) -> MeshShape:
+        """Devices along each axis."""
+
+
+# The layouts of a changed request, of which their meshes matter here; none where it breaks a rule.
+Find = Callable[[Request], Sequence[HasMesh]]
 _MOST_NAMED = 4
 # Numbers of devices are looked for up to this many times as many, or as few.
 _DEVICE_FACTOR = 2
@@ -47,7 +55,7 @@ class Change:
     ratio: float
 
 
-def nearest_changes(request: "Request", find: Find) -> str:
+def nearest_changes(request: Request, find: Find) -> str:
     """Returns the smallest changes that leave a mesh, each enough by itself, smallest first.
 
     Where no single one is enough, they are those to make once the axes of the mesh are left to the planner. Empty if
@@ -91,7 +99,7 @@ def released(
             yield before, after, replace(config, **{group: replace(given, **free)})
 
 
-def _pins(request: "Request", find: Find) -> Iterator[Change]:
+def _pins(request: Request, find: Find) -> Iterator[Change]:
     """Yields the settings without which there is a mesh; those released together only where none does alone."""
     alone: set[str] = set()
     for _, free, config in released(request.config, _RELEASED):
@@ -101,7 +109,7 @@ def _pins(request: "Request", find: Find) -> Iterator[Change]:
             yield Change(text=text, ratio=_ratio(config.num_sequences, request.config.num_sequences))
 
 
-def _length(request: "Request", find: Find) -> list[Change]:
+def _length(request: Request, find: Find) -> list[Change]:
     """Returns the nearest length, found from the `seq` axes of a length that suits them all."""
     sequence, tile = request.config.sequence, request.cluster.device.tile
     if request.table is not None or isinstance(sequence.chunks, tuple):
@@ -118,7 +126,7 @@ def _length(request: "Request", find: Find) -> list[Change]:
     return []
 
 
-def _sequences(request: "Request", find: Find) -> list[Change]:
+def _sequences(request: Request, find: Find) -> list[Change]:
     """Returns the nearest number of sequences of a step, where more or fewer pipelines leave a mesh."""
     config, now = request.config, request.config.num_sequences
     sequence, pinned = config.sequence, config.mesh.pinned.get("data")
@@ -138,7 +146,7 @@ def _sequences(request: "Request", find: Find) -> list[Change]:
     return []
 
 
-def _devices(request: "Request", find: Find) -> list[Change]:
+def _devices(request: Request, find: Find) -> list[Change]:
     """Returns the nearest numbers of devices, one below and one above; of several hosts, whole hosts."""
     config, cluster = request.config, request.cluster
     per_host = cluster.devices_per_host if cluster.num_hosts > 1 else 1
@@ -161,7 +169,7 @@ def _devices(request: "Request", find: Find) -> list[Change]:
     return [Change(text=f"a cluster of {counts_found} device{'s' if found != [1] else ''}", ratio=ratio)]
 
 
-def _try(request: "Request", find: Find, group: str, **values: object) -> "list[Layout]":
+def _try(request: Request, find: Find, group: str, **values: object) -> Sequence[HasMesh]:
     """Returns the layouts of a request with other settings of a group; none where the config refuses them."""
     given = getattr(request.config, group)
     try:

@@ -8,15 +8,18 @@ from sppo_jax.config import Config
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import Cluster
 from sppo_jax.plan.layers import layers_per_virtual_stage
-from sppo_jax.plan.plan import MODEL_FIELDS, MeshShape, Plan, Predicted, SchedulePlan, StashPlan, schedule_table
+from sppo_jax.plan.parts import MODEL_FIELDS, MeshShape, Predicted, SchedulePlan, StashPlan
+from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import collective_counts
 from sppo_jax.planner.costs import CostModel, cost_model
-from sppo_jax.planner.layouts import Layout, Request, read_request
-from sppo_jax.planner.memory import Memory, Shape, predict_memory
+from sppo_jax.planner.layouts import Layout
+from sppo_jax.planner.memory import Memory, predict_memory
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
 from sppo_jax.planner.pinned import Pinned, pinned_of, pinned_reason
+from sppo_jax.planner.request import Request, read_request
+from sppo_jax.planner.shape import Shape
 from sppo_jax.planner.splits import SequenceSplit
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__

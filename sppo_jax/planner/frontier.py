@@ -1,288 +1,356 @@
-"""What a search knows of its candidates: families that are not open yet, bounds, and the steps simulated so far."""
+"""What a search knows: open candidates by rising bounds of their seconds, and what became of the others."""
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any, NamedTuple
 
-from sppo_jax.planner.candidates import Candidate, Candidates, Family
 from sppo_jax.planner.evaluate import Choice, Outcome, Sized, evaluate, size
-from sppo_jax.planner.layouts import Request
+from sppo_jax.planner.layouts import Layout
 from sppo_jax.planner.least_memory import LeastMemory
 from sppo_jax.planner.lower_bounds import LowerBounds
-from sppo_jax.planner.memory import Memory
-from sppo_jax.planner.offload import Places
-from sppo_jax.planner.partitions import Partition
-from sppo_jax.planner.rough_bounds import RoughBounds
+from sppo_jax.planner.offload import Places, place_options
+from sppo_jax.planner.partitions import Partition, partitions
+from sppo_jax.planner.request import Request
+from sppo_jax.planner.space import Candidate, Trial
+from sppo_jax.planner.uncut_bounds import UncutBounds
 from sppo_jax.planner.unit_times import UnitTimes
+from sppo_jax.planner.ways import Way
 
-# How far a candidate is refined: bounded from its uncut sequence, from a few chunks, from all chunks; simulated.
-_UNCUT, _SAMPLED, _BOUNDED, _SIMULATED = range(4)
+# How far an item of the heap is refined: a layout with places; a candidate bounded from its uncut sequence, and from
+# all of its chunks; a simulated candidate.
+_LAYOUT, _UNCUT, _CHUNKS, _SIMULATED = range(4)
 
 
-class Start:
-    """The candidates of a request and bounds of their seconds, which do not depend on the dtype of dK and dV."""
+class Tried(NamedTuple):
+    """A candidate that was simulated, and its outcome."""
+
+    candidate: Candidate
+    outcome: Outcome
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the step."""
+        return self.outcome.step_s
+
+
+class Group(NamedTuple):
+    """The candidates of a layout that share places, dtype, and their least memory as far as it is known.
+
+    Attributes:
+        layout: the layout.
+        places: of the stash.
+        kv_grad_dtype: in which dK and dV are summed.
+        partitions: the partitions, those of the same least memory together.
+    """
+
+    layout: Layout
+    places: Places
+    kv_grad_dtype: str
+    partitions: tuple[tuple[Partition, ...], ...]
+
+
+class TooLarge(NamedTuple):
+    """Candidates whose least memory is too much.
+
+    Attributes:
+        excess: by how much, as a share of the limit.
+        example: one of them.
+        partitions: their partitions; all else is the example's.
+    """
+
+    excess: float
+    example: Candidate
+    partitions: tuple[Partition, ...]
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yields all of them."""
+        return (self.example._replace(partition=one) for one in self.partitions)
+
+
+def _any(_: Any) -> bool:
+    return True
+
+
+class Filter(NamedTuple):
+    """Which candidates are of interest.
+
+    Attributes:
+        layout: whether a layout may have some.
+        candidate: whether a candidate is one.
+    """
+
+    layout: Callable[[Layout], bool] = _any
+    candidate: Callable[[Candidate], bool] = _any
+
+
+ALL = Filter()
+
+
+class Frontier:
+    """The candidates of a search by rising bounds of their seconds.
+
+    An item of the heap is refined when its bound is the lowest: a layout opens into its candidates, a candidate is
+    bounded from all of its chunks, then simulated. What is too large for sure leaves the heap.
+    """
 
     def __init__(self, request: Request) -> None:
-        """Finds the candidates.
+        """Starts without candidates; `open` brings them in.
+
+        Raises:
+            ValueError: places of the stash are asked for that contradict each other.
+        """
+        asked = request.config.stash.alpha
+        self.request, self.alpha = request, "hidden" if asked == "auto" else asked
+        self.options = place_options(request.config.stash)
+        times = UnitTimes(request)
+        self.uncut, self.exact = UncutBounds(request.config.sequence.length, times), LowerBounds(request, times)
+        self.num_considered = 0
+        self.groups: list[Group] = []
+        self.too_large: list[TooLarge] = []
+        self.sized: list[tuple[Candidate, Sized]] = []  # those that do not fit
+        self.tried: list[Tried] = []
+        self.errors: list[ValueError] = []
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._pushed = 0
+        self._memory: dict[tuple[Way, str], LeastMemory] = {}
+        self._partitions: dict[Way, dict[Layout, list[Partition]]] = {}
+        self._excesses: dict[tuple, float] = {}
+
+    def open(self, trial: Trial) -> None:
+        """Brings in the layouts of a trial.
 
         Raises:
             ValueError: the config, the model and the devices allow none.
         """
-        times = UnitTimes(request)
-        self.request, self.candidates = request, Candidates(request)
-        self.rough, self.exact = RoughBounds(request, times), LowerBounds(request, times)
-
-
-class Frontier:
-    """The candidates of a search, dK and dV in one dtype, by rising bounds of their seconds.
-
-    Families of candidates open one after another, as their bounds come up. Candidates are bounded ever better, and in
-    the end simulated, as long as they have the lowest bound.
-    """
-
-    def __init__(self, start: Start, kv_grad_dtype: str) -> None:
-        self.request, self.dtype, self._start = start.request, kv_grad_dtype, start
-        self.memory = LeastMemory(start.request, kv_grad_dtype)
-        self.candidates: Candidates = start.candidates
-        self.families = start.candidates.families
-        # Least seconds of families that are not open, and their place in `families`.
-        self._closed = [(self.family_s(family), at) for at, family in enumerate(self.families)]
-        heapq.heapify(self._closed)
-        # Bound, number, and how far the candidate is refined.
-        self._heap: list[tuple[float, int, int]] = []
-        self._bounds: dict[int, float] = {}  # as far as candidates are refined
-        self._changed: dict[int, Candidate] = {}  # candidates that are not among those of the start
-        self._num = len(start.candidates)
-        self.too_large: list[tuple[float, list[int]]] = []  # excess of the least memory, candidates
-        self.nearly_fitting: list[tuple[float, int]] = []  # excess of device memory at its least, candidate
-        self.unfit: set[int] = set()
-        self.sizes: dict[int, Sized] = {}  # with keys and values in the way that takes the least memory
-        self.outcomes: dict[int, Outcome] = {}
-        self.errors: list[ValueError] = []
-        self._excesses: dict[tuple, float] = {}
-
-    def __len__(self) -> int:
-        return self._num
-
-    def __getitem__(self, number: int) -> Candidate:
-        return self._changed[number] if number in self._changed else self.candidates[number]
-
-    def number_of(self, outcome: Outcome) -> int:
-        """Returns the number of the candidate whose outcome it is."""
-        return next(number for number, known in self.outcomes.items() if known is outcome)
-
-    def family_s(self, family: Family) -> float:
-        """Returns about the least seconds of a family's candidates."""
-        return self._start.rough.layout_s(family.layout, family.places, family.counts, family.drains)
-
-    def least_s(self, number: int) -> float:
-        """Returns the least seconds of a candidate's step as far as these are known."""
-        if number not in self._bounds:
-            candidate = self[number]
-            self._bounds[number] = self._start.rough.uncut_step_s(candidate.partition, candidate.places)
-        return self._bounds[number]
-
-    def sampled_s(self, number: int) -> float:
-        """Returns the least seconds of a candidate's step, at least as they are known from a few chunks."""
-        candidate = self[number]
-        sampled_s = self._start.rough.sampled_step_s(candidate.partition, candidate.places)
-        self._bounds[number] = max(self.least_s(number), sampled_s)
-        return self._bounds[number]
-
-    def bound(self, number: int) -> tuple[float, float]:
-        """Returns a candidate's bounds from every chunk: the excess of its least memory, and its least seconds.
-
-        Raises:
-            ValueError: the sequence cannot be cut so.
-        """
-        candidate = self[number]
-        excess = self.memory.of_partition(candidate.partition, candidate.places)
-        return excess, self._start.exact.step_s(candidate.partition, candidate.places, candidate.alpha)
-
-    def rough_excess(self, partition: Partition, places: Places) -> float:
-        """Returns roughly by how much a candidate's least memory is too large; most partitions of a layout share it."""
-        key = partition.layout, partition.holds, places
-        if key not in self._excesses:
-            self._excesses[key] = self.memory.of_layout(partition, places)
-        return self._excesses[key]
-
-    def fits(self, number: int) -> bool:
-        """Returns whether a candidate is simulated and fits."""
-        return number in self.outcomes and self.outcomes[number].memory.fits(self.request.cluster)
+        for layout, members in self._partitions_of(trial.way).items():
+            alike: dict[tuple, list[Partition]] = {}
+            for partition in members:
+                alike.setdefault(partition.holds, []).append(partition)
+            # Of given chunks the first ones may be short, and then further ones add little.
+            counts = [1 if one.balance == "given" else one.num_chunks for one in members]
+            span, drains = (min(counts), max(counts)), min(one.drains for one in members)
+            shared = tuple(tuple(one) for one in alike.values())
+            for places in self.options:
+                group = Group(layout, places, trial.kv_grad_dtype, shared)
+                self.groups.append(group)
+                self._push(self.uncut.layout_s(layout, places, span, drains), _LAYOUT, group)
+            self.num_considered += len(members) * len(self.options)
 
     def add(self, candidates: Iterable[Candidate]) -> None:
-        """Takes in further candidates."""
+        """Brings in further candidates."""
         for candidate in candidates:
-            number = self._append(candidate)
-            excess = self.rough_excess(candidate.partition, candidate.places)
+            self.num_considered += 1
+            excess = self.least_excess(candidate.partition, candidate.places, candidate.kv_grad_dtype)
             if excess > 0:
-                self._drop(number, excess)
+                self._drop(excess, candidate)
             else:
-                heapq.heappush(self._heap, (self.least_s(number), number, _UNCUT))
+                self._push(self.uncut.step_s(candidate.partition, candidate.places), _UNCUT, candidate)
 
-    def change(self, number: int, candidate: Candidate, outcome: Outcome) -> None:
-        """Puts a candidate and its outcome in the place of another one."""
-        self._changed[number], self.outcomes[number], self._bounds[number] = candidate, outcome, outcome.step_s
+    def keep(self, tried: Tried) -> None:
+        """Brings back what `next` returned."""
+        self._push(tried.step_s, _SIMULATED, tried)
 
-    def keep(self, outcome: Outcome) -> None:
-        """Keeps an outcome that `next` returned, to be returned again."""
-        heapq.heappush(self._heap, (outcome.step_s, self.number_of(outcome), _SIMULATED))
+    def forget(self, tried: Tried) -> None:
+        """Leaves out a plan that `next` returned, because another one stands for it."""
+        self.tried = [one for one in self.tried if one is not tried]
 
-    def next(self, limit_s: float = math.inf) -> Outcome | None:
-        """Returns the next fastest outcome that fits and takes less than `limit_s`; None if none does."""
-        while self.is_below(limit_s):
-            number = self.refine()
-            if number is not None and self.fits(number):
-                return self.outcomes[number]
-        return None
+    def next(self, limit_s: float = math.inf, of: Filter = ALL) -> Tried | None:
+        """Returns the fastest plan that fits of those not returned yet; None if none takes less than `limit_s`.
 
-    def is_below(self, limit_s: float) -> bool:
-        """Opens the families whose turn it is; returns whether the lowest bound of a candidate is below a limit."""
-        while self._closed and self._closed[0][0] < (min(limit_s, self._heap[0][0]) if self._heap else limit_s):
-            self._open_next()
-        return bool(self._heap) and self._heap[0][0] < limit_s
-
-    def lowest(self) -> tuple[int, bool]:
-        """Returns the candidate of the lowest bound, and whether it is bounded from all chunks and not simulated."""
-        _, number, level = self._heap[0]
-        return number, level == _BOUNDED
-
-    def pop(self) -> None:
-        """Leaves out the candidate of the lowest bound."""
-        heapq.heappop(self._heap)
-
-    def near(self, limit_s: float) -> list[int]:
-        """Returns the candidates that may take at most so long and fit, as far as a few chunks tell."""
-        while self._closed and self._closed[0][0] <= limit_s:
-            self._open_next()
-        return [number for bound, number, _ in self._heap if bound <= limit_s and self.sampled_s(number) <= limit_s]
-
-    def refine(self) -> int | None:
-        """Refines the candidate of the lowest bound; returns it if it is simulated.
-
-        A candidate that does not fit is dropped, or one that holds less in device memory takes its place.
+        Args:
+            limit_s: seconds.
+            of: the candidates to consider.
         """
-        bound, number, level = heapq.heappop(self._heap)
-        if level == _SIMULATED:
-            if not self.fits(number):
-                self.unfit.add(number)
-                self._send_more(number, self.outcomes[number].all_away)
-            return number
-        try:
-            if level == _UNCUT:
-                bound = self.sampled_s(number)
-            elif level == _SAMPLED:
-                excess, least_s = self.bound(number)
-                self._bounds[number] = bound = max(bound, least_s)
-                if excess > 0:
-                    self._drop(number, excess)
-                    return None
+        return self._take(_SIMULATED, limit_s, of)
+
+    def take(self, of: Filter) -> tuple[float, Candidate, Tried | None] | None:
+        """Takes out the candidate of the lowest bound, with the bound and its outcome if it is simulated.
+
+        None if no such candidate is left. `put_back` brings it back.
+        """
+        found = self._take(_CHUNKS, math.inf, of)
+        if isinstance(found, Tried):
+            return found.step_s, found.candidate, found
+        return None if found is None else (*found, None)
+
+    def put_back(self, bound: float, candidate: Candidate, tried: Tried | None) -> None:
+        """Brings back what `take` returned."""
+        self._push(bound, *((_CHUNKS, candidate) if tried is None else (_SIMULATED, tried)))
+
+    def near(self, limit_s: float) -> list[tuple[float, Candidate, Tried | None]]:
+        """Returns the candidates of bounds up to a limit, each with its bound, and its outcome if simulated."""
+        closed = [item for item in self._heap if item[2] == _LAYOUT and item[0] <= limit_s]
+        taken = {item[1] for item in closed}
+        self._heap = [item for item in self._heap if item[1] not in taken]
+        heapq.heapify(self._heap)
+        for item in closed:
+            self._refine(item)
+        found = [item for item in self._heap if item[2] != _LAYOUT and item[0] <= limit_s]
+        return [
+            (bound, *((what.candidate, what) if level == _SIMULATED else (what, None)))
+            for bound, _, level, what in found
+        ]
+
+    def that_may_fit(self, of: Callable[[Layout], bool]) -> Iterator[Candidate]:
+        """Yields the candidates of some layouts that are not refuted by their least memory."""
+        for _, _, level, what in self._heap:
+            if level != _LAYOUT:
+                candidate = what.candidate if level == _SIMULATED else what
+                if of(candidate.partition.layout):
+                    yield candidate
+                continue
+            for alike in what.partitions if of(what.layout) else ():
+                if self.least_excess(alike[0], what.places, what.kv_grad_dtype) <= 0:
+                    yield from self._candidates(what, alike)
+
+    def bounded(self, candidate: Candidate) -> list[tuple[float, Candidate]]:
+        """Returns a candidate in each way of keys and values that may fit, with the least seconds of its step."""
+        partition, places = candidate.partition, candidate.places
+        memory, found = self._memory_of(partition.layout.request.way, candidate.kv_grad_dtype), []
+        for kv in (candidate.kv,) if candidate.kv else partition.kv(places):
+            excess, way = memory.of_partition(partition, places, kv), candidate._replace(kv=kv)
+            if excess > 0:
+                self._drop(excess, way)
             else:
-                if self._is_too_large(number):
-                    return None
-                self._bounds[number] = bound = self.evaluate(number).step_s
+                found.append((self.exact.step_s(partition, places, candidate.alpha, kv), way))
+        return found
+
+    def least_excess(self, partition: Partition, places: Places, kv_grad_dtype: str) -> float:
+        """Returns by how much a candidate's least memory is too large, before its chunks are known."""
+        key = partition.layout, partition.holds, places, kv_grad_dtype
+        if key not in self._excesses:
+            memory = self._memory_of(partition.layout.request.way, kv_grad_dtype)
+            self._excesses[key] = memory.of_layout(partition, places)
+        return self._excesses[key]
+
+    def try_to_size(self, candidate: Candidate) -> Sized | None:
+        """Returns alpha and memory of a candidate; None if it breaks a rule."""
+        try:
+            return size(choice_of(candidate))
         except ValueError as error:
             self.errors.append(error)
-            self._bounds[number] = math.inf
             return None
-        heapq.heappush(self._heap, (bound, number, level + 1))
-        return None
 
-    def evaluate(self, number: int) -> Outcome:
-        """Returns the outcome of a candidate: with the fastest way of keys and values that fits, else the smallest.
+    def try_to_simulate(self, candidate: Candidate, sized: Sized | None = None) -> Tried | None:
+        """Returns a candidate with its outcome; None if it breaks a rule."""
+        try:
+            return Tried(candidate, evaluate(choice_of(candidate), sized))
+        except ValueError as error:
+            self.errors.append(error)
+            return None
+
+    def _push(self, bound: float, level: int, what: Any) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (bound, self._pushed, level, what))
+
+    def _refine(self, item: tuple[float, int, int, Any]) -> None:
+        bound, _, level, what = item
+        try:
+            if level == _LAYOUT:
+                self._open(what)
+            elif level == _UNCUT:
+                for least_s, candidate in self.bounded(what):
+                    self._push(max(bound, least_s), _CHUNKS, candidate)
+            else:
+                self.simulate(bound, what)
+        except ValueError as error:
+            self.errors.append(error)
+
+    def _open(self, group: Group) -> None:
+        for alike in group.partitions:
+            excess = self.least_excess(alike[0], group.places, group.kv_grad_dtype)
+            candidates = self._candidates(group, alike)
+            if excess > 0:
+                self.too_large.append(TooLarge(excess, next(candidates), alike))
+                continue
+            for candidate in candidates:
+                self._push(self.uncut.step_s(candidate.partition, candidate.places), _UNCUT, candidate)
+
+    def _candidates(self, group: Group, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
+        return (Candidate(one, group.places, self.alpha, group.kv_grad_dtype) for one in alike)
+
+    def _drop(self, excess: float, candidate: Candidate) -> None:
+        self.too_large.append(TooLarge(excess, candidate, (candidate.partition,)))
+
+    def _take(self, least_level: int, limit_s: float, of: Filter) -> Any:
+        """Refines the item of the lowest bound until it is refined far enough, and takes it out."""
+        aside: list[tuple[float, int, int, Any]] = []
+        found = None
+        while found is None and self._heap and self._heap[0][0] < limit_s:
+            item = heapq.heappop(self._heap)
+            bound, _, level, what = item
+            if not self._is_of(of, level, what):
+                aside.append(item)
+            elif level == _SIMULATED:
+                found = what
+            elif level >= least_level:
+                found = bound, what
+            else:
+                self._refine(item)
+        for item in aside:
+            heapq.heappush(self._heap, item)
+        return found
+
+    def _is_of(self, of: Filter, level: int, what: Any) -> bool:
+        if of is ALL:
+            return True
+        if level == _LAYOUT:
+            return of.layout(what.layout)
+        candidate = what.candidate if level == _SIMULATED else what
+        return of.layout(candidate.partition.layout) and of.candidate(candidate)
+
+    def simulate(self, bound: float, candidate: Candidate) -> None:
+        """Simulates a candidate and brings it back if it fits; else one that sends more to the host comes in its place.
+
+        Args:
+            bound: the least seconds of its step.
+            candidate: the candidate; its way of keys and values is decided.
 
         Raises:
-            ValueError: the choice breaks a rule.
+            ValueError: it breaks a rule.
         """
-        if number not in self.outcomes:
-            choice, sized = self._choice(number), self._size(number)
-            self.outcomes[number] = self._fitting(choice, number) or evaluate(choice, sized)
-        return self.outcomes[number]
+        sized = size(choice_of(candidate))
+        if sized.memory.fits(self.request.cluster):
+            self.tried.append(Tried(candidate, evaluate(choice_of(candidate), sized)))
+            self._push(self.tried[-1].step_s, _SIMULATED, self.tried[-1])
+            return
+        self.sized.append((candidate, sized))
+        if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not sized.all_away:
+            for least_s, more in self.bounded(candidate._replace(alpha="all")):
+                self._push(max(bound, least_s), _CHUNKS, more)
 
-    def try_to_size(self, number: int) -> Memory | None:
-        """Returns the least memory of a candidate without its step; None if it breaks a rule."""
-        try:
-            return self._size(number).memory
-        except ValueError as error:
-            self.errors.append(error)
-            return None
+    def _memory_of(self, way: Way, kv_grad_dtype: str) -> LeastMemory:
+        key = way, kv_grad_dtype
+        if key not in self._memory:
+            self._memory[key] = LeastMemory(replace(self.request, way=way), kv_grad_dtype)
+        return self._memory[key]
 
-    def try_to_evaluate(self, number: int) -> Outcome | None:
-        """Returns the outcome of a candidate; None if it breaks a rule."""
-        try:
-            return self.evaluate(number)
-        except ValueError as error:
-            self.errors.append(error)
-            return None
+    def _partitions_of(self, way: Way) -> dict[Layout, list[Partition]]:
+        if way not in self._partitions:
+            found: dict[Layout, list[Partition]] = {}
+            for partition in partitions(replace(self.request, way=way)):
+                # One device alone has its weights either way.
+                alone = partition.layout.mesh.data * partition.layout.mesh.seq == 1
+                if way.weights == "gathered" or not alone:
+                    found.setdefault(partition.layout, []).append(partition)
+            self._partitions[way] = found
+        return self._partitions[way]
 
-    def _open_next(self) -> None:
-        """Drops the groups of the next family that are too large for sure, and bounds the seconds of the others."""
-        family = self.families[heapq.heappop(self._closed)[1]]
-        for group in family.groups:
-            excess, numbers = self.rough_excess(group.example, family.places), group.numbers
-            if excess > 0:
-                self.too_large.append((excess, numbers))
-                continue
-            for number in numbers:
-                heapq.heappush(self._heap, (self.least_s(number), number, _UNCUT))
 
-    def _drop(self, number: int, excess: float) -> None:
-        self.unfit.add(number)
-        self.too_large.append((excess, [number]))
-
-    def _append(self, candidate: Candidate) -> int:
-        self._changed[self._num] = candidate
-        self._num += 1
-        return self._num - 1
-
-    def _send_more(self, number: int, all_away: bool) -> None:
-        """Considers to send to the host what does not hide too, where a choice that sends what hides is too large."""
-        candidate = self[number]
-        if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not all_away:
-            more = self._append(candidate._replace(alpha="all"))
-            self._bounds[more] = self._bounds[number]
-            heapq.heappush(self._heap, (self._bounds[more], more, _SAMPLED))
-
-    def _is_too_large(self, number: int) -> bool:
-        """Returns whether a candidate does not fit, before its step is simulated; if so, drops it."""
-        if number in self.outcomes:
-            return False
-        sized = self._size(number)
-        excess = sized.memory.excess(self.request.cluster)
-        if excess > 0:
-            self._drop(number, excess)
-            self.nearly_fitting.append((excess, number))
-            self._send_more(number, sized.all_away)
-        return excess > 0
-
-    def _choice(self, number: int) -> Choice:
-        """Returns a candidate's choice, with keys and values in the way that takes the least memory."""
-        candidate = self[number]
-        return Choice(
-            layout=candidate.partition.layout,
-            chunk_lengths=candidate.partition.chunk_lengths,
-            schedule=candidate.partition.schedule,
-            places=candidate.places,
-            alpha=candidate.alpha,
-            kv_grad_dtype=self.dtype,
-            wave=candidate.partition.wave,
-            shapes=candidate.partition.shapes,
-            kv=candidate.partition.kv(candidate.places)[-1],
-            waiting=self.request.waiting,
-        )
-
-    def _size(self, number: int) -> Sized:
-        if number not in self.sizes:
-            self.sizes[number] = size(self._choice(number))
-        return self.sizes[number]
-
-    def _fitting(self, choice: Choice, number: int) -> Outcome | None:
-        """Returns the outcome of a choice with the first of the other ways of keys and values that fits, if any."""
-        partition, places, _ = self[number]
-        for kv in partition.kv(places)[:-1]:
-            if self.memory.of_partition(partition, places, kv) <= 0:
-                outcome = evaluate(replace(choice, kv=kv))
-                if outcome.memory.fits(self.request.cluster):
-                    return outcome
-        return None
+def choice_of(candidate: Candidate) -> Choice:
+    """Returns the choice of a candidate."""
+    partition = candidate.partition
+    return Choice(
+        layout=partition.layout,
+        chunk_lengths=partition.chunk_lengths,
+        schedule=partition.schedule,
+        places=candidate.places,
+        alpha=candidate.alpha,
+        kv_grad_dtype=candidate.kv_grad_dtype,
+        wave=partition.wave,
+        shapes=partition.shapes,
+        kv=candidate.kv or partition.kv(candidate.places)[-1],
+        waiting=partition.layout.request.waiting,
+    )

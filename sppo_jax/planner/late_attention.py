@@ -10,7 +10,7 @@ from functools import cache
 
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, size
-from sppo_jax.planner.layouts import Request
+from sppo_jax.planner.request import Request
 
 
 def late_attention_is_open(request: Request, chosen: Outcome) -> bool:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from sppo_jax.hardware import usable_bytes, usable_host_bytes
 from sppo_jax.plan.generators import chunks_in_flight
-from sppo_jax.plan.plan import MeshShape, SchedulePlan, StashPlan, schedule_table
+from sppo_jax.plan.parts import MeshShape, SchedulePlan, StashPlan
+from sppo_jax.plan.plan import schedule_table
 from sppo_jax.plan.shapes import rounded_up
-from sppo_jax.planner.layouts import Layout, Request
+from sppo_jax.planner.layouts import Layout
 from sppo_jax.planner.memory import (
     Memory,
     backward_work,
@@ -20,6 +21,7 @@ from sppo_jax.planner.memory import (
 )
 from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition, smallest_chunk
+from sppo_jax.planner.request import Request
 from sppo_jax.planner.unit_times import RECOMPUTE
 from sppo_jax.planner.workspace import kv_heads_per_device
 
@@ -47,7 +49,9 @@ class LeastMemory:
     def of_layout(self, partition: Partition, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
         tokens = min(smallest_chunk(partition.layout), self.request.config.sequence.length)
-        return self._excess(partition, tokens, places, _held_by_all(partition))
+        held, ways = _held_by_all(partition), partition.kv(places)
+        # Of few groups of layers keys and values that are kept may take less than what makes them again.
+        return min(self._excess(partition, tokens, places, held, kv) for kv in {ways[0], ways[-1]})
 
     def of_partition(self, partition: Partition, places: Places, kv: str = "") -> float:
         """Returns by how much the least memory with a partition's chunks is over a limit, as a share of it.
@@ -62,7 +66,9 @@ class LeastMemory:
 
     def _excess(self, partition: Partition, tokens: int, places: Places, held: _Held, kv_place: str = "") -> float:
         layout, request = partition.layout, self.request
-        shape, host_bytes = layout.shape, self._usable_host_bytes(layout)
+        shape, usable = layout.shape, usable_host_bytes(request.cluster)
+        optimizer = optimizer_bytes(shape, layout.interleave, layout.mesh.pipe)[1]
+        host_bytes = max(1, usable - optimizer)
         smallest = self._memory_of_one_chunk(layout, tokens)
         stash = stash_of(places, self.dtype, kv_place or partition.kv(places)[-1])
         token = token_bytes(shape, stash)
@@ -80,13 +86,8 @@ class LeastMemory:
         spilled = max(0, min(even, away - host_bytes))
         # Keys and values there do not spill, but those of the last group may be read back too soon to leave.
         keys_values = partition.wave * request.config.sequence.length // layout.mesh.seq * (layout.interleave - 1)
-        host = max(keys_values * token.kv, self._host_bytes(layout, tokens, stash)) / host_bytes - 1
+        host = (optimizer + max(keys_values * token.kv, self._host_bytes(layout, tokens, stash))) / usable - 1
         return max(host, (on_device + spilled) / device_bytes - 1)
-
-    def _usable_host_bytes(self, layout: Layout) -> int:
-        optimizer = optimizer_bytes(layout.shape, layout.interleave, layout.mesh.pipe)[1]
-        # At least a byte, so that shares of it exist.
-        return max(1, usable_host_bytes(self.request.cluster) - optimizer)
 
     def _prefix_bytes(self, partition: Partition, tokens: int, stash: StashPlan, prefixes: int) -> float:
         """Returns the least bytes of K and V, with space for a longest chunk behind each prefix, and of dK and dV."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
-from sppo_jax.planner.layouts import resolve_cluster
+from sppo_jax.planner.request import resolve_cluster
 from sppo_jax.planner.search import Found, search
 
 # Of the longest sequence: how exactly it is found.

@@ -5,11 +5,11 @@ from itertools import accumulate
 from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.table import BREADTH_FIRST, Repeat
 from sppo_jax.planner.evaluate import layout_costs
-from sppo_jax.planner.layouts import Request
 from sppo_jax.planner.least_memory import stash_of
 from sppo_jax.planner.memory import token_bytes
 from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition
+from sppo_jax.planner.request import Request
 from sppo_jax.planner.unit_times import UnitTimes, recomputed
 
 # Bounds are sums in another order than the simulator's.
@@ -24,8 +24,15 @@ class LowerBounds:
         self._streams: dict[tuple, float] = {}
         self._of_kv: dict[tuple, float] = {}
 
-    def step_s(self, partition: Partition, places: Places, alpha: object) -> float:
-        """Returns the least seconds of a step with a partition's chunks: their ticks, each padded to a shape alone."""
+    def step_s(self, partition: Partition, places: Places, alpha: object, kv: str = "keep") -> float:
+        """Returns the least seconds of a step with a partition's chunks: their ticks, each padded to a shape alone.
+
+        Args:
+            partition: the partition.
+            places: of the stash.
+            alpha: the rule for alpha, or its values.
+            kv: how keys and values reach the backward.
+        """
         layout = partition.layout
         # Diagonals that are read back at once have no copies: at most those of the last chunks.
         copied = max(0, partition.num_chunks - 3) if layout.sequences == 1 and alpha == "all" else 0
@@ -52,14 +59,14 @@ class LowerBounds:
                     )
             total += partition.drains * self._streams[key]
         heads_s = sum(self._times.of_chunks(layout, places, "H", partition.padded_chunks)[0])
-        return (total + layout.sequences * heads_s + self._kv_s(partition, places)) * _ROUNDED
+        return (total + layout.sequences * heads_s + self._kv_s(partition, places, kv)) * _ROUNDED
 
-    def _kv_s(self, partition: Partition, places: Places) -> float:
+    def _kv_s(self, partition: Partition, places: Places, kv: str) -> float:
         """Returns the least seconds in which keys and values get to the backward, where they are not kept.
 
         They depend on the tokens of a chunk alone, so every tick of a backward takes at least those of the shortest.
         """
-        layout, kv = partition.layout, partition.kv(places)[0]
+        layout = partition.layout
         if kv == "keep":
             return 0.0
         tokens = min(partition.chunk_lengths)

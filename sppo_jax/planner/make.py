@@ -7,10 +7,11 @@ from typing import Any
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.layers import layers_per_virtual_stage
-from sppo_jax.plan.plan import MODEL_FIELDS, Plan
+from sppo_jax.plan.parts import MODEL_FIELDS
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.evaluate import costs_of
 from sppo_jax.planner.given import without_effect
-from sppo_jax.planner.layouts import resolve_cluster
+from sppo_jax.planner.request import resolve_cluster
 from sppo_jax.planner.search import search
 
 __all__ = ["check_plan", "costs_of", "make_plan", "resolve_cluster"]

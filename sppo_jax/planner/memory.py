@@ -8,12 +8,21 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
 from sppo_jax.models.counts import layer_costs, layer_matrices, layer_vectors, num_tables
 from sppo_jax.plan.check_stash import STASH_PLACES
-from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.spread import padded, spread
-from sppo_jax.plan.stash import StashClass, TokenBytes, merged_classes, short_rows, slot_bytes, stash_classes
+from sppo_jax.plan.stash import (
+    StashClass,
+    TokenBytes,
+    classes_of,
+    merged_classes,
+    short_rows,
+    slot_bytes,
+    stash_classes,
+)
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import slot_counts
 from sppo_jax.plan.waiting import waiting_room
+from sppo_jax.planner.shape import Shape
 from sppo_jax.planner.workspace import kv_heads_per_device, workspace_bytes
 from sppo_jax.units import format_bytes
 
@@ -88,47 +97,6 @@ def largest_matrix(model: ModelConfig) -> int:
 
 def _share(dims: tuple[int, ...], data: int, seq: int) -> int:
     return math.prod(padded(dims, spread(dims, data, seq))) // (data * seq)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What the memory of a stage depends on besides its table and stash.
-
-    Args:
-        model: the model shape.
-        layers: layers of a virtual stage.
-        seq: devices of a stage.
-        ulysses: devices over which heads are spread.
-        compute_bytes: bytes of an activation.
-        data: pipelines.
-        platform: the compiler, "cpu", "gpu" or "tpu".
-        groups: whether documents may have their own groups of devices.
-        kernel: the attention kernel; see `plan.Plan`.
-        weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
-        optimizer: where parameters and moments wait; see `plan.Plan`.
-    """
-
-    model: ModelConfig
-    layers: int
-    seq: int
-    ulysses: int
-    compute_bytes: int
-    data: int = 1
-    platform: str = "gpu"
-    groups: bool = False
-    kernel: str = "blockwise"
-    weights: str = "resident"
-    optimizer: str = "device"
-
-    @property
-    def sum_bytes(self) -> int:
-        """Bytes of an element of a sum: float32 at least."""
-        return max(4, self.compute_bytes)
-
-    @property
-    def works_on_copies(self) -> bool:
-        """Whether resident weights are no parameters: other devices share those, or the dtype differs."""
-        return self.compute_bytes < 4 or self.data * self.seq > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +188,10 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> tuple[int, int,
     """
     token, alone = token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
     merged = merged_classes(table, stash, alone)
-    classes = [merged.get(of_class, of_class) for of_class in alone]
+    classes = list(alone)
+    if merged:
+        of_id = {id(one): merged.get(one, one) for one in classes_of(alone)}
+        classes = [of_id[id(one)] for one in alone]
     num_rows, num_short = table.host_rows(classes), short_rows(table, alone, merged)
     device = host = copies = 0
     for of_class, count in table.stash_peaks(classes).items():
@@ -247,7 +218,7 @@ def turn_bytes(table: Table, shape: Shape, stash: StashPlan) -> int:
     if shape.weights == "gathered" or not _turns_once(table) or shape.layers > _LAYERS_WITHOUT_LOOP:
         return 0
     of_groups = stash_classes(table, stash, shape.seq)
-    classes = set(of_groups)  # many groups of diagonals have few
+    classes = set(classes_of(of_groups))
     if all(not of_class.uses_host for of_class in classes):
         return 0
     token = token_bytes(shape, stash)

@@ -1,29 +1,25 @@
 """Where activations wait for their backward, and what share of them goes to the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
 from sppo_jax.config import StashConfig
 from sppo_jax.hardware import usable_host_bytes
 from sppo_jax.plan.check_stash import STASH_PLACES
-from sppo_jax.plan.plan import StashPlan
-from sppo_jax.plan.stash import merged_classes, recomputing_groups, slot_bytes, stash_classes
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.plan.stash import classes_of, merged_classes, recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import (
-    Shape,
-    fetched_bytes,
-    optimizer_bytes,
-    stash_bytes,
-    token_bytes,
-    waiting_bytes,
-)
+from sppo_jax.planner.memory import fetched_bytes, optimizer_bytes, stash_bytes, token_bytes, waiting_bytes
+from sppo_jax.planner.shape import Shape
 from sppo_jax.units import format_bytes
 
-# The values that the planner gives alpha; each distinct one is a segment to compile.
+# Where diagonals differ, the planner rounds their shares down to these values: each distinct one is a segment to
+# compile. A share that all diagonals have, and the largest that the host has room for, are solved to a hundredth.
 ALPHA_LEVELS = (0.0, 0.25, 0.5, 1.0)
+_PARTS = 100
 
 Places = tuple[str, str, str]  # of layer inputs, attention outputs and the rest
 # Those to consider, preferred in this order where times are equal.
@@ -39,17 +35,17 @@ _PLACES: tuple[Places, ...] = (
 )
 
 
-def kv_places(config: StashConfig, usual: str, schedule: str, places: Places, num_chunks: int) -> tuple[str, ...]:
-    """Returns how keys and values may reach the backward, fastest first: as asked, or as usual where possible.
+def kv_ways(config: StashConfig, schedule: str, places: Places, num_chunks: int) -> tuple[str, ...]:
+    """Returns how keys and values may reach the backward, least device memory last: as asked, or every possible way.
 
-    The backward of an only chunk makes them for itself. It saves nothing but memory, so they are kept where they fit.
+    The backward of an only chunk makes them for itself.
     """
     again = "rebuild" if num_chunks > 1 else "recompute"
     if config.kv != "auto":
         return (again if config.kv == "rebuild" else config.kv,)
     if schedule != BREADTH_FIRST or places[0] == "recompute":
         return ("keep",)
-    return (usual,) if num_chunks > 1 else ("keep", again)
+    return ("keep", "host", again) if num_chunks > 1 else ("keep", again)
 
 
 def place_options(config: StashConfig) -> list[Places]:
@@ -93,11 +89,11 @@ def choose_alpha(
     """Resolves alpha, one value for each diagonal of the table.
 
     With "hidden" it is the largest share of a chunk's tokens of which the copy hides behind the chunk's own forward,
-    `min(1, bandwidth * seconds / bytes)`, less what `rest` takes if it is on the host, rounded down to one of
-    ALPHA_LEVELS. With "all" it is 1, hidden or not, and so it is where a breadth-first schedule sends `rest` to the
-    host: different shares in one pass would cut the loops of ticks, and what stays of each pass took up to a half more
-    memory than is predicted. Either is lowered further until the host memory holds it, and 0 where a stash is read back
-    at once.
+    `min(1, bandwidth * seconds / bytes)`, less what `rest` takes if it is on the host; where diagonals differ, rounded
+    down to one of ALPHA_LEVELS. With "all" it is 1, hidden or not, and so it is where a breadth-first schedule sends
+    `rest` to the host: different shares in one pass would cut the loops of ticks, and what stays of each pass took up
+    to a half more memory than is predicted. Either is at most the largest share that the host memory holds, and 0
+    where a stash is read back at once.
 
     Args:
         stash: the places.
@@ -138,17 +134,20 @@ def choose_alpha(
     else:
         shares = [float(hidden) for hidden in hides]
         why = f"the whole stash, {'as the rest goes too' if whole_goes else 'to save device memory'}; {zeros}"
+    levels = _levels(shares)
+
+    def capped(cap: float) -> StashPlan:
+        values = {share: min(cap, level) for share, level in levels.items()}
+        return replace(stash, alpha=tuple(values[shares[group]] for group in groups))
+
     # Every unit in a slot of its own is the most that a host can need.
     most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
-    ample = most / shape.seq * token_bytes(shape, stash).away <= host_bytes
-    for cap in reversed(ALPHA_LEVELS):
-        levels = {share: _round_down(min(cap, share)) for share in set(shares)}
-        stash = replace(stash, alpha=tuple(levels[shares[group]] for group in groups))
-        if ample or stash_bytes(table, shape, stash)[1] <= host_bytes:
-            break
+    if most / shape.seq * token_bytes(shape, stash).away <= host_bytes:
+        return capped(1.0), why
+    cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap))[1] - host_bytes)
     if cap < 1:
-        why += f"; at most {cap}, because the host has {format_bytes(host_bytes)} a device for it"
-    return stash, why
+        why += f"; at most {cap:g}, because the host has {format_bytes(host_bytes)} a device for it"
+    return capped(cap), why
 
 
 def largest_alpha(table: Table) -> tuple[float, ...]:
@@ -174,12 +173,12 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
     classes = stash_classes(table, stash, shape.seq)
     merged = merged_classes(table, stash, classes)
     # Many groups of diagonals have few classes.
-    moved = {one: merged.get(one, one) for one in set(classes)}
+    moved = {id(one): merged.get(one, one) for one in classes_of(classes)}
     of_class = {
         one: {"F": slot_bytes(of, token)[1] / link_bytes_s, "B": fetched_bytes(of, shape, stash) / link_bytes_s}
         for one, of in moved.items()
     }
-    of_group = [of_class[one] for one in classes]
+    of_group = [of_class[id(one)] for one in classes]
     if weights_s:
         of_group = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_group]
     ticks = zip(table.ticks, table.tick_groups, waiting_s, strict=True)
@@ -224,5 +223,30 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
     return [shares[group] if hides else 0.0 for group, hides in zip(alike, table.hides_copies, strict=True)]
 
 
-def _round_down(share: float) -> float:
-    return max(level for level in ALPHA_LEVELS if level <= share)
+def _levels(shares: Sequence[float]) -> dict[float, float]:
+    """Returns the value of alpha for each share: one share to a hundredth, several in levels."""
+    found = set(shares)
+    if len(found - {0.0}) == 1:
+        return {share: int(share * _PARTS) / _PARTS for share in found}
+    return {share: max(level for level in ALPHA_LEVELS if level <= share) for share in found}
+
+
+def _largest_cap(over: Callable[[float], int]) -> float:
+    """Returns the largest cap of alpha, to a hundredth, with which the host holds its part; 0 if it holds none.
+
+    Args:
+        over: by how many bytes a cap is too much for the host; about linear in the cap.
+    """
+    most = over(1.0)
+    if most <= 0:
+        return 1.0
+    none = over(0.0)
+    guess = int(_PARTS * none / (none - most)) if none < 0 else 0
+    low, high = 0, _PARTS  # low may not fit, where the host does not even hold what alpha does not tell
+    for middle in (guess, guess + 1):
+        if low < middle < high:
+            low, high = (middle, high) if over(middle / _PARTS) <= 0 else (low, middle)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if over(middle / _PARTS) <= 0 else (low, middle)
+    return low / _PARTS

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
-from sppo_jax.planner.layouts import Layout, Request, layouts
+from sppo_jax.planner.layouts import Layout, layouts
 from sppo_jax.planner.offload import Places, place_options
 from sppo_jax.planner.partitions import (
     Partition,
@@ -25,7 +25,8 @@ from sppo_jax.planner.partitions import (
     schedules,
     waves,
 )
-from sppo_jax.planner.rough_bounds import RoughBounds
+from sppo_jax.planner.reasons import float32_reason
+from sppo_jax.planner.request import Request
 from sppo_jax.planner.unit_times import UnitTimes
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
@@ -71,9 +72,9 @@ def _without_waves(request: Request) -> Request:
 
 def _ranked(request: Request) -> list[Partition]:
     """Returns the partitions that the rules leave, shortest step by the paper's formula first."""
-    bounds = RoughBounds(request, UnitTimes(request))
+    times = UnitTimes(request)
     found = [
-        (partition, _formula_s(bounds, partition))
+        (partition, _formula_s(times, partition))
         for layout in _allowed(layouts(request), request)
         for partition in _partitions(request, layout)
     ]
@@ -120,10 +121,13 @@ def _partitions(request: Request, layout: Layout) -> Iterator[Partition]:
         )
 
 
-def _formula_s(bounds: RoughBounds, partition: Partition) -> float:
+def _formula_s(times: UnitTimes, partition: Partition) -> float:
     """Returns `(p - 1 + N) / N F(N)` for one sequence; with several, the pipeline fills once."""
-    work_s = bounds.work_s(partition, _PLACES[0])
-    return work_s * (1 + (partition.layout.mesh.pipe - 1) / (partition.num_chunks * partition.layout.sequences))
+    layout, work_s = partition.layout, 0.0
+    for kind in "FB":
+        with_ends, between = times.of_chunks(layout, _PLACES[0], kind, partition.padded_chunks)
+        work_s += layout.sequences * (sum(with_ends) + (layout.interleave - 1) * sum(between))
+    return work_s * (1 + (layout.mesh.pipe - 1) / (partition.num_chunks * layout.sequences))
 
 
 def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome]) -> Outcome | None:
@@ -172,5 +176,5 @@ def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, s
         "schedule": schedule_reason(choice.layout, choice.schedule, choice.wave),
         "stash": places,
         **({"waiting": "as requested"} if choice.waiting == "host" else {}),
-        "kv_grad_dtype": "sums over many chunks" if choice.kv_grad_dtype == "float32" else "float32 does not fit",
+        "kv_grad_dtype": float32_reason(choice) if choice.kv_grad_dtype == "float32" else "float32 does not fit",
     }

@@ -13,8 +13,9 @@ from sppo_jax.plan.waves import UNCUT
 from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths, growing_counts
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 from sppo_jax.planner.evaluate import layout_costs
-from sppo_jax.planner.layouts import Layout, Request, layouts
-from sppo_jax.planner.offload import Places, kv_places
+from sppo_jax.planner.layouts import Layout, layouts
+from sppo_jax.planner.offload import Places, kv_ways
+from sppo_jax.planner.request import Request
 
 # Numbers of chunks worth considering: the largest, and how many even ones make uneven ones needless.
 _MAX_COUNT, _ENOUGH_EVEN = 512, 4
@@ -73,9 +74,8 @@ class Partition:
         return self.wave, self.lets_chunks_wait, self.num_chunks == 1
 
     def kv(self, places: Places) -> tuple[str, ...]:
-        """Returns how keys and values may reach the backward with some places: fastest first, least memory last."""
-        request = self.layout.request
-        return kv_places(request.config.stash, request.dials.kv, self.schedule, places, self.num_chunks)
+        """Returns how keys and values may reach the backward with some places, least device memory last."""
+        return kv_ways(self.layout.request.config.stash, self.schedule, places, self.num_chunks)
 
     @cached_property
     def chunk_lengths(self) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from sppo_jax.plan.host_arrays import HostArrays, piece_bytes
 from sppo_jax.plan.host_pieces import ONE_PIECE
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.spread import padded, spread
-from sppo_jax.planner.memory import Memory, Shape
+from sppo_jax.planner.memory import Memory
+from sppo_jax.planner.shape import Shape
 from sppo_jax.units import format_bytes
 
 _MOST_PIECES = 8

@@ -1,24 +1,25 @@
 """Why no plan fits: the bytes that are too many, and the nearest change."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
 from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
-from sppo_jax.planner.best_first import TIE, BestFirst
 from sppo_jax.planner.bodies import MOST_TIMES
-from sppo_jax.planner.candidates import Candidate
-from sppo_jax.planner.dials import Dials
-from sppo_jax.planner.evaluate import Outcome
-from sppo_jax.planner.frontier import Frontier, Start
-from sppo_jax.planner.layouts import Layout, Request, read_request
+from sppo_jax.planner.evaluate import Choice, Outcome
+from sppo_jax.planner.fastest import TIE, Fastest
+from sppo_jax.planner.frontier import Frontier, Tried
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.partitions import schedule_reason
-from sppo_jax.planner.runners_up import least_that_fits, rivals
+from sppo_jax.planner.request import Request, read_request
+from sppo_jax.planner.runners_up import Kind, Rival, least_that_fits, rivals
+from sppo_jax.planner.space import USUAL, Candidate, Trial
+from sppo_jax.planner.ways import Way
 from sppo_jax.units import format_bytes
 
 # Settings that are released together, nearest first.
@@ -58,13 +59,14 @@ _SHARE_NAMED, _MOST_NAMED = 0.8, 4
 
 
 def over(request: Request, outcome: Outcome) -> str:
-    """Returns which limit an outcome breaks and by how much; empty if it fits."""
+    """Returns which limit an outcome breaks most and by how much; empty if it fits."""
     cluster, memory = request.cluster, outcome.memory
-    over_hbm = memory.hbm_bytes - usable_bytes(cluster)
-    over_host = memory.host - usable_host_bytes(cluster)
-    if over_hbm > 0:
-        return f"over HBM by {format_bytes(over_hbm)} a device"
-    return f"over host memory by {format_bytes(over_host)} a device" if over_host > 0 else ""
+    limits = (
+        ("HBM", memory.hbm_bytes, usable_bytes(cluster)),
+        ("host memory", memory.host, usable_host_bytes(cluster)),
+    )
+    name, held, usable = max(limits, key=lambda limit: limit[1] / limit[2])
+    return f"over {name} by {format_bytes(held - usable)} a device" if held > usable else ""
 
 
 def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
@@ -140,12 +142,15 @@ def _nearest_change(request: Request) -> tuple[str, str]:
 
 def _least_that_fits(config: Config, cluster: Cluster) -> Outcome | None:
     """Returns about the smallest outcome of a config that fits, of the order that is tried first; None if none does."""
-    dtype = config.stash.kv_grad_dtype
+    asked = config.stash.kv_grad_dtype
+    dtype = "bfloat16" if asked == "auto" else asked
     try:
         request = read_request(config, cluster)
-        for by_groups in (request.by_groups, True)[: 1 + request.may_go_by_groups]:
-            asked = replace(request, by_groups=by_groups)
-            found = least_that_fits(Frontier(Start(asked), "bfloat16" if dtype == "auto" else dtype))
+        ways = [USUAL] if request.asks_for_breadth_first else [Way(), USUAL][: 1 + request.allows_breadth_first]
+        for way in ways:
+            frontier = Frontier(request)
+            frontier.open(Trial(way, dtype))
+            found = least_that_fits(frontier)
             if found is not None:
                 return found
     except ValueError:
@@ -162,23 +167,29 @@ def _released(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 _BALANCES = {"equal": "of equal length", "flops": "of equal FLOPs", "cost": "of equal cost", "given": "as given"}
-# What each choice is, to tell it from others and to name it.
-_CHOICES: dict[str, Callable[[Candidate], Hashable]] = {
-    "mesh": lambda one: one.partition.layout.mesh,
-    "sequence_kind": lambda one: one.partition.layout.split.ulysses,
-    "chunks": lambda one: (one.partition.num_chunks, one.partition.balance),
-    "schedule": lambda one: (one.partition.schedule, one.partition.layout.interleave),
-    "wave": lambda one: one.partition.wave,
-    "stash": lambda one: one.places,
+# What each choice is, to tell it from others, and what the layout of another plan must have in common with it.
+_KINDS = {
+    "mesh": Kind(lambda one: one.partition.layout.mesh, lambda layout: None, True),
+    "sequence_kind": Kind(lambda one: one.partition.layout.split.ulysses, lambda layout: layout.mesh, True),
+    "chunks": Kind(
+        lambda one: (one.partition.num_chunks, one.partition.balance),
+        lambda layout: (layout.mesh, layout.interleave),
+        False,
+    ),
+    "schedule": Kind(
+        lambda one: (one.partition.schedule, one.partition.layout.interleave), lambda layout: layout.mesh, False
+    ),
+    "wave": Kind(lambda one: one.partition.wave, lambda layout: layout.mesh, False),
+    "stash": Kind(lambda one: one.places, lambda layout: layout.mesh, True),
 }
-# What another plan's layout must have in common with the chosen one's to be compared with it.
-_ALIKE: dict[str, Callable[[Layout], Hashable]] = {
-    "mesh": lambda one: None,
-    "sequence_kind": lambda one: one.mesh,
-    "chunks": lambda one: (one.mesh, one.interleave),
-    "schedule": lambda one: one.mesh,
-    "wave": lambda one: one.mesh,
-    "stash": lambda one: one.mesh,
+# The settings that ask for each choice.
+_SETTINGS = {
+    "mesh": ("mesh", ("data", "pipe", "seq")),
+    "sequence_kind": ("sequence", ("kind", "ulysses")),
+    "chunks": ("sequence", ("chunks",)),
+    "schedule": ("schedule", ("name", "interleave", "table")),
+    "wave": ("schedule", ("wave",)),
+    "stash": ("stash", ("inputs", "attention", "rest")),
 }
 _LABELS: dict[str, Callable[[Candidate], str]] = {
     "mesh": lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.partition.layout.mesh)),
@@ -192,82 +203,99 @@ _LABELS: dict[str, Callable[[Candidate], str]] = {
 }
 
 
-def reasons_of(
-    request: Request, best_first: BestFirst, best: Outcome, num_considered: int, order: str
-) -> dict[str, str]:
-    """Returns the reason of each choice.
+class Results(NamedTuple):
+    """A search that is over.
 
-    Args:
-        request: what was asked for.
-        best_first: the search, over.
-        best: what it found.
-        num_considered: choices considered in all.
-        order: from `order_reason`.
+    Attributes:
+        frontier: what it knows.
+        fastest: its plans that fit.
+        chosen: the plan to explain; without `best` nothing fits, and it is the smallest.
+        best: the fastest plan, which the chosen one ties with.
+        other: where the fastest plan is breadth-first, the fastest of the other schedules.
+        usual: where the plan is breadth-first in another than the usual way, the fastest plan of the usual way.
     """
-    layout = best.choice.layout
+
+    frontier: Frontier
+    fastest: Fastest
+    chosen: Tried
+    best: Tried | None = None
+    other: Tried | None = None
+    usual: Tried | None = None
+
+
+def reasons_of(results: Results) -> dict[str, str]:
+    """Returns the reason of each choice of a search."""
+    request, chosen = results.frontier.request, results.chosen
+    choice, layout = chosen.outcome.choice, chosen.outcome.choice.layout
     # A sequence alone is a wave of its own.
-    choices = [key for key in _CHOICES if key != "wave" or layout.sequences > 1]
-    reasons = {key: _against_rivals(best_first, best, key) for key in choices}
+    choices = [key for key in _KINDS if key != "wave" or layout.sequences > 1]
+    reasons = {key: _against_rivals(results, key) for key in choices}
     if request.config.stash.kv_grad_dtype != "auto":
         reasons["kv_grad_dtype"] = "as requested"
     else:
-        wide = best.choice.kv_grad_dtype == "float32"
-        reasons["kv_grad_dtype"] = "sums over many chunks" if wide else "nothing fits with float32 sums"
-    reasons["mesh"] = f"of {num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
+        wide = choice.kv_grad_dtype == "float32"
+        reasons["kv_grad_dtype"] = float32_reason(choice) if wide else "nothing fits with float32 sums"
+    reasons["mesh"] = f"of {results.frontier.num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
     reasons["sequence_kind"] = "; ".join(filter(None, (layout.split.reason, reasons["sequence_kind"])))
-    lost_s = best_first.lost_by_fewer_shapes(best)
+    lost_s = results.fastest.lost_by_fewer_shapes_s.get(id(chosen.outcome))
     if lost_s is not None:
-        few = (
-            f"{len(best.choice.shapes)} tick shapes, for at most {MOST_TIMES} times the bodies of ticks of equal chunks"
-        )
+        few = f"{len(choice.shapes)} tick shapes, for at most {MOST_TIMES} times the bodies of ticks of equal chunks"
         reasons["chunks"] = "; ".join(filter(None, (f"{few}, change the step by {lost_s:+.2g} s", reasons["chunks"])))
-    why = schedule_reason(layout, best.choice.schedule, best.choice.wave)
-    reasons["schedule"] = "; ".join(filter(None, (why, order, reasons["schedule"])))
+    why = schedule_reason(layout, choice.schedule, choice.wave)
+    reasons["schedule"] = "; ".join(filter(None, (why, _order_reason(results), reasons["schedule"])))
+    reasons |= _way_reasons(results)
+    if results.best is not None and chosen.step_s > results.best.step_s:
+        reasons["tie"] = _tie_reason(results.best, chosen)
     return {key: reason for key, reason in reasons.items() if reason}
 
 
-def dial_reasons(chosen: Outcome, usual: Outcome | None) -> dict[str, str]:
-    """Returns why a breadth-first plan does something in another than the usual way.
+def float32_reason(choice: Choice) -> str:
+    """Returns why dK and dV are in float32."""
+    chunks = len(choice.chunk_lengths)
+    return f"sums over {chunks} chunks" if chunks > 1 else "float32 fits; one chunk leaves nothing to sum"
 
-    Args:
-        chosen: what was chosen.
-        usual: the fastest plan that does everything as usual; None if none fits, or none is fast enough.
-    """
-    reasons, dials = {}, chosen.choice.layout.request.dials
+
+def _way_reasons(results: Results) -> dict[str, str]:
+    """Returns why a breadth-first plan does something in another than the usual way."""
+    request, chosen, usual = results.frontier.request, results.chosen, results.usual
+    config, candidate = request.config, chosen.candidate
     longer = f"the usual way takes {usual.step_s / chosen.step_s:.3f}x as long" if usual else "no other way is as fast"
-    if chosen.choice.waiting == "host":
-        own = dials.waiting == "host"
+    reasons = {}
+    if chosen.outcome.choice.waiting == "host":
+        own = config.stash.waiting == "auto"
         reasons["waiting"] = "nothing fits with the chunks in device memory" if own else "as requested"
-    if dials.optimizer == "host":
+    if candidate.way.optimizer == "host":
         reasons["optimizer"] = "with parameters and moments on the device nothing fits, or steps take longer"
-    if dials.kv != Dials().kv and chosen.choice.kv == dials.kv:
-        reasons["kv"] = f"K/V: {dials.kv} instead of rebuild; {longer}"
-    if dials.weights == "resident":
+    if not candidate.is_breadth_first or results.best is None:
+        return reasons
+    if config.stash.kv == "auto" and candidate.partition.num_chunks > 1 and candidate.kv in ("keep", "host"):
+        reasons["kv"] = f"K/V: {candidate.kv} instead of rebuild; {longer}"
+    if candidate.way.weights == "resident":
         reasons["weights"] = f"all of a stage's weights are there all the time; {longer}"
     return reasons
 
 
-def order_reason(chosen: Outcome, other: Outcome | None, *, searched: bool) -> str:
-    """Returns how a plan compares with those of the other order: breadth-first, or any other schedule.
-
-    Args:
-        chosen: what was chosen.
-        other: the fastest outcome of the other order; None if none fits, or none is faster.
-        searched: whether the other order was searched at all.
-    """
-    if not searched:
+def _order_reason(results: Results) -> str:
+    """Returns how a plan compares with those of the other order, or why breadth-first was not tried."""
+    request, chosen, best = results.frontier.request, results.chosen, results.best
+    if not request.allows_breadth_first or best is None:
         return ""
-    if chosen.choice.schedule != BREADTH_FIRST:
+    other = results.other if best.candidate.is_breadth_first else best
+    if chosen.candidate.is_breadth_first:
+        if other is None:
+            return "no other schedule fits"
+        times = other.step_s / chosen.step_s
+        return f"the fastest of the other schedules, {other.candidate.partition.schedule}, takes {times:.3f}x as long"
+    if request.compares_orders:
         return f"no {BREADTH_FIRST} plan that fits takes {TIE:.1%} less time"
-    if other is None:
-        return "no other schedule fits"
-    times = other.step_s / chosen.step_s
-    return f"the fastest of the other schedules, {other.choice.schedule}, takes {times:.3f}x as long"
+    groups = request.config.sequence.groups
+    where = "on CPUs and TPUs" if groups == "static" else f"with sequence.groups={groups}"
+    return f"{where}, {BREADTH_FIRST} is tried only where nothing else fits"
 
 
-def tie_reason(best_first: BestFirst, fastest: Outcome, chosen: Outcome) -> str:
+def _tie_reason(fastest: Tried, chosen: Tried) -> str:
     """Returns why a plan was chosen that is not the fastest."""
-    mechanisms = best_first.candidate_of(fastest).complexity[0] - best_first.candidate_of(chosen).complexity[0]
+    mechanisms = fastest.candidate.complexity[0] - chosen.candidate.complexity[0]
     simpler = f"has {mechanisms} fewer mechanisms" if mechanisms else "has fewer chunks"
     return (
         f"the fastest step takes {1 - fastest.step_s / chosen.step_s:.2%} less time, but steps within {TIE:.1%} are a "
@@ -283,21 +311,31 @@ def times_slower(step_s: float, best_s: float) -> str:
     return "a tie: as fast to 0.1%" if times == "1.000" else f"{times}x slower"
 
 
-def _against_rivals(best_first: BestFirst, best: Outcome, key: str) -> str:
-    if not best.memory.fits(best_first.request.cluster):
+def _against_rivals(results: Results, key: str) -> str:
+    if results.best is None:
         # What takes how long is of no interest then. The mesh, the first of the choices, says so for all.
         return "nothing fits, and this plan is the smallest that was found" if key == "mesh" else ""
-    of, alike, label = _CHOICES[key], _ALIKE[key], _LABELS[key]
-    slower, larger = rivals(best_first.frontier, best, of, alike)
+    label = _LABELS[key]
+    slower, larger = rivals(results.frontier, results.chosen, _KINDS[key])
     texts = []
     if slower is not None:
-        candidate, bound = slower
-        # A lower bound is refined only until the candidate loses.
-        times = f"{max(1.0, bound / best.step_s):.3f}"
-        longer = "may be as fast, to 0.1%" if times == "1.000" else f"takes at least {times}x as long"
-        if bound < best.step_s * (1 - 5e-4):
-            longer = f"may be up to {1 - bound / best.step_s:.2%} faster, a tie"
-        texts.append(f"the next choice, {label(candidate)}, {longer}")
+        texts.append(f"the next choice, {label(slower.candidate)}, {_longer(slower, results.chosen.step_s)}")
     if larger is not None:
-        texts.append(f"{label(larger[0])} might be faster, but does not fit")
-    return "; ".join(texts) or "as requested, or the only possible choice"
+        texts.append(f"{label(larger.candidate)} might be faster, but does not fit")
+    if texts:
+        return "; ".join(texts)
+    group, names = _SETTINGS[key]
+    asked = getattr(results.frontier.request.config, group)
+    is_open = all(getattr(asked, name) == getattr(type(asked), name) for name in names)  # at its default
+    return "the only possible choice" if is_open else "as requested"
+
+
+def _longer(rival: Rival, best_s: float) -> str:
+    """Returns how much longer a rival takes, or that it ties with the best."""
+    times = f"{rival.step_s / best_s:.3f}"
+    if rival.is_simulated and rival.step_s < best_s:
+        return "is as fast, to 0.1%" if times == "1.000" else f"is {1 - rival.step_s / best_s:.2%} faster, a tie"
+    # A lower bound is refined only until the candidate loses.
+    if times == "1.000":
+        return f"{'is' if rival.is_simulated else 'may be'} as fast, to 0.1%"
+    return f"takes {'' if rival.is_simulated else 'at least '}{times}x as long"

@@ -3,11 +3,9 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from sppo_jax.plan.plan import MeshShape
-    from sppo_jax.planner.layouts import Request
+from sppo_jax.plan.parts import MeshShape
+from sppo_jax.planner.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +13,10 @@ class _Rule:
     """A rule in words, and whether a mesh breaks it."""
 
     text: str
-    broken: Callable[["MeshShape"], bool]
+    broken: Callable[[MeshShape], bool]
 
 
-def rules_of(request: "Request", errors: "Sequence[tuple[MeshShape, ValueError]]") -> str:
+def rules_of(request: Request, errors: Sequence[tuple[MeshShape, ValueError]]) -> str:
     """Returns the rules that meshes break, with what the config and the devices are, and what limits the meshes.
 
     Args:
@@ -43,7 +41,7 @@ def rules_of(request: "Request", errors: "Sequence[tuple[MeshShape, ValueError]]
     return ", ".join([*named, *others.values(), *limits, *(f"mesh.{axis}={size}" for axis, size in pinned.items())])
 
 
-def _rules(request: "Request") -> list[_Rule]:
+def _rules(request: Request) -> list[_Rule]:
     config, tile = request.config, request.cluster.device.tile
     sequence, interleave, length = config.sequence, config.schedule.interleave, config.sequence.length
     groups = 1 if interleave == "auto" else int(interleave)
@@ -80,7 +78,7 @@ def _rules(request: "Request") -> list[_Rule]:
     return [*rules, *_rules_of_settings(request)]
 
 
-def _rules_of_settings(request: "Request") -> list[_Rule]:
+def _rules_of_settings(request: Request) -> list[_Rule]:
     """Returns the rules of settings that need not be given."""
     config, tile = request.config, request.cluster.device.tile
     sequence, wave = config.sequence, config.schedule.wave

@@ -3,71 +3,94 @@
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
-from sppo_jax.planner.candidates import Candidate, Family
-from sppo_jax.planner.evaluate import Outcome
-from sppo_jax.planner.frontier import Frontier
+from sppo_jax.planner.evaluate import Outcome, Sized
+from sppo_jax.planner.frontier import Filter, Frontier, TooLarge, Tried
 from sppo_jax.planner.layouts import Layout
+from sppo_jax.planner.space import Candidate
 
 # Of the rejected plans, how many do not fit, so that slower ones that fit are shown too. How many choices are worked
 # out to find either.
 _MOST_TOO_LARGE, _TOO_LARGE_TRIED, _SLOWER_TRIED = 2, 6, 10
+# What is no difference, and how many rivals of a choice are simulated.
+_SAME, _RIVALS_TRIED = 5e-4, 12
 # Where nothing fits, how many of the least bounds of memory are worked out, and of those that were nearly chosen.
 _LEAST_TRIED, _NEARLY_TRIED = 8, 2
 
 
-def least(frontier: Frontier) -> Outcome:
-    """Returns the outcome that is least too large, or that fits with most to spare.
+def least(frontier: Frontier) -> Tried:
+    """Returns the plan that is least too large, or that fits with most to spare.
 
     Raises:
         ValueError: no choice keeps the rules; the first error.
     """
-    cluster, found = frontier.request.cluster, math.inf
-    for excess, number in _smallest(frontier):
-        # Those that follow are larger.
-        if excess > found:
-            break
-        memory = frontier.try_to_size(number)
-        found = min(found, memory.excess(cluster)) if memory else found
-    if not frontier.sizes:
+    sized = _smallest_sized(frontier)
+    if not sized:
         raise frontier.errors[0]
+    cluster = frontier.request.cluster
     # Where the host's memory is short, the excess of all may be the same.
-    return frontier.evaluate(min(frontier.sizes, key=lambda one: _by_size(frontier, one)))
+    found = min(sized, key=lambda one: (one[1].memory.excess(cluster), one[1].memory.hbm_bytes))
+    tried = frontier.try_to_simulate(*found)
+    if tried is None:
+        raise frontier.errors[-1]
+    return tried
 
 
 def least_that_fits(frontier: Frontier) -> Outcome | None:
     """Returns the outcome of `least` if it fits, else None."""
     cluster = frontier.request.cluster
-    sizes = {number: frontier.try_to_size(number) for excess, number in _smallest(frontier) if excess <= 0}
-    fitting = [number for number, memory in sizes.items() if memory and memory.fits(cluster)]
-    return frontier.evaluate(min(fitting, key=lambda one: _by_size(frontier, one))) if fitting else None
+    fitting = [one for one in _smallest_sized(frontier, most=0.0) if one[1].memory.fits(cluster)]
+    if not fitting:
+        return None
+    tried = frontier.try_to_simulate(
+        *min(fitting, key=lambda one: (one[1].memory.excess(cluster), one[1].memory.hbm_bytes))
+    )
+    return tried.outcome if tried else None
 
 
-def _by_size(frontier: Frontier, number: int) -> tuple[float, int]:
-    memory = frontier.sizes[number].memory
-    return memory.excess(frontier.request.cluster), memory.hbm_bytes
+def _smallest_sized(frontier: Frontier, most: float = math.inf) -> list[tuple[Candidate, Sized]]:
+    """Returns a few candidates that may be the smallest, with their memory.
+
+    They are those that were least too large so far, and of each layout and places the one of the shortest chunks, least
+    bound of memory first.
+
+    Args:
+        frontier: the search, over.
+        most: the largest bound of the excess of memory.
+    """
+    cluster, found = frontier.request.cluster, math.inf
+    nearly = heapq.nsmallest(_NEARLY_TRIED, frontier.sized, key=lambda one: one[1].memory.excess(cluster))
+    sized = list(nearly)
+    for excess, candidate in _smallest(frontier):
+        # Those that follow are larger.
+        if excess > min(found, most) or len(sized) == len(nearly) + _LEAST_TRIED:
+            break
+        one = frontier.try_to_size(candidate)
+        if one is not None:
+            sized.append((candidate, one))
+            found = min(found, one.memory.excess(cluster))
+    return sized
 
 
-def _smallest(frontier: Frontier) -> list[tuple[float, int]]:
-    """Returns a few candidates that may be the smallest, each with the bound of its excess of memory.
+def _smallest(frontier: Frontier) -> Iterator[tuple[float, Candidate]]:
+    """Yields the smallest candidate of each layout and places, least bound of memory first.
 
-    They are those that were least too large so far, and of each family the one of the shortest chunks, least bound of
-    memory first.
+    Of equal bounds, the one of the most chunks comes first.
     """
     smallest = []
-    for family in frontier.families:
-        excesses = [(frontier.rough_excess(group.example, family.places), group.numbers) for group in family.groups]
-        excess = min(excesses)[0]
-        numbers = [number for one, found in excesses if one == excess for number in found]
-        smallest.append((excess, min((-frontier[number].partition.num_chunks, number) for number in numbers)))
-    nearly = [number for _, number in heapq.nsmallest(_NEARLY_TRIED, frontier.nearly_fitting)]
-    of_nearly = [(frontier.rough_excess(frontier[one].partition, frontier[one].places), one) for one in nearly]
-    return of_nearly + [(excess, number) for excess, (_, number) in heapq.nsmallest(_LEAST_TRIED, smallest)]
+    for number, group in enumerate(frontier.groups):
+        bounds = [frontier.least_excess(one[0], group.places, group.kv_grad_dtype) for one in group.partitions]
+        alike = [one for bound, one in zip(bounds, group.partitions, strict=True) if bound == min(bounds)]
+        shortest = max((one for members in alike for one in members), key=lambda one: one.num_chunks)
+        smallest.append((min(bounds), -shortest.num_chunks, number, shortest))
+    for excess, _, number, partition in sorted(smallest, key=lambda one: one[:3]):
+        group = frontier.groups[number]
+        kv = partition.kv(group.places)[-1]
+        yield excess, Candidate(partition, group.places, frontier.alpha, group.kv_grad_dtype, kv)
 
 
-def others(frontier: Frontier, best: Outcome, count: int) -> list[Outcome]:
+def others(frontier: Frontier, best: Tried, count: int, other: Tried | None = None) -> list[Outcome]:
     """Returns up to `count` outcomes of other kinds than the best one, fastest first.
 
     Some are faster ones that do not fit, those first that are least too large; where the best one does not fit, they
@@ -77,61 +100,65 @@ def others(frontier: Frontier, best: Outcome, count: int) -> list[Outcome]:
         frontier: the search, over.
         best: what it found.
         count: the most outcomes.
+        other: one that is to be among them.
     """
-    seen = _Seen(frontier, best)
-    found = _too_large(frontier, best, count, seen)
+    seen = _Seen(best)
+    found = seen.new(other)
+    found += _too_large(frontier, best, count - len(found), seen)
     return sorted(found + _slower(frontier, count - len(found), seen), key=lambda outcome: outcome.step_s)
 
 
 class _Seen:
     """What kinds of plans were shown."""
 
-    def __init__(self, frontier: Frontier, best: Outcome) -> None:
-        self._frontier = frontier
-        self.keys = {self._key_of(best, frontier.number_of(best))}
+    def __init__(self, best: Tried) -> None:
+        self.keys = {best.candidate.key, _key_of(best)}
 
-    def new(self, number: int) -> list[Outcome]:
+    def new(self, tried: Tried | None) -> list[Outcome]:
         """Returns the outcome of a candidate of another kind than those before; none if it is of none."""
-        key = self._frontier[number].key
-        outcome = None if key in self.keys else self._frontier.try_to_evaluate(number)
-        if outcome is None or self._key_of(outcome, number) in self.keys:
+        if tried is None or {tried.candidate.key, _key_of(tried)} & self.keys:
             return []
-        self.keys |= {key, self._key_of(outcome, number)}
-        return [outcome]
-
-    def _key_of(self, outcome: Outcome, number: int) -> tuple:
-        """Returns what makes a plan another one, where "host" counts as "keep" if nothing is sent there."""
-        *besides, places = self._frontier[number].key
-        if not outcome.memory.host:
-            places = tuple("keep" if place == "host" else place for place in places)
-        return *besides, places
+        self.keys |= {tried.candidate.key, _key_of(tried)}
+        return [tried.outcome]
 
 
-def _too_large(frontier: Frontier, best: Outcome, count: int, seen: _Seen) -> list[Outcome]:
+def _key_of(tried: Tried) -> tuple:
+    """Returns what makes a plan another one, where "host" counts as "keep" if nothing is sent there."""
+    *besides, places = tried.candidate.key
+    if not tried.outcome.memory.host:
+        places = tuple("keep" if place == "host" else place for place in places)
+    return *besides, places
+
+
+def _too_large(frontier: Frontier, best: Tried, count: int, seen: _Seen) -> list[Outcome]:
     """Returns a few outcomes that do not fit, least too large first; if the best one fits, those that are faster."""
-    cluster = frontier.request.cluster
-    fits = best.memory.fits(cluster)
-    of = frontier.outcomes if fits else frontier.sizes
-    known = ((one.memory.excess(cluster), number) for number, one in of.items())
-    larger = sorted((excess, number) for excess, number in known if excess > 0)
-    if fits:
-        larger = list(islice(_faster_too_large(frontier, larger, best.step_s), _TOO_LARGE_TRIED))
+    fits = best.outcome.memory.fits(frontier.request.cluster)
     found: list[Outcome] = []
-    for _, number in larger:
-        if len(found) < min(count, _MOST_TOO_LARGE):
-            found += [outcome for outcome in seen.new(number) if not fits or outcome.step_s < best.step_s]
+    num_tried = 0
+    for candidate in _unfit(frontier, best.step_s if fits else None):
+        if len(found) == min(count, _MOST_TOO_LARGE) or num_tried == _TOO_LARGE_TRIED:
+            break
+        if candidate.key not in seen.keys:
+            num_tried += 1
+            tried = frontier.try_to_simulate(candidate)
+            if tried is not None and (not fits or tried.step_s < best.step_s):
+                found += seen.new(tried)
     return found
 
 
-def _faster_too_large(
-    frontier: Frontier, simulated: list[tuple[float, int]], limit_s: float
-) -> Iterator[tuple[float, int]]:
-    """Yields candidates that do not fit, least too large first: simulated ones, and others that may be faster."""
-    groups = sorted([(excess, [number]) for excess, number in simulated] + frontier.too_large)
-    for excess, numbers in groups:
-        for number in numbers:
-            if number in frontier.outcomes or frontier.sampled_s(number) < limit_s:
-                yield excess, number
+def _unfit(frontier: Frontier, limit_s: float | None) -> Iterator[Candidate]:
+    """Yields candidates that do not fit, least too large first; with a limit, those that may take less."""
+    known = _sized(frontier) if limit_s is None else _sized(frontier) + frontier.too_large
+    for group in sorted(known, key=lambda one: one.excess):
+        for candidate in group.candidates():
+            if limit_s is None or frontier.uncut.step_s(candidate.partition, candidate.places) < limit_s:
+                yield candidate
+
+
+def _sized(frontier: Frontier) -> list[TooLarge]:
+    """Returns the candidates that turned out too large when their memory was worked out."""
+    cluster = frontier.request.cluster
+    return [TooLarge(one.memory.excess(cluster), what, (what.partition,)) for what, one in frontier.sized]
 
 
 def _slower(frontier: Frontier, count: int, seen: _Seen) -> list[Outcome]:
@@ -139,104 +166,121 @@ def _slower(frontier: Frontier, count: int, seen: _Seen) -> list[Outcome]:
     found: list[Outcome] = []
     # What is slower and too large too tells less: it fills up at most.
     spare: list[Outcome] = []
-    tried: set[tuple] = set()
-    most = _num_tried(frontier) + _SLOWER_TRIED
-    while len(found) < count and _num_tried(frontier) < most and frontier.is_below(math.inf):
-        number, is_next = frontier.lowest()
-        key = frontier[number].key
-        # Of plans with the same key, only one that fits is worked out.
-        if key in seen.keys or (is_next and key in tried):
-            frontier.pop()
+    before = len(frontier.tried)
+    others = Filter(candidate=lambda one: one.key not in seen.keys)
+    for _ in range(_SLOWER_TRIED):
+        item = frontier.take(others) if len(found) < count else None
+        if item is None:
+            break
+        _, candidate, known = item
+        tried = known or frontier.try_to_simulate(candidate)
+        if tried is None:
             continue
-        refined = frontier.refine()
-        if is_next and frontier.fits(number):
-            tried.add(key)
-        if refined is not None:
-            (found if frontier.fits(refined) else spare).extend(seen.new(refined))
+        (found if tried.outcome.memory.fits(frontier.request.cluster) else spare).extend(seen.new(tried))
     # Trials may end before a plan is proven the next fastest. The fastest plans tried then fill the rest.
-    fitting = filter(frontier.fits, list(frontier.outcomes))
-    for number in sorted(fitting, key=lambda number: frontier.outcomes[number].step_s):
-        found += seen.new(number) if len(found) < count else []
+    for tried in sorted(frontier.tried[:before], key=lambda one: one.step_s):
+        found += seen.new(tried) if len(found) < count else []
     return found + spare[: count - len(found)]
 
 
-def _num_tried(frontier: Frontier) -> int:
-    """Returns how many choices were worked out so far, in full or as far as their least memory."""
-    return len(frontier.outcomes) + len(frontier.nearly_fitting)
+class Rival(NamedTuple):
+    """A choice that differs from the best one in something.
+
+    Attributes:
+        candidate: the choice.
+        step_s: seconds of its step, or a bound that they are not below.
+        is_simulated: whether these are the seconds of its step.
+    """
+
+    candidate: Candidate
+    step_s: float
+    is_simulated: bool = False
+
+
+class Kind(NamedTuple):
+    """What a rival differs in.
+
+    Attributes:
+        of: what it differs in.
+        alike: what its layout must have in common with the best one's.
+        of_layout: whether layout and places alone tell what it differs in.
+    """
+
+    of: Callable[[Candidate], Hashable]
+    alike: Callable[[Layout], Hashable]
+    of_layout: bool
 
 
 class Rivals(NamedTuple):
-    """Choices of the lowest bounds that differ from the best one in something, with the bounds of their seconds.
+    """Choices of the lowest bounds that differ from the best one in something.
 
     Attributes:
-        slower: one that may fit.
+        slower: one that may fit; it is simulated if its bound alone does not show that it is slower.
         larger: one that would be faster than the best one and does not fit, nor does any other like it.
     """
 
-    slower: tuple[Candidate, float] | None
-    larger: tuple[Candidate, float] | None
+    slower: Rival | None
+    larger: Rival | None
 
 
-def rivals(
-    frontier: Frontier, best: Outcome, of: Callable[[Candidate], Hashable], alike: Callable[[Layout], Hashable]
-) -> Rivals:
-    """Returns the rivals of the best outcome in something.
+def rivals(frontier: Frontier, best: Tried, kind: Kind) -> Rivals:
+    """Returns the rivals of the best plan in something, the search being over."""
+    common, mine = kind.alike(best.candidate.partition.layout), kind.of(best.candidate)
 
-    Args:
-        frontier: the search, over.
-        best: the chosen outcome.
-        of: what they must differ in.
-        alike: what their layouts must have in common.
+    def is_alike(layout: Layout) -> bool:
+        return kind.alike(layout) == common
+
+    slower = _slower_rival(frontier, Filter(is_alike, lambda one: kind.of(one) != mine), best.step_s)
+    return Rivals(slower, _larger_rival(frontier, best, kind, is_alike))
+
+
+def _slower_rival(frontier: Frontier, of: Filter, best_s: float) -> Rival | None:
+    """Returns the candidate of the lowest bound that may fit.
+
+    One whose bound is below the best step is simulated: a bound alone would make it seem faster. After a few of these
+    nothing is returned.
     """
-    chosen = frontier[frontier.number_of(best)]
-    common, mine = alike(chosen.partition.layout), of(chosen)
-    families = [family for family in frontier.families if alike(family.layout) == common]
-    bounded = sorted(((frontier.family_s(family), at) for at, family in enumerate(families)))
-    related = [(bound, families[at]) for bound, at in bounded]
-    return Rivals(_slower_rival(frontier, related, of, mine), _larger_rival(frontier, related, of, best.step_s))
+    known = [one for one in frontier.tried if of.layout(one.candidate.partition.layout) and of.candidate(one.candidate)]
+    fastest = min(known, key=lambda one: one.step_s, default=None)
+    for _ in range(_RIVALS_TRIED):
+        item = frontier.take(of)
+        if item is None:
+            break
+        bound, candidate, tried = item
+        if tried is None and bound < best_s * (1 - _SAME):
+            frontier.simulate(bound, candidate)  # comes back with its seconds if it fits
+            continue
+        frontier.put_back(*item)
+        if fastest is None or bound < fastest.step_s:
+            return Rival(candidate, bound, tried is not None)
+        break
+    else:
+        return None
+    return Rival(fastest.candidate, fastest.step_s, True) if fastest is not None else None
 
 
-def _slower_rival(
-    frontier: Frontier, related: list[tuple[float, Family]], of: Callable[[Candidate], Hashable], mine: Hashable
-) -> tuple[Candidate, float] | None:
-    """Returns the candidate of the lowest bound that differs from the best one and may fit."""
-    lowest: list[tuple[float, int, bool]] = []  # bound, number, whether it is bounded from a few chunks
-    following = [bound for bound, _ in related[1:]] + [math.inf]
-    for (_, family), bound in zip(related, following, strict=True):
-        for group in family.groups:
-            if frontier.rough_excess(group.example, family.places) <= 0:
-                differing = (one for one in group.numbers if of(frontier[one]) != mine and one not in frontier.unfit)
-                lowest += [(frontier.least_s(number), number, False) for number in differing]
-        heapq.heapify(lowest)
-        while lowest and lowest[0][0] <= bound:
-            found, number, sampled = heapq.heappop(lowest)
-            if sampled:
-                return frontier[number], found
-            heapq.heappush(lowest, (frontier.sampled_s(number), number, True))
-    return None
-
-
-def _larger_rival(
-    frontier: Frontier, related: list[tuple[float, Family]], of: Callable[[Candidate], Hashable], limit_s: float
-) -> tuple[Candidate, float] | None:
+def _larger_rival(frontier: Frontier, best: Tried, kind: Kind, is_alike: Callable[[Layout], bool]) -> Rival | None:
     """Returns the candidate of the lowest bound that is faster and does not fit, nor does any other like it.
 
     Of those that are alike only the least too large one is considered.
     """
-    nearest: dict[Hashable, tuple[float, int]] = {}
-    fitting: set[Hashable] = set()
-    for bound, family in related:
-        if bound >= limit_s and fitting >= nearest.keys():
+    nearest: dict[Hashable, tuple[float, Candidate]] = {}
+    sized = [
+        TooLarge(one.memory.excess(frontier.request.cluster), what, (what.partition,)) for what, one in frontier.sized
+    ]
+    for group in [*frontier.too_large, *sized]:
+        if is_alike(group.example.partition.layout):
+            for candidate in [group.example] if kind.of_layout else group.candidates():
+                value = kind.of(candidate)
+                if value not in nearest or group.excess < nearest[value][0]:
+                    nearest[value] = group.excess, candidate
+    for tried in [best, *frontier.tried]:
+        if is_alike(tried.candidate.partition.layout):
+            nearest.pop(kind.of(tried.candidate), None)
+    least_s = ((frontier.uncut.step_s(one.partition, one.places), value) for value, (_, one) in nearest.items())
+    for bound, value in sorted(least_s, key=lambda one: one[0]):
+        if bound >= best.step_s:
             break
-        for group in family.groups:
-            excess = frontier.rough_excess(group.example, family.places)
-            for number in group.numbers:
-                value = of(frontier[number])
-                if excess <= 0 and number not in frontier.unfit:
-                    fitting.add(value)
-                elif bound < limit_s:
-                    nearest[value] = min((excess, number), nearest.get(value, (math.inf, 0)))
-    impossible = (number for value, (_, number) in nearest.items() if value not in fitting)
-    least_s = ((frontier.sampled_s(number), number) for number in impossible)
-    bound, number = min(least_s, default=(math.inf, 0))
-    return (frontier[number], bound) if bound < limit_s else None
+        if all(kind.of(one) != value for one in frontier.that_may_fit(is_alike)):
+            return Rival(nearest[value][1], bound)
+    return None

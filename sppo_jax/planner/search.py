@@ -1,40 +1,28 @@
 """The search: the fastest step, in simulation, that fits in device and host memory."""
 
-import math
 import time
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.table import BREADTH_FIRST
-from sppo_jax.planner.best_first import TIE, BestFirst
-from sppo_jax.planner.dials import Dials, faster_ways, with_optimizer_on_the_host, with_room_on_the_host
-from sppo_jax.planner.evaluate import Outcome, evaluate, plan_of
-from sppo_jax.planner.frontier import Start
+from sppo_jax.planner.evaluate import Outcome, plan_of
+from sppo_jax.planner.fastest import TIE, Fastest
+from sppo_jax.planner.frontier import Filter, Frontier, Tried
 from sppo_jax.planner.late_attention import late_attention_is_open, with_late_attention
-from sppo_jax.planner.layouts import Request, read_request
 from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.one_pass import with_queries_on_the_ring
 from sppo_jax.planner.paper import paper_outcome
 from sppo_jax.planner.pinned import refusal
-from sppo_jax.planner.reasons import (
-    dial_reasons,
-    order_reason,
-    over,
-    problem_of,
-    reasons_of,
-    tie_reason,
-    times_slower,
-)
+from sppo_jax.planner.reasons import Results, over, problem_of, reasons_of, times_slower
+from sppo_jax.planner.request import Request, read_request
 from sppo_jax.planner.runners_up import least, others
+from sppo_jax.planner.space import USUAL, Candidate, Trial, preferences
+from sppo_jax.planner.ways import Way
 
 NUM_REJECTED = 5
 # How many of the next fastest plans are tried with attention outputs of late chunks.
 _LATE_TRIED = 4
-# A breadth-first plan with the usual dials may be slower than the fastest other one by so much and still be considered.
-_DIALS_GAIN = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +45,7 @@ class Found:
         memory: its bytes a device, by what holds them.
         fits: whether it fits.
         rejected: up to five others that differ in mesh, chunks, interleaving or places, fastest first.
-        num_considered: choices considered; most are ruled out by the bound of their family (`candidates.Family`).
+        num_considered: choices considered; most are ruled out by the bound of their layout.
         seconds: seconds the search took.
         problem: empty if it fits; else the limit that it breaks, by how much, and the nearest change.
         fastest_s: seconds of the fastest step that fits; the plan's step takes at most 0.5% longer. Where none fits,
@@ -80,13 +68,16 @@ class Found:
 def search(config: Config, cluster: Cluster | None = None) -> Found:
     """Searches what the config leaves "auto" for the shortest simulated step that fits.
 
-    Candidates are taken in the order of a lower bound of their step, family by family. The bound is refined step by
-    step: from the uncut sequence, from a few chunks, from every chunk, from the simulated table. The first simulated
-    candidate that fits and that no other bound undercuts is the fastest. What is too large for sure is dropped. Of
-    the plans that take at most 0.5% longer than the fastest, the simplest is chosen. Breadth-first schedules are
-    searched by themselves, after all others, as far as their bounds undercut the fastest of these. On CPUs and TPUs
-    breadth-first is searched only where no other schedule fits, for lack of a step that was seen to be faster there.
-    Other ways of a breadth-first plan (`dials`) are searched last, as far as they undercut the fastest plan so far.
+    A candidate decides order, mesh, split, interleave, weights, optimizer's place, schedule, wave, chunks, places, keys
+    and values, waiting room and the dtype of dK and dV. All are in one heap, by lower bounds of their seconds that are
+    refined as they come up: of a layout, of an uncut sequence, of every chunk, and the simulated table. The first
+    simulated candidate on top is the fastest. What is too large for sure is dropped. Of the plans that take at most
+    0.5% longer than the fastest, the simplest is chosen. Preferences that are not about speed are in
+    `space.preferences`.
+
+    Behind the search stay: chunks of equal cost, with the layout and places of the fastest plan of either order;
+    attention outputs of late chunks (`late_attention`), in the fastest few plans; and what gains no time, fewer bodies
+    of ticks (`bodies`, `one_pass`).
 
     Args:
         config: the settings.
@@ -99,150 +90,113 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     request = read_request(config, cluster)
     if config.planner == "paper":
         return _found_by_paper(request, start_s)
-    won, lost = _places(request)
-    best_first, best = won.best_first, won.best
-    considered = won.considered + (lost.considered if lost else 0)
-    chosen, late, why_late = _chosen(request, best_first, best)
-    rejected = others(best_first.frontier, chosen, NUM_REJECTED)
-    of_other_order = lost.best if lost else None
-    if of_other_order is not None:
-        rejected = sorted([*rejected[: NUM_REJECTED - 1], of_other_order], key=lambda outcome: outcome.step_s)
-    order = order_reason(chosen, of_other_order, searched=lost is not None and best is not None)
-    reasons = reasons_of(request, best_first, chosen, considered, order) | dial_reasons(chosen, won.usual)
-    if best is not None and chosen.step_s > best.step_s:
-        reasons["tie"] = tie_reason(best_first, best, chosen)
+    frontier = Frontier(request)
+    fastest = Fastest(frontier)
+    best = _best(frontier, fastest)
+    if best is None:
+        smallest = least(frontier)
+        reasons = reasons_of(Results(frontier, fastest, smallest))
+        return _found(
+            request,
+            smallest.outcome,
+            smallest.step_s,
+            reasons,
+            others(frontier, smallest, NUM_REJECTED),
+            frontier.num_considered,
+            start_s,
+        )
+    best, other = _with_other_order(request, fastest, best)
+    chosen, late, why_late = _chosen(request, fastest, best)
+    results = Results(frontier, fastest, chosen, best, other, _usual(fastest, chosen))
+    reasons = reasons_of(results)
+    rejected = others(frontier, chosen, NUM_REJECTED, other)
     if why_late:
         reasons["stash"] = f"{why_late}; {reasons['stash']}"
-    fastest_s = min((best or late).step_s, late.step_s)
+    fastest_s = min(best.step_s, late.step_s)
     found, why_queries = with_queries_on_the_ring(late, fastest_s * (1 + TIE))
     if why_queries:
         reasons["sequence_kind"] = f"{reasons['sequence_kind']}; {why_queries}"
-    return _found(request, found, fastest_s, reasons, rejected, considered, start_s)
+    return _found(request, found, fastest_s, reasons, rejected, frontier.num_considered, start_s)
 
 
-def _chosen(request: Request, best_first: BestFirst, best: Outcome | None) -> tuple[Outcome, Outcome, str]:
+def _best(frontier: Frontier, fastest: Fastest) -> Tried | None:
+    """Returns the fastest plan of the first trials of which any fits; None if none does.
+
+    Raises:
+        ValueError: the settings leave no candidate; that none fits is no error.
+    """
+    for trials in preferences(frontier.request):
+        for trial in trials:
+            try:
+                frontier.open(trial)
+            except ValueError as error:  # no mesh keeps the rules this way
+                if not frontier.groups:
+                    raise
+                frontier.errors.append(error)
+        best = fastest.next()
+        if best is not None:
+            return best
+        if not frontier.too_large and not frontier.sized:
+            raise frontier.errors[0]
+    return None
+
+
+def _with_other_order(request: Request, fastest: Fastest, best: Tried) -> tuple[Tried, Tried | None]:
+    """Returns the fastest plan, and the fastest of the other schedules where that is a breadth-first one.
+
+    The other one may win in the end, with chunks of equal cost.
+    """
+    if not best.candidate.is_breadth_first or request.asks_for_breadth_first:
+        return best, None
+    of_other_order = Filter(layout=lambda layout: not layout.request.way.breadth_first)
+    other = fastest.next(of=of_other_order)
+    if other is None and request.compares_orders and request.config.stash.kv_grad_dtype == "auto":
+        # Of each order sums are in bfloat16 only where none fits with others.
+        fastest.frontier.open(Trial(Way(), "bfloat16"))
+        other = fastest.next(of=of_other_order)
+    if other is not None and other.step_s < best.step_s:
+        best, other = other, best
+    if other is not None:
+        fastest.frontier.keep(other)
+    return best, other if best.candidate.is_breadth_first else None
+
+
+def _usual(fastest: Fastest, chosen: Tried) -> Tried | None:
+    """Returns the fastest plan of the usual way where the chosen one is of another breadth-first one; else None."""
+    candidate = chosen.candidate
+    if not candidate.is_breadth_first or candidate.is_usual:
+        return None
+
+    way = replace(candidate.way, weights=USUAL.weights)
+    usual = fastest.next(of=Filter(lambda layout: layout.request.way == way, _may_be_usual))
+    if usual is not None:
+        fastest.frontier.keep(usual)
+    return usual
+
+
+def _may_be_usual(candidate: Candidate) -> bool:
+    return candidate.is_breadth_first and (not candidate.kv or candidate.is_usual)
+
+
+def _chosen(request: Request, fastest: Fastest, best: Tried) -> tuple[Tried, Outcome, str]:
     """Returns the plan to choose, the same with attention outputs of late chunks where these pay, and why they do.
 
     These save more than plans that tie differ by. So the plan is the fastest with them, or one that ties with that.
 
     Args:
         request: what was asked for.
-        best_first: the search, over.
-        best: the fastest outcome without them; None if none fits.
+        fastest: the plans that fit, in their order.
+        best: the first of them.
     """
-    if best is None:
-        smallest = least(best_first.frontier)
-        return smallest, smallest, ""
-    simplest = best_first.simplest_tie(best)
-    if not any(late_attention_is_open(request, outcome) for outcome in (best, simplest)):
-        return simplest, simplest, ""
-    tried = [simplest, *([best] if best is not simplest else []), *best_first.next_best(best, _LATE_TRIED)]
-    found = [(outcome, *with_late_attention(request, outcome)) for outcome in tried]
+    simplest = fastest.simplest_tie(best)
+    if not any(late_attention_is_open(request, one.outcome) for one in (best, simplest)):
+        return simplest, simplest.outcome, ""
+    # Plans of the usual way leave most memory.
+    of = Filter(candidate=_may_be_usual)
+    tried = [simplest, *([best] if best is not simplest else []), *fastest.next_best(best, _LATE_TRIED, of)]
+    found = [(one, *with_late_attention(request, one.outcome)) for one in tried]
     fastest_s = min(late.step_s for _, late, _ in found)
     return next(one for one in found if one[1].step_s <= fastest_s * (1 + TIE))
-
-
-class _Order(NamedTuple):
-    """A search of the schedules of one order, over.
-
-    Attributes:
-        best_first: its last best-first search.
-        best: the fastest outcome that fits, if any.
-        considered: the choices considered.
-        usual: of breadth-first plans, the fastest with the usual dials, if any.
-    """
-
-    best_first: BestFirst
-    best: Outcome | None
-    considered: int
-    usual: Outcome | None = None
-
-
-def _places(request: Request) -> tuple[_Order, _Order | None]:
-    """Searches with the optimizer where the config says; if that is open, on the host where little else fits.
-
-    That is where nothing fits with the optimizer on the device, or only plans whose chunks wait on the host unasked.
-    """
-    found = _orders(request)
-    dials = with_optimizer_on_the_host(request.config, request.dials, request.cluster.device.platform)
-    best = found[0].best
-    fits = best is not None and best.choice.layout.request.dials.waiting == "keep"
-    if fits or dials is None or request.table is not None:
-        return found
-    try:
-        limit_s = best.step_s * (1 - TIE) if best is not None else math.inf
-        on_host = _by_groups(replace(request, by_groups=True, dials=dials), limit_s)
-    except ValueError:  # the layers do not fall into groups, or the sequences are not one wave
-        return found
-    considered = on_host.considered + sum(order.considered for order in found if order)
-    return (on_host._replace(considered=considered), None) if on_host.best else found
-
-
-def _orders(request: Request) -> tuple[_Order, _Order | None]:
-    """Searches breadth-first schedules and all others, as far as these are open; returns the faster order first.
-
-    Where nothing fits, the order with the smallest plan comes first.
-    """
-    plain = _by_groups(request) if request.schedule_name == BREADTH_FIRST else _best(request)
-    fits, errs = plain.best is not None, not plain.best_first.frontier.too_large
-    if not request.may_go_by_groups or (not request.compares_orders if fits else errs):
-        return plain, None
-    try:
-        limit_s = plain.best.step_s * (1 - TIE) if plain.best else math.inf
-        by_groups = _by_groups(replace(request, by_groups=True), limit_s)
-        if by_groups.best is None and plain.best is None:
-            excess = [least(order.best_first.frontier).memory.excess(request.cluster) for order in (plain, by_groups)]
-            return (plain, by_groups) if excess[0] <= excess[1] else (by_groups, plain)
-    except ValueError:  # the layers do not fall into groups
-        return plain, None
-    wins = by_groups.best is not None and by_groups.best.step_s < limit_s
-    return (by_groups, plain) if wins else (plain, by_groups)
-
-
-def _by_groups(request: Request, limit_s: float = math.inf) -> _Order:
-    """Returns the search for the fastest breadth-first outcome: with the usual dials, then with one changed at a time.
-
-    What a changed dial gains must be more than a tie. The waiting room goes to the host only where nothing else fits.
-
-    Args:
-        request: what is asked for.
-        limit_s: what the outcome should undercut; one that other dials cannot bring below this may be missing.
-    """
-    found = usual = _best(request, limit_s * (1 + _DIALS_GAIN))
-    considered, room = usual.considered, with_room_on_the_host(request.config, request.dials)
-    ways = [room] if usual.best is None and room is not None else []
-    ways += faster_ways(request.config, request.dials) if usual.best is not None else []
-    for dials in ways:
-        most_s = min(limit_s, found.best.step_s * (1 - TIE)) if found.best else limit_s
-        if usual.best is None or _might_take_less(usual.best, dials, most_s):
-            other = _best(replace(request, dials=dials), most_s)
-            considered += other.considered
-            found = other if other.best is not None else found
-    return found._replace(considered=considered, usual=usual.best)
-
-
-def _might_take_less(usual: Outcome, dials: Dials, most_s: float) -> bool:
-    """Returns whether a plan takes less than `most_s` with other dials, whatever memory it takes then."""
-    choice = usual.choice
-    layout = replace(choice.layout, weights="resident") if dials.weights == "resident" else choice.layout
-    kv = dials.kv if choice.kv == "rebuild" else choice.kv
-    changed = replace(choice, layout=layout, kv=kv)
-    return (layout.weights, kv) != (choice.layout.weights, choice.kv) and evaluate(changed).step_s < most_s
-
-
-def _best(request: Request, limit_s: float = math.inf) -> _Order:
-    """Returns the search for the fastest outcome; its step takes less than `limit_s`."""
-    asked, considered = request.config.stash.kv_grad_dtype, 0
-    start = Start(request)
-    for dtype in ("float32", "bfloat16") if asked == "auto" else (asked,):
-        best_first = BestFirst(start, dtype)
-        best = best_first.best(limit_s)
-        if best is not None:
-            best = best_first.with_equal_cost(best)
-        considered += len(best_first.frontier)
-        if best is not None:
-            break
-    return _Order(best_first, best, considered)
 
 
 def _found_by_paper(request: Request, start_s: float) -> Found:

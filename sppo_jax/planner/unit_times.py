@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import layout_costs
-from sppo_jax.planner.layouts import Layout, Request
+from sppo_jax.planner.layouts import Layout
 from sppo_jax.planner.offload import Places
+from sppo_jax.planner.request import Request
 
 RECOMPUTE: Places = ("recompute", "recompute", "recompute")
 # Of each chunk its start, its tokens, and the tokens of its tick where these are more.
@@ -108,7 +109,7 @@ def _of_one_and_none(models: _Models, kind: str, chunks: Chunks) -> tuple[list[f
 
 def _sharing(layout: Layout) -> tuple:
     """Returns what the seconds of a layer depend on."""
-    return layout.mesh, layout.weights, layout.split.ulysses, layout.split.ring
+    return layout.mesh, layout.weights, layout.request.optimizer, layout.split.ulysses, layout.split.ring
 
 
 @lru_cache(maxsize=64)

@@ -11,13 +11,10 @@ tensors of the graph, which cuDNN sums up afterwards. They are taken to be in me
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.plan.past_tile import past_tile
-
-if TYPE_CHECKING:
-    from sppo_jax.planner.memory import Shape
+from sppo_jax.planner.shape import Shape
 
 
 def backward_bytes(

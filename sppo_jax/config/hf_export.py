@@ -1,0 +1,93 @@
+"""The config.json of an exported model; imports no jax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sppo_jax.config.hf_config import FAMILIES
+from sppo_jax.config.hf_rope import rope_to_hf, scaled_length
+from sppo_jax.config.model import ModelConfig
+
+
+def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dtype: str) -> dict[str, Any]:
+    """Writes the config.json of a model.
+
+    Args:
+        model: the shape of the model.
+        like: content of the config.json that the model was imported from, for special tokens and the name of the
+            family; may be empty.
+        length: tokens of the longest sequence that the model was trained on; 0: not known.
+        dtype: dtype of the tensors, by transformers' name.
+
+    Raises:
+        ValueError: no family has such a model; the message names the setting.
+    """
+    kind = _family_name(model, like.get("model_type"))
+    kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
+    max_length = max(scaled_length(model.rope), length, like.get("max_position_embeddings") or 0)
+    config = kept | {
+        "architectures": [FAMILIES[kind].architecture],
+        "model_type": kind,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "intermediate_size": model.mlp_size,
+        "hidden_act": "silu",
+        "tie_word_embeddings": model.tied_embeddings,
+        "rms_norm_eps": model.norm_eps,
+        "max_position_embeddings": max_length or FAMILIES[kind].max_length,
+        "torch_dtype": dtype,
+        **rope_to_hf(model.rope),
+    }
+    if kind != "qwen2":
+        config["attention_bias"] = False
+    if kind == "llama":
+        return config | {"mlp_bias": False}
+    window = model.sliding_window or None
+    if kind == "mistral":
+        return config | {"sliding_window": window}
+    slides = {"use_sliding_window": window is not None, "sliding_window": window}
+    return config | slides | ({"max_window_layers": 0} if window else {})
+
+
+# Keys of an imported config.json that are not copied: an export writes them, or they were true of that file alone.
+_NOT_KEPT = (
+    "_name_or_path",
+    "dtype",
+    "layer_types",
+    "mlp_bias",
+    "attention_bias",
+    "max_window_layers",
+    "original_max_position_embeddings",
+    "quantization_config",
+    "rope_type",
+    "sliding_window",
+    "transformers_version",
+    "use_sliding_window",
+)
+
+
+def _family_name(model: ModelConfig, preferred: str | None) -> str:
+    """Returns a family that has this model: the preferred family if possible."""
+    if model.mlp != "swiglu":
+        raise ValueError(
+            f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
+        )
+    possible = [
+        name
+        for name, family in FAMILIES.items()
+        if (family.qkv_bias, family.qk_norm) == (model.qkv_bias, model.qk_norm)
+    ]
+    if not possible:
+        raise ValueError(
+            "a Hugging Face model must not have both model.qkv_bias and model.qk_norm, got both; "
+            "export only models with at most one of them"
+        )
+    # transformers refuses a Llama whose heads do not divide the hidden size, and a Llama has no sliding window.
+    if model.hidden_size % model.num_heads or model.sliding_window:
+        possible = [name for name in possible if name != "llama"]
+    return preferred if preferred in possible else possible[0]

@@ -1,0 +1,81 @@
+"""What every tick of a run needs; fixed while it is traced.
+
+Letters: M sequences of this pipeline, S tokens, R seq members, T tokens of a tick on one device, D hidden size.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sppo_jax.attention import groups
+from sppo_jax.pipeline import stage as stages
+from sppo_jax.pipeline import stash
+from sppo_jax.pipeline.sharded_layers import ShardedLayers
+from sppo_jax.pipeline.tables import Tables
+from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.program import Program
+from sppo_jax.plan.stash import StashClass
+
+
+class Sequences(NamedTuple):
+    """A pipeline's sequences on one device: its own tokens, [M, S / R + spare] each."""
+
+    tokens: jax.Array
+    targets: jax.Array
+    positions: jax.Array
+    documents: jax.Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every tick of a run needs.
+
+    Args:
+        plan: the plan.
+        program: made from it.
+        stage: this device's layers.
+        tables: the embedding and the head.
+        final_norm: weights of the final norm.
+        sharded: the layers, where they are gathered group by group; None where `stage` has all of them.
+        norm: `norm(weights, x)`, the final norm.
+        vocab_size: of the whole model.
+        sequences: this device's data.
+        scale: 1 / number of targets in the global batch.
+        train: whether the state is a `TrainingState`; else an `EvaluationState`.
+        modes: how each chunk of each sequence attends; None for a plan without groups.
+        keeps_order: whether the platform runs collectives in the order of the program.
+    """
+
+    plan: Plan
+    program: Program
+    stage: stages.Stage
+    tables: Tables
+    final_norm: nnx.State
+    sharded: ShardedLayers | None
+    norm: Callable
+    vocab_size: int
+    sequences: Sequences
+    scale: jax.Array
+    train: bool
+    modes: groups.Modes | None
+    keeps_order: bool
+
+    @property
+    def num_stages(self) -> int:
+        return self.plan.mesh.pipe
+
+    @property
+    def seq(self) -> int:
+        return self.plan.mesh.seq
+
+    def layout(self, name: StashClass) -> stash.StashLayout:
+        """Lays out the stash of one class."""
+        x_TD = jax.ShapeDtypeStruct((name.tokens, self.tables.hidden_size), self.tables.dtype)
+        positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
+        num_slots, num_short = self.program.classes[name], self.program.short_rows.get(name, 0)
+        layout = self.stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=num_short > 0)
+        return replace(layout, host_pieces=self.plan.host_pieces)

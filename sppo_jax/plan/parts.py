@@ -1,0 +1,114 @@
+"""The parts of a Plan: mesh, schedule, stash, predicted figures; and what its fields may be."""
+
+from dataclasses import dataclass
+
+SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
+RING_PASSES = ("auto", "kv", "q")
+WEIGHTS = ("resident", "gathered")
+OPTIMIZERS = ("device", "host")
+SAVES = ("async", "blocking")
+GROUPS = ("static", "flex")
+KERNELS = ("blockwise", "cudnn")
+
+
+def cudnn_takes(itemsize: int, head_dim: int) -> bool:
+    """Returns whether cuDNN's attention takes elements of so many bytes and heads of so many, on GPUs since Ampere."""
+    return itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
+
+
+# Fields of a model that a plan depends on.
+MODEL_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "mlp_size",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """Devices along each mesh axis, outermost first."""
+
+    data: int
+    pipe: int
+    seq: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole mesh."""
+        return self.data * self.pipe * self.seq
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePlan:
+    """The schedule of a plan.
+
+    Args:
+        name: name of the schedule.
+        interleave: virtual stages of a stage.
+        csv: text of a table given by hand.
+        wave: sequences of a pipeline that run as one.
+        shapes: the tokens that a tick may have over all devices of a stage, rising; none: those of its longest chunk.
+    """
+
+    name: str
+    interleave: int = 1
+    csv: str | None = None
+    wave: int = 1
+    shapes: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The schedule in a few words."""
+        waves = f", waves of {self.wave} sequences" if self.wave > 1 else ""
+        return f"{self.name}, interleave {self.interleave}{waves}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StashPlan:
+    """Where the activations of a chunk wait for its backward.
+
+    Args:
+        inputs: place of the layer inputs: "keep" (device memory), "host" or "recompute".
+        attention: place of the attention outputs and their LSE.
+        attention_from: the first chunk whose attention outputs are stashed; backward computes attention again for the
+            ticks whose chunks all come before. Attention of a late chunk takes longer, its outputs no more memory.
+        rest: place of everything else.
+        alpha: for each diagonal of the table, the share of a chunk's tokens of inputs and attention outputs
+            that goes to the host, where their place is "host".
+        kv_grad_dtype: dtype in which dK and dV are accumulated.
+        kv: how keys and values reach the backward: "keep" keeps those of every group of layers in device memory;
+            "rebuild" makes those of one group at a time again from its layer inputs, while the group behind goes
+            backward; "recompute" makes them again in the backward of the chunk itself, which is the only one of its
+            sequence; "host" stashes those of every chunk on the host, where its stash may go there, and brings those
+            of one group at a time back.
+        waiting: where chunks wait between two groups of layers, forward and backward: "keep" or "host". With "host"
+            each head runs right before the backward of its chunk, and the chunk waits on the host for both.
+    """
+
+    inputs: str
+    attention: str
+    rest: str
+    alpha: tuple[float, ...]
+    kv_grad_dtype: str = "float32"
+    kv: str = "keep"
+    attention_from: int = 0
+    waiting: str = "keep"
+
+    @property
+    def late_attention(self) -> str:
+        """The place of the attention outputs, and of which chunks."""
+        return f"{self.attention} from chunk {self.attention_from} on" if self.attention_from else self.attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """What the planner expects: seconds a step, idle share, and bytes a device of each stage."""
+
+    step_s: float
+    bubble_fraction: float
+    hbm_bytes: tuple[int, ...]
+    host_bytes: tuple[int, ...]

@@ -1,0 +1,46 @@
+"""What memory depends on besides table and stash: a model on the devices of a stage."""
+
+from dataclasses import dataclass
+
+from sppo_jax.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What the memory of a stage depends on besides its table and stash.
+
+    Args:
+        model: the model shape.
+        layers: layers of a virtual stage.
+        seq: devices of a stage.
+        ulysses: devices over which heads are spread.
+        compute_bytes: bytes of an activation.
+        data: pipelines.
+        platform: the compiler, "cpu", "gpu" or "tpu".
+        groups: whether documents may have their own groups of devices.
+        kernel: the attention kernel; see `plan.Plan`.
+        weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
+        optimizer: where parameters and moments wait; see `plan.Plan`.
+    """
+
+    model: ModelConfig
+    layers: int
+    seq: int
+    ulysses: int
+    compute_bytes: int
+    data: int = 1
+    platform: str = "gpu"
+    groups: bool = False
+    kernel: str = "blockwise"
+    weights: str = "resident"
+    optimizer: str = "device"
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of an element of a sum: float32 at least."""
+        return max(4, self.compute_bytes)
+
+    @property
+    def works_on_copies(self) -> bool:
+        """Whether resident weights are no parameters: other devices share those, or the dtype differs."""
+        return self.compute_bytes < 4 or self.data * self.seq > 1

@@ -1,6 +1,8 @@
 # `make quickstart` trains a small model on simulated devices, `make test` runs what CI runs; Python and make will do.
+# `make quickstart PYTHON=python3.12` takes another interpreter, with an environment of its own, .venv-python3.12.
 SHELL := /bin/sh
-VENV := .venv
+PYTHON :=
+VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 FAST := $(filter-out tests/test_plan_contract.py, $(foreach name, cli commands_plan config files hardware imports \
   models_counts output plan planner rendezvous report units version, $(wildcard tests/test_$(name).py tests/test_$(name)_*.py)))
@@ -24,19 +26,22 @@ test: check
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -q
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf .venv .venv-* build *.egg-info
 
 # The default python3 if it is new enough, else the newest that runs; a shim may be on the path and yet not run.
 $(VENV)/installed: pyproject.toml
-	@python=; for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+	@python=; for name in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
 	  if $$name -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 	    python=$$name; break; \
 	  fi; \
 	done; \
-	if [ -z "$$python" ]; then echo "needs Python 3.11 or newer with venv, found none; install one" >&2; exit 2; fi; \
+	if [ -z "$$python" ]; then \
+	  echo "needs Python 3.11 or newer with venv, got $(or $(PYTHON),none); install one, or name one: make PYTHON=PATH" >&2; exit 2; \
+	fi; \
 	echo "installing into $(VENV) with $$($$python --version)"; \
 	$$python -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -c 'from sppo_jax.compat import installed_text; print(installed_text())'
 	@touch $@
 
 # What the tests compare with is large (transformers and torch), so the quickstart does without.

@@ -20,7 +20,8 @@ from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.plan import MeshShape, Plan
+from sppo_jax.plan.parts import MeshShape
+from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import TickShape, Unit
 from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths

@@ -16,7 +16,7 @@ from calibration import mean_error
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
-from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.parts import MeshShape
 from sppo_jax.planner.costs import cost_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "validation.md"

@@ -18,7 +18,8 @@ from sppo_jax.config import Config, config_from_dict
 from sppo_jax.fit.compiled import GRAPHS
 from sppo_jax.hardware import Cluster, parse_cluster, pool_bytes, usable_bytes, usable_host_bytes
 from sppo_jax.models.counts import flops_per_token
-from sppo_jax.plan.plan import Plan, StashPlan
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.evaluate import memory_of
 
 HERE = Path(__file__).parent

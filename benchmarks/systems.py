@@ -14,7 +14,7 @@ from itertools import accumulate
 from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster
 from sppo_jax.models.counts import layer_costs
-from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.parts import MeshShape
 from sppo_jax.planner.costs import CostModel, cost_model
 
 GPU, GPUS_PER_NODE, NODE_BYTES = DEVICES["a100-80g"], 8, 2e12

@@ -8,7 +8,7 @@ from zero_bubble_orders import Costs, Orders
 from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.counts import layer_costs
-from sppo_jax.plan.plan import MeshShape
+from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.table import Unit
 from sppo_jax.planner.costs import CostModel, cost_model
 

@@ -19,6 +19,7 @@ from sppo_jax.version import __version__
 # The module of each command in sppo_jax/commands. It has `run(words) -> exit code`; words are the words after the name.
 COMMANDS = {
     "train": "train",
+    "init": "init",
     "plan": "plan",
     "fit": "fit",
     "profile": "profile",

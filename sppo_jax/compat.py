@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import sys
 import traceback
 import warnings
 from pathlib import Path
@@ -65,6 +66,19 @@ def check_offload(backend: str, uses_host: bool, version: tuple[int, ...] | None
             "install jax >= 0.11.1 (with Python >= 3.12), or set stash.inputs=keep stash.attention=keep "
             "stash.rest=recompute"
         )
+
+
+def installed_text(version: tuple[int, ...] | None = None) -> str:
+    """Returns a line on the jaxlib that is installed, and on what it cannot do.
+
+    Args:
+        version: jaxlib version; the installed one by default.
+    """
+    version = jaxlib_version() if version is None else version
+    text = f"jaxlib {'.'.join(map(str, version))} on Python {sys.version_info.major}.{sys.version_info.minor}"
+    if version < MIN_JAXLIB_FOR_GPU_OFFLOAD:
+        return f"{text}: on GPUs it cannot offload to the host, which needs jax 0.11.1 or newer on Python 3.12 or newer"
+    return text
 
 
 # cuDNN 9.10.0 and 9.10.1: cudnn-frontend refuses attention. 9.13 and 9.14: illegal access to memory with CUDA graphs,
@@ -141,14 +155,36 @@ def another_cudnn() -> str:
     return f"run pip install 'nvidia-cudnn-cu{found[1] if found else 13}>=9.18'"
 
 
+# Made at once: with a state that is new, jax traces all functions again.
+_HOST_IS_DEVICE = jax_config.bool_state(
+    name="sppo_host_is_device",
+    default=False,
+    help="Whether buffers in pinned host memory are in device memory instead.",
+    include_in_jit_key=True,
+    include_in_trace_context=True,
+)
+
+
+def host_is_device() -> contextlib.AbstractContextManager:
+    """Returns a context in which programs are traced with device memory in the place of pinned host memory.
+
+    Such a program is the same but for its copies, down to XLA's fusions: what it computes must be the same bit for bit.
+    """
+    return _HOST_IS_DEVICE(True)
+
+
 def to_host(x: jax.Array) -> jax.Array:
     """Moves an array to pinned host memory; `src` is named so that the type is known on both sides."""
-    return jax.device_put(x, jax.memory.Space.Host, src=jax.memory.Space.Device)
+    return jax.device_put(x, _host_space(), src=jax.memory.Space.Device)
 
 
 def to_device(x: jax.Array) -> jax.Array:
     """Moves an array from pinned host memory to device memory."""
-    return jax.device_put(x, jax.memory.Space.Device, src=jax.memory.Space.Host)
+    return jax.device_put(x, jax.memory.Space.Device, src=_host_space())
+
+
+def _host_space() -> jax.memory.Space:
+    return jax.memory.Space.Device if _HOST_IS_DEVICE.value else jax.memory.Space.Host
 
 
 def is_on_host(x: jax.Array) -> bool:
@@ -339,7 +375,6 @@ def cudnn_backward(
     return tuple(grad[0] for grad in _cudnn_bind("bwd", (*operands, *results), causal, scale)[:3])
 
 
-# Made at once: with a state that is new, jax traces all functions again.
 _FIXED_ORDER = jax_config.bool_state(
     name="sppo_deterministic_attention",
     default=False,

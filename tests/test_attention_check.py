@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -71,6 +72,20 @@ def in_tiles(given, *, causal):
 )
 def test_a_right_kernel_passes_however_it_rounds(kernel):
     assert find_difference(HEADS, jnp.bfloat16, kernel=kernel) is None
+
+
+def test_the_reference_has_the_rounded_output_that_a_call_gets():
+    """XLA on GPUs drops a cast to bfloat16 and back, but no explicit rounding."""
+    arrays = check._draw(HEADS, jnp.bfloat16, check.LOW_SCORE)
+    wide = (x.astype(jnp.float32) for x in arrays[:3])
+    out, lse = PLAIN.forward(cudnn.Operands(*wide, jnp.int32(24), jnp.int32(40)), causal=False)
+
+    def results(more_NTH, more_NT):
+        return check._global_results(out, lse, more_NTH, more_NT, arrays[3], jnp.int32(24))
+
+    assert "reduce_precision[exponent_bits=8 mantissa_bits=7]" in str(jax.make_jaxpr(results)(*arrays[4:]))
+    exact = merge(out, lse, arrays[4], lse + arrays[5])[0].astype(jnp.bfloat16)
+    assert (results(*arrays[4:]).out_NTH == exact)[:, :24].all()
 
 
 def scaled(index, factor):

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import yaml
+from hf_configs import SMALL
 
 from sppo_jax.cli import main
 from sppo_jax.commands import plan
@@ -57,7 +58,7 @@ def test_the_line_ends_where_a_search_fails(monkeypatch, capsys):
 
 @pytest.mark.parametrize(("overrides", "code"), [((), 0), (("hardware.hbm_bytes=65536", "schedule.interleave=1"), 3)])
 def test_a_trace_is_written_beside_the_text(config, tmp_path, capsys, overrides, code):
-    assert main(["plan", config, *overrides, "--trace", "trace.json"]) == code
+    assert main(["plan", config, *overrides, "--verbose", "--trace", "trace.json"]) == code
     assert "F0.0" in capsys.readouterr().out
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert sum(event.get("cat") == "forward" for event in events) == 2 * 4
@@ -71,3 +72,71 @@ def test_a_trace_that_cannot_be_written_is_one_line(config, tmp_path, capsys, mo
     assert captured.err.startswith("--trace must name a file that can be written, got ") and reason in captured.err
     assert captured.err.count("\n") == 1 and captured.out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Hugging Face folder with nothing but a config.json."""
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text(json.dumps(SMALL))
+    return tmp_path / "llama"
+
+
+def test_the_answer_leads_and_details_are_on_request(config, capsys):
+    assert main(["plan", config, "train.steps=1000"]) == 0
+    brief = capsys.readouterr().out
+    labels = [line.split()[0] for line in brief.split("\n\n")[0].splitlines()[1:]]
+    assert labels == ["verdict", "step", "speed", "run", "memory"] and "for 1,000 steps" in brief
+    assert "host share" not in brief and "Timeline" not in brief and len(brief.splitlines()) < 45
+    assert main(["plan", config, "train.steps=1000", "--verbose"]) == 0
+    details = capsys.readouterr().out
+    assert brief.split("\n\n")[0] == details.split("\n\n")[0]
+    for title in ("Considered", "Where the", "Memory of a device", "Stages:", "Timeline to scale"):
+        assert title in details and title not in brief
+
+
+def test_what_does_not_fit_has_no_step(config, capsys):
+    assert main(["plan", config, "hardware.hbm_bytes=65536", "schedule.interleave=1"]) == 3
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].split()[:4] == ["verdict", "DOES", "NOT", "FIT;"]
+    assert "tokens/s" not in captured.out and captured.err.startswith("no plan fits: ")
+
+
+def test_a_folder_is_planned_from_its_config_alone(folder, capsys):
+    assert main(["plan", f"hf:{folder}", "--length", "16K", "--cluster", "h100:1x2"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("llama, 16,384 tokens a step, on h100:1x2 (2 devices)")
+    assert "sequence.length should be at most 8192" in captured.err
+    assert main(["plan", f"hf:{folder}", "--cluster", "h100:1x2"]) == 0
+    captured = capsys.readouterr()
+    assert "8,192 tokens a step" in captured.out and captured.err == ""  # the length that the model knows
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["hf:none"], "a Hugging Face model must be a local folder with config.json, got none "),
+        (["llama"], "a config must be a YAML file, got the folder llama; write hf:llama to plan for the model in it"),
+        (["hf:llama", "--length", "0"], "sppo plan: argument --length: a whole number from 1 must be given"),
+        (["hf:llama", "--cluster", "h10:1x8"], "name one of the devices h100, h20, a10"),
+        (["small.yaml", "--cluster", "H100:1x8"], "name one of the devices h100,"),
+    ],
+)
+def test_wrong_words_are_one_line(config, folder, words, line, capsys):
+    assert main(["plan", *words]) == 2
+    captured = capsys.readouterr()
+    assert line in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [((), True), (("train.devices=cpu:2",), False), (("hardware.cluster=cpu:1x2",), False)],
+)
+def test_a_plan_for_the_cpu_says_so(tmp_path, monkeypatch, capsys, overrides, told):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    settings = {key: value for key, value in SETTINGS.items() if key not in ("hardware", "mesh")}
+    (tmp_path / "any.yaml").write_text(yaml.safe_dump(settings))
+    assert main(["plan", str(tmp_path / "any.yaml"), *overrides]) == 0
+    note = "no GPU or TPU was found, so this plan is for this CPU (cpu:1x1); add --cluster h100:1x8"
+    assert (note in capsys.readouterr().err) == told

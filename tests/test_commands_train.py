@@ -11,7 +11,7 @@ from sppo_jax.commands import train
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware.present import Gpu
 from sppo_jax.plan.host_arrays import HostArrays
-from sppo_jax.plan.plan import Predicted
+from sppo_jax.plan.parts import Predicted
 
 GIB = 2**30
 SETTINGS = {

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from distributed_cases import environment
 
+from sppo_jax import compat
 from sppo_jax.compat import (
     MIN_JAXLIB_FOR_GPU_OFFLOAD,
     backend_problem,
@@ -181,3 +182,28 @@ def test_a_platform_that_is_not_there_is_wrong_input(platforms, tmp_path):
     line = done.stderr.splitlines()[-1]  # a plugin without its libraries logs more
     assert f"got JAX_PLATFORMS={platforms} (" in line and "unset JAX_PLATFORMS" in line
     assert backend_problem(RuntimeError("Unable to initialize")) is None
+
+
+def test_in_its_context_host_memory_is_device_memory():
+    found = []
+
+    def look(x):
+        found.append(jax.typeof(compat.to_host(x)).memory_space)
+        return x
+
+    jax.jit(look).trace(jnp.zeros(2))
+    with compat.host_is_device():
+        jax.jit(look).trace(jnp.zeros(2))
+    assert found == [jax.memory.Space.Host, jax.memory.Space.Device]
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        ((0, 10, 2), "on GPUs it cannot offload to the host"),
+        ((0, 11, 1), "jaxlib 0.11.1 on Python 3."),
+    ],
+)
+def test_the_install_says_what_its_jax_cannot_do(version, text):
+    line = compat.installed_text(version)
+    assert text in line and "\n" not in line and ("cannot" in line) == (version == (0, 10, 2))

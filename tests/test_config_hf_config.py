@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict, load_config, to_yaml
-from sppo_jax.config.hf_config import read_shape, shape_from_hf, shape_to_hf
+from sppo_jax.config.hf_config import read_shape, shape_from_hf
+from sppo_jax.config.hf_export import shape_to_hf
 from sppo_jax.models import PRESETS, apply_preset
 
 

@@ -9,7 +9,7 @@ from hf_configs import SMALL
 from sppo_jax.config import ConfigError, ModelConfig, config_from_dict
 from sppo_jax.config.hf_config import shape_from_hf
 from sppo_jax.config.hf_rope import rope_from_hf
-from sppo_jax.config.model import RopeConfig
+from sppo_jax.config.rope import RopeConfig
 
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=2048)
 PLAIN = {key: value for key, value in SMALL.items() if key != "rope_theta"}

@@ -22,7 +22,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, pool_bytes
 from sppo_jax.models import build_model
 from sppo_jax.plan.host_arrays import HostArrays
-from sppo_jax.plan.plan import MeshShape, Predicted
+from sppo_jax.plan.parts import MeshShape, Predicted
 
 GiB = 2**30
 SETTINGS = {

@@ -9,7 +9,7 @@ from sppo_jax.fit import allocations
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.hardware.pinned_pool import REFUSED_BYTES
 from sppo_jax.plan.host_arrays import HostArrays
-from sppo_jax.plan.plan import Predicted
+from sppo_jax.plan.parts import Predicted
 
 GIB = 2**30
 # Lines as jax 0.11.2 and 0.12.0.1 write them.

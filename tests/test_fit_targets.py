@@ -1,5 +1,7 @@
 """Devices to compile for that need not be there."""
 
+import re
+
 import pytest
 
 from sppo_jax.fit.targets import GPUS, compile_only_devices
@@ -32,8 +34,8 @@ def test_a_missing_compiler_names_the_install_command(monkeypatch):
         raise RuntimeError("no plugin\nanywhere")
 
     monkeypatch.setattr(topologies, "get_topology_desc", missing)
-    for name, extra in (("h100:1x8", "fit-gpu"), ("v5e:2x4", "fit-tpu")):
+    for name, extra in (("h100:1x8", "jax[cuda13]"), ("v5e:2x4", "jax[tpu]")):
         with pytest.raises(
-            ValueError, match=r"no plugin anywhere; install the compiler with: pip install 'sppo_jax\[" + extra
+            ValueError, match=re.escape(f"no plugin anywhere; install the compiler with: pip install '{extra}'")
         ):
             compile_only_devices(parse_cluster(name))

@@ -184,7 +184,7 @@ def test_what_does_not_fit_the_weights_is_refused_before_any_is_read(sharded, mo
     with pytest.raises(ValueError, match="model.hidden_size must be 32, as in the weights of"):
         from_hf(sharded, hidden_size=64)
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ValueError, match=r'run pip install "sppo_jax\[hf\]"'):
+    with pytest.raises(ValueError, match=r"run pip install safetensors"):
         from_hf(sharded)
 
 

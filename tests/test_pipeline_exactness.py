@@ -156,6 +156,7 @@ def test_every_gradient_is_the_dense_one(name, request):
 PLACES = {
     "host": dict(places=("host",) * 3, alpha=1.0),
     "half": dict(places=("host", "host", "keep"), alpha=0.5),
+    "most": dict(places=("host", "host", "keep"), alpha=0.93),
     "rest": dict(places=("keep", "keep", "recompute")),
     "attention": dict(places=("keep", "recompute", "keep")),
     "all": dict(places=NOTHING),
@@ -170,7 +171,7 @@ def run_with(places):
 
 def test_where_a_stash_waits_does_not_change_what_comes_of_it(x64):
     kept = run_with(dict(places=("keep",) * 3))
-    for name in ("host", "half"):
+    for name in ("host", "half", "most"):
         chex.assert_trees_all_equal(run_with(PLACES[name]), kept)
 
 

@@ -13,8 +13,7 @@ from exactness import assert_exact, dense_step, small_model, small_plan
 from flax import nnx
 from programs import HOST, Case, batches, compiled_step
 
-from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.pipeline.host_stash import check_whole
+from sppo_jax.pipeline.api import check_whole, value_and_grad
 from sppo_jax.pipeline.layout import make_mesh
 from sppo_jax.pipeline.storage import stored_shapes
 from sppo_jax.train.state import shardings_of, state_from, state_shapes

@@ -8,9 +8,9 @@ from test_report_plan_figures import CASES
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.plan import StashPlan
+from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.waiting import waiting_room
-from sppo_jax.planner.memory import Shape
+from sppo_jax.planner.shape import Shape
 from sppo_jax.report.plan.occupancy import occupancy, unit_bytes
 from sppo_jax.report.plan.text import copies_text
 

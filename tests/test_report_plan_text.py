@@ -7,8 +7,16 @@ from test_report_plan_figures import CASES
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
-from sppo_jax.report.plan.text import plan_text, scaled_timeline
-from sppo_jax.report.plan.words import TOLD_ELSEWHERE, chunks_of, runs_of, schedule_of, seconds
+from sppo_jax.report.plan.text import brief_text, plan_text, scaled_timeline
+from sppo_jax.report.plan.words import (
+    TOLD_ELSEWHERE,
+    chunks_of,
+    duration,
+    host_share_of,
+    runs_of,
+    schedule_of,
+    seconds,
+)
 
 FIGURES = {name: lambda groups=groups: small_figures(**groups) for name, groups in CASES.items()}
 FIGURES["does not fit"] = too_large
@@ -27,11 +35,11 @@ def test_the_report_says_what_one_asks():
     figures = small_figures(mesh={"pipe": "auto"}, sequence={"chunks": "auto"})
     text = plan_text(figures)
     plan = figures.plan
-    assert "fits: predicted step" in text and "tokens/s" in text and "causal MFU" in text and "bubble" in text
+    assert "(simulated), causal MFU" in text and "tokens/s" in text and "bubble" in text
     assert f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}" in text
-    words = " ".join(text.replace("- ", "").split())
+    words = " ".join(text.replace("- ", "").replace(";", "").split())
     for key, reason in plan.reasons.items():
-        assert key in TOLD_ELSEWHERE or " ".join(reason.replace("- ", "").split()) in words, key
+        assert key in TOLD_ELSEWHERE or " ".join(reason.replace("- ", "").replace(";", "").split()) in words, key
     assert figures.found.rejected and len(figures.found.rejected) <= 5
     for item in figures.found.rejected:
         assert " ".join(item.why.split()[:2]) in words
@@ -41,7 +49,36 @@ def test_the_report_says_what_one_asks():
 
 def test_what_does_not_fit_is_said_first():
     lines = plan_text(too_large()).splitlines()
-    assert lines[1].startswith("DOES NOT FIT: predicted step")
+    assert lines[1].split()[:4] == ["verdict", "DOES", "NOT", "FIT;"]
+
+
+@pytest.mark.parametrize("make", FIGURES.values(), ids=FIGURES)
+def test_the_brief_answer_is_plain_and_says_the_same(make):
+    figures = make()
+    text, whole = brief_text(figures), plan_text(figures)
+    assert text.isascii() and max(map(len, text.splitlines())) <= WIDTH and "diagonals 0-" not in text
+    assert text.split("\n\n")[0] == whole.split("\n\n")[0] and len(text) < len(whole)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.234, "1.23 seconds"), (121, "2.0 minutes"), (7200, "2.0 hours"), (927_900, "10.7 days")],
+)
+def test_durations_are_in_the_unit_one_thinks_in(value, text):
+    assert duration(value) == text
+
+
+@pytest.mark.parametrize(
+    ("alpha", "text"),
+    [
+        ((1.0, 1.0, 1.0), "all of every forward tick"),
+        ((0.93, 0.93, 0.0), "93% of every forward tick but the last tick, whose stash stays on the device"),
+        ((1.0, 0.0, 0.0), "all of every forward tick but the last 2 ticks, whose stash stays on the device"),
+        ((0.0, 1.0, 1.0, 0.5), "nothing of forward ticks 0, all of forward ticks 1-2, 50% of forward ticks 3"),
+    ],
+)
+def test_the_host_share_is_in_words(alpha, text):
+    assert host_share_of(alpha) == text
 
 
 def test_equal_stages_are_one_row_and_unequal_ones_are_not():

@@ -1,12 +1,14 @@
 """Lines of metrics; spikes are losses far out of their recent range, and nothing else."""
 
+import time
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_runs import make_config
 
-from sppo_jax.train.meter import LossSpikes, Meter
+from sppo_jax.train.meter import LossSpikes, Meter, clock_at_end
 
 
 def found(losses):
@@ -59,3 +61,19 @@ def test_a_step_without_a_target_has_no_loss(loss, has_targets, logged):
         meter.wait()
         meter.write()
     assert lines[-1]["step"] == 41 and lines[-1]["loss"] == logged and not lines[-1]["spike"] and not events
+
+
+def test_a_step_ends_when_its_output_is_ready_not_when_it_is_read():
+    """On a GPU the call of the next step may return only when that step is done."""
+    begin_s = time.perf_counter()
+    end_s = clock_at_end(jnp.zeros(()))
+    time.sleep(0.5)
+    assert end_s() - begin_s < 0.4
+
+
+def test_an_output_that_fails_still_has_an_end():
+    class Failed:
+        def block_until_ready(self):
+            raise RuntimeError("lost device")
+
+    assert clock_at_end(Failed())() > 0

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sppo_jax.attention import cudnn
 from sppo_jax.attention.blockwise import merge
@@ -143,6 +144,9 @@ def _global_results(out_NTH, lse_NT, more_NTH, more_NT, dout_NTH, num_queries) -
     padding = behind & (rows % 2 == 0)
     # A query of another document has nothing to do with these keys: exp(score - LSE) overflows.
     lse = jnp.where(padding, jnp.inf, jnp.where(behind, lse - 100, lse))
+    # XLA on GPUs drops a cast to dtype and back: the reference would have the output that no call gets.
+    info = jnp.finfo(dout_NTH.dtype)
+    out = lax.reduce_precision(out.astype(jnp.float32), exponent_bits=info.nexp, mantissa_bits=info.nmant)
     out, dout = (jnp.where(padding[:, None], 0, x).astype(dout_NTH.dtype) for x in (out, dout_NTH))
     return Results(out, lse, dout)
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from sppo_jax import compat
 from sppo_jax.dtypes import accumulator
-from sppo_jax.plan.plan import cudnn_takes
+from sppo_jax.plan.parts import cudnn_takes
 
 
 def supports(dtype, head_dim: int) -> bool:

@@ -6,7 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sppo_jax.config import Config, load_config
+from sppo_jax.config import Config, config_from_dict, load_config
+from sppo_jax.config.hf_config import read_num_positions
 from sppo_jax.config.hf_length import warn_beyond_length
 from sppo_jax.config.inert import inert_settings
 from sppo_jax.distributed import local_devices
@@ -16,6 +17,8 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.given import contradicted
 from sppo_jax.planner.make import check_plan
 
+_UNITS = {"K": 1024, "M": 1024**2}
+_HF = "hf:"
 DONE, FAILED, WRONG_INPUT, DOES_NOT_FIT = 0, 1, 2, 3
 
 
@@ -40,6 +43,14 @@ def some_path(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def positive(text: str) -> int:
+    """Reads an option that is a whole number of at least 1; 128K and 1M are read as 131,072 and 1,048,576."""
+    digits, size = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1)
+    if not (digits.isascii() and digits.isdecimal() and int(digits)):
+        raise argparse.ArgumentTypeError(f"a whole number from 1 must be given, e.g. 131072 or 128K, got {text!r}")
+    return int(digits) * size
+
+
 def config_parser(command: str, description: str) -> Parser:
     """Returns the parser of a command that takes a config and overrides; use `parse_intermixed_args` to parse."""
     parser = Parser(prog=f"sppo {command}", description=description)
@@ -54,12 +65,20 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
     """Reads the config and simulates the devices that the config asks for; call it before jax is imported.
 
     Args:
-        args: the words parsed by a `config_parser`; a `cluster` among them replaces hardware.cluster.
+        args: the words parsed by a `config_parser`; a `cluster` among them replaces hardware.cluster, and a `length`
+            replaces sequence.length. With a `length`, None or not, the config may also be a folder, hf:FOLDER.
         together: whether the devices are those of all processes of a run; `distributed.start` comes next.
     """
-    cluster = getattr(args, "cluster", None)
-    overrides = [*args.overrides, *([f"hardware.cluster={cluster}"] if cluster else [])]
-    config = load_config(args.config, overrides)
+    options = {"hardware.cluster": getattr(args, "cluster", None), "sequence.length": getattr(args, "length", None)}
+    overrides = [*args.overrides, *(f"{name}={value}" for name, value in options.items() if value)]
+    takes_folder = hasattr(args, "length")
+    if Path(args.config).is_dir():
+        change = f"write hf:{args.config} to plan for the model in it" if takes_folder else "name a YAML file"
+        raise ValueError(f"a config must be a YAML file, got the folder {args.config}; {change}")
+    if takes_folder and args.config.startswith(_HF):
+        config = config_from_dict(folder_settings(args.config.removeprefix(_HF)), overrides)
+    else:
+        config = load_config(shipped_config(args.config), overrides)
     warn_beyond_length(config)
     for line in inert_settings(config):
         warnings.warn(line, stacklevel=2)
@@ -67,6 +86,31 @@ def load(args: argparse.Namespace, *, together: bool = False) -> Config:
         num_devices = config.train.num_simulated_devices
         simulate_devices(local_devices(num_devices) if together else num_devices)
     return config
+
+
+def shipped_config(name: str) -> str:
+    """Returns the path of a config: the name itself, or, where there is no such file, a config that is shipped.
+
+    Args:
+        name: a path; NAME.yaml and configs/NAME.yaml also name what is shipped.
+    """
+    path = Path(name)
+    if path.exists() or path.parent not in (Path(), Path("configs")):
+        return name
+    package = Path(__file__).parents[1]
+    # In an installed package; in a checkout.
+    found = (folder / path.name for folder in (package / "configs", package.parent / "configs"))
+    return next((str(file) for file in found if path.name and file.is_file()), name)
+
+
+def folder_settings(folder: str) -> dict[str, Any]:
+    """Returns the settings of a step of the model in a Hugging Face folder, at the model's own length.
+
+    Raises:
+        ValueError: the folder holds no model that can be read.
+    """
+    length = read_num_positions(local_path(folder, "the folder of hf:FOLDER"))
+    return {"model": {"hf": folder}, "sequence": {"length": length}, "train": {"steps": 1}}
 
 
 def simulate_devices(num_devices: int) -> None:

@@ -12,7 +12,8 @@ import yaml
 
 from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.config import Config, config_from_dict, load_config
-from sppo_jax.config.hf_config import CONFIG, read_config, shape_to_hf
+from sppo_jax.config.hf_config import CONFIG, read_config
+from sppo_jax.config.hf_export import shape_to_hf
 from sppo_jax.files import parse_json
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.hf_tokenizer import check_tokenizer, copy_tokenizer

@@ -16,6 +16,7 @@ from sppo_jax.commands.command import (
     Parser,
     config_parser,
     load,
+    positive,
     some_path,
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
@@ -29,7 +30,7 @@ from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html
 from sppo_jax.report.plan.json_report import plan_dict
 from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
-from sppo_jax.report.plan.text import plan_text
+from sppo_jax.report.plan.text import brief_text, plan_text
 
 # Seconds of a search before its time is shown.
 _MOMENT_S = 2.0
@@ -40,6 +41,7 @@ def run(words: Sequence[str]) -> int:
     """Prints the plan of a config, or the longest sequence and the smallest cluster; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     config = load(args)
+    _say_if_cpu(config)
     check_outputs(
         Output(option="--html", path=args.html, kind=PAGE),
         Output(option="--trace", path=args.trace, kind=TRACE),
@@ -63,12 +65,28 @@ def run(words: Sequence[str]) -> int:
     return _exit_code(figures, bounds)
 
 
+def _say_if_cpu(config: Config) -> None:
+    """Warns if the devices are this machine's CPU only because no others were found or named."""
+    if config.hardware.cluster or config.train.num_simulated_devices or config.hardware.measured:
+        return
+    if (cluster := resolve_cluster(config)).device.name == "cpu":
+        warnings.warn(
+            f"no GPU or TPU was found, so this plan is for this CPU ({cluster.name}); add --cluster h100:1x8 to plan "
+            "for eight H100s, or another NAME:HOSTSxDEVICES",
+            stacklevel=2,
+        )
+
+
 def _parser() -> Parser:
     parser = config_parser(
-        "plan", "Choose mesh, chunks, schedule and stash before anything is compiled, and give reasons."
+        "plan",
+        "Say whether a run fits, how long a step takes, and why, before anything is compiled. CONFIG.yaml may also be "
+        "hf:FOLDER, a Hugging Face folder with a config.json; then --length N gives the tokens of a sequence.",
     )
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
+    parser.add_argument("--length", type=positive, metavar="N", help="tokens of a sequence, in place of the config's")
     parser.add_argument("--json", action="store_true", help="print plan.json and the report as JSON instead of text")
+    parser.add_argument("--verbose", action="store_true", help="also print rejected plans, all parts, and the timeline")
     parser.add_argument("--html", type=some_path, metavar="FILE", help="also write a page with pictures of the step")
     parser.add_argument(
         "--trace", type=some_path, metavar="FILE", help="also write the step as a Chrome trace for Perfetto"
@@ -109,7 +127,7 @@ def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str,
         texts.append(max_length_text(bounds["max_length"], cluster))
     if "min_devices" in bounds:
         texts.append(min_devices_text(bounds["min_devices"], cluster, config.sequence.length))
-    return "\n\n".join(texts or [plan_text(figures)])
+    return "\n\n".join(texts or [plan_text(figures) if args.verbose else brief_text(figures)])
 
 
 def _exit_code(figures: Figures, bounds: dict[str, Bound]) -> int:

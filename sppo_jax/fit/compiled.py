@@ -19,15 +19,13 @@ from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.evaluate import costs_of
-from sppo_jax.planner.layouts import COMPUTE_BYTES
+from sppo_jax.planner.request import COMPUTE_BYTES
 from sppo_jax.units import format_bytes
 
 # XLA's error where it would have to try kernels on a GPU.
 _NO_TRITON = ("No supported config found", "Failed to get configs")
 # Largest share of the bytes of host copies without compute beside the copy before a warning.
 MAX_EXPOSED = 0.01
-# With this flag a run puts loops into CUDA graphs.
-GRAPH_FLAG = "XLA_FLAGS=--xla_gpu_enable_command_buffer=+WHILE"
 # Names of the variants.
 CUBLAS, GRAPHS = "products by cuBLAS", "loops in CUDA graphs"
 
@@ -176,7 +174,7 @@ class Fit:
             return "no loop waits for a write to the host"
         return (
             f"loops wait for the end of writes of {format_bytes(loop_bytes)} a step, which lengthens a step by at most "
-            f"{self.loops_share:.1%}; {GRAPH_FLAG} puts loops into CUDA graphs"
+            f"{self.loops_share:.1%}"
         )
 
     def _describe_copies(self) -> list[str]:

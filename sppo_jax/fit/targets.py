@@ -192,8 +192,8 @@ GPUS = {
     ),
 }
 
-# The extras of this project that install the compiler of a platform.
-EXTRAS = {"gpu": "fit-gpu", "tpu": "fit-tpu"}
+# What installs the compiler of a platform.
+COMPILERS = {"gpu": "jax[cuda13]", "tpu": "jax[tpu]"}
 
 
 def compile_only_devices(cluster: Cluster) -> list:
@@ -206,7 +206,7 @@ def compile_only_devices(cluster: Cluster) -> list:
         ValueError: there is no compiler for these devices, or the compiler is not installed.
     """
     platform = cluster.device.platform
-    if platform not in EXTRAS:
+    if platform not in COMPILERS:
         raise ValueError(f"the cluster of sppo fit must have GPUs or TPUs, got {cluster.name}; name another --cluster")
     from jax.experimental import topologies
 
@@ -225,7 +225,7 @@ def compile_only_devices(cluster: Cluster) -> list:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"the compiler for {cluster.name} must be installed, got {type(error).__name__}: {reason}; "
-            f"install the compiler with: pip install 'sppo_jax[{EXTRAS[platform]}]'"
+            f"install the compiler with: pip install '{COMPILERS[platform]}'"
         ) from error
     devices = list(description.devices)
     if len(devices) != cluster.num_devices:

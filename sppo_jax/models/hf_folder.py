@@ -32,7 +32,7 @@ def import_safetensors() -> Any:
         import safetensors
     except ImportError:
         raise ValueError(
-            'Hugging Face models need the package safetensors, which is not installed; run pip install "sppo_jax[hf]"'
+            "Hugging Face models need the package safetensors, which is not installed; run pip install safetensors"
         ) from None
     return safetensors
 

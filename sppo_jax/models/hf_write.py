@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from sppo_jax.config.hf_config import CONFIG, read_config, shape_to_hf
+from sppo_jax.config.hf_config import CONFIG, read_config
+from sppo_jax.config.hf_export import shape_to_hf
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.decoder import Decoder

@@ -15,7 +15,7 @@ import numpy as np
 from sppo_jax.dtypes import accumulator
 
 if TYPE_CHECKING:
-    from sppo_jax.config.model import RopeConfig
+    from sppo_jax.config.rope import RopeConfig
 
 # Positions are split at this period: 4096 times a frequency still has a fraction of a milliradian of error in float32.
 _PERIOD_TOKENS = 4096

@@ -150,6 +150,7 @@ def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
         hbm_bytes_s=hbm,
         overhead_s=overhead_s,
         overhead_tokens=overhead_tokens,
+        head_dim=model.head_dim,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,45 +12,46 @@ import optax
 from flax import nnx
 
 from sppo_jax import distributed
-from sppo_jax.config import to_dict
+from sppo_jax.config import Config, to_dict
 from sppo_jax.models import build_model
 from sppo_jax.paths import local_path
 from sppo_jax.train.checkpoint_read import find_checkpoint, load_params, read_run, restore
 from sppo_jax.train.layer_order import rearrange
 from sppo_jax.train.state import TrainState, state_from
 
-if TYPE_CHECKING:
-    from sppo_jax.train.setup import Experiment
-
 # Fields of a model that say where its weights came from or how they are computed with, not what they mean.
 _BESIDE = ("kernel", "compute_dtype", "preset", "hf", "init_scale", "check_kernels")
 _NOTHING = np.int32(0)  # times a number of all processes it is a number of all processes
 
 
-def state_of_run(experiment: Experiment) -> tuple[TrainState, str]:
+def state_of_run(
+    config: Config, optimizer: optax.GradientTransformation, shapes: TrainState, saved_shapes: TrainState
+) -> tuple[TrainState, str]:
     """Returns the state of step 0 with the weights that `train.init` names, and a sentence about them.
 
     Moments keep their own count of steps, which corrects their bias; the learning rate starts from step 0.
 
     Args:
-        experiment: whose config has `train.init`, a run directory or a checkpoint.
+        config: the settings; `train.init` is a run directory or a checkpoint.
+        optimizer: of the run.
+        shapes: of its state.
+        saved_shapes: of its state as a checkpoint has them.
 
     Raises:
         ValueError: there is no checkpoint, it is torn, or it is of a model of another shape.
     """
-    config = experiment.config
     checkpoint = distributed.together(lambda: find_checkpoint(local_path(str(config.train.init), "train.init")))
     checkpoint = Path(distributed.share_text(str(checkpoint)))  # processes may see a new one at different times
     run = distributed.together(lambda: read_run(checkpoint))
-    shapes = nnx.state(build_model(config, abstract=True), nnx.Param)
+    of_model = nnx.state(build_model(config, abstract=True), nnx.Param)
     if config.train.init_optimizer:
-        state = rearrange(restore(checkpoint, experiment.saved_shapes, shapes), experiment.shapes)
+        state = rearrange(restore(checkpoint, saved_shapes, of_model), shapes)
         counts = {name: getattr(state, name) * _NOTHING for name in ("step", "num_skipped", "num_skipped_in_row")}
         state = state._replace(opt_state=_from_first_step(state.opt_state), **counts)
         what = "the weights and moments"
     else:
-        params = distributed.together(lambda: load_params(checkpoint, shapes, experiment.saved_shapes.params))
-        state = state_from(rearrange(params, experiment.shapes.params), experiment.optimizer, experiment.shapes)
+        params = distributed.together(lambda: load_params(checkpoint, of_model, saved_shapes.params))
+        state = state_from(rearrange(params, shapes.params), optimizer, shapes)
         what = "the weights"
     before, after = run.get("config", {}).get("model", {}), to_dict(config)["model"]
     changes = "".join(f"; model.{name}: {old} -> {new}" for name, old, new in _changes(before, after))

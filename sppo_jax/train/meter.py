@@ -6,8 +6,9 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from threading import Thread
 from typing import Any
 
 import jax
@@ -64,6 +65,35 @@ class LossSpikes:
         return f"loss spike: {loss:.4f}, where the last {len(recent)} had a median of {middle:.4f}"
 
 
+def clock_at_end(output: jax.Array) -> Callable[[], float]:
+    """Reads the clock when an output is ready, whatever this thread does until then.
+
+    On a GPU the call of the next step returns only when the loops of that step are done: XLA's host thread reads, turn
+    by turn, whether a loop goes on. A clock read after that call would be a step late.
+
+    Args:
+        output: of a step that has begun.
+
+    Returns:
+        A function that waits for the output, and returns the seconds of the clock at which the output was ready.
+    """
+    found: list[float] = []
+
+    def read() -> None:
+        with suppress(Exception):  # what a step raises is raised where its outputs are read
+            jax.block_until_ready(output)
+        found.append(time.perf_counter())
+
+    thread = Thread(target=read, daemon=True)
+    thread.start()
+
+    def end_s() -> float:
+        thread.join()
+        return found[0]
+
+    return end_s
+
+
 class Meter:
     """Reads each step's outputs, writes a line of metrics when one is due, and records skips and spikes."""
 
@@ -76,7 +106,7 @@ class Meter:
             first: steps done before.
         """
         self._experiment, self._record, self._spikes = experiment, record, LossSpikes()
-        self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
+        self._pending: tuple[int, Mapping[str, jax.Array], Callable[[], float]] | None = None
         self._done: tuple[int, dict[str, Any], float] | None = None
         self._logged, self._num_skipped, self._is_spike = first, 0, False
         self._spent_s = {"data_s": 0.0, "save_s": 0.0}
@@ -108,7 +138,7 @@ class Meter:
             step: its number, from 1.
             outputs: scalars `loss`, `grad_norm`, `has_targets`, `num_skipped`, `num_skipped_in_row`, `signal`.
         """
-        self._pending = (step, outputs)
+        self._pending = (step, outputs, clock_at_end(outputs["loss"]))
 
     def wait(self) -> int:
         """Waits for the expected step, if there is one, and stops the clock.
@@ -118,9 +148,9 @@ class Meter:
         """
         if self._pending is None:
             return GO
-        (step, pending), self._pending = self._pending, None
+        (step, pending, end_s), self._pending = self._pending, None
         outputs = {name: value.item() for name, value in jax.device_get(pending).items()}
-        self._done = step, outputs, time.perf_counter()
+        self._done = step, outputs, end_s()
         self._watch(step, outputs)
         return STOP if self.failure else outputs["signal"]
 

@@ -157,7 +157,7 @@ def begin(experiment: Experiment, run_dir: Path) -> Start:
     if restored:
         return _go_on(experiment, restored, directory, notes)
     if config.train.init is not None:
-        state, text = state_of_run(experiment)
+        state, text = state_of_run(config, experiment.optimizer, experiment.shapes, experiment.saved_shapes)
         text = f"starts in {run_dir} {text}"
     elif (origin := config.model.hf) is not None:
         shapes = nnx.state(build_model(config, abstract=True), nnx.Param)

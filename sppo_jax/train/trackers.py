@@ -210,8 +210,7 @@ def _no_login(config: Config, error: Exception) -> ValueError:
 
 def _missing(setting: str, package: str, without: str) -> ValueError:
     return ValueError(
-        f"{setting} needs the package {package}, which is not installed; "
-        f'run pip install "sppo_jax[track]", or set {without}'
+        f"{setting} needs the package {package}, which is not installed; run pip install {package}, or set {without}"
     )
 
 

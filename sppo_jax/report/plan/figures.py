@@ -8,15 +8,16 @@ from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.outline import first_rounds
-from sppo_jax.plan.plan import Plan, StashPlan
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.stall_limit import AUTO
 from sppo_jax.plan.table import Table, TickShape, Unit
 from sppo_jax.planner.costs import CostModel
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
-from sppo_jax.planner.memory import Shape
 from sppo_jax.planner.offload import copy_seconds
 from sppo_jax.planner.search import Found
+from sppo_jax.planner.shape import Shape
 from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
@@ -89,6 +90,7 @@ class Figures:
         link_busy_s: seconds for which the busiest device copies to its host, and back.
         stashed: bytes of each unit's stash on the device and on the host, in what pictures show.
         copies: the copies between device and host, in what pictures show.
+        num_steps: the config's `train.steps`.
         stall_s: the config's `train.stall_s`.
     """
 
@@ -105,6 +107,7 @@ class Figures:
     link_busy_s: tuple[float, float]
     stashed: UnitBytes
     copies: tuple[Copy, ...]
+    num_steps: int
     stall_s: float | str = AUTO
 
     @property
@@ -155,6 +158,7 @@ def figures_of(found: Found, config: Config) -> Figures:
         link_busy_s=_link_busy_s(outline, _copies(outline, shape, plan.stash), costs.cluster),
         stashed=stashed,
         copies=_copies(table, shape, plan.stash),
+        num_steps=config.train.steps,
         stall_s=config.train.stall_s,
     )
 

@@ -1,4 +1,4 @@
-"""A plan for a terminal, in ASCII: the answer, choices and reasons, rejected plans, parts of seconds and of bytes."""
+"""A plan for a terminal, in ASCII: the answer and the reasons; on request rejected plans, seconds, bytes, timeline."""
 
 import textwrap
 from collections.abc import Sequence
@@ -21,6 +21,23 @@ from sppo_jax.report.plan.tables import (
 )
 from sppo_jax.report.plan.words import COLUMN_HELP, seconds, subject, verdict
 
+# The choices that explain the step to someone who meets a plan for the first time, in the order of the question.
+_FIRST_CHOICES = ("mesh", "schedule", "chunks", "stash", "host share", "weights", "optimizer", "waiting", "hardware")
+# The parts of the step and the holders of memory that a line names.
+_MOST_NAMED = 5
+
+
+def brief_text(figures: Figures) -> str:
+    """Returns the answer, the reasons of the main choices, and what takes the time and the memory; 100 columns wide.
+
+    Args:
+        figures: the figures of the plan.
+    """
+    rows = {name: (value, reasons) for name, value, reasons in choice_rows(figures)}
+    chosen = [(name, *rows[name]) for name in _FIRST_CHOICES if name in rows]
+    blocks = [_answer(figures), _choices(chosen), _largest(figures)]
+    return "\n\n".join([*blocks, "--verbose shows every choice, rejected plans, all parts, and the timeline."])
+
 
 def plan_text(figures: Figures) -> str:
     """Returns the whole report, at most 100 columns wide where no single word is wider.
@@ -29,8 +46,8 @@ def plan_text(figures: Figures) -> str:
         figures: the figures of the plan.
     """
     blocks = [
-        "\n".join([subject(figures), *verdict(figures)]),
-        _choices(figures),
+        _answer(figures),
+        _choices(choice_rows(figures)),
         _considered(figures),
         _seconds(figures),
         _memory(figures),
@@ -96,12 +113,27 @@ def left_out_text(figures: Figures) -> str:
     )
 
 
-def _choices(figures: Figures) -> str:
+def _answer(figures: Figures) -> str:
+    return "\n".join([subject(figures), *(paragraph(label, text) for label, text in verdict(figures))])
+
+
+def _choices(rows: Sequence[tuple[str, str, tuple[str, ...]]]) -> str:
     lines = ["Plan, and why"]
-    for name, value, reasons in choice_rows(figures):
+    for name, value, reasons in rows:
         lines.append(paragraph(name, value))
-        lines += [paragraph("", f"- {reason}") for reason in reasons]
+        lines += [paragraph("", f"- {sentence}") for reason in reasons for sentence in reason.split("; ")]
     return "\n".join(lines)
+
+
+def _largest(figures: Figures) -> str:
+    """Returns a line on what takes the time of a step, and a line on what takes the memory of a device."""
+    unit = byte_unit(figures.found.memory)
+    parts = [f"{name} {share:.0%}" for name, _, share, _ in part_rows(figures)]
+    holders = [f"{name} {size} {unit.name}" for name, size, _, of in memory_rows(figures, unit) if not of]
+    lines = [paragraph("memory", ", ".join(holders[:_MOST_NAMED]))]
+    if figures.found.fits:
+        lines.insert(0, paragraph("time", ", ".join(parts[:_MOST_NAMED])))
+    return "\n".join(["The largest parts", *lines])
 
 
 def _considered(figures: Figures) -> str:

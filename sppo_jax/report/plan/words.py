@@ -1,6 +1,6 @@
 """The words for plans, the same in text and on pages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,30 +95,60 @@ def span(first: int, last: int) -> str:
     return f"{first}" if first == last else f"{first}-{last}"
 
 
-def alpha_of(plan: Plan) -> str:
-    """Returns alpha as text, by runs of diagonals."""
-    return ", ".join(f"{value:g} on diagonals {span(first, last)}" for first, last, value in runs_of(plan.stash.alpha))
+def host_share_of(alpha: Sequence[float]) -> str:
+    """Returns how much of the stash goes to the host, in words.
+
+    Args:
+        alpha: the share of each forward tick of a wave, 0..1.
+    """
+    runs = runs_of(alpha)
+    (_, _, most), (first, last, least) = runs[0], runs[-1]
+    if len(runs) == 1:
+        return f"{_share(most)} of every forward tick"
+    if len(runs) == 2 and least == 0:
+        ticks = "tick" if first == last else f"{last - first + 1} ticks"
+        return f"{_share(most)} of every forward tick but the last {ticks}, whose stash stays on the device"
+    return ", ".join(f"{_share(value)} of forward ticks {span(first, last)}" for first, last, value in runs)
 
 
-def _alpha(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
+def _share(value: float) -> str:
+    """Returns a share of the stash in words."""
+    return {0: "nothing", 1: "all"}.get(value, f"{100 * value:g}%")
+
+
+def _host_share(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     """Returns the row of alpha, if anything goes to the host."""
     if "host" not in (plan.stash.inputs, plan.stash.attention):
         return []
-    return [("alpha", f"{alpha_of(plan)} (share sent to the host)", ("alpha",))]
+    return [("host share", host_share_of(plan.stash.alpha), ("alpha",))]
 
 
-def verdict(figures: Figures) -> tuple[str, str]:
-    """Returns the answer in two lines: whether the plan fits and its speed, and how well it uses the devices."""
+def duration(seconds_: float) -> str:
+    """Returns seconds in the largest of seconds, minutes, hours and days of which there are at least two."""
+    for name, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds_ >= 2 * size:
+            return f"{seconds_ / size:.1f} {name}"
+    return f"{seconds_:.3g} seconds"
+
+
+def verdict(figures: Figures) -> list[tuple[str, str]]:
+    """Returns the answer as rows of a label and a text: whether it fits, step, speed, hours of the run, memory."""
     found, plan, cluster = figures.found, figures.plan, figures.cluster
-    answer = "fits" if found.fits else "DOES NOT FIT"
-    mfu = "" if figures.mfu is None else f"causal MFU {figures.mfu:.1%}, "
     hbm = f"HBM {format_bytes(found.memory.hbm_bytes)} of {format_bytes(cluster.device.hbm_bytes)}"
-    host = f"host {format_bytes(found.memory.host)} of {format_bytes(cluster.device_host_bytes)} a device"
-    return (
-        f"{answer}: predicted step {seconds(plan.predicted.step_s)} s, {figures.tokens_s:,.0f} tokens/s "
-        f"({figures.tokens_s / figures.num_devices:,.0f} a device)",
-        f"{mfu}bubble {plan.predicted.bubble_fraction:.1%}, {hbm}, {host}",
-    )
+    host = f"host {format_bytes(found.memory.host)} of {format_bytes(cluster.device_host_bytes)}"
+    memory = ("memory", f"{hbm}, {host}, for each device")
+    if not found.fits:
+        return [("verdict", "DOES NOT FIT; the figures below are of the smallest plan"), memory]
+    mfu = "" if figures.mfu is None else f", causal MFU {figures.mfu:.1%}"
+    step_s = plan.predicted.step_s
+    run = [("run", f"{duration(step_s * figures.num_steps)} for {figures.num_steps:,} steps")]
+    return [
+        ("verdict", "fits"),
+        ("step", f"{seconds(step_s)} s (simulated){mfu}, bubble {plan.predicted.bubble_fraction:.1%}"),
+        ("speed", f"{figures.tokens_s:,.0f} tokens/s, {figures.tokens_s / figures.num_devices:,.0f} for each device"),
+        *(run if figures.num_steps > 1 else []),
+        memory,
+    ]
 
 
 def name_of(model: ModelConfig) -> str:
@@ -171,7 +201,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
             ("schedule", "wave", "kv"),
         ),
         ("stash", places, ("stash",)),
-        *_alpha(plan),
+        *_host_share(plan),
         *([("waiting", "on the host, between two groups of layers", ("waiting",))] if stash.waiting == "host" else []),
         ("dK/dV", stash.kv_grad_dtype, ("kv_grad_dtype",)),
         ("kernel", plan.kernel, ("kernel",)),

@@ -1,0 +1,9 @@
+"""Maps configs/, which stays at the top of the checkout, into the package; everything else is in pyproject.toml."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["sppo_jax*"]), "sppo_jax.configs"],
+    package_dir={"sppo_jax.configs": "configs"},
+    package_data={"sppo_jax.configs": ["*.yaml"], "sppo_jax.flex": ["*.csv"]},
+)

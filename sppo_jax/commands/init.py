@@ -1,0 +1,103 @@
+"""`sppo init`: a commented config for a model and the devices present or named; asks nothing, imports no jax."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, folder_settings, positive, some_path
+from sppo_jax.commands.outputs import Output, check_outputs
+from sppo_jax.config import config_from_dict
+from sppo_jax.config.hf_length import warn_beyond_length
+from sppo_jax.planner.search import search
+from sppo_jax.report.plan.figures import figures_of
+from sppo_jax.report.plan.words import subject, verdict
+
+_HEAD = "# Written by sppo init"
+# The model of a config without a folder: small enough for a CPU, on text that every Python has.
+_SMALL = {"vocab_size": 257, "hidden_size": 96, "num_layers": 4, "num_heads": 2, "head_dim": 16, "mlp_size": 256}
+_SMALL_LENGTH = 4096
+_STEPS, _SMALL_STEPS = 1000, 240
+
+
+def run(words: Sequence[str]) -> int:
+    """Writes the config; returns the exit code, which says whether a plan fits the devices."""
+    args = _parser().parse_args(words)
+    _check_new(args.out)
+    folder = None if args.model is None else args.model.removeprefix("hf:")
+    length = args.length or (folder_settings(folder)["sequence"]["length"] if folder else _SMALL_LENGTH)
+    body = _yaml(folder, length, args.cluster)
+    config = config_from_dict(yaml.safe_load(body))
+    warn_beyond_length(config)
+    found = search(config)
+    figures = figures_of(found, config)
+    head = [f"{_HEAD} for {subject(figures)}.", "#"]
+    head += [f"#   {name:<10} {text}" for name, text in verdict(figures)]
+    head += [f"#   {'plan':<10} sppo plan {args.out}", f"#   {'train':<10} sppo train {args.out} --run-dir RUN", "#"]
+    head += ["# Every other setting has a default (docs/config.md); the planner chooses mesh, chunks, schedule, stash."]
+    args.out.write_text("\n".join([*head, body]), encoding="utf-8")
+    print(f"wrote {args.out}: {subject(figures)}; next: sppo plan {args.out}")
+    if found.fits:
+        return DONE
+    print(found.problem, file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="sppo init", description="Write a commented config for a model and devices; asks nothing.")
+    parser.add_argument("model", metavar="hf:FOLDER", nargs="?", type=_folder, help="the model to train on from")
+    parser.add_argument("--length", type=positive, metavar="N", help="tokens of a sequence; the model's own by default")
+    parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices; those of this machine by default")
+    parser.add_argument("--out", type=some_path, metavar="FILE", required=True, help="the config to write, a new file")
+    return parser
+
+
+def _folder(text: str) -> str:
+    if not text.startswith("hf:"):
+        raise argparse.ArgumentTypeError(f"a model must be hf:FOLDER, got {text!r}; write hf:{text}")
+    return text
+
+
+def _check_new(path: Path) -> None:
+    """Refuses a file that exists: a config that was edited must not be lost."""
+    if path.exists():
+        raise ValueError(f"--out must name a new file, got {path}, which exists; name another file")
+    check_outputs(Output(option="--out", path=path, kind=_HEAD), inputs=[])
+
+
+def _yaml(folder: str | None, length: int, cluster: str | None) -> str:
+    """Returns the settings with a comment beside each that one is likely to change."""
+    if folder is None:
+        model = ["model:  # a small byte-level model", *(f"  {name}: {value}" for name, value in _SMALL.items())]
+        data = [
+            "data:",
+            "  source: stdlib  # Python's own source files; or a pattern, e.g. 'books/*.jsonl'",
+        ]
+    else:
+        model = [f"model: {_quoted(f'hf:{folder}')}"]
+        data = [
+            "data:",
+            "  source: YOUR/*.jsonl  # change to your files; docs/data.md lists the formats",
+        ]
+    lr, steps = (1.0e-5, _STEPS) if folder else (5.0e-3, _SMALL_STEPS)
+    lines = [
+        *model,
+        *data,
+        "sequence:",
+        f"  length: {length}  # tokens",
+        "optimizer:",
+        f"  lr: {lr:.1e}  # the highest learning rate",
+        "  warmup_steps: 20",
+        "train:",
+        f"  steps: {steps}  # optimizer steps, one sequence each unless sequence.per_step says more",
+    ]
+    if cluster:
+        lines += ["hardware:", f"  cluster: {_quoted(cluster)}  # remove the line to train on the devices present"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Returns a text as a YAML string."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,0 +1,77 @@
+"""What a wheel holds and what it does outside the checkout; the constraints, and the extras that pages name."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_COPIED = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "sppo_jax", "configs")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with the wheel of this checkout, installed without its dependencies."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for name in _COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        copy(ROOT / name, source / name)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps")
+    done = subprocess.run([*pip, "--target", str(site), str(source)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return site
+
+
+def sppo(site, folder, *words):
+    env = {**os.environ, "PYTHONPATH": str(site)}
+    run = (sys.executable, "-m", "sppo_jax.cli", *words)
+    return subprocess.run(run, capture_output=True, text=True, cwd=folder, env=env, timeout=120)
+
+
+def test_the_wheel_plans_a_shipped_config_outside_the_checkout(site, tmp_path):
+    assert {path.name for path in (site / "sppo_jax" / "configs").glob("*.yaml")} == {
+        path.name for path in (ROOT / "configs").glob("*.yaml")
+    }
+    assert sorted(path.name for path in (site / "sppo_jax" / "flex").rglob("*.csv"))
+    assert sppo(site, tmp_path, "--version").stdout == f"sppo_jax {PROJECT['version']}\n"
+    for name in ("quickstart.yaml", "configs/quickstart.yaml"):
+        done = sppo(site, tmp_path, "plan", name)
+        assert done.returncode == 0 and "4,096 tokens a step" in done.stdout, done.stderr
+    done = sppo(site, tmp_path, "plan", "nothing.yaml")
+    assert done.returncode == 2 and "got nothing.yaml" in done.stderr
+
+
+def test_the_users_own_file_wins(site, tmp_path):
+    (tmp_path / "quickstart.yaml").write_text("model: mine\n")
+    assert sppo(site, tmp_path, "plan", "quickstart.yaml").returncode == 2
+
+
+def test_constraints_are_names_and_versions_that_suit_the_extras():
+    lines = (ROOT / "constraints-py312.txt").read_text(encoding="ascii").splitlines()
+    assert all(re.fullmatch(r"[a-z0-9._-]+==[0-9a-z.+!]+", line, re.IGNORECASE) for line in lines)
+    names = {line.split("==")[0].lower().replace("_", "-") for line in lines}
+    extras = PROJECT["optional-dependencies"]
+    asked = [
+        *PROJECT["dependencies"],
+        *(line for extra in ("data", "hf", "track", "cuda", "dev") for line in extras[extra]),
+    ]
+    wanted = {re.match(r"[A-Za-z0-9._-]+", line).group().lower().replace("_", "-") for line in asked}
+    assert wanted - names == set()
+
+
+def test_pages_name_extras_that_exist():
+    pages = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "Dockerfile",
+        *(ROOT / "sppo_jax").rglob("*.py"),
+    ]
+    for page in pages:
+        for extras in re.findall(r"(?:-e '|\")\.\[([a-z,-]+)\]", page.read_text(encoding="utf-8")):
+            assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"]), page

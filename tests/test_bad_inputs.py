@@ -174,10 +174,10 @@ def test_config_files(place, capfd, content, expected):
 
 COMMANDS = {
     "no command": ("", "sppo: the following arguments are required: command", None),
-    "no such command": ("trian c.yaml", "invalid choice: 'trian' (choose from 'train', 'plan'", None),
+    "no such command": ("trian c.yaml", "invalid choice: 'trian' (choose from 'train', 'init', 'plan'", None),
     "no config": ("train", "sppo train: the following arguments are required: CONFIG.yaml; see", None),
     "no such config": ("train absent.yaml", "a config must be a readable YAML file, got absent.yaml", None),
-    "a directory for a config": ("train .", "a config must be a readable YAML file, got .", None),
+    "a directory for a config": ("train .", "a config must be a YAML file, got the folder .; ", None),
     "a link to itself": ("train x.yaml", "Too many levels of symbolic links", link("x.yaml", "x.yaml")),
     "a dangling link": ("train x.yaml", "No such file or directory", link("nowhere", "x.yaml")),
     "no such option": ("train c.yaml --restart", "unrecognized arguments: --restart; see sppo train --help", None),

@@ -232,7 +232,13 @@ def test_fit_refuses_a_jax_that_a_run_refuses(own_environment, tmp_path, capsys,
     monkeypatch.setattr("sppo_jax.compat.jaxlib_version", lambda: (0, version, 2))
     monkeypatch.setattr("sppo_jax.fit.targets.compile_only_devices", reached)
     path = tmp_path / "c.yaml"
-    path.write_text(to_yaml(config_from_dict(config(stash__inputs=place, stash__attention=place))))
+    path.write_text(
+        to_yaml(
+            config_from_dict(
+                config(stash__inputs=place, stash__attention=place, stash__rest="recompute", sequence__length=2**17)
+            )
+        )
+    )
     assert main(["fit", str(path), "--cluster", "h100:4x8"]) == 2
     line = capsys.readouterr().err
     assert ("offload on a GPU needs jaxlib >= 0.11.1" in line) == refused

@@ -59,7 +59,7 @@ class ChatConfig(Group):
     train_on: Literal["assistant", "last", "all"] = "assistant"
     too_long: Literal["turns", "cut", "drop", "refuse"] = "turns"
     date: str | None = None
-    values: dict[str, bool | int | float | str] = field(default_factory=dict)
+    values: dict[str, bool | int | float | str] = field(default_factory=dict, hash=False)
 
     def _check(self) -> None:
         try:

@@ -71,8 +71,8 @@ def skip_cuda_without_driver() -> None:
     if os.environ.get("JAX_PLATFORMS") or not _has_cuda_plugin() or _driver_loads():
         return
     warnings.warn(
-        "jax for CUDA needs NVIDIA's driver, got no libcuda.so.1 on this machine, so jax takes the CPU; install the driver "
-        "(in a container: docker run --gpus all), or set JAX_PLATFORMS=cpu",
+        "jax for CUDA needs NVIDIA's driver, got no libcuda.so.1 on this machine, so jax takes the CPU; install the "
+        "driver (in a container: docker run --gpus all), or set JAX_PLATFORMS=cpu",
         stacklevel=2,
     )
     os.environ["JAX_PLATFORMS"] = "cpu"

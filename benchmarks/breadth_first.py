@@ -1,4 +1,4 @@
-"""Simulates the fastest breadth-first plan beside the fastest plan of any other schedule, for docs/validation.md.
+"""Simulates the fastest breadth-first plan beside the fastest plan of any other schedule, for docs/figures.md.
 
     python benchmarks/breadth_first.py            print
     python benchmarks/breadth_first.py --write    print, and write the block `breadth_first`
@@ -16,7 +16,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.search import Found, search
 from sppo_jax.units import format_bytes
 
-PAGE = Path(__file__).parents[1] / "docs" / "validation.md"
+PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
 K = 1024
 
 

@@ -1,4 +1,4 @@
-"""Seconds of the planner's search in 16 settings, beside two older planners', in docs/plan.md.
+"""Seconds of the planner's search in 16 settings, beside two older planners', in docs/figures.md.
 
     git worktree add ../waves e329ea3
     git worktree add ../groups e3df3e3
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from blocks import write_block
 
 K, M = 1024, 1024**2
-PAGE = Path(__file__).parents[1] / "docs" / "plan.md"
+PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
 _HERE = Path(__file__).parents[1]
 # Runs of each search; of long ones fewer.
 _RUNS, _LONG_RUNS, _LONG_S = 5, 3, 2.0
@@ -134,7 +134,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for what in ("waves", "breadth-first"):
         parser.add_argument(f"--before-{what}", type=Path, help=f"a checkout of the planner before {what}")
-    parser.add_argument("--write", action="store_true", help="write the block `search` of docs/plan.md")
+    parser.add_argument("--write", action="store_true", help="write the block `search` of docs/figures.md")
     parser.add_argument("--measure", choices=("all", "others"), help="print one planner's seconds as JSON")
     args = parser.parse_args()
     if args.measure:

@@ -1,7 +1,7 @@
 """Compares the searched Plan with the paper's heuristic in simulation, on the settings of SPPO's Table 4.
 
     python benchmarks/table4.py                 print
-    python benchmarks/table4.py --write         print, and write the block `table4` of docs/validation.md
+    python benchmarks/table4.py --write         print, and write the block `table4` of docs/figures.md
 
 Three plans a setting, all simulated with the same costs: with the paper's mesh and number of chunks as published, with
 `planner: paper` free to choose both, and searched. No jax needed; takes some ten seconds.
@@ -19,7 +19,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.search import Found, search
 from sppo_jax.units import format_bytes
 
-PAGE = Path(__file__).parents[1] / "docs" / "validation.md"
+PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
 K = 1024
 NETWORK = 12.5e9  # of a GPU: SPPO's nodes have four 200 Gb/s adapters for eight
 # model, hosts of eight A100, sequence-parallel GPUs, stages: length -> N

@@ -1,4 +1,4 @@
-"""Simulates zero-bubble and V schedules beside cut sequences, in lock-step and free-running, for docs/validation.md.
+"""Simulates zero-bubble and V schedules beside cut sequences, in lock-step and free-running, for docs/figures.md.
 
     python benchmarks/zero_bubble.py            print
     python benchmarks/zero_bubble.py --write    print, and write the block `zero_bubble`
@@ -187,7 +187,7 @@ def _kilo(tokens: int) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the block, and writes it if asked to."""
-    return print_block(DOCS / "validation.md", "zero_bubble", block, __doc__, arguments)
+    return print_block(DOCS / "figures.md", "zero_bubble", block, __doc__, arguments)
 
 
 if __name__ == "__main__":

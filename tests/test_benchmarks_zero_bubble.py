@@ -269,5 +269,5 @@ def test_the_command_writes_its_block(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(zero_bubble, "block", lambda: "the block")
     assert zero_bubble.main([]) == 0 and not list(tmp_path.iterdir())
     assert zero_bubble.main(["--write"]) == 0
-    assert read_block(tmp_path / "validation.md", "zero_bubble") == "the block"
+    assert read_block(tmp_path / "figures.md", "zero_bubble") == "the block"
     assert capsys.readouterr().out == "the block\n" * 2

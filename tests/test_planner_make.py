@@ -235,7 +235,7 @@ def test_a_host_that_does_not_hold_what_the_places_send_gets_no_more():
     # Bytes over the host's are linear in the cap, or bent: the answer is the same.
     for power in (1, 3):
         caps = [
-            _largest_cap(lambda cap, most=most: round(1e9 * (cap - most) ** power))
+            _largest_cap(lambda cap, most=most, power=power: round(1e9 * (cap - most) ** power))
             for most in (1.0, 0.999, 0.93, 0.005, -1.0)
         ]
         assert caps == [1.0, 0.99, 0.93, 0.0, 0.0]

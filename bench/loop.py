@@ -68,8 +68,8 @@ def loop_seconds(config: Config, plan: Plan, run_dir: Path) -> float:
     return (times_s[-1] - times_s[0]) / (len(times_s) - 1)
 
 
-def bare(config: Config, plan: Plan, run_dir: Path) -> tuple[float, float]:
-    """Return seconds a step of the compiled step alone, and the loss it comes to."""
+def bare_seconds(config: Config, plan: Plan, run_dir: Path) -> float:
+    """Return seconds a step of the compiled step alone."""
     import jax
 
     from sppo_jax.train.placement import batch_shapes, place_batch
@@ -91,12 +91,7 @@ def bare(config: Config, plan: Plan, run_dir: Path) -> tuple[float, float]:
     for _ in range(num_steps):
         state, outputs = step(state, batch, signals)
         jax.block_until_ready(outputs)  # simulated devices take one step at a time, in the loop too
-    return (time.perf_counter() - begin_s) / num_steps, float(outputs["loss"])
-
-
-def bare_seconds(config: Config, plan: Plan, run_dir: Path) -> float:
-    """Return seconds a step of the compiled step alone."""
-    return bare(config, plan, run_dir)[0]
+    return (time.perf_counter() - begin_s) / num_steps
 
 
 def take_turns(sides: Sides, config: Config, num_rounds: int, directory: Path, say=print) -> list[dict[str, float]]:

@@ -2,12 +2,11 @@
 
     python -m bench.validation
 
-The blocks `papers`, `kernels`, `table4` and `bubble` are predictions beside figures that others published. The block
-`zero_bubble` simulates schedules that others published, and `breadth_first` our own beside each other. Of `clock` and
-`fit` the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json and
-results/fit.json, which `python -m bench.clock` and `python -m bench.fit` write. The pictures docs/recall.svg
-and docs/resume.svg show the stored results of `recall.py` and `resume.py`, docs/flexsp.svg what `groups.py` simulates,
-docs/records.svg compiled lengths beside published ones. Takes about a minute. The pictures need matplotlib (extra
+The blocks `papers`, `kernels` and `bubble` are predictions beside figures that others published. Of `clock` and `fit`
+the predicted columns are made again; the measured and compiled columns come from results/clock_cpu_2dev.json and
+results/fit.json, which `python -m bench.clock` and `python -m bench.fit` write. The pictures docs/recall.svg and
+docs/resume.svg show the stored results of `recall.py` and `resume.py`, docs/flexsp.svg what `groups.py` simulates,
+docs/records.svg compiled lengths beside published ones. Takes about half a minute. The pictures need matplotlib (extra
 `dev`).
 """
 
@@ -20,7 +19,7 @@ from bench import clock, fit, recall, resume, shipped
 from bench.blocks import write_block
 from bench.figures import write
 from sppo_jax.report.draw.chart import Panel
-from studies import breadth_first, bubble, groups, kernels, papers, records_picture, table4, zero_bubble
+from studies import bubble, groups, kernels, papers, records_picture
 from studies.calibration import calibrate, predictions
 from studies.published import published_cells
 
@@ -43,25 +42,10 @@ def kernels_block() -> tuple[str, Pictures]:
     return kernels.report(list(kernels.points())), {}
 
 
-def table4_block() -> tuple[str, Pictures]:
-    """Returns the block `table4`."""
-    return table4.report(list(table4.settings())), {}
-
-
-def breadth_first_block() -> tuple[str, Pictures]:
-    """Returns the block `breadth_first`."""
-    return breadth_first.report(), {}
-
-
 def bubble_block() -> tuple[str, Pictures]:
     """Returns the block `bubble` and its picture."""
     found, gained = list(bubble.points()), bubble.gain()
     return bubble.report(found, gained), {"docs/bubble.svg": bubble.picture(found, gained)}
-
-
-def zero_bubble_block() -> tuple[str, Pictures]:
-    """Returns the block `zero_bubble`."""
-    return zero_bubble.block(), {}
 
 
 def clock_block() -> tuple[str, Pictures]:
@@ -84,10 +68,7 @@ def shipped_block() -> tuple[str, Pictures]:
 BLOCKS: dict[str, Callable[[], tuple[str, Pictures]]] = {
     "papers": papers_block,
     "kernels": kernels_block,
-    "table4": table4_block,
-    "breadth_first": breadth_first_block,
     "bubble": bubble_block,
-    "zero_bubble": zero_bubble_block,
     "clock": clock_block,
     "fit": fit_block,
     "shipped": shipped_block,

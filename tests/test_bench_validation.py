@@ -10,7 +10,6 @@ import pytest
 from bench import clock, figures, fit, validation
 from bench.blocks import read_block
 from sppo_jax.report.draw.chart import axis_ends
-from studies import table4
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ("bubble.svg", "clock.svg", "flexsp.svg", "papers.svg", "recall.svg", "records.svg", "resume.svg")
@@ -18,13 +17,9 @@ PAGE = ROOT / "docs" / "validation.md"
 pytestmark = pytest.mark.xdist_group("validation")
 
 
-SLOW = "table4"  # 45 searches; CI makes one row
-
-
 @pytest.fixture(scope="module")
 def made():
-    blocks = validation.BLOCKS | {SLOW: lambda: (read_block(PAGE, SLOW), {})}
-    return functools.cache(lambda name: blocks[name]())
+    return functools.cache(lambda name: validation.BLOCKS[name]())
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +33,9 @@ def pictures(made):
 AGAIN = f"is stale: make it again with `{validation.COMMAND}`"
 
 
-@pytest.mark.parametrize("name", [name for name in validation.BLOCKS if name != SLOW])
+@pytest.mark.parametrize("name", validation.BLOCKS)
 def test_block_is_of_todays_code(made, name):
     assert read_block(PAGE, name) == made(name)[0].strip(), f"the block {name!r} of docs/validation.md {AGAIN}"
-
-
-@pytest.mark.slow
-def test_slow_block_is_of_todays_code():
-    assert read_block(PAGE, SLOW) == validation.BLOCKS[SLOW]()[0].strip(), f"the block {SLOW!r} {AGAIN}"
-
-
-def test_a_row_of_the_slow_block_is_of_todays_code():
-    of_model = next(iter(table4.TABLE_4))
-    row = table4.row(table4.setting(of_model, min(table4.TABLE_4[of_model])))
-    assert row in read_block(PAGE, SLOW), f"the block {SLOW!r} {AGAIN}"
 
 
 @pytest.mark.parametrize("name", PICTURES)

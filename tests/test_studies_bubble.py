@@ -1,9 +1,9 @@
-"""The bubble's plot and the comparison with the paper's heuristic: on the formula, never slower, and drawn."""
+"""The bubble's plot: on the formula, and drawn."""
 
 import pytest
 
 from bench import figures
-from studies import bubble, table4
+from studies import bubble
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +56,3 @@ def test_gain_and_picture(found, tmp_path, monkeypatch, capsys):
     assert "![" in (tmp_path / "validation.md").read_text()
     assert (tmp_path / "bubble.svg").read_text() == figures.digest([*waiting, gains])
     assert "largest difference" in capsys.readouterr().out
-
-
-def test_searched_plans_are_not_slower_than_the_papers(monkeypatch):
-    key, rows = next(iter(table4.TABLE_4.items()))
-    length = min(rows)
-    monkeypatch.setattr(table4, "TABLE_4", {key: {length: rows[length]}})
-    (setting,) = table4.settings()
-    assert setting.searched.fits and setting.gain(setting.paper) >= 1 and setting.gain(setting.published) >= 1
-    assert len(setting.published.plan.chunk_lengths) == rows[length]
-    assert "7B 512K" in table4.report([setting]) and "longer on 0" in table4.report([setting])

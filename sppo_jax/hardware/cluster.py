@@ -24,15 +24,15 @@ Sources:
   2026-09-28: A100 80GB PCIe 176 TFLOP/s forward and 143 backward, H200 619 and 528.
   The same benchmark's table of cuDNN 9.19 (2026-02-27, one sequence) has 688 and 581 for the H200. That table is older,
   and with its figures the mean error over 65 published runs is 10.6% instead of 9.6% (predicted by
-  benchmarks/papers.py). Which cuDNN is installed changes no plan.
+  studies/papers.py). Which cuDNN is installed changes no plan.
   Shorter heads on Hopper: one H100 SXM, cuDNN 9.19, one call of 8192 queries and 32768 keys, 32 query and 8 key-value
-  heads, measured on 2026-11-26 (benchmarks/results/gpu_h100.json): 586 TFLOP/s forward and 541 backward with heads of
+  heads, measured on 2026-11-26 (bench/results/gpu_h100.json): 586 TFLOP/s forward and 541 backward with heads of
   128, 427 and 425 with heads of 64. So 30% of the seconds with heads of 128 do not fall with the size of a head (26% by
   another process of that day, which reached 577 and 524 with heads of 128). Blackwell takes the same share, other GPUs
   none: nobody measured them for us.
   GB200 1622 and 1226 (2026-04-24, cuDNN 9.22), taken for the B200. The H100 and the GH200 take the H200's shares of the
-  peak. benchmarks/kernels.py compares the cost model with these and with other tables of that benchmark.
-  Matmul of the A100: calibrated by benchmarks/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
+  peak. studies/kernels.py compares the cost model with these and with other tables of that benchmark.
+  Matmul of the A100: calibrated by studies/papers.py on the 1F1B run of 7B, 32K tokens, 16 sequences in Seq1F1B's
   table. The matmul efficiencies of all other devices, and both efficiencies of TPUs, are assumptions.
   Networks: FlexSP's released all-to-all rates on 16, 32 and 64 A100 with one 400 Gb/s adapter a host are 0.88, 0.74 and
   0.69 of the adapters' rate: about the share that collectives reach of NVLink.
@@ -204,7 +204,7 @@ _SMALL_HOST: dict[str, Any] = {"host_bytes": 1000**4}
 _GRACE: dict[str, Any] = {"host_bytes": 4 * 480 * 1000**3, "devices_per_host": 4, "host_memory_bytes_s": 4 * 384e9}
 # `attention_rows` is the rows of a tile of the fused kernel times the multiprocessors.
 _A100: dict[str, Any] = {
-    "matmul_efficiency": 0.641,  # calibrated by benchmarks/papers.py
+    "matmul_efficiency": 0.641,  # calibrated by studies/papers.py
     "attention_efficiency": 176 / 312,
     "attention_backward": 2.5 * 176 / 143,
     "attention_rows": 128 * 108,

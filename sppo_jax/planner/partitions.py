@@ -150,8 +150,7 @@ def _only_equal(layout: Layout, num_chunks: int) -> bool:
     """Returns whether chunks of equal FLOPs are left out, where the balance is open.
 
     With one stage a breadth-first schedule has no bubble to shorten, and ticks of several lengths share less memory
-    than is predicted. With many chunks a stage the bubble is short, and what is lost is less than a tie
-    (`benchmarks/flops_chunks.py`).
+    than is predicted. With many chunks a stage the bubble is short, and what is lost is less than a tie.
     """
     request = layout.request
     open_balance = request.config.sequence.asked_balance == "auto" and request.schedule_name == BREADTH_FIRST

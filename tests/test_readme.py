@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bench import readme
+from bench.blocks import read_block
+from sppo_jax.cli import COMMANDS, main
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import readme  # noqa: E402
-from blocks import read_block  # noqa: E402
-
-from sppo_jax.cli import COMMANDS, main  # noqa: E402
-
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("[a-z]*/README.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)")
@@ -23,11 +20,11 @@ SOURCES = [
     *(path for ends in ("py", "yaml", "toml", "sh", "sbatch") for path in ROOT.glob(f"*/**/*.{ends}")),
     *(ROOT / name for name in ("Makefile", "Dockerfile", "pyproject.toml", "setup.py")),
 ]
-MENTION = re.compile(r"\b(?:docs|launch|benchmarks|examples|configs)/[a-z0-9_./-]*\.(?:md|svg|png|yaml)\b")
+MENTION = re.compile(r"\b(?:docs|launch|bench|studies|examples|configs)/[a-z0-9_./-]*\.(?:md|svg|png|yaml)\b")
 START = sorted((ROOT / "docs" / "start").glob("*.md"))
 # A command of a start page: a prefix of the environment, the program and its words.
 COMMAND = re.compile(r"^(?:\$ )?(sppo|launch/[a-z_.]+|sbatch|sky|kubectl)((?: .*)?)$", re.MULTILINE)
-AGAIN = "write it again: python benchmarks/readme.py"
+AGAIN = "write it again: python -m bench.readme"
 
 
 def options_of(command: str, capsys) -> set[str]:

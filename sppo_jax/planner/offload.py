@@ -119,7 +119,7 @@ def choose_alpha(
         stash = replace(stash, alpha=(0.0,) * len(groups))
         return stash, "neither inputs nor attention outputs go to the host"
     late = sum(not hides[group] for group in groups)
-    zeros = f"0 on the {late} of {len(groups)} diagonals that are read back within {MIN_HOST_GAP - 1} ticks"
+    zeros = f"none of {late} of {len(groups)} forward ticks, which are read back within {MIN_HOST_GAP - 1} ticks"
     if not isinstance(requested, str):
         by_group = [float(requested) if hidden else 0.0 for hidden in hides]
         return replace(stash, alpha=tuple(by_group[group] for group in groups)), f"{requested} as requested; {zeros}"
@@ -127,10 +127,10 @@ def choose_alpha(
     if requested == "hidden" and not whole_goes:
         shares = _hidden_shares(stash, table, shape, costs)
         rate = f"{cluster.host_link_bytes_s / 1e9:.3g} GB/s"
-        why = f"the largest share whose copy at {rate} hides behind the chunk; {zeros}"
+        why = f"the largest share whose copy at {rate} overlaps with the chunk's compute; {zeros}"
     else:
         shares = [float(hidden) for hidden in hides]
-        why = f"the whole stash, {'as the rest goes too' if whole_goes else 'to save device memory'}; {zeros}"
+        why = f"the whole stash, {'as the other products go too' if whole_goes else 'to save device memory'}; {zeros}"
     levels = _levels(shares)
 
     def capped(cap: float) -> StashPlan:

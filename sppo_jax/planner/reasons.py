@@ -41,16 +41,16 @@ _RELEASED = (
 # What holds device memory, in words.
 HOLDERS = {
     "params": "parameters and optimizer",
-    "weights": "weights to compute with",
+    "weights": "working weights",
     "grads": "gradients",
     "kv": "K/V",
     "kv_grad": "dK/dV",
     "stash": "stash",
-    "waiting": "chunks between groups of layers",
-    "copies": "copies under way",
-    "carries": "between stages and head",
+    "waiting": "chunks waiting between layer groups",
+    "copies": "copies in flight",
+    "carries": "pipeline registers",
     "batch": "batch",
-    "work": "a tick's own buffers",
+    "work": "temporaries of a tick",
 }
 # Holders that the same change makes smaller.
 _PARAMETERS, _PREFIX, _BATCH = ("params", "weights", "grads"), ("kv", "kv_grad"), ("batch",)
@@ -235,7 +235,9 @@ def reasons_of(results: Results) -> dict[str, str]:
     else:
         wide = choice.kv_grad_dtype == "float32"
         reasons["kv_grad_dtype"] = float32_reason(choice) if wide else "nothing fits with float32 sums"
-    reasons["mesh"] = f"of {results.frontier.num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
+    reasons["mesh"] = (
+        f"the best of {results.frontier.num_considered:,} choices on {request.cluster.name}; {reasons['mesh']}"
+    )
     reasons["sequence_kind"] = "; ".join(filter(None, (layout.split.reason, reasons["sequence_kind"])))
     lost_s = results.fastest.lost_by_fewer_shapes_s.get(id(chosen.outcome))
     if lost_s is not None:
@@ -259,19 +261,25 @@ def _way_reasons(results: Results) -> dict[str, str]:
     """Returns why a breadth-first plan does something in another than the usual way."""
     request, chosen, usual = results.frontier.request, results.chosen, results.usual
     config, candidate = request.config, chosen.candidate
-    longer = f"the usual way takes {usual.step_s / chosen.step_s:.3f}x as long" if usual else "no other way is as fast"
+    times = usual and f"{usual.step_s / chosen.step_s:.3f}x as long"
     reasons = {}
     if chosen.outcome.choice.waiting == "host":
         own = config.stash.waiting == "auto"
         reasons["waiting"] = "nothing fits with the chunks in device memory" if own else "as requested"
     if candidate.way.optimizer == "host":
-        reasons["optimizer"] = "with parameters and moments on the device nothing fits, or steps take longer"
+        reasons["optimizer"] = "nothing fits with parameters and moments on the device, or steps take longer"
     if not candidate.is_breadth_first or results.best is None:
         return reasons
     if config.stash.kv == "auto" and candidate.partition.num_chunks > 1 and candidate.kv in ("keep", "host"):
+        longer = f"rebuilding K/V would take {times}" if times else "rebuilding K/V is slower or does not fit"
         reasons["kv"] = f"K/V: {candidate.kv} instead of rebuild; {longer}"
     if candidate.way.weights == "resident":
-        reasons["weights"] = f"all of a stage's weights are there all the time; {longer}"
+        longer = (
+            f"gathering them per layer group would take {times}"
+            if times
+            else "gathering them is slower or does not fit"
+        )
+        reasons["weights"] = f"each device keeps the weights of all layers of its stage; {longer}"
     return reasons
 
 

@@ -12,8 +12,9 @@ from sppo_jax.plan.stash import classes_of, merged_classes, recomputing_groups, 
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import fetched_bytes, optimizer_bytes, stash_bytes, token_bytes, waiting_bytes
+from sppo_jax.planner.holders import optimizer_bytes
 from sppo_jax.planner.shape import Shape
+from sppo_jax.planner.stash_bytes import fetched_bytes, stash_bytes, token_bytes, waiting_bytes
 from sppo_jax.units import format_bytes
 
 # Where diagonals differ, the planner rounds their shares down to these values: each distinct one is a segment to
@@ -144,7 +145,7 @@ def choose_alpha(
     most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
     if most / shape.seq * token_bytes(shape, stash).away <= host_bytes:
         return capped(1.0), why
-    cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap))[1] - host_bytes)
+    cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap)).host - host_bytes)
     if cap < 1:
         why += f"; at most {cap:g}, because the host has {format_bytes(host_bytes)} a device for it"
     return capped(cap), why

@@ -35,9 +35,9 @@ class Told(NamedTuple):
     error: float
 
 
-NUMBERS = Numbers(token_arrays=6.0, late_share=0.6, tpu_copies=5.0)
+NUMBERS = Numbers(token_arrays=6.25, late_share=0.6, tpu_copies=5.0)
 TOLD = {
-    "token_arrays": Told(0, 0.0),
-    "late_share": Told(0, 0.0),
-    "tpu_copies": Told(0, 0.0),
+    "token_arrays": Told(plans=69, error=0.011),
+    "late_share": Told(plans=3, error=0.030),
+    "tpu_copies": Told(plans=4, error=0.022),
 }

@@ -14,8 +14,9 @@ from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.because import Because, joined
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import fetched_bytes, optimizer_bytes, stash_bytes, token_bytes, waiting_bytes
+from sppo_jax.planner.holders import optimizer_bytes
 from sppo_jax.planner.shape import Shape
+from sppo_jax.planner.stash_bytes import fetched_bytes, stash_bytes, token_bytes, waiting_bytes
 from sppo_jax.units import format_bytes
 
 # Where diagonals differ, the planner rounds their shares down to these values: each distinct one is a segment to
@@ -142,7 +143,7 @@ def choose_alpha(
     most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
     if most / shape.seq * token_bytes(shape, stash).away <= host_bytes:
         return capped(1.0), why
-    cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap))[1] - host_bytes)
+    cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap)).host - host_bytes)
     if cap < 1:
         why = joined(why, Because.HOST_FULL(cap=cap, size=format_bytes(host_bytes)))
     return capped(cap), why

@@ -6,8 +6,9 @@ import random
 import numpy as np
 import pytest
 
-for name in ("jinja2", "tokenizers", "transformers"):
-    pytest.importorskip(name)
+pytest.importorskip("jinja2")
+pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
 from chat_cases import BLOCKS, CHANGED, PLAIN, TEMPLATES, draw, make_tokenizer, replaced, without_regions
 
 from sppo_jax.data.chat import Chat

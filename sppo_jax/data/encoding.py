@@ -35,6 +35,7 @@ class Encoder(Protocol):
         num_ids: tokens lie in 0..num_ids-1.
         start: tokens that every document begins with.
         end: tokens that every document ends with.
+        special: tokens that are no part of a text, such as one that ends a turn.
         tokens_join: whether the tokens of a text's pieces, end to end, are those of the text.
     """
 
@@ -43,6 +44,7 @@ class Encoder(Protocol):
     num_ids: int
     start: tuple[int, ...]
     end: tuple[int, ...]
+    special: frozenset[int]
     tokens_join: bool
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -68,6 +70,7 @@ class BytesEncoder:
     name, key, num_ids = "bytes", "bytes", START_TOKEN + 1
     start: tuple[int, ...] = (START_TOKEN,)
     end: tuple[int, ...] = ()
+    special: frozenset[int] = frozenset({START_TOKEN})
     tokens_join = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -127,6 +130,8 @@ class FileEncoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.num_ids = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(number for number, token in added.items() if token.special)
         start, end = self._added()
         self.start = start if start_token == "auto" else self._ids("data.start_token", start_token)
         self.end = end if end_token == "auto" else self._ids("data.end_token", end_token)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 
+import jax
 import pytest
 from hf_folders import write_folder
 
@@ -63,6 +64,7 @@ def folders(tmp_path_factory):
         "train.log_every=1",
         "model.rope={scaling: yarn, factor: 2}",
     ]
+    assert jax.device_count() == 8  # started before the command would simulate fewer
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
         patch.setenv("JAX_PLATFORMS", "cpu")

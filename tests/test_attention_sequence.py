@@ -55,7 +55,7 @@ def by_chunks(split, lengths, heads, kv_heads):
             chunk, o, lse = saved[index]
             real = (jnp.arange(size) < length // seq)[:, None, None]
             do = jnp.where(real, cut(dout, index), 0.0)
-            dq, sums = sequence.backward(cut(q, index), o, lse, do, cache, sums, chunk, 0, split)
+            dq, sums = sequence.backward(sequence.Attended(cut(q, index), o, lse, do), cache, sums, chunk, 0, split)
             dk, dv, sums = sequence.take_gradient(sums, chunk, 0, cut(k, index), split)
             for i, x in enumerate((dq, dk, dv)):
                 old = cut(grads[i], index)

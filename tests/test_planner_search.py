@@ -685,8 +685,11 @@ def test_host_memory_can_be_what_stops_it():
     [
         (dict(mesh={"pipe": 3}), "must divide the 128 devices, got mesh.pipe=3"),
         (dict(mesh={"pipe": 256}), "at most the 128 devices of a100-80g:16x8, got mesh.pipe=256"),
-        (dict(mesh={"pipe": 64}), "each virtual stage must have at least one layer, got 32 layers"),
-        (dict(mesh={"pipe": 32}, schedule={"interleave": 2}), "each virtual stage must have at least one layer"),
+        (dict(mesh={"pipe": 64}), "mesh.pipe must divide model.num_layers=32, got mesh.pipe=64; use mesh.pipe=auto"),
+        (
+            dict(mesh={"pipe": 32}, schedule={"interleave": 2}),
+            "mesh.pipe * schedule.interleave=2 must divide model.num",
+        ),
         (
             dict(sequence={"kind": "ulysses"}, mesh={"seq": 64, "pipe": 2}),
             "mesh.seq must divide model.num_heads=32 for ulysses, got mesh.seq=64",

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bench import readme
+from bench.blocks import read_block
+from sppo_jax.cli import COMMANDS, main
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import readme  # noqa: E402
-from blocks import read_block  # noqa: E402
-
-from sppo_jax.cli import COMMANDS, main  # noqa: E402
-
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -48,7 +45,7 @@ def test_the_snippet_runs_as_printed(tmp_path):
 
 
 def test_the_plan_is_what_the_command_prints_today():
-    assert read_block(ROOT / "README.md", "plan") == readme.block(), "write it again: python benchmarks/readme.py"
+    assert read_block(ROOT / "README.md", "plan") == readme.block(), "write it again: python -m bench.readme"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from sppo_jax.paths import check_local
+from sppo_jax.plan.rules import Facts, check
 
 
 class ConfigError(ValueError):
@@ -38,6 +39,12 @@ class Group:
 
     def _check(self) -> None:
         """Checks ranges and fields against each other."""
+
+    def _hold(self, facts: Facts) -> None:
+        try:
+            check(facts)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def _name(self, name: str) -> str:
         return f"{self.group}.{name}" if self.group else name

@@ -8,6 +8,7 @@ from sppo_jax.config import StashConfig
 from sppo_jax.hardware import usable_host_bytes
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.plan.rules import Facts, check
 from sppo_jax.plan.stash import classes_of, merged_classes, recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.plan.waiting import waiting_room
@@ -72,11 +73,7 @@ def place_options(config: StashConfig) -> list[Places]:
         ]
         # Without the layers' inputs everything is computed from the virtual stage's input.
         found = [places for places in found if places[0] != "recompute"]
-    if not found:
-        raise ValueError(
-            "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
-            f"got {config.attention} and {config.rest}; set stash.inputs=keep, or set all three to recompute"
-        )
+    check(Facts(places=asked))
     if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
         # A share for the host is asked for.
         found = [places for places in found if "host" in places[:2]]

@@ -6,11 +6,11 @@ from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.plan.generators import BREADTH_FIRST, ONE_AT_A_TIME
-from sppo_jax.plan.shapes import MOST_SHAPES, check_shapes, rounded_up, tick_shapes
+from sppo_jax.plan.rules import UNCUT, Facts, check
+from sppo_jax.plan.shapes import MOST_SHAPES, rounded_up, tick_shapes
 from sppo_jax.plan.streams import fills_groups
 from sppo_jax.plan.table import chunk_starts
-from sppo_jax.plan.waves import UNCUT
-from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths, growing_counts
+from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths, growing_counts
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, layouts
@@ -105,7 +105,7 @@ class Partition:
         """
         asked, multiple = self.layout.request.config.sequence.shapes, self.layout.multiple_tokens
         if asked != "auto":
-            check_shapes(asked, self.chunk_lengths, multiple)
+            check(Facts(shapes=asked, chunks=self.chunk_lengths, tile=multiple))
             return asked
         return tick_shapes(self.chunk_lengths, multiple, self.most_shapes) if self.balance == "cost" else ()
 
@@ -150,8 +150,7 @@ def _only_equal(layout: Layout, num_chunks: int) -> bool:
     """Returns whether chunks of equal FLOPs are left out, where the balance is open.
 
     With one stage a breadth-first schedule has no bubble to shorten, and ticks of several lengths share less memory
-    than is predicted. With many chunks a stage the bubble is short, and what is lost is less than a tie
-    (`benchmarks/flops_chunks.py`).
+    than is predicted. With many chunks a stage the bubble is short, and what is lost is less than a tie.
     """
     request = layout.request
     open_balance = request.config.sequence.asked_balance == "auto" and request.schedule_name == BREADTH_FIRST
@@ -282,7 +281,6 @@ def chunk_counts(layout: Layout) -> list[int]:
     """
     config, multiple = layout.request.config, layout.multiple_tokens
     length, name = config.sequence.length, layout.request.schedule_name
-    check_length(length, multiple)
     units, pipe = length // multiple, layout.mesh.pipe
     counts: Sequence[int] = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
     if name in ("1f1b", "interleaved-1f1b"):

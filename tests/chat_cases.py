@@ -42,6 +42,13 @@ MERGED = """{%- for message in messages %}
 TEMPLATES = {
     "plain": PLAIN,
     "slice": f"{{{{- messages[0].content }}}}{{%- for message in messages[1:] %}}{BODY}{ENDFOR}{PROMPT}",
+    "look-up": FOR
+    + "{%- if message.role == 'tool' %}{%- for other in messages %}{%- for call in other.tool_calls or [] %}"
+    + "{{- call.function.name }}{% endfor %}{% endfor %}{% endif %}"
+    + f"{BODY}{ENDFOR}{PROMPT}",
+    "first outside": "{%- if tools %}{%- for tool in tools %}{{- tool.function.name }}{% endfor %}"
+    "{{- '<|im_start|>user\\n' + messages[0].content + '<|im_end|>\\n' }}{%- set messages = messages[1:] %}{% endif %}"
+    + PLAIN,
     "filter": f"{{%- for message in messages | rejectattr('role', 'equalto', 'system') %}}{BODY}{ENDFOR}{PROMPT}",
     "reversed": f"{{%- for message in messages[::-1] %}}{BODY}{ENDFOR}{PROMPT}",
     "alias": f"{{%- set them = messages %}}{{%- for message in them %}}{BODY}{ENDFOR}{PROMPT}",
@@ -74,6 +81,7 @@ BLOCKS = {
     "loop in a filter block": f"{{%- filter replace('tree', 'evergreen') %}}{FOR}{BODY}{ENDFOR}{{% endfilter %}}"
     f"{PROMPT}",
 }
+TOOLS = {"first outside": [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]}
 CHANGED = {"filter block", "loop in a filter block"}
 WORDS = "river stone e\u0301t\u00e9 \U0001f600 cat <|im_end|> tree 17 blue".split()
 
@@ -90,7 +98,8 @@ def draw(rng: random.Random) -> list[dict[str, Any]]:
         return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 9)))
 
     def answer() -> dict[str, Any]:
-        return {"role": "assistant", "content": text()} | ({"thinking": text()} if rng.random() < 0.5 else {})
+        reasoning = {rng.choice(("thinking", "reasoning", "reasoning_content")): text()} if rng.random() < 0.5 else {}
+        return {"role": "assistant", "content": text()} | reasoning
 
     found: list[dict[str, Any]] = [{"role": "system", "content": text()}] if rng.random() < 0.5 else []
     for _ in range(rng.randint(1, 4)):

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
-from chat_cases import BLOCKS, CHANGED, PLAIN, TEMPLATES, draw, make_tokenizer, replaced, without_regions
+from chat_cases import BLOCKS, CHANGED, PLAIN, TEMPLATES, TOOLS, draw, make_tokenizer, replaced, without_regions
 
 from sppo_jax.data.chat import Chat
 from sppo_jax.data.chat_spans import overlaps
@@ -39,12 +39,13 @@ def tokenizer(tmp_path_factory):
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def wanted_of(tokenizer, messages, source):
+def wanted_of(tokenizer, messages, source, tools=None):
     """Returns what transformers gives: ids and mask; None where the template refuses."""
     try:
         found = tokenizer.apply_chat_template(
             messages,
             chat_template=source,
+            tools=tools,
             return_assistant_tokens_mask=True,
             return_dict=True,
         )
@@ -66,14 +67,14 @@ def check(tokenizer, construct, count):
             other = replaced(messages, "tree", "evergreen") if construct in CHANGED else messages
             wanted = wanted_of(tokenizer, other, PLAIN)
         else:
-            wanted = wanted_of(tokenizer, messages, source)
+            wanted = wanted_of(tokenizer, messages, source, TOOLS.get(construct))
         for template in templates:
             if wanted is None:
                 refused += 1
                 with pytest.raises(ValueError, match="too many"):
-                    template.render(Chat(messages=messages))
+                    template.render(Chat(messages=messages, tools=TOOLS.get(construct)))
                 continue
-            rendered = template.render(Chat(messages=messages))
+            rendered = template.render(Chat(messages=messages, tools=TOOLS.get(construct)))
             encoded = tokenizer.backend_tokenizer.encode(rendered.text, add_special_tokens=False)
             assert encoded.ids == wanted[0]
             mask = overlaps(np.array(encoded.offsets).reshape(-1, 2), rendered.trained)

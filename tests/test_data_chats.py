@@ -239,8 +239,8 @@ def test_tokenizing_that_is_killed_begins_anew(chats, tmp_path, monkeypatch):
 def test_a_mixture_goes_on_in_the_middle_of_an_epoch_with_any_processes(chats, tmp_path, processes):
     folder, path, more = chats
     (tmp_path / "words.txt").write_text("river stone tree " * 500)
-    mixed = {str(path): {"weight": 2, "format": "chat", "min_tokens": 30}, str(tmp_path / "words.txt"): 1.0}
-    with pytest.warns(UserWarning, match="do not have at least 30 tokens"):
+    mixed = {str(path): {"weight": 2, "format": "chat", "min_tokens": 300}, str(tmp_path / "words.txt"): 1.0}
+    with pytest.warns(UserWarning, match="do not have at least 300 tokens"):
         data = open_data(settings(folder, mixed, 128, **more | {"chat": more["chat"] | {"too_long": "cut"}}))
     straight = [data.training[index] for index in range(3 * len(data.training))]
     found, at = [], 0

@@ -8,7 +8,6 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ import numpy as np
 from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Writer, entry_of
 from sppo_jax.data.chat import Rendered
-from sppo_jax.data.chat_rows import chat_of, read_rows
+from sppo_jax.data.chat_rows import chat_of, without_nulls
 from sppo_jax.data.chat_spans import overlaps, whole_turns
 from sppo_jax.data.chat_template import ChatTemplate
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.encoding import Encoder
-from sppo_jax.data.folders import File, look_at
+from sppo_jax.data.folders import File, beginnings, unchanged
+from sppo_jax.data.forms.rows import read_rows
 from sppo_jax.data.mask_bit import join_words
 from sppo_jax.files import parse_json
 from sppo_jax.paths import file_error, local_path
@@ -31,12 +31,11 @@ _WARN_SHARE = 0.01
 _FORMAT = 1  # of the words in the cache
 
 
-def load_chats(config: DataConfig, root: Path, files: Sequence[File], encoder: Encoder, length: int) -> Corpus:
+def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Corpus:
     """Opens the conversations of files, which are tokenized once.
 
     Args:
         config: gives the chat settings and the cache.
-        root: the directory of the source.
         files: files of rows.
         encoder: turns text into tokens.
         length: tokens that a sequence holds.
@@ -48,8 +47,8 @@ def load_chats(config: DataConfig, root: Path, files: Sequence[File], encoder: E
     chat = config.chat
     template = ChatTemplate(source, name=name, variables=variables, date=chat.date, train_on=chat.train_on)
     key = {
-        "root": str(root.resolve()),
         "files": [file.key for file in files],
+        "begins": beginnings(files),
         "encoder": encoder.key,
         "chat": dataclasses.asdict(chat) | {"template": source, "variables": variables, "format": _FORMAT},
         "length": length if chat.too_long != "cut" else None,
@@ -138,20 +137,16 @@ def _batches(
     """Gives conversations as text, with the number of their file and their place."""
     batch: list[tuple[int, str, Rendered]] = []
     for number, file in enumerate(files):
-        for where, row in read_rows(file.path):
-            chat = chat_of(row, config.chat, where)
-            try:
-                batch.append((number, where, template.render(chat)))
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
-            if len(batch) == _BATCH:
-                yield batch
-                batch = []
-        if look_at(file.path, file.name) != file:
-            raise ValueError(
-                f"data.source must not change while it is read, got a change of {file.path}; "
-                "start again when the file is complete"
-            )
+        with unchanged(file):
+            for where, row in read_rows(file.path):
+                chat = chat_of(without_nulls(row), config.chat, where)
+                try:
+                    batch.append((number, where, template.render(chat)))
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from error
+                if len(batch) == _BATCH:
+                    yield batch
+                    batch = []
     if batch:
         yield batch
 

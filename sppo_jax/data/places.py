@@ -87,7 +87,9 @@ def _s3(bucket: str, endpoint: str | None) -> Any:
     from pyarrow import fs
 
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    settings: dict[str, Any] = {"connect_timeout": _TRIES_S, "request_timeout": _TRIES_S}
+    # One try of the SDK: waiting and trying again is done by remote.patiently.
+    once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
+    settings: dict[str, Any] = {"connect_timeout": _TRIES_S, "request_timeout": _TRIES_S, "retry_strategy": once}
     if endpoint:
         # The SDK that pyarrow carries does not read this variable.
         scheme, _, host = endpoint.partition("://")

@@ -1,4 +1,4 @@
-"""Data behind addresses mean what they mean on this machine, on a real S3 server that fails, stalls and cuts answers."""
+"""Data behind addresses mean what they mean here; on a real S3 server that fails, stalls and cuts answers."""
 
 import json
 import shutil

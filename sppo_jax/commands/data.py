@@ -1,6 +1,7 @@
 """`sppo data`: the data of a config, before anything is trained on them; jax is not imported."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from sppo_jax.data.open import open_data
 from sppo_jax.data.summary import as_dict, drawn, summarize
 from sppo_jax.report.flex.line import groups_line
 from sppo_jax.report.run.data_text import data_text
+from sppo_jax.report.run.trained_line import trained_line
 
 
 def run(words: Sequence[str]) -> int:
@@ -20,10 +22,12 @@ def run(words: Sequence[str]) -> int:
     config = load_config(args.config, args.overrides)
     data = open_data(config)
     summary = summarize(config, data) if data.sources else drawn(config, data)
-    groups = groups_line(config, data.training)
+    lines = {"groups": groups_line(config, data.training), "trained": trained_line(config, summary)}
     if args.json:
-        print(json.dumps(as_dict(summary) | {"groups": groups}, indent=2))
+        print(json.dumps(as_dict(summary) | lines, indent=2))
         return DONE
     encoding = sys.stdout.encoding or "utf-8"
-    print(f"{data_text(summary)}\n\n{groups}".encode(encoding, "backslashreplace").decode(encoding))
+    text = data_text(summary, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    last = "\n".join(line for line in lines.values() if line)
+    print(f"{text}\n\n{last}".encode(encoding, "backslashreplace").decode(encoding))
     return DONE

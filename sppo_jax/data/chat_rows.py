@@ -7,11 +7,21 @@ from typing import Any
 from sppo_jax.config.data import ChatConfig
 from sppo_jax.data.chat import ASSISTANT, Chat, Message
 from sppo_jax.data.folders import Place
-from sppo_jax.data.forms.rows import ROW_SUFFIXES, columns_of, read_rows
+from sppo_jax.data.forms.record import Rows
+from sppo_jax.data.forms.rows import read_rows
 from sppo_jax.files import parse_json
 
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bing": ASSISTANT, "chatgpt": ASSISTANT, "observation": "tool"}
-_SHAREGPT = "conversations"
+SHAREGPT = "conversations"
+
+
+def rows_of(path: Place) -> Rows:
+    """Yields the rows of a file in order, each with its place for messages; nulls are dropped at every depth.
+
+    Raises:
+        ValueError: the file cannot be read; the message names file and place.
+    """
+    return ((where, without_nulls(row)) for where, row in read_rows(path))
 
 
 def without_nulls(value: Any) -> Any:
@@ -21,19 +31,6 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def holds_chats(path: Place, config: ChatConfig, text_key: str) -> bool:
-    """Returns whether the first row of a file is a conversation and no text."""
-    if not path.name.endswith(ROW_SUFFIXES):
-        return False
-    try:
-        names = columns_of(path)
-        if names is None:
-            names = list(next(read_rows(path, text_key=text_key), ("", {}))[1])
-    except ValueError:
-        return False  # said where the file is read
-    return text_key not in names and (config.messages_key in names or _SHAREGPT in names)
-
-
 def chat_of(row: dict[str, Any], config: ChatConfig, where: str) -> Chat:
     """Returns the conversation of a row.
 
@@ -41,14 +38,14 @@ def chat_of(row: dict[str, Any], config: ChatConfig, where: str) -> Chat:
         ValueError: the row is no conversation; the message names the row.
     """
     key = config.messages_key
-    if key not in row and _SHAREGPT in row:
-        key = _SHAREGPT
+    if key not in row and SHAREGPT in row:
+        key = SHAREGPT
     found = row.get(key)
     if not isinstance(found, list) or not found:
         got = "no messages" if found == [] else f"keys {', '.join(sorted(row)) or 'none'}"
         raise ValueError(f"data.chat.messages_key must name a list of messages, got {got} in {where}; correct the row")
     messages = [_message(one, number, where) for number, one in enumerate(found, 1)]
-    if isinstance(row.get("system"), str) and key == _SHAREGPT and messages[0]["role"] != "system":
+    if isinstance(row.get("system"), str) and key == SHAREGPT and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": row["system"]})
     tools = row.get(config.tools_key)
     if isinstance(tools, str):
@@ -69,6 +66,9 @@ def _message(found: Any, number: int, where: str) -> Message:
     if not isinstance(message.get("role"), str):
         raise ValueError(f"a message must have a role, got keys {', '.join(sorted(found))} in {where}; add the role")
     if "tool_calls" in message:
+        if not isinstance(message["tool_calls"], list):
+            got = type(message["tool_calls"]).__name__
+            raise ValueError(f"tool_calls must be a list, got {got} in {where}; correct the row")
         message["tool_calls"] = [_call(call, where) for call in message["tool_calls"]]
         if not message["tool_calls"]:
             del message["tool_calls"]

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from sppo_jax.config.data import DataConfig
+from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.data.cache import Writer, entry_of
 from sppo_jax.data.chat import Rendered
-from sppo_jax.data.chat_rows import chat_of, without_nulls
+from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
 from sppo_jax.data.chat_template import ChatTemplate
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import File, beginnings, unchanged
-from sppo_jax.data.forms.rows import read_rows
+from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
 from sppo_jax.data.mask_bit import join_words
 from sppo_jax.files import parse_json
 from sppo_jax.paths import file_error, local_path
 
 _BATCH = 64
-_WARN_SHARE = 0.01
-_FORMAT = 1  # of the words in the cache
+_FORMAT = 2  # of the words in the cache
 
 
 def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Corpus:
@@ -61,9 +58,11 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
     entry = entry_of(cache, key, fill, dtype=np.dtype(np.uint32))
     assert entry.tokens is not None
     facts = entry.facts
-    _tell(facts["counts"], length)
+    found = learned_of(facts["learned"])
+    warn_of_dropped(found, length)
     corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], facts["documents"])
-    return dataclasses.replace(corpus, digest=f"{facts['crc']} {json.dumps(key['chat'], sort_keys=True)}")
+    digest = f"{facts['crc']} {json.dumps(key['chat'], sort_keys=True)}"
+    return dataclasses.replace(corpus, digest=digest, learned=found)
 
 
 def read_template(config: DataConfig) -> tuple[str, str, dict[str, Any]]:
@@ -72,7 +71,7 @@ def read_template(config: DataConfig) -> tuple[str, str, dict[str, Any]]:
     Raises:
         ValueError: there is no template.
     """
-    folder = local_path(config.tokenizer, "data.tokenizer") if config.tokenizer else None
+    folder = local_path(config.tokenizer, "data.tokenizer") if config.tokenizer not in (None, BYTES) else None
     folder = folder.parent if folder and not folder.is_dir() else folder
     settings: dict[str, Any] = {}
     if folder and (folder / "tokenizer_config.json").is_file():
@@ -106,14 +105,14 @@ def _tokenize(
     files: Sequence[File], config: DataConfig, template: ChatTemplate, encoder: Encoder, writer: Writer, length: int
 ) -> None:
     """Writes the words of all conversations, and counts."""
-    counts: Counter[str] = Counter()
+    found = Learned(marks=(template.whose_marks,))
     documents, crc, end = [0] * len(files), 0, 0
     for batch in _batches(files, config, template):
         encoded = encoder.encode_spans([rendered.text for _, _, rendered in batch])
         for (number, where, rendered), (tokens, offsets) in zip(batch, encoded, strict=True):
             learned = overlaps(offsets, rendered.trained)
             kept = _kept(config, rendered, offsets, learned, length, where)
-            counts.update(_counts(len(tokens), kept, learned, length))
+            found += count(learned, kept, length)
             if not learned[1:kept].any():
                 continue
             words = join_words(tokens[:kept], learned[:kept])
@@ -124,11 +123,11 @@ def _tokenize(
             writer.add_ends(np.array([end], np.int64))
     if not end:
         raise ValueError(
-            f"data.source must hold conversations with something to learn, got {counts['conversations']:,} without, of "
-            f"which {counts['too_long']:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
+            f"data.source must hold conversations with something to learn, got {found.read:,} without, of "
+            f"which {found.too_long:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
             f"data.chat.too_long, or correct the {{% generation %}} regions of {template.name}"
         )
-    writer.facts.update(documents=documents, crc=crc, counts=dict(counts), marks=template.whose_marks)
+    writer.facts.update(documents=documents, crc=crc, learned=dataclasses.asdict(found))
 
 
 def _batches(
@@ -138,8 +137,8 @@ def _batches(
     batch: list[tuple[int, str, Rendered]] = []
     for number, file in enumerate(files):
         with unchanged(file):
-            for where, row in read_rows(file.path):
-                chat = chat_of(without_nulls(row), config.chat, where)
+            for where, row in rows_of(file.path):
+                chat = chat_of(row, config.chat, where)
                 try:
                     batch.append((number, where, template.render(chat)))
                 except ValueError as error:
@@ -164,27 +163,3 @@ def _kept(
             f"and {length:,} of a sequence; raise sequence.length, or choose turns, cut or drop"
         )
     return whole_turns(rendered, offsets, learned, length) if rule == "turns" else 0
-
-
-def _counts(size: int, kept: int, learned: np.ndarray, length: int) -> dict[str, int]:
-    dropped = not learned[1:kept].any()
-    return {
-        "conversations": 1,
-        "too_long": int(size > length),
-        "cut": int(0 < kept < size and not dropped),
-        "dropped": int(dropped),
-        "tokens": size,
-        "kept_tokens": 0 if dropped else kept,
-        "trained_tokens": 0 if dropped else int(learned[1:kept].sum()),
-    }
-
-
-def _tell(counts: dict[str, int], length: int) -> None:
-    """Warns if many conversations are dropped."""
-    if counts["dropped"] > _WARN_SHARE * counts["conversations"]:
-        warnings.warn(
-            f"conversations must have something to learn in a sequence of {length:,} tokens, got "
-            f"{counts['dropped']:,} of {counts['conversations']:,} without, which are dropped ({counts['too_long']:,} "
-            "are longer than a sequence); raise sequence.length, or set data.chat.too_long",
-            stacklevel=3,
-        )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sppo_jax.config.data import DataConfig
+from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.paths import file_error, local_path
 
 # Bytes are tokens 0..255. Every document of bytes begins with this token, so that the first byte is predicted too.
@@ -179,16 +179,16 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
     Raises:
         ValueError: the tokenizer cannot be used, or has more tokens than the model.
     """
-    if config.tokenizer is None:
+    if config.tokenizer in (None, BYTES):
         if (config.start_token, config.end_token) != ("auto", "auto"):
             raise ValueError(
-                f"data.start_token and data.end_token must be auto where data.tokenizer is not given, got "
+                f"data.start_token and data.end_token must be auto where data.tokenizer is not given or bytes, got "
                 f"{config.start_token} and {config.end_token}; leave both at auto (a document of bytes begins with "
                 f"token {START_TOKEN})"
             )
         encoder: Encoder = BytesEncoder()
     else:
-        path = local_path(config.tokenizer, "data.tokenizer")
+        path = local_path(config.tokenizer or "", "data.tokenizer")
         path = path / "tokenizer.json" if path.is_dir() else path
         encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
     if encoder.num_ids > vocab_size:

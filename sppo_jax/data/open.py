@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.config import Config
-from sppo_jax.config.data import DataConfig
-from sppo_jax.data.corpus import Corpus, split_corpus
+from sppo_jax.config.data import DataConfig, SourceConfig, Sources
+from sppo_jax.data.corpus import Corpus, split_corpus, within
 from sppo_jax.data.encoding import open_encoder
 from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.packing import PackedRows
@@ -75,22 +75,20 @@ def open_data(config: Config) -> Data:
 
     room = max(1, int(config.sequence.length * data.fill))
 
-    def corpora(weights: Mapping[str, float]) -> Iterator[tuple[str, float, Corpus]]:
+    def corpora(given: str | Sources, weights: Mapping[str, float]) -> Iterator[tuple[str, float, Corpus]]:
         for name, weight in weights.items():
-            yield (
-                name,
-                weight / sum(weights.values()),
-                load_corpus(data, name, encoder, vocab_size=vocab_size, length=room),
-            )
+            own = data.settings_of(name, given)
+            corpus = load_corpus(data.with_settings(own), name, encoder, vocab_size=vocab_size, length=room)
+            yield name, weight / sum(weights.values()), _within(name, corpus, own)
 
     sources: list[Source] = []
     fraction = 0.0 if data.validation_sources else data.validation_fraction
-    for name, weight, corpus in corpora(data.sources):
+    for name, weight, corpus in corpora(data.source, data.sources):
         parts = split_corpus(corpus, fraction)
         _check_held_out(name, corpus, parts[1], fraction)
         training, held_out = (_pack(config, len(sources), part) for part in parts)
         sources.append(Source(name=name, weight=weight, training=training, validation=held_out))
-    for name, weight, corpus in corpora(data.validation_sources):
+    for name, weight, corpus in corpora(data.validation_source or {}, data.validation_sources):
         held_out = _pack(config, len(sources), corpus)
         sources.append(Source(name=name, weight=weight, training=None, validation=held_out))
     # The tokens of a token file can be decoded only if a tokenizer is given, or if another source was text.
@@ -103,6 +101,25 @@ def open_data(config: Config) -> Data:
         sources=tuple(sources),
         fingerprint=_fingerprint(config, sources),
     )
+
+
+def _within(name: str, corpus: Corpus, own: SourceConfig) -> Corpus:
+    """Leaves out the documents that a source's own settings exclude, and says how many."""
+    found = within(corpus, own.min_tokens, own.max_tokens)
+    left_out = corpus.num_documents - found.num_documents
+    limits = f"{own.min_tokens:,} to {own.max_tokens:,}" if own.max_tokens else f"at least {own.min_tokens:,}"
+    if not found.num_documents:
+        raise ValueError(
+            f"data.source={name} must hold documents of {limits} tokens, got none among {corpus.num_documents:,}; "
+            "change min_tokens or max_tokens"
+        )
+    if left_out:
+        warnings.warn(
+            f"data.source={name}: {left_out:,} of {corpus.num_documents:,} documents do not have {limits} tokens and "
+            "are left out, as min_tokens and max_tokens say",
+            stacklevel=4,
+        )
+    return found
 
 
 def _check_held_out(name: str, corpus: Corpus, held_out: Corpus | None, fraction: float) -> None:

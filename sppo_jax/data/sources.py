@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from sppo_jax.config.data import DataConfig
+from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.data.cache import Writer, entry_of
-from sppo_jax.data.chat_rows import holds_chats
 from sppo_jax.data.corpus import Corpus, corpus_of, join
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import EVERYTHING, File, Place, beginnings, files_in, is_pattern, look_at
-from sppo_jax.data.forms.rows import ROW_SUFFIXES
 from sppo_jax.data.places import is_address, place_of, remote_files
 from sppo_jax.data.remote import Remote
+from sppo_jax.data.row_kinds import KINDS, Kind, kind_of
 from sppo_jax.data.saved import in_order
 from sppo_jax.data.text import TEXT_SUFFIXES
 from sppo_jax.data.token_files import TOKEN_SUFFIXES, load_tokens
+from sppo_jax.data.token_rows import load_token_rows
 from sppo_jax.data.tokenizing import tokenize
 from sppo_jax.paths import local_path
 
@@ -49,13 +49,14 @@ def load_corpus(
         ValueError: the source is unknown, unreadable or empty, or a token does not fit the vocabulary.
     """
     files = find_files(source)
-    text = [file for file in files if not file.name.endswith(TOKEN_SUFFIXES)]
-    chats = [file for file in text if _is_chat(config, file)]
-    text = [file for file in text if file not in chats]
-    corpora = [_text_corpus(config, text, encoder())] if text else []
-    corpora += [_chat_corpus(config, chats, encoder(), length)] if chats else []
-    tokens = [file for file in files if file.name.endswith(TOKEN_SUFFIXES)]
-    corpora += load_tokens(config, source, tokens, vocab_size)
+    of: dict[Kind, list[File]] = {kind: [] for kind in KINDS}
+    for file in files:
+        of[kind_of(config, file)].append(file)
+    corpora = [_text_corpus(config, of["text"], encoder())] if of["text"] else []
+    corpora += [_chat_corpus(config, of["chat"], encoder(), length)] if of["chat"] else []
+    rows = of["rows of tokens"]
+    corpora += [load_token_rows(config, rows, vocab_size, length)] if rows else []
+    corpora += load_tokens(config, source, of["tokens"], vocab_size)
     corpus = join(corpora)
     if not corpus.num_documents:
         raise ValueError(f"data.source must hold tokens, got none in {source}; choose another source")
@@ -71,23 +72,6 @@ def _chat_corpus(config: DataConfig, files: list[File], encoder: Encoder, length
             "conversations need the jinja2 library, which is not installed; run pip install jinja2"
         ) from None
     return load_chats(config, files, encoder, length)
-
-
-def _is_chat(config: DataConfig, file: File) -> bool:
-    """Returns whether a file holds conversations.
-
-    Raises:
-        ValueError: data.format asks for what the file cannot hold.
-    """
-    if config.format == "auto":
-        return holds_chats(file.path, config.chat, config.text_key)
-    if config.format == "tokens" or (config.format == "chat" and not file.name.endswith(ROW_SUFFIXES)):
-        kinds = TOKEN_SUFFIXES if config.format == "tokens" else ROW_SUFFIXES
-        raise ValueError(
-            f"data.source must hold {', '.join(kinds)} files where data.format is {config.format}, got {file.path}; "
-            "leave out the file, or set data.format=auto"
-        )
-    return config.format == "chat"
 
 
 def find_files(source: str) -> list[File]:
@@ -182,7 +166,7 @@ def _suffix(name: str) -> str:
 
 def _text_corpus(config: DataConfig, files: list[File], encoder: Encoder) -> Corpus:
     """Opens the documents of text files, which are tokenized once."""
-    strict = config.tokenizer is not None
+    strict = config.tokenizer not in (None, BYTES)
 
     def fill(writer: Writer) -> None:
         tokenize(files, encoder, writer, text_key=config.text_key, strict=strict)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from sppo_jax.config.data import BYTES, DataConfig
-from sppo_jax.data.cache import Writer, entry_of
+from sppo_jax.data.cache import Writer
 from sppo_jax.data.chat import Rendered
 from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
@@ -21,6 +20,7 @@ from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import File, beginnings, unchanged
 from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
 from sppo_jax.data.mask_bit import join_words
+from sppo_jax.data.parts import Job, tokenized
 from sppo_jax.files import parse_json
 from sppo_jax.paths import file_error, local_path
 
@@ -40,6 +40,24 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
     Raises:
         ValueError: a conversation or the template is wrong, or nothing is left to learn.
     """
+    job = chat_job(config, files, encoder, length)
+    entry = tokenized(config, job)
+    assert entry.tokens is not None
+    found = learned_of(entry.facts["learned"])
+    if not len(entry.ends):
+        raise ValueError(
+            f"data.source must hold conversations with something to learn, got {found.read:,} without, of "
+            f"which {found.too_long:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
+            f"data.chat.too_long, or correct the {{% generation %}} regions of {read_template(config)[1]}"
+        )
+    warn_of_dropped(found, length)
+    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
+    digest = f"{entry.facts['crc']} {json.dumps(job.key['chat'], sort_keys=True)}"
+    return dataclasses.replace(corpus, digest=digest, learned=found)
+
+
+def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Job:
+    """Returns how the conversations of files become tokens; see `load_chats`."""
     source, name, variables = read_template(config)
     chat = config.chat
     template = ChatTemplate(source, name=name, variables=variables, date=chat.date, train_on=chat.train_on)
@@ -51,18 +69,10 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
         "length": length if chat.too_long != "cut" else None,
     }
 
-    def fill(writer: Writer) -> None:
-        _tokenize(files, config, template, encoder, writer, length)
+    def tokenize(some: Sequence[File], writer: Writer) -> None:
+        _tokenize(some, config, template, encoder, writer, length)
 
-    cache = local_path(config.cache, "data.cache") if config.cache else None
-    entry = entry_of(cache, key, fill, dtype=np.dtype(np.uint32))
-    assert entry.tokens is not None
-    facts = entry.facts
-    found = learned_of(facts["learned"])
-    warn_of_dropped(found, length)
-    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], facts["documents"])
-    digest = f"{facts['crc']} {json.dumps(key['chat'], sort_keys=True)}"
-    return dataclasses.replace(corpus, digest=digest, learned=found)
+    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize)
 
 
 def read_template(config: DataConfig) -> tuple[str, str, dict[str, Any]]:
@@ -106,7 +116,7 @@ def _tokenize(
 ) -> None:
     """Writes the words of all conversations, and counts."""
     found = Learned(marks=(template.whose_marks,))
-    documents, crc, end = [0] * len(files), 0, 0
+    documents, end = [0] * len(files), 0
     for batch in _batches(files, config, template):
         encoded = encoder.encode_spans([rendered.text for _, _, rendered in batch])
         for (number, where, rendered), (tokens, offsets) in zip(batch, encoded, strict=True):
@@ -116,18 +126,11 @@ def _tokenize(
             if not learned[1:kept].any():
                 continue
             words = join_words(tokens[:kept], learned[:kept])
-            crc = zlib.crc32(words.tobytes(), crc)
             end += kept
             documents[number] += 1
             writer.add_tokens(words)
             writer.add_ends(np.array([end], np.int64))
-    if not end:
-        raise ValueError(
-            f"data.source must hold conversations with something to learn, got {found.read:,} without, of "
-            f"which {found.too_long:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
-            f"data.chat.too_long, or correct the {{% generation %}} regions of {template.name}"
-        )
-    writer.facts.update(documents=documents, crc=crc, learned=dataclasses.asdict(found))
+    writer.facts.update(documents=documents, learned=dataclasses.asdict(found))
 
 
 def _batches(

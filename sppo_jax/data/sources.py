@@ -8,21 +8,23 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sppo_jax.config.data import BYTES, DataConfig
-from sppo_jax.data.cache import Writer, entry_of
+from sppo_jax.data.cache import Writer
 from sppo_jax.data.corpus import Corpus, corpus_of, join
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import EVERYTHING, File, Place, beginnings, files_in, is_pattern, look_at
+from sppo_jax.data.parts import Job, tokenized
 from sppo_jax.data.places import is_address, place_of, remote_files
 from sppo_jax.data.remote import Remote
 from sppo_jax.data.row_kinds import KINDS, Kind, kind_of
 from sppo_jax.data.saved import in_order
 from sppo_jax.data.text import TEXT_SUFFIXES
 from sppo_jax.data.token_files import TOKEN_SUFFIXES, load_tokens
-from sppo_jax.data.token_rows import load_token_rows
+from sppo_jax.data.token_rows import load_token_rows, token_rows_job
 from sppo_jax.data.tokenizing import tokenize
 from sppo_jax.paths import local_path
 
@@ -48,12 +50,9 @@ def load_corpus(
     Raises:
         ValueError: the source is unknown, unreadable or empty, or a token does not fit the vocabulary.
     """
-    files = find_files(source)
-    of: dict[Kind, list[File]] = {kind: [] for kind in KINDS}
-    for file in files:
-        of[kind_of(config, file)].append(file)
+    of = _by_kind(config, source)
     corpora = [_text_corpus(config, of["text"], encoder())] if of["text"] else []
-    corpora += [_chat_corpus(config, of["chat"], encoder(), length)] if of["chat"] else []
+    corpora += [_chats().load_chats(config, of["chat"], encoder(), length)] if of["chat"] else []
     rows = of["rows of tokens"]
     corpora += [load_token_rows(config, rows, vocab_size, length)] if rows else []
     corpora += load_tokens(config, source, of["tokens"], vocab_size)
@@ -63,15 +62,33 @@ def load_corpus(
     return corpus
 
 
-def _chat_corpus(config: DataConfig, files: list[File], encoder: Encoder, length: int) -> Corpus:
-    """Opens conversations, which need a library that text does not."""
+def jobs_of(
+    config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int, length: int
+) -> list[Job]:
+    """Returns what of a source is tokenized, which parts may do; the arguments are those of `load_corpus`."""
+    of = _by_kind(config, source)
+    jobs = [_text_job(config, of["text"], encoder())] if of["text"] else []
+    jobs += [_chats().chat_job(config, of["chat"], encoder(), length)] if of["chat"] else []
+    rows = of["rows of tokens"]
+    return jobs + ([token_rows_job(rows, vocab_size, length)] if rows else [])
+
+
+def _by_kind(config: DataConfig, source: str) -> dict[Kind, list[File]]:
+    of: dict[Kind, list[File]] = {kind: [] for kind in KINDS}
+    for file in find_files(source):
+        of[kind_of(config, file)].append(file)
+    return of
+
+
+def _chats() -> Any:
+    """Returns what opens conversations, which needs a library that text does not."""
     try:
-        from sppo_jax.data.chats import load_chats
+        from sppo_jax.data import chats
     except ImportError:
         raise ValueError(
             "conversations need the jinja2 library, which is not installed; run pip install jinja2"
         ) from None
-    return load_chats(config, files, encoder, length)
+    return chats
 
 
 def find_files(source: str) -> list[File]:
@@ -166,19 +183,22 @@ def _suffix(name: str) -> str:
 
 def _text_corpus(config: DataConfig, files: list[File], encoder: Encoder) -> Corpus:
     """Opens the documents of text files, which are tokenized once."""
+    entry = tokenized(config, _text_job(config, files, encoder))
+    assert entry.tokens is not None
+    return corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
+
+
+def _text_job(config: DataConfig, files: list[File], encoder: Encoder) -> Job:
     strict = config.tokenizer not in (None, BYTES)
-
-    def fill(writer: Writer) -> None:
-        tokenize(files, encoder, writer, text_key=config.text_key, strict=strict)
-
     key = {
         "files": [file.key for file in files],
         "begins": beginnings(files),
         "text_key": config.text_key,
         "encoder": encoder.key,
     }
+
+    def write(some: Sequence[File], writer: Writer) -> None:
+        tokenize(some, encoder, writer, text_key=config.text_key, strict=strict)
+
     dtype = np.dtype(np.uint16 if encoder.num_ids <= 1 << 16 else np.uint32)
-    cache = local_path(config.cache, "data.cache") if config.cache else None
-    entry = entry_of(cache, key, fill, dtype=dtype)
-    assert entry.tokens is not None
-    return corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
+    return Job(files=files, key=key, dtype=dtype, tokenize=write)

@@ -15,8 +15,8 @@ from sppo_jax.data.cache import Writer, entry_of
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.folders import File, Place, unchanged, unreadable
 from sppo_jax.data.forms.megatron import Index, document_ends, index_beside
+from sppo_jax.data.parts import caches
 from sppo_jax.data.token_map import TokenMap
-from sppo_jax.paths import local_path
 
 TOKEN_SUFFIXES = (".bin", ".npy")
 _BLOCK_TOKENS = 1 << 24  # even, so that odd places of a block are odd places of the file
@@ -88,8 +88,7 @@ def _load(config: DataConfig, file: File, vocab_size: int) -> tuple[Corpus, list
     place = [str(file.path.resolve()) if isinstance(file.path, Path) else str(file.path), *file.key]
     place += layout.index.file.key if layout.index else []
     key = {"file": place, "dtype": layout.dtype.str, "separator": separator, "facts": sorted(_NO_FACTS)}
-    cache = local_path(config.cache, "data.cache") if config.cache else None
-    entry = entry_of(cache, key, fill, dtype=None if mapped else layout.dtype)
+    entry = entry_of(caches(config)[0], key, fill, dtype=None if mapped else layout.dtype)
     tokens = mapped or entry.tokens
     assert tokens is not None
     _check_range(entry.facts, vocab_size, file, is_plain)

@@ -27,7 +27,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _hand_on(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         range_ = self.headers.get("Range") or ""
         self.server.requests.append((self.command, self.path, range_))
         fault = self.server.fault(self.command, self.path, range_)
@@ -41,7 +41,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         there = http.client.HTTPConnection("127.0.0.1", self.server.behind, timeout=30)
-        there.request(self.command, self.path, body, dict(self.headers))
+        headers = {
+            name: value for name, value in self.headers.items() if name.lower() not in ("expect", "content-length")
+        }
+        there.request(
+            self.command, self.path, body or None, headers | ({"Content-Length": str(len(body))} if body else {})
+        )
         answer = there.getresponse()
         content = answer.read()
         self.send_response(answer.status)
@@ -56,6 +61,18 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.wfile.write(content)
         there.close()
+
+    def _body(self):
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        blocks = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            blocks.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        del self.headers["Transfer-Encoding"]
+        return b"".join(blocks)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _hand_on
 

@@ -95,7 +95,7 @@ def test_faults_are_waited_for_and_reading_goes_on_at_the_byte_reached(s3, tmp_p
         away = load(f"s3://data/{name}")
     said = [str(one.message) for one in told if "tried again" in str(one.message)]
     assert count["faults"] >= 3
-    assert len(said) == 1 and f"s3://data/{name} could not be read" in said[0] and "from byte" in said[0]
+    assert len(said) == 1 and f"s3://data/{name} could not be reached" in said[0] and "from byte" in said[0]
     same(load(tmp_path / name), away)
     read = [range_ for method, _, range_ in s3.requests if method == "GET" and range_.startswith("bytes=0-")]
     assert len(read) <= 4  # never from the beginning again

@@ -6,6 +6,7 @@ facts, which are written last, are there. A run takes the parts that are finishe
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
@@ -122,7 +123,7 @@ def write_part(config: DataConfig, job: Job, part: Part) -> str:
     name = _part_name(job.name, part.number, part.count)
     what = f"part {part.number} of {part.count}: {len(files):,} of {len(job.files):,} files"
     place = away or local or user_directory()
-    if part.number in _finished(place, job.name).get(part.count, {}):
+    if _facts(place / name, _folders(place, name).get(name, {})) is not None:
         return f"{what} were tokenized before"
 
     def fill(writer: Writer) -> None:
@@ -151,39 +152,41 @@ def _part_name(name: str, number: int, count: int) -> str:
 def _finished(place: Path | Remote, name: str) -> dict[int, dict[int, dict[str, Any]]]:
     """Returns the facts of the finished parts, by how many parts there are and by their numbers."""
     found: dict[int, dict[int, dict[str, Any]]] = {}
-    for folder in _folders(place, name):
-        match = _NAME.search(folder.name)
-        facts = _facts(folder)
+    for folder, sizes in _folders(place, f"{name}.part-").items():
+        match = _NAME.search(folder)
+        facts = _facts(place / folder, sizes)
         if match and facts is not None:
             found.setdefault(int(match[2]), {})[int(match[1])] = facts
     return found
 
 
-def _folders(place: Path | Remote, name: str) -> list[Path] | list[Remote]:
+def _folders(place: Path | Remote, prefix: str) -> dict[str, dict[str, int]]:
+    """Returns the folders of parts, each with the sizes of its files."""
+    found: dict[str, dict[str, int]] = {}
     if isinstance(place, Path):
-        return sorted(place.glob(f"{name}.part-*"))
+        for path in sorted(place.glob(f"{prefix}*/*")):
+            found.setdefault(path.parent.name, {})[path.name] = path.stat().st_size
+        return found
     from pyarrow import fs
 
-    selector = fs.FileSelector(place.path, allow_not_found=True)
-    infos = patiently(place, lambda: place.files.get_file_info(selector))
-    return [place.at(info.path) for info in infos if info.base_name.startswith(f"{name}.part-")]
+    selector = fs.FileSelector(place.path, recursive=True, allow_not_found=True)
+    for info in patiently(place, lambda: place.files.get_file_info(selector)):
+        folder = info.path.split("/")[-2]
+        if info.type == fs.FileType.File and folder.startswith(prefix):
+            found.setdefault(folder, {})[info.base_name] = info.size
+    return found
 
 
-def _facts(folder: Path | Remote) -> dict[str, Any] | None:
+def _facts(folder: Path | Remote, sizes: dict[str, int]) -> dict[str, Any] | None:
     """Returns the facts of a part; None if it is not finished."""
-    if isinstance(folder, Path):
-        try:
-            facts = parse_json((folder / _FACTS).read_text(encoding="utf-8"))
-            whole = all((folder / name).stat().st_size == size for name, size in facts["files"].items())
-            return facts if whole else None
-        except (OSError, ValueError, KeyError):
-            return None
-    if (folder / _FACTS).look().type.name != "File":
+    if _FACTS not in sizes:
         return None
-    with (folder / _FACTS).open() as file:
-        facts = parse_json(file.read())
-    whole = all((folder / name).look().size == size for name, size in facts["files"].items())
-    return facts if whole else None
+    try:
+        with (folder / _FACTS).open("rb") as file:
+            facts: dict[str, Any] = parse_json(file.read())
+        return facts if all(sizes.get(name) == size for name, size in facts["files"].items()) else None
+    except (OSError, json.JSONDecodeError, KeyError):
+        return None
 
 
 def _join(job: Job, writer: Writer, place: Path | Remote, count: int, finished: dict[int, dict[str, Any]]) -> None:

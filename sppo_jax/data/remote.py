@@ -128,7 +128,7 @@ def patiently(place: Remote, action: Callable[[], _T], at_byte: Callable[[], int
                 raise remote_error(place, error, change or "try again when the service answers") from error
             if not told:
                 where = f", from byte {at_byte():,}" if at_byte else ""
-                warnings.warn(f"{place} could not be read ({_said(error)}); it is tried again{where}", stacklevel=3)
+                warnings.warn(f"{place} could not be reached ({_said(error)}); it is tried again{where}", stacklevel=3)
                 told = True
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal
 from sppo_jax.config.group import ConfigError, Group
 
 BYTES = "bytes"  # as data.tokenizer: no tokenizer
+# The beginnings of addresses that data.cache may have.
+BUCKETS = ("s3://", "gs://", "abfs://", "abfss://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +164,8 @@ class DataConfig(Group):
 
     def _check(self) -> None:
         self._fraction("validation_fraction")
-        self._local("cache")  # written; what is read is looked at where it is read
+        if not (self.cache or "").startswith(BUCKETS):
+            self._local("cache")  # written; what is read is looked at where it is read
         if not 0 < self.fill <= 1:
             raise ConfigError(f"data.fill must be above 0 and at most 1, got {self.fill}; use 1, or 0.98 for groups")
         self._at_least(0, "seed", *(["separator"] if self.separator is not None else []))

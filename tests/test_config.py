@@ -42,7 +42,7 @@ def test_a_pattern_of_files_needs_no_quotes(path):
     assert load_config(path, ["data.source=*.txt"]).data.source == "*.txt"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_loads(path):
     config = load_config(path)
     assert config_from_dict(yaml.safe_load(to_yaml(config))) == config

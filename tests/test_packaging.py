@@ -35,8 +35,8 @@ def sppo(site, folder, *words):
 
 
 def test_the_wheel_plans_a_shipped_config_outside_the_checkout(site, tmp_path):
-    assert {path.name for path in (site / "sppo_jax" / "configs").glob("*.yaml")} == {
-        path.name for path in (ROOT / "configs").glob("*.yaml")
+    assert {path.name for path in (site / "sppo_jax" / "configs").rglob("*.yaml")} == {
+        path.name for path in (ROOT / "configs").rglob("*.yaml")
     }
     assert sorted(path.name for path in (site / "sppo_jax" / "flex").rglob("*.csv"))
     assert sppo(site, tmp_path, "--version").stdout == f"sppo_jax {PROJECT['version']}\n"

@@ -29,7 +29,7 @@ from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.make import make_plan
-from sppo_jax.planner.memory import token_bytes
+from sppo_jax.planner.stash_bytes import token_bytes
 
 NUM_PLANS = 200
 PLACES = [

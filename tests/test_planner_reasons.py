@@ -49,7 +49,7 @@ def problem(cluster, model, length=8192, **groups):
             "a100-80g:16x8",
             {"preset": "gpt-7b"},
             {"length": 2**22, "sequence": {"chunks": 1}, "schedule": {"interleave": 1}},
-            ["temporaries of a tick", "K/V", "dK/dV"],
+            ["temporaries of a tick", "stash", "K/V", "dK/dV"],
             "change sequence.chunks=1: a plan of ",
         ),
     ],

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sppo_jax.hardware import usable_bytes
 from sppo_jax.plan.stall_limit import stall_problem, stall_text
+from sppo_jax.planner.holders import MOMENTS
 from sppo_jax.planner.memory import Memory
 from sppo_jax.report.plan.figures import COLUMNS, WORKING, Figures
 from sppo_jax.report.plan.words import (
@@ -26,6 +27,9 @@ from sppo_jax.units import format_bytes
 _SMALL_SHARE = 5e-4
 REJECTED_HEADER = ("step s", "data x pipe x seq", "chunks", "schedule", "stash in/attn/rest", "alpha", "lost because")
 STAGES_HEADER = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
+
+
+MOMENTS_HEADER = ("", *MOMENTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,18 @@ def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float,
         ("HBM in all", unit.text(memory.hbm_bytes), memory.hbm_bytes / capacity, hbm),
         ("host memory", unit.text(memory.host), memory.host / host, _host_note(memory, host)),
     ]
+
+
+def moment_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
+    """Returns the bytes of each holder in each moment of a step, under MOMENTS_HEADER, and their sums."""
+    memory = figures.found.memory
+    moments = memory.moments
+    rows = [
+        (holder_of(name), *(unit.text(moments[moment][name]) if moments[moment][name] else "" for moment in MOMENTS))
+        for name in memory.hbm
+        if memory.most(name)
+    ]
+    return [*rows, ("in all", *(unit.text(sum(moments[moment].values())) for moment in MOMENTS))]
 
 
 def stage_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:

@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from sppo_jax.plan.table import Table
+from sppo_jax.planner.holders import MOMENTS
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
 from sppo_jax.report.draw.text_timeline import text_passes, text_timeline
 from sppo_jax.report.draw.timeline import FADING
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.report.plan.tables import (
+    MOMENTS_HEADER,
     REJECTED_HEADER,
     STAGES_HEADER,
     byte_unit,
     choice_rows,
     memory_rows,
+    moment_rows,
     part_rows,
     rejected_rows,
     stage_rows,
@@ -55,6 +58,16 @@ def plan_text(figures: Figures) -> str:
         _timeline(figures),
     ]
     return "\n\n".join(blocks)
+
+
+def moments_text(figures: Figures) -> str:
+    """Returns the bytes of each holder of device memory in each moment of a step, and what the moments are."""
+    memory = figures.found.memory
+    unit, moments = byte_unit(memory), memory.moments
+    peak = max(moments, key=lambda moment: sum(moments[moment].values()))
+    title = f"Memory of a device by moments of a step, in {unit.name}; the peak is in: {peak}"
+    lines = [title, aligned(MOMENTS_HEADER, moment_rows(figures, unit), left=(0,))]
+    return "\n".join([*lines, *(paragraph(moment, what, width=12) for moment, what in MOMENTS.items())])
 
 
 def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH) -> str:

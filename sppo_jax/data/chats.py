@@ -51,7 +51,9 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
             f"data.chat.too_long, or correct the {{% generation %}} regions of {read_template(config)[1]}"
         )
     warn_of_dropped(found, length)
-    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
+    corpus = corpus_of(
+        entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
+    )
     digest = f"{entry.facts['crc']} {json.dumps(job.key['chat'], sort_keys=True)}"
     return dataclasses.replace(corpus, digest=digest, learned=found)
 

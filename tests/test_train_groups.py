@@ -25,8 +25,6 @@ GROUPS = {
     "stash": {"inputs": "keep", "attention": "recompute"},
     "train": {"steps": STEPS, "devices": "cpu:8", "log_every": 1, "eval_every": STEPS, "eval_sequences": 2},
 }
-# One stage, which compiles in half the time; test_pipeline_groups.py has groups with several stages.
-ONE_STAGE = GROUPS | {"mesh": GROUPS["mesh"] | {"pipe": 1}, "train": GROUPS["train"] | {"devices": "cpu:4"}}
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +50,11 @@ def losses(source, tmp_path_factory):
     ways = {"packed": cells.today, "per_batch": per_batch, "flex": grouped}
 
     @functools.cache
-    def found(name, one_stage=False):
+    def found(name):
         run_dir = tmp_path_factory.mktemp("run") / name
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(flex, "plan_cells", ways[name])
-            experiment, _ = run(make_config(source, **(ONE_STAGE if one_stage else GROUPS)), run_dir)
+            experiment, _ = run(make_config(source, **GROUPS), run_dir)
         rows = experiment.loader._rows
         # A fifth of the windows at least has documents in groups of several sizes, or the test shows nothing.
         degrees = [set(rows.placement(number).degree.tolist()) for number in range(STEPS)]
@@ -74,14 +72,13 @@ def test_every_way_to_place_documents_learns_the_same(losses):
             assert losses(name)[step] == pytest.approx(loss, rel=1e-5), (name, step)
 
 
-@pytest.mark.parametrize("one_stage", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_stopped_run_with_groups_goes_on_bit_for_bit(losses, source, tmp_path, monkeypatch, one_stage):
+def test_a_stopped_run_with_groups_goes_on_bit_for_bit(losses, source, tmp_path, monkeypatch):
     monkeypatch.setattr(flex, "plan_cells", grouped)
-    config = make_config(source, **(ONE_STAGE if one_stage else GROUPS))
+    config = make_config(source, **GROUPS)
     _, result = run(config, tmp_path, at_batch(7, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert result.stopped_by == "SIGTERM" and result.step < STEPS
     run(config, tmp_path)
-    assert losses_of(tmp_path) == losses("flex", one_stage)
+    assert losses_of(tmp_path) == losses("flex")
 
 
 def test_auto_says_what_it_chose(source, monkeypatch):

@@ -53,7 +53,7 @@ RIGHT = "True True\nTrue True\n"
 
 def run(code, **environ):
     """Runs code in a process of its own, without what this one has set for XLA; returns its output and errors."""
-    own = environment(**environ)
+    own = environment(**{"XLA_FLAGS": ""} | environ)
     done = subprocess.run([sys.executable, "-c", code], env=own, cwd=REPO, capture_output=True, text=True, timeout=300)
     return done.stdout, done.stderr
 

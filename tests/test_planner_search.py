@@ -104,8 +104,17 @@ TIGHT = (
 )
 
 
-@pytest.mark.parametrize("figures", TIGHT)
-@pytest.mark.parametrize(("per_step", "balance"), [(0, "auto"), (4, "auto"), (0, "cost")])
+def crossed(*settings):
+    """Crosses settings with `TIGHT`; of each setting some are in CI, by their numbers, and the others behind `slow`."""
+    for *values, in_ci in settings:
+        for number, figures in enumerate(TIGHT):
+            yield pytest.param(figures, *values, marks=[pytest.mark.slow] * (number not in in_ci))
+
+
+@pytest.mark.parametrize(
+    ("figures", "per_step", "balance"),
+    crossed((0, "auto", range(5)), (4, "auto", range(5)), (0, "cost", (0, 3))),
+)
 def test_nothing_is_faster_than_what_is_found(figures, per_step, balance):
     cluster = small(name="slow", **figures)  # no CPU: chunks of equal cost are tried
     request = read_request(config(sequence={"per_step": per_step, "balance": balance}), cluster)
@@ -195,16 +204,15 @@ def of_equal_cost(request, fitting):
     return [outcome.step_s for outcome in found] or [math.inf]
 
 
-@pytest.mark.parametrize("figures", TIGHT)
 @pytest.mark.parametrize(
-    ("per_step", "schedule", "balance"),
-    [
-        (0, {}, "auto"),
-        (4, {}, "auto"),
-        (4, {"name": "gpipe"}, "auto"),
-        (0, {}, "cost"),
-        (4, {"name": "breadth-first"}, "auto"),
-    ],
+    ("figures", "per_step", "schedule", "balance"),
+    crossed(
+        (0, {}, "auto", range(5)),
+        (4, {}, "auto", (0, 2, 4)),
+        (4, {"name": "gpipe"}, "auto", (1, 3)),
+        (0, {}, "cost", (2, 4)),
+        (4, {"name": "breadth-first"}, "auto", (0, 3)),
+    ),
 )
 def test_bounds_are_below_what_they_bound(figures, per_step, schedule, balance):
     sequence = {"per_step": per_step, "balance": balance}

@@ -150,7 +150,7 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
     dates = sorted({row["date"] for row in rows})
     text = [
         f"The train step of each plan (forward, backward, optimizer) compiled by XLA:GPU or XLA:TPU of jax "
-        f"{jax_version} for clusters that were not there ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
+        f"{jax_version} ahead of time, without the hardware ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
         "none was run. HBM is arguments + outputs + temporaries - aliases, GiB of one device. A copy is exposed if the "
         "compiled schedule has no matrix product, and no loop with one, between the copy's start and its end. Copies "
         "by kernels run on the compute units, all others on DMA engines; XLA:TPU does not say. Copies outlast the "

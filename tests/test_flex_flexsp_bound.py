@@ -2,20 +2,16 @@
 
 import itertools
 import json
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import flexsp  # noqa: E402
-
-from sppo_jax.flex.flexsp.bound import lower_bound_ns  # noqa: E402
-from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster  # noqa: E402
-from sppo_jax.flex.flexsp.solver import plan_groups  # noqa: E402
+from sppo_jax.flex.flexsp.bound import lower_bound_ns
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
+from sppo_jax.flex.flexsp.solver import plan_groups
+from studies import flexsp
+from studies.flexsp_cells import part_of_cluster
 
 COSTS = flexsp_costs(MODELS["7b"])
 ROWS = json.loads(flexsp.RESULT.read_text(encoding="utf-8"))["optima"]["rows"]

@@ -2,31 +2,26 @@
 
 import itertools
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import flexsp  # noqa: E402
-
-from sppo_jax.flex.flexsp.bound import lower_bound_ns  # noqa: E402
-from sppo_jax.flex.flexsp.compositions import compositions, fluid_times  # noqa: E402
-from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster  # noqa: E402
-from sppo_jax.flex.flexsp.group_plan import Group, GroupPlan, make_plan, problem  # noqa: E402
-from sppo_jax.flex.flexsp.milp import solve_groups  # noqa: E402
-from sppo_jax.flex.flexsp.solver import improve, plan_batch, plan_groups  # noqa: E402
-from sppo_jax.flex.flexsp.systems import sample_batches  # noqa: E402
+from sppo_jax.flex.flexsp.bound import lower_bound_ns
+from sppo_jax.flex.flexsp.compositions import compositions, fluid_times
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
+from sppo_jax.flex.flexsp.group_plan import Group, GroupPlan, make_plan, problem
+from sppo_jax.flex.flexsp.solver import improve, plan_batch, plan_groups
+from studies import flexsp
+from studies.flexsp_cells import part_of_cluster, sample_batches
+from studies.flexsp_milp import solve_groups
 
 COSTS = flexsp_costs(MODELS["7b"])
 RESULTS = json.loads(flexsp.RESULT.read_text(encoding="utf-8"))
 
 
 def test_the_fast_planner_is_close_to_100_proven_optima():
-    """The optima are stored; HiGHS proved them (`benchmarks/flexsp.py`), and a slow test proves them again."""
+    """The optima are stored; HiGHS proved them (`studies/flexsp.py`), and a slow test proves them again."""
     cases = {number: (costs, lengths) for number, costs, lengths in itertools.islice(flexsp.small_cases(), 400)}
     above = []
     for row in RESULTS["optima"]["rows"]:

@@ -26,7 +26,7 @@ from sppo_jax.plan.fold import unfold
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.waiting import waiting_room
-from sppo_jax.planner.costs import cost_model
+from sppo_jax.planner.costs import Recompute, StageShape, cost_model
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.stash_bytes import token_bytes
@@ -286,7 +286,7 @@ def exchanged_bytes(kind: str, members: int, recompute: bool, dtype, kernel: str
         found = [sequence.forward(q, cache, chunk, 0, split)] if kind == "F" or recompute else []
         if kind == "F":
             return found, sequence.write_prefix(cache, k, k, chunk, 0, split)
-        found.append(sequence.backward(q, q, lse, q, cache, sums, chunk, 0, split))
+        found.append(sequence.backward(sequence.Attended(q, q, lse, q), cache, sums, chunk, 0, split))
         return found, sequence.take_gradient(sums, chunk, 0, k, split)
 
     found = walk(jax.make_jaxpr(run, axis_env=[("ulysses", members), ("ring", 1)])(q, k, lse).jaxpr)
@@ -305,16 +305,17 @@ def test_exchanged_bytes_are_those_charged(cheap_attention, kernel, dtype, membe
     with jax.enable_x64(True):
         costs = cost_model(
             model,
-            cluster=make_cluster(device, members),
-            mesh=MeshShape(data=1, pipe=1, seq=members),
-            ulysses=members,
-            ring=1,
-            layers=1,
-            compute_bytes=jnp.dtype(dtype).itemsize,
-            recompute_linear=0,
-            recompute_attention=recompute,
-            kernel=kernel,
-            length=64,
+            make_cluster(device, members),
+            StageShape(
+                mesh=MeshShape(data=1, pipe=1, seq=members),
+                ulysses=members,
+                ring=1,
+                layers=1,
+                compute_bytes=jnp.dtype(dtype).itemsize,
+                kernel=kernel,
+                length=64,
+            ),
+            Recompute(attention=recompute),
         )
         for kind in "FB":
             sent = exchanged_bytes(kind, members, recompute, jnp.dtype(dtype), kernel)

@@ -9,6 +9,7 @@ select from a list. `{% generation %}` regions have marks of their own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from sppo_jax.data.chat import Region
 BEGIN, END, CLOSE, UNKNOWN = "\U000f1000", "\U000f1001", "\U000f1002", "\U000f1003"
 _FIRST_MESSAGE = 0x100000
 MOST_MESSAGES = 0xFFFD
+_MARK = re.compile(f"[{BEGIN}-{UNKNOWN}{chr(_FIRST_MESSAGE)}-{chr(0x10FFFF)}]")
 FIND = "__message_mark__"  # the function in the tree that returns an opening mark
 
 
@@ -97,11 +99,9 @@ def read_marks(text: str) -> Marked:
     """
     parts, turns, generated, owners = list[str](), list[Region](), list[Region](), list[int]()
     at = last = begun = tail = 0
-    inside = False
-    for place in [place for place, char in enumerate(text) if char >= BEGIN] if not text.isascii() else []:
-        char = text[place]
-        if not _is_mark(char):
-            continue
+    inside, searching = False, list[bool]()
+    for mark in _MARK.finditer(text):
+        place, char = mark.start(), mark[0]
         parts.append(text[last:place])
         if owners and last < place:
             turns.append(Region(message=owners[-1], first=at, last=at + place - last))
@@ -117,19 +117,21 @@ def read_marks(text: str) -> Marked:
             if not owners:
                 raise MarksError("a loop over messages must not be left inside a set block, a filter or a macro")
             owners.pop()
+            searching.pop()
             tail = at
         else:
-            # A loop inside a turn, such as one over tool calls, belongs to the turn.
             inherited = owners[-1] if owners else -1
-            owners.append(inherited if char == UNKNOWN else ord(char) - _FIRST_MESSAGE)
+            named = inherited if char == UNKNOWN else ord(char) - _FIRST_MESSAGE
+            # A loop inside a turn belongs to the turn: one over calls, or one that looks through earlier messages. A
+            # loop that goes on with later messages does not.
+            if owners and named < inherited:
+                searching[-1] = True
+            owners.append(inherited if owners and searching[-1] else named)
+            searching.append(False)
     if owners or inside:
         raise MarksError("a loop over messages must not be left inside a set block, a filter or a macro")
     parts.append(text[last:])
     return Marked(text="".join(parts), turns=_joined(turns), generated=tuple(generated), tail=tail)
-
-
-def _is_mark(char: str) -> bool:
-    return BEGIN <= char <= UNKNOWN or ord(char) >= _FIRST_MESSAGE
 
 
 def _joined(turns: list[Region]) -> tuple[Region, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sppo_jax.config.data import DataConfig
+from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.paths import file_error, local_path
 
 # Bytes are tokens 0..255. Every document of bytes begins with this token, so that the first byte is predicted too.
@@ -17,12 +17,16 @@ START_TOKEN = 256
 
 
 class Located(Protocol):
-    """Tokens of a text, int64, and where they lie in it."""
+    """Tokens of a text, int64, and where they lie in it; no token begins or ends before the one before it."""
 
     tokens: np.ndarray
 
     def span(self, at: int) -> tuple[int, int]:
         """Returns the first, and one past the last, of the characters of token `at`."""
+        ...
+
+    def offsets(self) -> np.ndarray:
+        """Returns the spans of all tokens, int64 [num_tokens, 2]."""
         ...
 
 
@@ -35,6 +39,7 @@ class Encoder(Protocol):
         num_ids: tokens lie in 0..num_ids-1.
         start: tokens that every document begins with.
         end: tokens that every document ends with.
+        special: tokens that are no part of a text, such as one that ends a turn.
         tokens_join: whether the tokens of a text's pieces, end to end, are those of the text.
     """
 
@@ -43,18 +48,15 @@ class Encoder(Protocol):
     num_ids: int
     start: tuple[int, ...]
     end: tuple[int, ...]
+    special: frozenset[int]
     tokens_join: bool
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the tokens of some texts, without start and end; bytes that are not UTF-8 come as lone surrogates."""
         ...
 
-    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns tokens, int64 [num_tokens], and the first and one past the last character of each [num_tokens, 2]."""
-        ...
-
-    def locate(self, text: str) -> Located:
-        """Returns the tokens of a text, without start and end, and where they lie."""
+    def locate(self, texts: Sequence[str]) -> Sequence[Located]:
+        """Returns the tokens of some texts, without start and end, and where they lie."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -68,28 +70,38 @@ class BytesEncoder:
     name, key, num_ids = "bytes", "bytes", START_TOKEN + 1
     start: tuple[int, ...] = (START_TOKEN,)
     end: tuple[int, ...] = ()
+    special: frozenset[int] = frozenset({START_TOKEN})
     tokens_join = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """See `Encoder`."""
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
 
-    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def locate(self, texts: Sequence[str]) -> Sequence[Located]:
         """See `Encoder`; all bytes of a character have its place."""
-        found = []
-        for tokens in self.encode(texts):
-            # Every byte of UTF-8 but those that go on with a character begins one.
-            at = np.cumsum((tokens & 0xC0) != 0x80) - 1
-            found.append((tokens.astype(np.int64), np.stack([at, at + 1], axis=1)))
-        return found
-
-    def locate(self, text: str) -> Located:
-        """See `Encoder`; nothing needs the places of bytes."""
-        raise NotImplementedError
+        return [_BytesLocated(tokens.astype(np.int64)) for tokens in self.encode(texts)]
 
     def decode(self, tokens: np.ndarray) -> str:
         """See `Encoder`; the start token gives no text."""
         return bytes(tokens[(tokens >= 0) & (tokens < START_TOKEN)].astype(np.uint8)).decode("utf-8", "replace")
+
+
+class _BytesLocated:
+    """See `Located`."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        """Takes bytes."""
+        self.tokens = tokens
+        # Every byte of UTF-8 but those that go on with a character begins one.
+        self._at = np.cumsum((tokens & 0xC0) != 0x80) - 1
+
+    def span(self, at: int) -> tuple[int, int]:
+        """See `Located`."""
+        return int(self._at[at]), int(self._at[at]) + 1
+
+    def offsets(self) -> np.ndarray:
+        """See `Located`."""
+        return np.stack([self._at, self._at + 1], axis=1)
 
 
 class _FileLocated:
@@ -103,6 +115,10 @@ class _FileLocated:
         """See `Located`."""
         found = self._encoding.token_to_chars(at)
         return (0, 0) if found is None else found
+
+    def offsets(self) -> np.ndarray:
+        """See `Located`."""
+        return np.array(self._encoding.offsets, np.int64).reshape(-1, 2)
 
 
 class FileEncoder:
@@ -127,6 +143,8 @@ class FileEncoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.num_ids = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(number for number, token in added.items() if token.special)
         start, end = self._added()
         self.start = start if start_token == "auto" else self._ids("data.start_token", start_token)
         self.end = end if end_token == "auto" else self._ids("data.end_token", end_token)
@@ -155,14 +173,9 @@ class FileEncoder:
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int64) for one in encoded]
 
-    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def locate(self, texts: Sequence[str]) -> Sequence[Located]:
         """See `Encoder`."""
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [(np.array(one.ids, np.int64), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in encoded]
-
-    def locate(self, text: str) -> Located:
-        """See `Encoder`."""
-        return _FileLocated(self._tokenizer.encode(text, add_special_tokens=False))
+        return [_FileLocated(one) for one in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: np.ndarray) -> str:
         """See `Encoder`; special tokens are written out."""
@@ -179,16 +192,16 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
     Raises:
         ValueError: the tokenizer cannot be used, or has more tokens than the model.
     """
-    if config.tokenizer is None:
+    if config.tokenizer in (None, BYTES):
         if (config.start_token, config.end_token) != ("auto", "auto"):
             raise ValueError(
-                f"data.start_token and data.end_token must be auto where data.tokenizer is not given, got "
+                f"data.start_token and data.end_token must be auto where data.tokenizer is not given or bytes, got "
                 f"{config.start_token} and {config.end_token}; leave both at auto (a document of bytes begins with "
                 f"token {START_TOKEN})"
             )
         encoder: Encoder = BytesEncoder()
     else:
-        path = local_path(config.tokenizer, "data.tokenizer")
+        path = local_path(config.tokenizer or "", "data.tokenizer")
         path = path / "tokenizer.json" if path.is_dir() else path
         encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
     if encoder.num_ids > vocab_size:

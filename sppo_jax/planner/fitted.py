@@ -1,6 +1,6 @@
 """The fitted numbers of the memory model: what no structure of the program tells.
 
-`python benchmarks/fit_numbers.py` fits them again on the plans of benchmarks/results/fit.json that count (those that
+`python bench/fit_numbers.py` fits them again on the plans of bench/results/fit.json that count (those that
 are not held out), and prints what stands here: the numbers, the plans that tell each, and their errors.
 """
 

@@ -135,7 +135,7 @@ def stage_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
 
 
 def _host_note(memory: Memory, host_bytes: int) -> str:
-    note = f"of {format_bytes(host_bytes)} for each device"
+    note = f"of {format_bytes(host_bytes)} per device"
     if not memory.host_optimizer:
         return note
     return f"{note}; parameters, moments and gradients take {format_bytes(memory.host_optimizer)}"

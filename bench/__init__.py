@@ -1,0 +1,1 @@
+"""What is measured, compiled or run of this project."""

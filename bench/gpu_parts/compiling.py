@@ -1,0 +1,55 @@
+"""Compiles the programs of a case for a device that is not here, and reads the compiler's figures."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from contextlib import ExitStack
+from unittest import mock
+
+from bench.gpu_parts.case import Emit
+from sppo_jax.fit.compiled import compile_lowered, prepare_environment
+from sppo_jax.fit.figures import Figures
+from sppo_jax.fit.workspace import reserve_workspace
+from sppo_jax.hardware import DEVICES, make_cluster
+
+
+def compile_case(part: str, settings: dict, device: str, emit: Emit) -> None:
+    """Compile every program of a case; each makes a row.
+
+    Args:
+        part: the module that has the programs.
+        settings: of the case.
+        device: a GPU's name in `sppo_jax.hardware.DEVICES`.
+        emit: takes a row with bytes, calls of fused kernels, and host copies with no compute beside them.
+    """
+    prepare_environment()
+    from bench.gpu_parts.program import Target
+    from sppo_jax.fit.targets import compile_only_devices
+
+    target = Target(
+        DEVICES[device], tuple(compile_only_devices(make_cluster(DEVICES[device], settings.get("devices", 1))))
+    )
+    with _gpu_pretended():
+        for program in importlib.import_module(f"bench.gpu_parts.{part}").programs(settings, target):
+            start_s = time.perf_counter()
+            lowered = program.lower()
+            reserve_workspace(lowered)
+            compiled = compile_lowered(lowered)
+            seconds = round(time.perf_counter() - start_s, 1)
+            emit({"program": program.name, **Figures.of(compiled, program.turn_shares).to_dict(), "compile_s": seconds})
+
+
+def _gpu_pretended() -> ExitStack:
+    """Answer the questions that jax's public attention function asks of a GPU at hand; our own kernel asks none."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    answers = {
+        "check_cudnn_version": lambda: 91000,
+        "check_compute_capability": lambda capability: True,
+        "is_cuda_compute_capability_equal": lambda capability: False,
+    }
+    stack = ExitStack()
+    for name, answer in answers.items():
+        stack.enter_context(mock.patch.object(cudnn, name, answer))
+    return stack

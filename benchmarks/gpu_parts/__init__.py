@@ -1,1 +1,0 @@
-"""The parts of `benchmarks/gpu.py`: each module lists its cases, runs one, and lowers its programs for the compiler."""

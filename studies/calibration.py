@@ -1,0 +1,116 @@
+"""Constants of the cost model from published figures, and predictions of all others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from sppo_jax.hardware import DEVICES
+from studies.cells import Cell
+from studies.published import KERNEL
+from studies.systems import GPU, PREDICTIONS, Rates, tokens_per_gpu_s
+
+
+class Compared(Protocol):
+    """A published figure with its prediction."""
+
+    @property
+    def error(self) -> float: ...
+
+
+Calibration = dict[str, Rates]  # by device, or "DEVICE, assumed" for the planner's own constants
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A cell with its prediction."""
+
+    cell: Cell
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.cell.value - 1
+
+
+def assumed(name: str) -> Rates:
+    """Returns the planner's own constants of a device, of which no run that is predicted here was used."""
+    device = DEVICES[name]
+    return Rates(
+        matmul_efficiency=device.matmul_efficiency,
+        attention_efficiency=device.attention_efficiency,
+        overhead_s=0.0,
+        attention_backward=device.attention_backward,
+    )
+
+
+def calibrate(cells: list[Cell]) -> Calibration:
+    """Finds the constants of each machine from the cells marked for it: three of the A100, one of the H100."""
+    long_units, short_units, other = (cell for cell in cells if cell.role == "calibrate")
+    # ALST runs FlashAttention, not the kernel whose backward the device's figures are of.
+    start = replace(assumed(other.setup.gpu), attention_backward=Rates.attention_backward)
+    found = {other.setup.gpu: _solve(start, "attention_efficiency", 0.1, 1.0, other)}
+    for key in dict.fromkeys(cell.constants for cell in cells if cell.constants):
+        found[key] = assumed(key.partition(",")[0])
+    return calibrate_on(long_units, short_units) | found
+
+
+def calibrate_on(long_units: Cell, short_units: Cell) -> Calibration:
+    """Finds the A100's constants from the kernel's benchmark and two runs.
+
+    Attention's efficiency is that of the kernel. Then the matmul efficiency and the overhead of a unit are those with
+    which the two runs come out.
+
+    Args:
+        long_units: a run with few, long units.
+        short_units: a run with many, short ones.
+    """
+    rates = Rates(
+        matmul_efficiency=GPU.matmul_efficiency,
+        attention_efficiency=KERNEL.value * 1e12 / GPU.matmul_flops_s,
+        overhead_s=0.01,
+    )
+    for _ in range(6):
+        rates = _solve(rates, "matmul_efficiency", 0.2, 1.0, long_units)
+        rates = _solve(rates, "overhead_s", 0.1, 0.0, short_units)
+    return {GPU.name: rates}
+
+
+def _solve(rates: Rates, name: str, slow: float, fast: float, cell: Cell) -> Rates:
+    """Finds, by halving, the constant between `slow` and `fast` with which a cell comes out."""
+    for _ in range(24):
+        middle = replace(rates, **{name: (slow + fast) / 2})
+        if predict(cell, {cell.setup.gpu: middle}) < cell.value:
+            slow = (slow + fast) / 2
+        else:
+            fast = (slow + fast) / 2
+    return middle
+
+
+def other_calibrations(cells: list[Cell]) -> list[float]:
+    """Returns the mean errors on the A100's judged cells if 1F1B and Seq1F1B-I of other rows of the table calibrate."""
+    judged = [cell for cell in cells if cell.role == "judge" and cell.key == GPU.name]
+    named = {cell.name: cell for cell in judged}
+    errors = []
+    for row in ("32K, 8", "64K, 8", "64K, 16"):
+        rates = calibrate_on(named[f"1F1B 7B {row} sequences"], named[f"Seq1F1B-I 7B {row} sequences"])
+        errors.append(mean_error(predictions(judged, rates)))
+    return errors
+
+
+def predict(cell: Cell, calibration: Calibration) -> float:
+    """Predicts one cell in its own unit."""
+    rates = calibration[cell.key]
+    if cell.unit == "ratio":
+        assert cell.base is not None
+        return tokens_per_gpu_s(cell.setup, rates) / tokens_per_gpu_s(cell.base, rates)
+    return PREDICTIONS[cell.unit](cell.setup, rates)
+
+
+def predictions(cells: list[Cell], rates: Calibration) -> list[Row]:
+    """Predicts all cells."""
+    return [Row(cell=cell, predicted=predict(cell, rates)) for cell in cells]
+
+
+def mean_error(rows: Sequence[Compared]) -> float:
+    """Returns the mean absolute relative error of predictions."""
+    return sum(abs(row.error) for row in rows) / len(rows)

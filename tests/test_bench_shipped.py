@@ -1,0 +1,54 @@
+"""The table of the shipped configs."""
+
+import pytest
+
+from bench import shipped
+
+GIB = 2**30
+STORED = {
+    "compiler": {"hbm_bytes": 68 * GIB},
+    "workspace_bytes": GIB // 2,
+    "host_copies": {
+        "overlapped_bytes": 99,
+        "exposed_bytes": 1,
+        "waiting_share": 0.002,
+        "loops_share": 0.03,
+    },
+    "variants": {
+        shipped.CUBLAS: {"compiler": {"hbm_bytes": 70 * GIB}},
+        shipped.GRAPHS: {"host_copies": {"loops_share": 0.001}},
+    },
+}
+
+
+def test_every_config_for_gpus_is_there():
+    assert len(shipped.names()) == 10 and "quickstart" not in shipped.names()
+
+
+def test_a_row_has_what_was_predicted_and_compiled():
+    cells = dict(zip(shipped.COLUMNS, shipped.row("llama3-8b-1gpu-80g", STORED), strict=True))
+    assert (cells["cluster"], cells["fits"], cells["pool"]) == ("h100:1x1", "yes", "75.0 GiB")
+    assert (cells["compiled, with the workspace"], cells["products by cuBLAS"]) == ("68.0 GiB", "70.0 GiB")
+    assert [cells[name] for name in ("exposed", "late", "loops wait", "in CUDA graphs")] == [
+        "1.0%",
+        "0.2%",
+        "3.0%",
+        "0.1%",
+    ]
+    empty = shipped.row("llama3-8b-1gpu-80g", None)
+    assert len(empty) == len(cells) and empty[:6] == list(cells.values())[:6] and empty[-1] == ""
+
+
+def test_only_the_configs_asked_for_are_compiled(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shipped, "RESULTS", tmp_path / "shipped.json")
+    monkeypatch.setattr(shipped, "prepare_environment", lambda: None)
+    monkeypatch.setattr(shipped, "names", lambda: ["llama3-8b-1gpu-80g", "qwen3-8b-1m-8gpu"])
+    monkeypatch.setattr(shipped, "compiled", lambda name: STORED)
+    assert shipped.main(["--compile", "80g"]) == 0 and set(shipped.load()) == {"llama3-8b-1gpu-80g"}
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and "| 70.0 GiB |" in lines[2] and lines[3].endswith("|  |")
+
+
+@pytest.mark.parametrize("name", ["llama3-8b-1gpu-80g"])
+def test_the_plan_is_the_planners(name):
+    assert shipped.planned(name).fits

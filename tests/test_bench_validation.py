@@ -1,0 +1,115 @@
+"""The blocks of docs/figures.md are what the code makes today, byte for byte; pictures show the data of today."""
+
+import functools
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from bench import clock, figures, fit, validation
+from bench.blocks import read_block
+from sppo_jax.report.draw.chart import axis_ends
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ("bubble.svg", "clock.svg", "flexsp.svg", "papers.svg", "recall.svg", "records.svg", "resume.svg")
+PAGE = ROOT / "docs" / "figures.md"
+pytestmark = pytest.mark.xdist_group("validation")
+
+
+@pytest.fixture(scope="module")
+def made():
+    return functools.cache(lambda name: validation.BLOCKS[name]())
+
+
+@pytest.fixture(scope="module")
+def pictures(made):
+    found = validation.stored_pictures()
+    for name in validation.BLOCKS:
+        found |= made(name)[1]
+    return found
+
+
+AGAIN = f"is stale: make it again with `{validation.COMMAND}`"
+
+
+@pytest.mark.parametrize("name", validation.BLOCKS)
+def test_block_is_of_todays_code(made, name):
+    assert read_block(PAGE, name) == made(name)[0].strip(), f"the block {name!r} of docs/figures.md {AGAIN}"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_stored_picture_shows_todays_data(pictures, name):
+    svg = (ROOT / "docs" / name).read_text()
+    assert figures.stored_digest(svg) == figures.digest(pictures[f"docs/{name}"]), f"docs/{name} {AGAIN}"
+    assert len(svg) < 150_000
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_stored_picture_has_all_labels_and_its_points_lie_inside_the_axes(pictures, name):
+    root = ElementTree.fromstring((ROOT / "docs" / name).read_text())
+    texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    for panel in pictures[f"docs/{name}"]:
+        labels = [panel.title, panel.x.label, panel.y.label, *(rule.title for rule in panel.rules)]
+        labels += [series.name for series in panel.series]
+        assert {line for label in labels for line in label.splitlines()} <= texts
+        for axis, values in (
+            (panel.x, [value for series in panel.series for value in series.x]),
+            (panel.y, [value for series in panel.series for value in series.y]),
+        ):
+            low, high = axis_ends(axis, values)
+            assert low <= min(values) and max(values) <= high
+
+
+def test_every_picture_of_points_is_made(pictures):
+    assert sorted(pictures) == [f"docs/{name}" for name in PICTURES]
+    drawn = [path.name for path in (ROOT / "docs").glob("*.svg") if figures.stored_digest(path.read_text())]
+    assert sorted(drawn) == list(PICTURES)
+
+
+def test_every_block_of_the_page_is_made():
+    page = PAGE.read_text()
+    assert [page.count(f"<!-- begin {name} -->") for name in validation.BLOCKS] == [1] * len(validation.BLOCKS)
+    assert page.count("<!-- begin ") == len(validation.BLOCKS)
+    assert f"    {validation.COMMAND}\n" in page
+
+
+def test_every_compiled_case_keeps_its_plan_and_the_block_shows_the_compilers_bytes(made):
+    results = fit.load()
+    assert all(row["plan"] for row in results["rows"])
+    assert {row["name"] for row in results["rows"]} == {case.name for case in fit.CASES}
+    changed = {**results, "rows": [dict(row) for row in results["rows"]]}
+    changed["rows"][3]["compiler"] = {"hbm_bytes": 2**30, "host_bytes": 0}
+    assert fit.block(fit.predicted_rows(changed), changed["jax"]) != made("fit")[0]
+
+
+def test_the_clocks_block_shows_the_measured_seconds_and_todays_predictions(made):
+    stored = json.loads((ROOT / "bench" / "results" / "clock_cpu_2dev.json").read_text())
+    slower = {**stored, "rows": [{**row, "measured_s": row["measured_s"] * 2} for row in stored["rows"]]}
+    assert clock.block(clock.predicted_again(slower)) != made("clock")[0]
+    forgotten = {**stored, "rows": [{**row, "predicted_s": 9.0} for row in stored["rows"]]}
+    assert clock.block(clock.predicted_again(forgotten)) == made("clock")[0]
+
+
+def test_a_choice_that_was_not_timed_is_named_and_another_case_is_refused():
+    stored = json.loads((ROOT / "bench" / "results" / "clock_cpu_2dev.json").read_text())
+    rows = [{**row, "chunks": 7} if row["plan"] == clock.FREE else row for row in stored["rows"]]
+    text = clock.block(clock.predicted_again({**stored, "rows": rows}))
+    assert f"Today's {clock.FREE} is another Plan, which was not timed" in text
+    assert "not timed" not in clock.block(clock.predicted_again(stored))
+    rows = [{**row, "chunks": 7} for row in stored["rows"]]
+    with pytest.raises(ValueError, match="run clock.py"):
+        clock.predicted_again({**stored, "rows": rows})
+
+
+def test_the_command_writes_blocks_and_pictures(made, pictures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(validation, "DOCS", tmp_path / "docs")
+    monkeypatch.setattr(validation, "HERE", tmp_path / "bench")
+    monkeypatch.setattr(validation, "BLOCKS", {name: functools.partial(made, name) for name in validation.BLOCKS})
+    monkeypatch.setattr(figures, "draw", figures.digest)
+    (tmp_path / "docs").mkdir()
+    assert validation.main() == 0
+    assert read_block(tmp_path / "docs" / "figures.md", "bubble") == made("bubble")[0].strip()
+    for path, panels in pictures.items():
+        assert (tmp_path / path).read_text() == figures.digest(panels)
+    assert capsys.readouterr().out.count("written") == len(validation.BLOCKS) + len(PICTURES)

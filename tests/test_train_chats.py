@@ -125,6 +125,7 @@ def test_loss_and_targets_are_those_of_transformers(x64, chats, monkeypatch, nam
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
 def test_a_stopped_run_on_chats_and_text_goes_on_bit_for_bit(chats, tmp_path):
     folder, _, _ = chats
     (tmp_path / "words.txt").write_text("river stone tree " * 300)
@@ -133,11 +134,12 @@ def test_a_stopped_run_on_chats_and_text_goes_on_bit_for_bit(chats, tmp_path):
         {str(folder / "chats.jsonl"): {"weight": 2, "train_on": "last"}, str(tmp_path / "words.txt"): 1},
         model={"vocab_size": 257},
         data={"chat": {"template": str(tmp_path / "t.jinja"), "too_long": "cut"}, "cache": str(tmp_path / "cache")},
-        train={"steps": 8, "log_every": 1, "eval_every": 4},
+        optimizer={"lr": 1e-3},
+        train={"steps": 6, "log_every": 1, "eval_sequences": 0},
     )
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     run(config, straight)
-    _, result = run(config, stopped, at_batch(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-    assert result.stopped_by == "SIGTERM" and result.step < 7
+    _, result = run(config, stopped, at_batch(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert result.stopped_by == "SIGTERM" and result.step < 5
     run(config, stopped)
-    assert losses_of(stopped) == losses_of(straight) and len(losses_of(straight)) == 8
+    assert losses_of(stopped) == losses_of(straight) and len(losses_of(straight)) == 6

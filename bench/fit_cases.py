@@ -78,6 +78,7 @@ _UNEQUAL = {"sequence": {"balance": "flops"}}
 _BREADTH_FIRST = {"schedule": {"name": "breadth-first", "interleave": "auto"}}
 _HOST_OPTIMIZER = {"optimizer": {"place": "host"}, "schedule": {"interleave": "auto"}}
 _ROOM = {**_HOST_OPTIMIZER, "stash": {"waiting": "host"}}
+_AWAY = {**_BREADTH_FIRST, "stash": {"waiting": "host"}}
 # One chunk a sequence, whose backward makes K and V again.
 _ONLY = _BREADTH_FIRST | {"sequence": {"chunks": 1}, "stash": {"kv": "rebuild"}}
 # The same with resident weights, in so many groups of layers; the last stash stays where a group has more than two.
@@ -97,7 +98,7 @@ _FOUR, _FIVE = {"schedule": {"interleave": 4}}, {"schedule": {"interleave": 5}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
 
 CASES = (
-    # The constants of planner/memory.py were counted in these programs.
+    # The numbers of planner/fitted.py were counted in these programs.
     Case(
         cluster="a100-80g:16x8",
         model="gpt-7b",
@@ -253,6 +254,10 @@ CASES = (
     Case(cluster="h100:1x8", model="qwen3-32b", length=2048 * K, more=_HOST_OPTIMIZER, calibrated=True),
     Case(cluster="h100:4x8", model="llama3-70b", length=5120 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:4x8", model="llama3-8b", length=24576 * K, more=_BREADTH_FIRST),
+    # Chunks that wait on the host, on several devices.
+    Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_AWAY, calibrated=True),
+    Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_AWAY, calibrated=True),
+    Case(cluster="a100-80g:1x8", model="gpt-7b", length=4096 * K, more=_AWAY, calibrated=True),
     # Chunks of several lengths on TPUs; held out as well.
     Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
     Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),

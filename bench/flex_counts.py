@@ -18,7 +18,7 @@ from sppo_jax.data.packing import PackedRows
 from sppo_jax.flex.baselines import Baseline, baselines
 from sppo_jax.flex.contract import far_cells
 from sppo_jax.flex.placement import Pieces, Placement
-from sppo_jax.flex.rows import Content, count_pairs, write
+from sppo_jax.flex.rows import Content, write
 from sppo_jax.flex.shape import Shape
 
 
@@ -144,3 +144,27 @@ def placed(rows: PackedRows, number: int, shape: Shape) -> dict[str, tuple[Basel
         name: (baseline, [batch_of(window, contents) for window in baseline.windows])
         for name, baseline in baselines(pieces, shape).items()
     }
+
+
+def count_pairs(batch: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+    """Counts the (query, key) pairs of each member's queries from the positions and document ids of rows.
+
+    Args:
+        batch: arrays [w, S]; a key is seen by the queries of its document at its position and behind it.
+        shape: says which chunk and which member an index belongs to.
+
+    Returns:
+        int64 [w, C, R].
+    """
+    documents, positions = (np.asarray(batch[name]) for name in ("document_ids", "positions"))
+    pairs = np.zeros((len(documents), shape.num_chunks, shape.members), np.int64)
+    index = np.arange(shape.length)
+    chunk = np.searchsorted(shape.starts, index, side="right") - 1
+    member = shape.member_of[index % shape.members]
+    for row, (ids, places) in enumerate(zip(documents, positions, strict=True)):
+        by_place = np.lexsort((places, ids))
+        ordered = ids[by_place]
+        seen = np.empty(shape.length, np.int64)
+        seen[by_place] = np.arange(shape.length) - np.searchsorted(ordered, ordered) + 1
+        np.add.at(pairs[row], (chunk, member), np.where(ids >= 0, seen, 0))
+    return pairs

@@ -81,10 +81,10 @@ def before(plan: Plan, cluster: Cluster) -> int | None:
     return None if None in (*step, *beside) else pool.pinned_bytes
 
 
-def row(case: Case) -> tuple[str, ...]:
-    """Returns the cells of a config."""
+def row(case: Case, plan: Plan | None = None) -> tuple[str, ...]:
+    """Returns the cells of a config, whose plan is searched where it is not given."""
     config = load_config(CONFIGS / f"{case.config}.yaml", list(case.overrides))
-    plan, cluster = search(config).plan, resolve_cluster(config)
+    plan, cluster = plan or search(config).plan, resolve_cluster(config)
     old, limit = before(plan, cluster), limit_of(plan, REFUSED_BYTES)
     host_bytes, devices = max(plan.predicted.host_bytes), cluster.devices_per_host
     requests = requests_of(plan.host_arrays, host_bytes, plan.host_pieces, plan.saves)

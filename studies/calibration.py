@@ -7,7 +7,7 @@ from typing import Protocol
 from sppo_jax.hardware import DEVICES
 from studies.cells import Cell
 from studies.published import KERNEL
-from studies.systems import GPU, PREDICTIONS, Rates, Scales, tokens_per_gpu_s
+from studies.systems import GPU, PREDICTIONS, Rates, tokens_per_gpu_s
 
 
 class Compared(Protocol):
@@ -18,8 +18,6 @@ class Compared(Protocol):
 
 
 Calibration = dict[str, Rates]  # by device, or "DEVICE, assumed" for the planner's own constants
-# Of attention's forward and backward together: what the kernel's benchmark counts for one forward.
-_KERNEL_PASSES = 3.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +43,18 @@ def assumed(name: str) -> Rates:
     )
 
 
-def calibrate(cells: list[Cell], scales: Scales | None = None) -> Calibration:
-    """Finds the constants of each machine from the cells marked for it: three of the A100, one of the H100.
-
-    Args:
-        cells: all cells.
-        scales: factors on the constants that are not calibrated.
-    """
-    scales = scales or Scales()
+def calibrate(cells: list[Cell]) -> Calibration:
+    """Finds the constants of each machine from the cells marked for it: three of the A100, one of the H100."""
     long_units, short_units, other = (cell for cell in cells if cell.role == "calibrate")
     # ALST runs FlashAttention, not the kernel whose backward the device's figures are of.
-    start = replace(assumed(other.setup.gpu), attention_backward=Rates.attention_backward, scales=scales)
+    start = replace(assumed(other.setup.gpu), attention_backward=Rates.attention_backward)
     found = {other.setup.gpu: _solve(start, "attention_efficiency", 0.1, 1.0, other)}
     for key in dict.fromkeys(cell.constants for cell in cells if cell.constants):
-        found[key] = replace(assumed(key.partition(",")[0]), scales=scales)
-    return calibrate_on(long_units, short_units, scales) | found
+        found[key] = assumed(key.partition(",")[0])
+    return calibrate_on(long_units, short_units) | found
 
 
-def calibrate_on(long_units: Cell, short_units: Cell, scales: Scales | None = None) -> Calibration:
+def calibrate_on(long_units: Cell, short_units: Cell) -> Calibration:
     """Finds the A100's constants from the kernel's benchmark and two runs.
 
     Attention's efficiency is that of the kernel. Then the matmul efficiency and the overhead of a unit are those with
@@ -71,16 +63,11 @@ def calibrate_on(long_units: Cell, short_units: Cell, scales: Scales | None = No
     Args:
         long_units: a run with few, long units.
         short_units: a run with many, short ones.
-        scales: factors on the constants that are not calibrated.
     """
-    scales = scales or Scales()
-    # The kernel's time is of forward and backward together, whatever their shares.
-    passes = 1 + Rates.attention_backward * scales.attention_backward
     rates = Rates(
         matmul_efficiency=GPU.matmul_efficiency,
-        attention_efficiency=KERNEL.value * 1e12 / GPU.matmul_flops_s * passes / _KERNEL_PASSES,
+        attention_efficiency=KERNEL.value * 1e12 / GPU.matmul_flops_s,
         overhead_s=0.01,
-        scales=scales,
     )
     for _ in range(6):
         rates = _solve(rates, "matmul_efficiency", 0.2, 1.0, long_units)

@@ -32,11 +32,11 @@ import numpy as np
 
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
 from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR, bucket
-from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs, part_of_cluster
-from sppo_jax.flex.flexsp.milp import solve_groups
+from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs
 from sppo_jax.flex.flexsp.solver import plan_batch, plan_groups
-from sppo_jax.flex.flexsp.systems import PUBLISHED, released_batches, sample_batches, simulate_cell
 from sppo_jax.flex.lengths import corpora
+from studies.flexsp_cells import PUBLISHED, part_of_cluster, released_batches, sample_batches, simulate_cell
+from studies.flexsp_milp import solve_groups
 
 RESULT = Path(__file__).parent / "results" / "flexsp.json"
 HARDWARE = "simulated; solver times on 2 CPU cores"

@@ -1,4 +1,4 @@
-"""Compares the cost model's attention with NVIDIA's benchmarks of cuDNN's kernel, in docs/validation.md.
+"""Compares the cost model's attention with NVIDIA's benchmarks of cuDNN's kernel, in docs/figures.md.
 
     python -m studies.kernels                 print
     python -m studies.kernels --write         print, and write the block `kernels`
@@ -15,10 +15,10 @@ from bench.blocks import write_block
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.planner.costs import cost_model
+from sppo_jax.planner.costs import Recompute, StageShape, cost_model
 from studies.calibration import mean_error
 
-PAGE = Path(__file__).parents[1] / "docs" / "validation.md"
+PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
 SOURCE = "github.com/NVIDIA/cudnn-frontend, benchmark"
 HEAD_DIM, QUERIES_PER_KEY_HEAD = 128, 8
 # TFLOP/s by device and passes, of whole causal sequences: two of them, 64 query heads.
@@ -83,16 +83,17 @@ def predicted_tflops(device: str, kind: str, queries: int, keys: int, heads: int
     bare = replace(DEVICES[device], overhead_s=0.0, overhead_tokens=0, hbm_bytes_s=float("inf"))
     costs = cost_model(
         model,
-        cluster=make_cluster(bare),
-        mesh=MeshShape(data=1, pipe=1, seq=1),
-        ulysses=1,
-        ring=1,
-        layers=1,
-        compute_bytes=2,
-        recompute_linear=0,
-        recompute_attention=False,
-        kernel="cudnn",
-        length=keys,
+        make_cluster(bare),
+        StageShape(
+            mesh=MeshShape(data=1, pipe=1, seq=1),
+            ulysses=1,
+            ring=1,
+            layers=1,
+            compute_bytes=2,
+            kernel="cudnn",
+            length=keys,
+        ),
+        Recompute(),
     )
     attention = replace(costs, layer=replace(costs.layer, linear_flops=0.0))
     pairs = queries * (keys - queries) + queries**2 / 2
@@ -191,7 +192,7 @@ def _cell(point: Point) -> str:
 def main() -> int:
     """Prints the block, and writes it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the block of docs/validation.md")
+    parser.add_argument("--write", action="store_true", help="write the block of docs/figures.md")
     text = report(list(points()))
     print(text)
     if parser.parse_args().write:

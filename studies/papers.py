@@ -1,4 +1,4 @@
-"""Predicts what others published and writes the comparison into docs/validation.md.
+"""Predicts what others published and writes the comparison into docs/figures.md.
 
     python -m studies.papers                 print
     python -m studies.papers --write         print, and write the block `papers` and docs/papers.svg
@@ -18,7 +18,6 @@ from sppo_jax.report.draw.chart import Axis, Panel, Series
 from studies.baselines import efficiency_rows, mfu_rows
 from studies.calibration import Calibration, Row, calibrate, mean_error, other_calibrations, predictions
 from studies.cells import Cell
-from studies.identify import UNUSED, terms
 from studies.orderings import VERDICTS, counts, orderings
 from studies.published import KERNEL, LEFT_OUT, out_of_memory, published_cells
 from studies.systems import GPU, memory_bytes
@@ -35,7 +34,6 @@ def report(rates: Calibration, rows: list[Row]) -> str:
         *_systems(by_role["judge"], rates, cells),
         _constants(by_role["judge"], rates, cells),
         *_orders(rows, rates),
-        *_terms(cells),
         _memory([row for row in rows if row.cell.unit == "GB"]),
         *_table(by_role["judge"], "Judged cells"),
         *_table(by_role["calibrate"], "Calibration cells"),
@@ -221,24 +219,6 @@ def _orders(rows: list[Row], rates: Calibration) -> list[str]:
     return ["**The fastest setting of a group**", text, "\n".join(lines)]
 
 
-def _terms(cells: list[Cell]) -> list[str]:
-    found = terms(cells)
-    lines = ["| term | error with half | as it is | with twice | largest move | verdict |", "|---|---|---|---|---|---|"]
-    for term in found:
-        moved = f"{term.moved:.1%} ({term.cell})" if term.moved else "0.0%"
-        lines.append(
-            f"| {term.name} | {term.halved:.1%} | {term.usual:.1%} | {term.doubled:.1%} | {moved} | {term.verdict} |"
-        )
-    intro = (
-        "Each term that is not calibrated, halved and doubled, with the calibration repeated each time; mean absolute "
-        "errors over the judged cells of machines with calibrated constants, and the largest move of one prediction."
-    )
-    unused = "Terms of `sppo_jax/planner/costs.py` that no published run here exercises at all:\n\n" + "\n".join(
-        f"* {term}" for term in UNUSED
-    )
-    return ["**What the data cannot identify**", intro, "\n".join(lines), unused]
-
-
 _MEMORY = """\
 Memory, of which every byte is counted and none fitted, though with the figures in view: {count} figures read off
 Seq1F1B's plots, mean absolute error {mean:.1%}, worst {worst:+.1%} ({name}). Of {oom} setups that ran out of memory
@@ -324,9 +304,7 @@ def block(rates: Calibration, rows: list[Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/papers.svg and the block of docs/validation.md"
-    )
+    parser.add_argument("--write", action="store_true", help="write docs/papers.svg and the block of docs/figures.md")
     args = parser.parse_args(arguments)
     cells = published_cells()
     rates = calibrate(cells)
@@ -335,7 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(text)
     if args.write:
         write(DOCS / "papers.svg", picture(rows))
-        write_block(DOCS / "validation.md", "papers", text)
+        write_block(DOCS / "figures.md", "papers", text)
     return 0
 
 

@@ -1,46 +1,34 @@
-"""All published figures as data, and the figures that are left out with the reason."""
+"""All published figures, and the figures that are left out with the reason: studies/published.yaml."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from studies.cells import Cell
-from studies.published_burst import KERNEL, burst_cells
-from studies.published_context import context_cells
-from studies.published_pipelines import length_cells, memory_cells, out_of_memory, seq1f1b_cells, sppo_cells
+from studies.systems import Setup
 
-__all__ = ["KERNEL", "LEFT_OUT", "published_cells", "out_of_memory"]
+_DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+
+
+def _setup(values: dict[str, Any]) -> Setup:
+    return Setup(**values | {"heads": tuple(values.get("heads", ()))})
+
+
+def _cell(values: dict[str, Any]) -> Cell:
+    setups = {key: _setup(values[key]) for key in ("setup", "base") if key in values}
+    return Cell(**values | setups | {"groups": tuple(values.get("groups", ()))})
+
+
+KERNEL = _cell(_DATA["kernel"])
+LEFT_OUT = tuple(_DATA["left_out"].items())
 
 
 def published_cells() -> list[Cell]:
     """Returns all cells but the kernel's, throughput first."""
-    return [
-        *seq1f1b_cells(),
-        *sppo_cells(),
-        *burst_cells(),
-        *context_cells(),
-        *memory_cells(),
-        *length_cells(),
-    ]
+    return [_cell(values) for values in _DATA["cells"]]
 
 
-# Published figures that are no cells: which ones, and why.
-LEFT_OUT = (
-    ("SPPO 7B against Megatron with the same strategy: 1.13x to 1.29x", "the paper gives no figure for each length"),
-    (
-        "Seq1F1B's 1.14x at half the memory",
-        "the abstract does not say for which setting; 30B at 64K on 64 A100 without recomputation is a cell of memory",
-    ),
-    (
-        "Seq1F1B on Ascend: Qwen3-4B and a cut of DeepSeek-V3",
-        "the planner has no figures of the device, and none of experts",
-    ),
-    ("TRL Qwen3-30B-A3B 1M: 483 s", "the model has no experts"),
-    ("MaxText on 64 Ironwood: 44.6% to 52.5% MFU", "the planner has no figures of the device"),
-    ("FPDT: MFU by model and length", "whether its FLOPs are causal and count recomputation is not published"),
-    ("SuperOffload-Ulysses 13B 1M: 55% MFU", "the counting of FLOPs is not published"),
-    ("SlimPipe 70B 2M on 256 Hopper: more than 45% MFU", "a bound, and the model has no exchange of attention work"),
-    ("NeMo with FP8 on H100 and B200", "the model has no FP8 products"),
-    ("FlexSP and InfiniPipe", "batches of many lengths; the model has one length a step"),
-    ("MEPipe on RTX 4090", "a secondary source; the planner has no figures of the device"),
-    (
-        "LoongTrain without selective checkpoints, 14B 1M: 79.2 tokens/GPU/s",
-        "the sheet of the 13B model, which has fewer parameters in the vocabulary alone, has 95.8",
-    ),
-)
+def out_of_memory() -> list[Setup]:
+    """Returns the setups that Seq1F1B's memory figure shows to run out of memory."""
+    return [_setup(values) for values in _DATA["out_of_memory"]]

@@ -15,11 +15,10 @@ from sppo_jax.hardware import Device, parse_cluster
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.plan import Plan
 from sppo_jax.planner.search import search
-from studies.record_cells import K, M
+from studies.record_cells import PEOPLE, K, M
 from studies.records_planned import leader, quiet
 
 PAGE = Path(__file__).parents[1] / "docs" / "records.md"
-_UPIPE = "UPipe"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,57 +53,8 @@ class Setting:
         return config_from_dict({"model": {"preset": self.model}, "sequence": sequence, "train": {"steps": 1}})
 
 
-_ONE, _EIGHT, _SIXTEEN = "h100:1x1", "h100:1x8", "h100:2x8"
-SETTINGS = (
-    Setting(
-        model="llama3-8b",
-        cluster=_ONE,
-        length=128 * K,
-        theirs=Run(system="ALST", tokens_s=160_000 / 123, length=160_000, remark="eight GPUs, a sequence each"),
-    ),
-    Setting(model="llama3-8b", cluster=_ONE, length=256 * K),
-    Setting(
-        model="llama3-8b",
-        cluster=_ONE,
-        length=M,
-        theirs=Run(system="ALST", tokens_s=500_000 / 1010, length=500_000, remark="the longest that it ran"),
-    ),
-    Setting(
-        model="llama3-8b",
-        cluster=_EIGHT,
-        length=128 * K,
-        theirs=Run(system=_UPIPE, tokens_s=2280, length=128 * K),
-    ),
-    Setting(model="llama3-8b", cluster=_EIGHT, length=256 * K),
-    Setting(
-        model="llama3-8b",
-        cluster=_EIGHT,
-        length=M,
-        theirs=Run(system="ALST", tokens_s=1_100_000 / (8 * 564), length=1_100_000),
-    ),
-    Setting(
-        model="qwen3-8b",
-        cluster=_EIGHT,
-        length=M,
-        theirs=Run(system="TRL", tokens_s=M / (8 * 380), length=M),
-    ),
-    Setting(model="qwen3-32b", cluster=_ONE, length=128 * K),
-    Setting(model="qwen3-32b", cluster=_ONE, length=256 * K),
-    Setting(model="qwen3-32b", cluster=_ONE, length=M),
-    Setting(model="qwen3-32b", cluster=_EIGHT, length=128 * K),
-    Setting(model="qwen3-32b", cluster=_EIGHT, length=256 * K),
-    Setting(
-        model="qwen3-32b",
-        cluster=_EIGHT,
-        length=M,
-        theirs=Run(system="TRL", tokens_s=M / (8 * 1295), length=M),
-    ),
-    Setting(
-        model="qwen3-32b",
-        cluster=_SIXTEEN,
-        length=128 * K,
-        theirs=Run(system=_UPIPE, tokens_s=483, length=128 * K),
-    ),
+SETTINGS = tuple(
+    Setting(**values | ({"theirs": Run(**values["theirs"])} if "theirs" in values else {})) for values in PEOPLE
 )
 _TEXT = """\
 One sequence a step on H100s. Ours are the planner's choice and its predicted seconds: nothing was run. Theirs were run.
@@ -146,7 +96,7 @@ def report() -> str:
 
 def assumed() -> str:
     """Returns what the figures rest on."""
-    device: Device = parse_cluster(_EIGHT).device
+    device: Device = parse_cluster("h100:1x8").device
     forward = device.attention_flops_s(device.compute_bytes, device.kernel, 128)
     return _TEXT.format(
         peak=device.matmul_flops_s / 1e12,

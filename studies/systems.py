@@ -15,50 +15,27 @@ from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.planner.costs import CostModel, cost_model
+from sppo_jax.planner.costs import CostModel, Recompute, StageShape, cost_model
 
 GPU, GPUS_PER_NODE, NODE_BYTES = DEVICES["a100-80g"], 8, 2e12
 Op = tuple[str, int, int, int]  # kind, sequence, segment, virtual stage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scales:
-    """Factors on rates and costs that are taken from datasheets, not calibrated; 1: as they are.
-
-    Args:
-        hbm: bytes a second of device memory.
-        link: bytes a second between GPUs of a node.
-        network: bytes a second between nodes.
-        host_link: bytes a second to the host.
-        overhead_tokens: tokens that a matmul waits for its weights.
-        attention_backward: seconds of attention's backward for one of its forward.
-    """
-
-    hbm: float = 1.0
-    link: float = 1.0
-    network: float = 1.0
-    host_link: float = 1.0
-    overhead_tokens: float = 1.0
-    attention_backward: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Rates:
-    """The constants that are calibrated, and factors on those that are not.
+    """The constants that are calibrated.
 
     Args:
         matmul_efficiency: share of the peak that a long matmul reaches.
         attention_efficiency: the same of attention's forward.
         overhead_s: seconds of a unit whatever its length.
         attention_backward: seconds of attention's backward for one of its forward; 2.5 as in FLOPs.
-        scales: factors on what is not calibrated.
     """
 
     matmul_efficiency: float
     attention_efficiency: float
     overhead_s: float
     attention_backward: float = 2.5
-    scales: Scales = Scales()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,34 +121,33 @@ def segment_lengths(setup: Setup) -> list[int]:
 
 
 def _costs(setup: Setup, rates: Rates, *, layers: int, devices: int, attention: bool = False) -> CostModel:
-    device, scales = DEVICES[setup.gpu], rates.scales
+    device = DEVICES[setup.gpu]
     device = replace(
         device,
         matmul_efficiency=rates.matmul_efficiency,
         attention_efficiency=rates.attention_efficiency,
-        attention_backward=rates.attention_backward * scales.attention_backward,
+        attention_backward=rates.attention_backward,
         overhead_s=rates.overhead_s,
-        hbm_bytes_s=device.hbm_bytes_s * scales.hbm,
-        link_bytes_s=device.link_bytes_s * scales.link,
-        network_bytes_s=setup.network_bytes_s * scales.network,
+        network_bytes_s=setup.network_bytes_s,
         # Split weights are read by every GPU in part; whole ones by every GPU.
-        overhead_tokens=int(device.overhead_tokens * scales.overhead_tokens) // setup.tensor,
+        overhead_tokens=device.overhead_tokens // setup.tensor,
     )
     if not setup.context:
         # Gradients of split weights are charged in `_Stages`.
         device = replace(device, hbm_bytes_s=math.inf)
     return cost_model(
         model_of(setup),
-        cluster=make_cluster(device, devices),
-        mesh=MeshShape(data=1, pipe=1, seq=devices),
-        ulysses=devices,
-        ring=1,
-        layers=layers,
-        compute_bytes=2,
-        recompute_linear=setup.recompute_linear,
-        recompute_attention=attention,
-        kernel="cudnn",
-        length=setup.length,
+        make_cluster(device, devices),
+        StageShape(
+            mesh=MeshShape(data=1, pipe=1, seq=devices),
+            ulysses=devices,
+            ring=1,
+            layers=layers,
+            compute_bytes=2,
+            kernel="cudnn",
+            length=setup.length,
+        ),
+        Recompute(linear=setup.recompute_linear, attention=attention),
     )
 
 
@@ -179,7 +155,7 @@ def _context_step_s(setup: Setup, rates: Rates) -> float:
     """Returns the seconds of a step without stages: compute alone, unless heads are exchanged in the open."""
     model = model_of(setup)
     costs = _costs(setup, rates, layers=model.num_layers, devices=setup.context)
-    recomputed = replace(costs, recompute_attention=True)
+    recomputed = replace(costs, recompute=costs.recompute._replace(attention=True))
     forward, backward = (costs.compute_s(kind, 0, setup.length) for kind in "FB")
     again = setup.recompute_attention * (recomputed.compute_s("B", 0, setup.length) - backward)
     sent = sum(recomputed.transfer_s(kind, 0, setup.length) for kind in "FB") if setup.ulysses else 0.0
@@ -199,7 +175,7 @@ class _Stages:
         self.cache: dict[tuple[str, int, bool], float] = {}
         device = self.costs.cluster.device
         cluster = Cluster(device=device, num_hosts=99, devices_per_host=8, host_bytes=0)
-        self.hbm_bytes_s = DEVICES[setup.gpu].hbm_bytes_s * rates.scales.hbm
+        self.hbm_bytes_s = DEVICES[setup.gpu].hbm_bytes_s
         # A collective over several nodes crosses between them on the adapters of all GPUs of a node.
         across = min(device.link_bytes_s, device.network_bytes_s * GPUS_PER_NODE)
         self.tensor_link = device.link_bytes_s if setup.tensor <= GPUS_PER_NODE else across
@@ -225,12 +201,14 @@ class _Stages:
         # Forward gathers and scatters around attention and MLP. Backward hides four of its six behind matmuls.
         seconds += self.layers * (4 if kind == "F" else 2) * gathered
         if kind == "B" and setup.recompute_attention:
-            again = replace(self.costs, recompute_attention=True).compute_s("B", start, tokens)
+            again = replace(self.costs, recompute=self.costs.recompute._replace(attention=True)).compute_s(
+                "B", start, tokens
+            )
             seconds += setup.recompute_attention * (again - self.costs.compute_s("B", start, tokens))
         if kind == "B" and setup.recompute_linear:
             seconds += self.layers * 4 * gathered
         if setup.offload == "full":
-            seconds = max(seconds, self.offload_bytes(tokens) / (setup.host_link_bytes_s * self.rates.scales.host_link))
+            seconds = max(seconds, self.offload_bytes(tokens) / setup.host_link_bytes_s)
         if last:
             # Only the last stage computes head and loss, a third of them in the forward.
             seconds += self.costs.compute_s("H", start, tokens) * (1 if kind == "F" else 2) / 3 + gathered

@@ -33,9 +33,10 @@ def free_port() -> int:
 
 
 def environment(**changes: object) -> dict[str, str]:
-    """Returns this process's environment without what would place it in a cluster."""
+    """Returns this environment without what would place it in a cluster; programs compile soon and run slowly."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_QUIET)}
     paths = f"{REPO}{os.pathsep}{REPO / 'tests'}"
+    kept |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
     return kept | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"} | {k: str(v) for k, v in changes.items()}
 
 

@@ -36,33 +36,39 @@ def by_chunks(split, lengths, heads, kv_heads):
         shape = (1, 1, sequence.cache_heads(kv_heads, split.ulysses), room, HEAD_DIM)
         cache = Cache(jnp.full(shape, 9.0), jnp.full(shape, 9.0))  # garbage, as a slot's last user leaves it
         sums = Cache(jnp.zeros(shape), jnp.zeros(shape))
-        out = jnp.zeros_like(q)
-        grads = [jnp.zeros_like(x) for x in (q, k, v)]
-        saved = []
+        at = jnp.asarray([starts, lengths], jnp.int32).T
 
-        def cut(x, index):
-            return jax.lax.dynamic_slice_in_dim(x, starts[index] // seq, size)
+        def cut(x, start):
+            return jax.lax.dynamic_slice_in_dim(x, start // seq, size)
 
-        for index, length in enumerate(lengths):
-            start, count = starts[index] // split.ring, length // split.ring
+        def chunk_of(start, length):
+            start, count = start // split.ring, length // split.ring
             tags = sequence.chunk_tags(keys, start, count, size * split.ulysses, split, bound=total // split.ring)
-            chunk = Chunk(jnp.int32(0), jnp.int32(start), jnp.int32(count), tags)
-            cache = sequence.write_prefix(cache, cut(k, index), cut(v, index), chunk, 0, split)
-            o, lse = sequence.forward(cut(q, index), cache, chunk, 0, split)
-            saved.append((chunk, o, lse))
-            out = jax.lax.dynamic_update_slice_in_dim(out, o, starts[index] // seq, 0)
-        for index, length in reversed(list(enumerate(lengths))):
-            chunk, o, lse = saved[index]
-            real = (jnp.arange(size) < length // seq)[:, None, None]
-            do = jnp.where(real, cut(dout, index), 0.0)
-            dq, sums = sequence.backward(sequence.Attended(cut(q, index), o, lse, do), cache, sums, chunk, 0, split)
-            dk, dv, sums = sequence.take_gradient(sums, chunk, 0, cut(k, index), split)
-            for i, x in enumerate((dq, dk, dv)):
-                old = cut(grads[i], index)
-                new = jax.lax.dynamic_update_slice_in_dim(
-                    grads[i], jnp.where(real, x, old), int(starts[index]) // seq, 0
-                )
-                grads[i] = new
+            return Chunk(jnp.int32(0), start, count, tags)
+
+        def forward(carry, at):
+            (cache, out), (start, length) = carry, at
+            chunk = chunk_of(start, length)
+            cache = sequence.write_prefix(cache, cut(k, start), cut(v, start), chunk, 0, split)
+            o, lse = sequence.forward(cut(q, start), cache, chunk, 0, split)
+            return (cache, jax.lax.dynamic_update_slice_in_dim(out, o, start // seq, 0)), (o, lse)
+
+        (cache, out), saved = jax.lax.scan(forward, (cache, jnp.zeros_like(q)), at)
+
+        def backward(carry, at_and_saved):
+            (sums, grads), ((start, length), (o, lse)) = carry, at_and_saved
+            chunk, real = chunk_of(start, length), (jnp.arange(size, dtype=jnp.int32) < length // seq)[:, None, None]
+            do = jnp.where(real, cut(dout, start), 0.0)
+            dq, sums = sequence.backward(sequence.Attended(cut(q, start), o, lse, do), cache, sums, chunk, 0, split)
+            dk, dv, sums = sequence.take_gradient(sums, chunk, 0, cut(k, start), split)
+            grads = [
+                jax.lax.dynamic_update_slice_in_dim(old, jnp.where(real, x, cut(old, start)), start // seq, 0)
+                for old, x in zip(grads, (dq, dk, dv), strict=True)
+            ]
+            return (sums, grads), None
+
+        zeros = [jnp.zeros_like(x) for x in (q, k, v)]
+        (sums, grads), _ = jax.lax.scan(backward, (sums, zeros), (at, saved), reverse=True)
         left = jnp.abs(sums.k).max() + jnp.abs(sums.v).max()
         return [x[: total // seq, None] for x in (out, *grads)], left[None, None]
 

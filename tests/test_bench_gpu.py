@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bench import gpu
+from bench.flex_counts import count_pairs
 from bench.gpu_parts import exact, flex, overlap, probe, report
 from bench.gpu_parts.aims import aim_rows
 from bench.gpu_parts.case import Case, Outcome
@@ -18,7 +19,6 @@ from bench.gpu_parts.program import Target
 from bench.gpu_parts.results import Results, read
 from bench.gpu_parts.runner import environment, run_case, why_not
 from sppo_jax.flex.contract import check_columns, far_cells
-from sppo_jax.flex.rows import count_pairs
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.hardware import DEVICES
 from sppo_jax.planner.make import make_plan

@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+torch.set_num_threads(1)  # tensors are tiny, and other tests share the cores
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import LlamaForCausalLM  # noqa: E402

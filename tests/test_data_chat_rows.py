@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sppo_jax.config.data import ChatConfig
-from sppo_jax.data.chat_rows import chat_of, read_rows, without_nulls
+from sppo_jax.data.chat_rows import chat_of, rows_of, without_nulls
 
 pytest.importorskip("jinja2")
 from chat_cases import PLAIN
@@ -85,7 +85,7 @@ def test_files_of_every_kind_give_the_same_conversations_without_nulls(tmp_path,
         text = "\n".join(json.dumps(row | {"other": None}) for row in rows).encode()
         with pa.output_stream(str(path)) as file:
             file.write(text)
-    found = list(read_rows(path))
+    found = list(rows_of(path))
     place = "row" if suffix == ".parquet" else "line"
     assert [where for where, _ in found] == [f"{path} {place} 1", f"{path} {place} 2"]
     chats = [chat_of(row, ChatConfig(), where) for where, row in found]

@@ -183,17 +183,20 @@ ANSWER = {"role": "assistant", "content": "tree"}
         ([[USER, ANSWER | {"train": False}]], "must hold conversations with something to learn, got 1 without"),
     ],
 )
-def test_wrong_conversations_are_one_line_and_leave_no_entry(chats, tmp_path, rows, told):
+def test_wrong_conversations_are_one_line_each_time(chats, tmp_path, rows, told):
     folder, path, more = chats
     template = (
         FOR + "{%- if message.role == 'judge' %}{{- raise_exception('no role judge') }}{% endif %}" + PLAIN[len(FOR) :]
     )
     (tmp_path / "t.jinja").write_text(template)
     write_rows(path, [{"messages": row} for row in rows])
-    with pytest.raises(ValueError, match=told) as error:
-        open_data(settings(folder, path, **more))
-    assert "\n" not in str(error.value)
-    assert not [entry for entry in (tmp_path / "cache").glob("*") if entry.is_dir()]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=told) as error:
+            open_data(settings(folder, path, **more))
+        assert "\n" not in str(error.value)
+    # A part of a source may have nothing to learn. So such a part is an entry, and the whole source is judged.
+    entries = [entry for entry in (tmp_path / "cache").glob("*") if entry.is_dir()]
+    assert len(entries) == ("something to learn" in told)
 
 
 def test_a_mask_of_all_zeros_is_refused(chats, tmp_path):

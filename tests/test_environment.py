@@ -53,7 +53,7 @@ RIGHT = "True True\nTrue True\n"
 
 def run(code, **environ):
     """Runs code in a process of its own, without what this one has set for XLA; returns its output and errors."""
-    own = environment(**environ)
+    own = environment(**{"XLA_FLAGS": ""} | environ)
     done = subprocess.run([sys.executable, "-c", code], env=own, cwd=REPO, capture_output=True, text=True, timeout=300)
     return done.stdout, done.stderr
 
@@ -150,6 +150,21 @@ def flags(unset, monkeypatch):
         return [str(warning.message) for warning in caught]
 
     return warned
+
+
+@pytest.mark.parametrize(
+    ("plugin", "driver", "platforms", "told"),
+    [(True, False, "", True), (False, False, "", False), (True, True, "", False), (True, False, "cuda", False)],
+)
+def test_jax_for_cuda_without_a_driver_is_a_line(plugin, driver, platforms, told, unset, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(env, "_has_cuda_plugin", lambda: plugin)
+    monkeypatch.setattr(env, "_driver_loads", lambda: driver)
+    with warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always")
+        env.skip_cuda_without_driver()
+    assert os.environ["JAX_PLATFORMS"] == ("cpu" if told else platforms)
+    assert [str(line.message).count("NVIDIA's driver") for line in lines] == [1] * told
 
 
 @pytest.mark.parametrize("call", [env.set_memory_fraction, lambda: env.set_memory_limits(None)])

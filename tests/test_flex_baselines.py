@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from flex_cases import KINDS, contents_of, draw_shape, draw_sizes, make_shape, pack
 
+from bench.flex_counts import count_pairs
 from sppo_jax.flex.baselines import baselines, per_batch, static
 from sppo_jax.flex.contract import check_columns, far_cells
 from sppo_jax.flex.placement import Pieces
-from sppo_jax.flex.rows import count_pairs, write
+from sppo_jax.flex.rows import write
 
 
 @pytest.mark.parametrize("kind", KINDS)

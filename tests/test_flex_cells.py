@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from flex_cases import KINDS, contents_of, draw_shape, draw_sizes, make_shape, pack, same, wikipedia_like
 
+from bench.flex_counts import count_pairs
 from sppo_jax.flex.baselines import per_batch
 from sppo_jax.flex.cells import candidates, plan_cells, today
 from sppo_jax.flex.contract import check_columns, far_cells
 from sppo_jax.flex.greedy import deal
 from sppo_jax.flex.placement import Pieces
-from sppo_jax.flex.rows import count_pairs, write
+from sppo_jax.flex.rows import write
 from sppo_jax.plan.simulate import simulate
 
 CASES = [(kind, seed) for kind in KINDS for seed in range(15)]

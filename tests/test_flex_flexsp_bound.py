@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
-from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
 from sppo_jax.flex.flexsp.solver import plan_groups
 from studies import flexsp
+from studies.flexsp_cells import part_of_cluster
 
 COSTS = flexsp_costs(MODELS["7b"])
 ROWS = json.loads(flexsp.RESULT.read_text(encoding="utf-8"))["optima"]["rows"]

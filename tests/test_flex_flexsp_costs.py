@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
+from studies.flexsp_cells import part_of_cluster
 
 
 def test_a_group_takes_what_the_released_code_says():

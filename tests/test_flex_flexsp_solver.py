@@ -9,12 +9,12 @@ import pytest
 
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
 from sppo_jax.flex.flexsp.compositions import compositions, fluid_times
-from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
 from sppo_jax.flex.flexsp.group_plan import Group, GroupPlan, make_plan, problem
-from sppo_jax.flex.flexsp.milp import solve_groups
 from sppo_jax.flex.flexsp.solver import improve, plan_batch, plan_groups
-from sppo_jax.flex.flexsp.systems import sample_batches
 from studies import flexsp
+from studies.flexsp_cells import part_of_cluster, sample_batches
+from studies.flexsp_milp import solve_groups
 
 COSTS = flexsp_costs(MODELS["7b"])
 RESULTS = json.loads(flexsp.RESULT.read_text(encoding="utf-8"))

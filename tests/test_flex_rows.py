@@ -6,9 +6,10 @@ import pytest
 from flex_cases import contents_of, make_shape
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from bench.flex_counts import count_pairs
 from sppo_jax.flex.cells import today
 from sppo_jax.flex.placement import Pieces, Placement, bit_length, dealt_pairs
-from sppo_jax.flex.rows import count_pairs, documents_of, indices, write, write_row
+from sppo_jax.flex.rows import documents_of, indices, write, write_row
 from sppo_jax.pipeline.layout import STRIPED
 
 

@@ -75,3 +75,14 @@ def test_pages_name_extras_that_exist():
     for page in pages:
         for extras in re.findall(r"(?:-e '|\")\.\[([a-z,-]+)\]", page.read_text(encoding="utf-8")):
             assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"]), page
+
+
+def test_make_refuses_an_old_python_in_one_line(tmp_path):
+    old = tmp_path / "python3.10"
+    old.write_text("#!/bin/sh\nexit 1\n")  # what the Makefile asks of a Python, an old one answers with 1
+    old.chmod(0o755)
+    done = subprocess.run(["make", "quickstart", f"PYTHON={old}"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and not (ROOT / ".venv-python3.10").exists()
+    line = done.stderr.splitlines()[0]
+    assert line == f"needs Python 3.11 or newer with venv, got {old}; install one, or name one: make PYTHON=PATH"
+    assert PROJECT["requires-python"] == ">=3.11", "pip refuses an older Python by this line"

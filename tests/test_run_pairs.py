@@ -100,7 +100,7 @@ def call(place, *words, processes=1):
     words = [str(word) for word in words]
     if processes > 1:
         words = [str(REPO / "launch/local.sh"), str(processes), "--", *words]
-    environ = environment(XLA_FLAGS="--xla_backend_optimization_level=0", JAX_PLATFORMS="cpu")
+    environ = environment(JAX_PLATFORMS="cpu")
     done = subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,13 +1,13 @@
-"""Trivial baselines of throughput by hand, and the terms that published figures cannot identify."""
+"""Trivial baselines of throughput by hand."""
 
 from dataclasses import replace
 
 import pytest
 
 from sppo_jax.hardware import DEVICES
-from studies import baselines, calibration, identify
+from studies import baselines, calibration
 from studies.published import published_cells
-from studies.systems import Rates, Scales, Setup, model_of, tokens_per_gpu_s
+from studies.systems import Rates, Setup
 
 CELLS = published_cells()
 RATES = calibration.calibrate(CELLS)
@@ -66,30 +66,3 @@ def test_the_cost_model_beats_both_baselines_where_the_page_says_so(system):
         )
     )
     assert ours < min(mfu, two)
-
-
-def test_scales_are_of_the_rates_they_name():
-    slow = Setup(model="gpt-13b", length=2**19, tensor=8, pipe=8, segments=32, offload="full", host_link_bytes_s=1e9)
-    base = RATES["a100-80g"]
-    for name in ("hbm", "link", "network", "host_link"):
-        faster = replace(base, scales=Scales(**{name: 4.0}))
-        assert tokens_per_gpu_s(slow, faster) >= tokens_per_gpu_s(slow, base)
-    link = replace(base, scales=Scales(host_link=4.0))
-    assert tokens_per_gpu_s(slow, link) > 2 * tokens_per_gpu_s(slow, base)
-    backward = replace(base, scales=Scales(attention_backward=2.0))
-    assert tokens_per_gpu_s(replace(slow, offload="none"), backward) < tokens_per_gpu_s(
-        replace(slow, offload="none"), base
-    )
-    assert model_of(slow).num_layers == 40
-
-
-def test_terms_by_halving_and_doubling(monkeypatch):
-    found = {term.name: term for term in identify.terms(CELLS)}
-    host = found["bytes a second to the host"]
-    assert host.moved == 0 and host.halved == host.usual == host.doubled
-    assert "not identified" in host.verdict
-    backward = found["attention's backward for one of its forward"]
-    assert backward.halved > backward.usual + identify.TELLS and backward.verdict == "bounded on one side"
-    sure = replace(backward, doubled=backward.halved)
-    assert sure.verdict == "identified"
-    assert replace(sure, halved=sure.usual, doubled=sure.usual).verdict.endswith("fit as well")

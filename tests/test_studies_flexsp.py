@@ -8,8 +8,8 @@ import pytest
 
 from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
 from sppo_jax.flex.flexsp.solver import plan_batch
-from sppo_jax.flex.flexsp.systems import PUBLISHED, released_batches, sample_batches, simulate_cell
 from studies import flexsp
+from studies.flexsp_cells import PUBLISHED, released_batches, sample_batches, simulate_cell
 
 STALE = "studies/results/flexsp.json is stale: make it again with `python -m studies.flexsp`"
 RESULTS = json.loads(flexsp.RESULT.read_text(encoding="utf-8"))

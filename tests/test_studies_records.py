@@ -18,13 +18,34 @@ def test_throughput_is_todays(name):
     assert records_planned.throughput_row(ROWS[name]) in read_block(records.PAGE, "records"), STALE
 
 
-@pytest.mark.parametrize("cell", [pytest.param("8B, 1 H200", marks=pytest.mark.slow), "7B, 8 A800"])
-def test_lengths_are_todays(cell, monkeypatch):
+def assert_row_of_length(cell, monkeypatch):
     record = next(record for record in records_planned.LENGTHS if record.cell == cell)
     monkeypatch.setattr(records_planned, "stopped_by", lambda *_: "STOPS")  # takes half a minute
     before, _, after = records_planned.length_row(record).partition("STOPS")
     rows = read_block(records_planned.PAGE, "records").splitlines()
     assert after and any(row.startswith(before) and row.endswith(after) for row in rows), STALE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["8B, 1 H200", "7B, 8 A800"])
+def test_lengths_are_todays(cell, monkeypatch):
+    assert_row_of_length(cell, monkeypatch)
+
+
+def test_a_length_of_the_page_fits_today_and_the_next_one_does_not(monkeypatch):
+    """Two searches instead of the nine of the whole row, which is a slow test."""
+
+    def max_length(config, cluster, *, budget_s):
+        fits = []
+        for size in (7_077_888, 7_340_032):  # a sixteenth of 4M apart
+            fits.append(
+                records_planned.search(replace(config, sequence=replace(config.sequence, length=size)), cluster).fits
+            )
+        assert fits == [True, False], STALE
+        return SimpleNamespace(best=SimpleNamespace(size=7_077_888), stopped=SimpleNamespace(size=7_340_032))
+
+    monkeypatch.setattr(records_planned, "max_length", max_length)
+    assert_row_of_length("7B, 8 A800", monkeypatch)
 
 
 def test_every_record_has_a_row_and_its_source():

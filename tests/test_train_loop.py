@@ -27,7 +27,7 @@ from sppo_jax.train.setup import prepare
 from sppo_jax.train.state import init_state
 
 # One worker makes the run that all of these look at.
-pytestmark = pytest.mark.xdist_group("train_loop")
+pytestmark = [pytest.mark.xdist_group("train_loop"), pytest.mark.usefixtures("compiled_once")]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 from sppo_jax import distributed
 from sppo_jax.commands.command import DOES_NOT_FIT, DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
-from sppo_jax.environment import gpus_may_start, set_waiting_limits
+from sppo_jax.environment import gpus_may_start, set_waiting_limits, skip_cuda_without_driver
 from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
@@ -24,17 +24,17 @@ def run(words: Sequence[str]) -> int:
     """Trains as a config says; returns the exit code."""
     parser = config_parser(
         "train",
-        "Train as a config says; with the --run-dir of a run that was stopped, or with --resume, the run goes on.",
+        "Train as a config says. The same --run-dir, or --resume, continues a run that was stopped.",
     )
     parser.add_argument(
         "--run-dir",
         type=some_path,
-        help="directory of a new run, or of a run to continue; runs/NAME-DATE-TIME by default",
+        help="directory of the run; one that exists is resumed; runs/NAME-DATE-TIME by default",
     )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="without --run-dir: go on with the newest unfinished run of this config in runs",
+        help="without --run-dir: continue the newest unfinished run of this config in runs/",
     )
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
@@ -43,6 +43,7 @@ def run(words: Sequence[str]) -> int:
     if args.resume and args.run_dir:
         raise ValueError(f"--resume must stand without --run-dir, got --run-dir {args.run_dir}; leave out one of them")
     config = load(args, together=True)
+    skip_cuda_without_driver()
     distributed.start(config)
 
     run_dir = args.run_dir or Path(distributed.share_text(distributed.together(lambda: _place_of(args, config))))
@@ -67,7 +68,7 @@ def _place_of(args: Namespace, config: Config) -> str:
     if args.resume:
         return str(found)
     if found is not None:
-        distributed.say(f"an unfinished run of this config is in {found}; to go on with it, add --resume")
+        distributed.say(f"an unfinished run of this config is in {found}; add --resume to continue it")
     return new
 
 

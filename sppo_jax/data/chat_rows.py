@@ -2,75 +2,26 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from sppo_jax.config.data import ChatConfig
 from sppo_jax.data.chat import ASSISTANT, Chat, Message
-from sppo_jax.data.compressed import COMPRESSED_SUFFIXES, is_torn, open_bytes, torn
-from sppo_jax.data.folders import unreadable
+from sppo_jax.data.folders import Place
+from sppo_jax.data.forms.record import Rows
+from sppo_jax.data.forms.rows import read_rows
 from sppo_jax.files import parse_json
 
-ROW_SUFFIXES = (*(f".jsonl{packed}" for packed in ("", *COMPRESSED_SUFFIXES)), ".parquet")
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bing": ASSISTANT, "chatgpt": ASSISTANT, "observation": "tool"}
 SHAREGPT = "conversations"
-_BATCH_ROWS = 64
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def rows_of(path: Place) -> Rows:
     """Yields the rows of a file in order, each with its place for messages; nulls are dropped at every depth.
 
     Raises:
-        ValueError: the file cannot be read; the message names file and line.
+        ValueError: the file cannot be read; the message names file and place.
     """
-    yield from _parquet_rows(path) if path.name.endswith(".parquet") else _json_rows(path)
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    number = 0
-    try:
-        with open_bytes(path) as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    where = f"{path} line {number}"
-                    yield where, _row_of(line, where)
-    except (OSError, EOFError, zlib.error) as error:
-        if is_torn(path, error):
-            raise torn(path, error, number) from error
-        assert isinstance(error, OSError)
-        raise unreadable(path, error) from error
-
-
-def _row_of(line: bytes, where: str) -> dict[str, Any]:
-    rule = "a .jsonl file must hold one JSON object a line"
-    try:
-        row = parse_json(line)
-    except ValueError as error:
-        raise ValueError(f"{rule}, got {where} ({error}); correct the line") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{rule}, got {where} with a value of type {type(row).__name__}; correct the line")
-    return without_nulls(row)
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ValueError(f"{path} needs the pyarrow library, which is not installed; run pip install pyarrow") from None
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path} row {number}", without_nulls(row)
-    except pa.ArrowException as error:
-        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write the file again") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+    return ((where, without_nulls(row)) for where, row in read_rows(path))
 
 
 def without_nulls(value: Any) -> Any:

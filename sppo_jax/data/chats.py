@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sppo_jax.config.data import BYTES, DataConfig
-from sppo_jax.data.cache import Writer, entry_of
+from sppo_jax.data.cache import Writer
 from sppo_jax.data.chat import Rendered
-from sppo_jax.data.chat_rows import chat_of, read_rows
+from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
 from sppo_jax.data.chat_template import ChatTemplate
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.encoding import Encoder, Located
-from sppo_jax.data.folders import File, look_at
+from sppo_jax.data.folders import File, beginnings, unchanged
 from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
 from sppo_jax.data.mask_bit import join_words
+from sppo_jax.data.parts import Job, tokenized
 from sppo_jax.files import parse_json
 from sppo_jax.paths import file_error, local_path
 
@@ -29,12 +28,11 @@ _BATCH = 64
 _FORMAT = 2  # of the words in the cache
 
 
-def load_chats(config: DataConfig, root: Path, files: Sequence[File], encoder: Encoder, length: int) -> Corpus:
+def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Corpus:
     """Opens the conversations of files, which are tokenized once.
 
     Args:
         config: gives the chat settings and the cache.
-        root: the directory of the source.
         files: files of rows.
         encoder: turns text into tokens.
         length: tokens that a sequence holds.
@@ -42,29 +40,41 @@ def load_chats(config: DataConfig, root: Path, files: Sequence[File], encoder: E
     Raises:
         ValueError: a conversation or the template is wrong, or nothing is left to learn.
     """
+    job = chat_job(config, files, encoder, length)
+    entry = tokenized(config, job)
+    assert entry.tokens is not None
+    found = learned_of(entry.facts["learned"])
+    if not len(entry.ends):
+        raise ValueError(
+            f"data.source must hold conversations with something to learn, got {found.read:,} without, of "
+            f"which {found.too_long:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
+            f"data.chat.too_long, or correct the {{% generation %}} regions of {read_template(config)[1]}"
+        )
+    warn_of_dropped(found, length)
+    corpus = corpus_of(
+        entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
+    )
+    digest = f"{entry.facts['crc']} {json.dumps(job.key['chat'], sort_keys=True)}"
+    return dataclasses.replace(corpus, digest=digest, learned=found)
+
+
+def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Job:
+    """Returns how the conversations of files become tokens; see `load_chats`."""
     source, name, variables = read_template(config)
     chat = config.chat
     template = ChatTemplate(source, name=name, variables=variables, date=chat.date, train_on=chat.train_on)
     key = {
-        "root": str(root.resolve()),
         "files": [file.key for file in files],
+        "begins": beginnings(files),
         "encoder": encoder.key,
         "chat": dataclasses.asdict(chat) | {"template": source, "variables": variables, "format": _FORMAT},
         "length": length if chat.too_long != "cut" else None,
     }
 
-    def fill(writer: Writer) -> None:
-        _tokenize(files, config, template, encoder, writer, length)
+    def tokenize(some: Sequence[File], writer: Writer) -> None:
+        _tokenize(some, config, template, encoder, writer, length)
 
-    cache = local_path(config.cache, "data.cache") if config.cache else None
-    entry = entry_of(cache, key, fill, dtype=np.dtype(np.uint32))
-    assert entry.tokens is not None
-    facts = entry.facts
-    found = learned_of(facts["learned"])
-    warn_of_dropped(found, length)
-    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], facts["documents"])
-    digest = f"{facts['crc']} {json.dumps(key['chat'], sort_keys=True)}"
-    return dataclasses.replace(corpus, digest=digest, learned=found)
+    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize)
 
 
 def read_template(config: DataConfig) -> tuple[str, str, dict[str, Any]]:
@@ -108,7 +118,7 @@ def _tokenize(
 ) -> None:
     """Writes the words of all conversations, and counts."""
     found = Learned(marks=(template.whose_marks,))
-    documents, crc, end = [0] * len(files), 0, 0
+    documents, end = [0] * len(files), 0
     for batch in _batches(files, config, template):
         encoded = encoder.locate([rendered.text for _, _, rendered in batch])
         for (number, where, rendered), located in zip(batch, encoded, strict=True):
@@ -118,18 +128,11 @@ def _tokenize(
             if not learned[1:kept].any():
                 continue
             words = join_words(located.tokens[:kept], learned[:kept])
-            crc = zlib.crc32(words.tobytes(), crc)
             end += kept
             documents[number] += 1
             writer.add_tokens(words)
             writer.add_ends(np.array([end], np.int64))
-    if not end:
-        raise ValueError(
-            f"data.source must hold conversations with something to learn, got {found.read:,} without, of "
-            f"which {found.too_long:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
-            f"data.chat.too_long, or correct the {{% generation %}} regions of {template.name}"
-        )
-    writer.facts.update(documents=documents, crc=crc, learned=dataclasses.asdict(found))
+    writer.facts.update(documents=documents, learned=dataclasses.asdict(found))
 
 
 def _batches(
@@ -138,20 +141,16 @@ def _batches(
     """Gives conversations as text, with the number of their file and their place."""
     batch: list[tuple[int, str, Rendered]] = []
     for number, file in enumerate(files):
-        for where, row in read_rows(file.path):
-            chat = chat_of(row, config.chat, where)
-            try:
-                batch.append((number, where, template.render(chat)))
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
-            if len(batch) == _BATCH:
-                yield batch
-                batch = []
-        if look_at(file.path, file.name) != file:
-            raise ValueError(
-                f"data.source must not change while it is read, got a change of {file.path}; "
-                "start again when the file is complete"
-            )
+        with unchanged(file):
+            for where, row in rows_of(file.path):
+                chat = chat_of(row, config.chat, where)
+                try:
+                    batch.append((number, where, template.render(chat)))
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from error
+                if len(batch) == _BATCH:
+                    yield batch
+                    batch = []
     if batch:
         yield batch
 

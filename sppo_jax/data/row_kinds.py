@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal, get_args
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.chat_rows import ROW_SUFFIXES, SHAREGPT, read_rows
-from sppo_jax.data.folders import File
+from sppo_jax.data.chat_rows import SHAREGPT
+from sppo_jax.data.folders import File, Place
+from sppo_jax.data.forms.rows import ROW_SUFFIXES, columns_of, read_rows
 from sppo_jax.data.token_files import TOKEN_SUFFIXES
 from sppo_jax.data.token_rows import IDS
 
@@ -42,8 +42,8 @@ def kind_of(config: DataConfig, file: File) -> Kind:
     return "rows of tokens" if config.format == "tokens" else config.format
 
 
-def _kind_of_rows(config: DataConfig, path: Path) -> Kind:
-    names = _first_keys(path)
+def _kind_of_rows(config: DataConfig, path: Place) -> Kind:
+    names = _first_keys(config, path)
     if config.text_key in names:
         return "text"
     if config.chat.messages_key in names or SHAREGPT in names:
@@ -51,13 +51,10 @@ def _kind_of_rows(config: DataConfig, path: Path) -> Kind:
     return "rows of tokens" if any(key in names for key in IDS) else "text"
 
 
-def _first_keys(path: Path) -> list[str]:
+def _first_keys(config: DataConfig, path: Place) -> list[str]:
     """Returns the keys of the first row; of a file that cannot be read none, which is said where the file is read."""
     try:
-        if path.name.endswith(".parquet"):
-            import pyarrow.parquet as pq
-
-            return list(pq.read_schema(path).names)
-        return list(next(iter(read_rows(path)), ("", {}))[1])
-    except (ImportError, OSError, ValueError):
+        columns = columns_of(path)
+        return list(next(read_rows(path, text_key=config.text_key), ("", {}))[1]) if columns is None else columns
+    except ValueError:
         return []

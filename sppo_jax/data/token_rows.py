@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.cache import Writer, entry_of
-from sppo_jax.data.chat_rows import read_rows
+from sppo_jax.data.cache import Writer
+from sppo_jax.data.chat_rows import rows_of
 from sppo_jax.data.corpus import Corpus, corpus_of
-from sppo_jax.data.folders import File, look_at
+from sppo_jax.data.folders import File, beginnings, unchanged
 from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
 from sppo_jax.data.mask_bit import join_words
-from sppo_jax.paths import local_path
+from sppo_jax.data.parts import Job, tokenized
 
 IDS = ("input_ids", "token_ids")
 # As long as the ids: labels are ids, or IGNORED where nothing is learned; masks are 1 where a token is learned.
@@ -27,12 +25,11 @@ _PADDING = "attention_mask"
 _FORMAT = 1  # of the words in the cache
 
 
-def load_token_rows(config: DataConfig, root: Path, files: Sequence[File], vocab_size: int, length: int) -> Corpus:
+def load_token_rows(config: DataConfig, files: Sequence[File], vocab_size: int, length: int) -> Corpus:
     """Opens rows of tokens, which are looked through once.
 
     Args:
         config: gives the cache.
-        root: the directory of the source.
         files: files of rows.
         vocab_size: tokens must lie in 0..vocab_size-1.
         length: tokens that a sequence holds.
@@ -40,47 +37,53 @@ def load_token_rows(config: DataConfig, root: Path, files: Sequence[File], vocab
     Raises:
         ValueError: a row is wrong, or nothing is left to learn.
     """
-    key = {
-        "root": str(root.resolve()),
-        "files": [file.key for file in files],
-        "rows of tokens": _FORMAT,
-        "vocab_size": vocab_size,
-        "length": length,
-    }
-    cache = local_path(config.cache, "data.cache") if config.cache else None
-    entry = entry_of(cache, key, lambda writer: _fill(files, writer, vocab_size, length), dtype=np.dtype(np.uint32))
+    entry = tokenized(config, token_rows_job(files, vocab_size, length))
     assert entry.tokens is not None
     found = learned_of(entry.facts["learned"])
-    warn_of_dropped(found, length)
-    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
-    return dataclasses.replace(corpus, digest=str(entry.facts["crc"]), learned=found)
-
-
-def _fill(files: Sequence[File], writer: Writer, vocab_size: int, length: int) -> None:
-    """Writes the words of all rows, and counts."""
-    found, documents, crc, end = Learned(), [0] * len(files), 0, 0
-    for number, file in enumerate(files):
-        for where, row in read_rows(file.path):
-            tokens, learned, marks = tokens_of(row, vocab_size, where)
-            found += dataclasses.replace(count(learned, len(tokens), length), marks=(marks,))
-            if not learned[1:].any():
-                continue
-            words = join_words(tokens, learned)
-            crc, end = zlib.crc32(words.tobytes(), crc), end + len(words)
-            documents[number] += 1
-            writer.add_tokens(words)
-            writer.add_ends(np.array([end], np.int64))
-        if look_at(file.path, file.name) != file:
-            raise ValueError(
-                f"data.source must not change while it is read, got a change of {file.path}; "
-                "start again when the file is complete"
-            )
-    if not end:
+    if not len(entry.ends):
         raise ValueError(
             f"data.source must hold rows of tokens with something to learn, got {found.read:,} without; correct "
             f"{LABELS} or the mask"
         )
-    writer.facts.update(documents=documents, crc=crc, learned=dataclasses.asdict(found))
+    warn_of_dropped(found, length)
+    corpus = corpus_of(
+        entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
+    )
+    return dataclasses.replace(corpus, digest=str(entry.facts["crc"]), learned=found)
+
+
+def token_rows_job(files: Sequence[File], vocab_size: int, length: int) -> Job:
+    """Returns how rows of tokens become a corpus; see `load_token_rows`."""
+    key = {
+        "files": [file.key for file in files],
+        "begins": beginnings(files),
+        "rows of tokens": _FORMAT,
+        "vocab_size": vocab_size,
+        "length": length,
+    }
+
+    def tokenize(some: Sequence[File], writer: Writer) -> None:
+        _fill(some, writer, vocab_size, length)
+
+    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize)
+
+
+def _fill(files: Sequence[File], writer: Writer, vocab_size: int, length: int) -> None:
+    """Writes the words of all rows, and counts."""
+    found, documents, end = Learned(), [0] * len(files), 0
+    for number, file in enumerate(files):
+        with unchanged(file):
+            for where, row in rows_of(file.path):
+                tokens, learned, marks = tokens_of(row, vocab_size, where)
+                found += dataclasses.replace(count(learned, len(tokens), length), marks=(marks,))
+                if not learned[1:].any():
+                    continue
+                words = join_words(tokens, learned)
+                end += len(words)
+                documents[number] += 1
+                writer.add_tokens(words)
+                writer.add_ends(np.array([end], np.int64))
+    writer.facts.update(documents=documents, learned=dataclasses.asdict(found))
 
 
 def tokens_of(row: dict[str, Any], vocab_size: int, where: str) -> tuple[np.ndarray, np.ndarray, str]:

@@ -348,6 +348,12 @@ def make_cluster(device: Device, num_devices: int = 1) -> Cluster:
     return Cluster(device=device, num_hosts=num_hosts, devices_per_host=per_host, host_bytes=device.host_bytes)
 
 
+def _nearest(name: str) -> list[str]:
+    """Returns the known devices whose names begin as this one, then those that are spelled like this one."""
+    begin = sorted((known for known in DEVICES if f"{known}-".startswith(f"{name}-")), key=len)
+    return [*begin, *(known for known in difflib.get_close_matches(name, DEVICES) if known not in begin)]
+
+
 def parse_cluster(text: str) -> Cluster:
     """Reads NAME:HOSTSxDEVICES (e.g. a100-80g:16x8), or a TPU slice by its chips (e.g. v5p:4x4x4).
 
@@ -357,8 +363,9 @@ def parse_cluster(text: str) -> Cluster:
     name, _, shape = text.strip().partition(":")
     rule = "a cluster must read NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, h200:1x1, or a TPU slice such as v5p:4x4x4"
     if name not in DEVICES:
-        near = difflib.get_close_matches(name.lower(), DEVICES)
-        raise ValueError(f"{rule}, got {text!r}; name one of the devices {', '.join(near or DEVICES)}")
+        raise ValueError(
+            f"{rule}, got {text!r}; name one of the devices {', '.join(_nearest(name.lower()) or DEVICES)}"
+        )
     device = DEVICES[name]
     sizes = shape.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):

@@ -7,6 +7,7 @@ from functools import lru_cache
 from sppo_jax.config import ModelConfig, SequenceConfig
 from sppo_jax.plan.layers import divisors
 from sppo_jax.plan.rules import Facts, check
+from sppo_jax.planner.because import Because
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,8 @@ def sequence_splits(
     splits = []
     for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True):
         found = split_sequence(model, _as_kind(sequence, factor, seq), seq)
-        splits.append(replace(found, reason=f"{model.num_heads} heads, {model.num_kv_heads} key-value heads"))
+        heads = Because.HEADS(num_heads=model.num_heads, num_kv_heads=model.num_kv_heads)
+        splits.append(replace(found, reason=heads))
     return splits
 
 
@@ -68,11 +70,11 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    kind, reason = sequence.kind, "as requested"
+    kind, reason = sequence.kind, Because.ASKED()
     if kind == "auto":
         kind = "ulysses" if model.num_heads % seq == 0 else "ring"
         fact = "divide" if kind == "ulysses" else "do not divide"
-        reason = f"{model.num_heads} heads {fact} evenly over seq={seq}"
+        reason = Because.HEADS_DIVIDE(num_heads=model.num_heads, divide=fact, seq=seq)
     check(Facts(num_heads=model.num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
     if kind == "ring":
         return SequenceSplit(kind=kind, ulysses=1, ring=seq, reason=reason)

@@ -74,10 +74,6 @@ class UnitTimes:
         sent = one.ring_bytes(kind, int(tokens / layout.mesh.seq), reach)
         return layout.layers * sent / one.cluster.link_bytes_s(layout.mesh.seq)
 
-    def has_blocks(self) -> bool:
-        """Returns whether attention computes whole blocks."""
-        return bool(self._request.cluster.device.attention_block)
-
     def overhead_s(self, layout: Layout) -> float:
         """Returns the seconds of a step that belong to no tick."""
         if layout not in self._overheads:

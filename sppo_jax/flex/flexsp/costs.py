@@ -17,7 +17,7 @@ millisecond.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -185,20 +185,3 @@ def flexsp_costs(
         fixed_ms=model.fixed_ms,
         exchange_ms=tuple(mb_a_token / degree / ALL_TO_ALL_GB_S[degree] for degree in degrees),
     )
-
-
-def part_of_cluster(costs: GroupCosts, num_devices: int) -> GroupCosts:
-    """Returns the costs of a part of a cluster; devices keep their share of the whole cluster's model states.
-
-    Args:
-        costs: costs of the whole cluster.
-        num_devices: devices of the part: one of the cluster's degrees.
-
-    Raises:
-        ValueError: if `num_devices` is no degree of the cluster.
-    """
-    if num_devices not in costs.degrees:
-        known = ", ".join(map(str, costs.degrees))
-        raise ValueError(f"num_devices must be one of the degrees {known}, got {num_devices}; choose one of these")
-    num = costs.degrees.index(num_devices) + 1
-    return replace(costs, num_devices=num_devices, degrees=costs.degrees[:num], exchange_ms=costs.exchange_ms[:num])

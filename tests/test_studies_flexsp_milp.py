@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from sppo_jax.flex.flexsp.compositions import compositions
-from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
 from sppo_jax.flex.flexsp.group_plan import problem
-from sppo_jax.flex.flexsp.milp import solve_groups
+from studies.flexsp_cells import part_of_cluster
+from studies.flexsp_milp import solve_groups
 
 COSTS = part_of_cluster(flexsp_costs(MODELS["7b"]), 8)
 # The fixed time would hide differences.

@@ -3,15 +3,9 @@
 import numpy as np
 import pytest
 
-from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs, part_of_cluster
-from sppo_jax.flex.flexsp.systems import (
-    PUBLISHED,
-    batch_ns,
-    one_degree_ns,
-    released_batches,
-    sample_batches,
-    simulate_cell,
-)
+from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
+from sppo_jax.flex.flexsp.systems import batch_ns, one_degree_ns
+from studies.flexsp_cells import PUBLISHED, part_of_cluster, released_batches, sample_batches, simulate_cell
 
 COSTS = flexsp_costs(MODELS["7b"])
 

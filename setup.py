@@ -5,5 +5,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["sppo_jax*"]), "sppo_jax.configs"],
     package_dir={"sppo_jax.configs": "configs"},
-    package_data={"sppo_jax.configs": ["*.yaml"], "sppo_jax.flex": ["*.csv"]},
+    package_data={"sppo_jax.configs": ["*.yaml", "recipes/*.yaml"], "sppo_jax.flex": ["*.csv"]},
 )

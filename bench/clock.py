@@ -1,6 +1,6 @@
 """The planner against a clock: predicted and measured step times of many Plans of one small model, on two devices.
 
-    python -m bench.clock                      measure, write results and the section of docs/validation.md
+    python -m bench.clock                      measure, write results and the section of docs/figures.md
     options: --rounds 5  --out bench/results  --only SUBSTRING  --cache DIR (keeps compiled programs)
 
 The devices are simulated in this process, each with one thread: the compiler is told to cut no loop and no matrix
@@ -381,7 +381,7 @@ def pair_lines(rows: dict[str, dict]) -> list[str]:
 
 
 def block(report: dict) -> str:
-    """Write the text between the marks of docs/validation.md."""
+    """Write the text between the marks of docs/figures.md."""
     return f"![Predicted and measured](clock.svg)\n\n{text_of(report)}"
 
 
@@ -458,7 +458,7 @@ def main(arguments: list[str] | None = None) -> int:
     (args.out / "clock_cpu_2dev.md").write_text(text_of(report) + "\n", encoding="utf-8")
     if not args.only:
         write(DOCS / "clock.svg", picture(report["rows"]))
-        write_block(DOCS / "validation.md", "clock", block(report))
+        write_block(DOCS / "figures.md", "clock", block(report))
     print(text_of(report))
     return 0
 

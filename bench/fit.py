@@ -4,7 +4,7 @@
     python -m bench.fit gpt-7b v5e       those whose name has one of the words; the others keep their results
     python -m bench.fit --variants WORD  with the variants of `sppo fit --variants` too: three times as long
 
-Needs the extras fit-gpu and fit-tpu. Writes results/fit.json and the block `fit` of docs/validation.md.
+Needs the extras fit-gpu and fit-tpu. Writes results/fit.json and the block `fit` of docs/figures.md.
 `python -m bench.validation` predicts the compiled plans again and compiles nothing.
 """
 
@@ -26,7 +26,7 @@ from sppo_jax.planner.evaluate import memory_of
 from sppo_jax.planner.make import make_plan
 
 HERE = Path(__file__).parent
-RESULTS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "validation.md"
+RESULTS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "figures.md"
 GIB = 2**30
 
 
@@ -146,7 +146,7 @@ def predicted_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def block(rows: list[dict[str, Any]], jax_version: str) -> str:
-    """Return the text between the marks of docs/validation.md."""
+    """Return the text between the marks of docs/figures.md."""
     dates = sorted({row["date"] for row in rows})
     text = [
         f"The train step of each plan (forward, backward, optimizer) compiled by XLA:GPU or XLA:TPU of jax "

@@ -78,6 +78,7 @@ _UNEQUAL = {"sequence": {"balance": "flops"}}
 _BREADTH_FIRST = {"schedule": {"name": "breadth-first", "interleave": "auto"}}
 _HOST_OPTIMIZER = {"optimizer": {"place": "host"}, "schedule": {"interleave": "auto"}}
 _ROOM = {**_HOST_OPTIMIZER, "stash": {"waiting": "host"}}
+_AWAY = {**_BREADTH_FIRST, "stash": {"waiting": "host"}}
 # One chunk a sequence, whose backward makes K and V again.
 _ONLY = _BREADTH_FIRST | {"sequence": {"chunks": 1}, "stash": {"kv": "rebuild"}}
 # The same with resident weights, in so many groups of layers; the last stash stays where a group has more than two.
@@ -253,6 +254,12 @@ CASES = (
     Case(cluster="h100:1x8", model="qwen3-32b", length=2048 * K, more=_HOST_OPTIMIZER, calibrated=True),
     Case(cluster="h100:4x8", model="llama3-70b", length=5120 * K, more=_BREADTH_FIRST),
     Case(cluster="h100:4x8", model="llama3-8b", length=24576 * K, more=_BREADTH_FIRST),
+    # Chunks that wait on the host, on several devices.
+    Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_AWAY, calibrated=True),
+    Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_AWAY, calibrated=True),
+    Case(cluster="a100-80g:1x8", model="gpt-7b", length=4096 * K, more=_AWAY, calibrated=True),
+    Case(cluster="h100:1x8", model="qwen3-32b", length=1024 * K, more=_AWAY),
+    Case(cluster="h100:2x8", model="llama3-8b", mesh=(2, 8), length=5120 * K, more=_AWAY),
     # Chunks of several lengths on TPUs; held out as well.
     Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
     Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),

@@ -1,7 +1,7 @@
 """Each shipped config on its cluster: step against stall limit, pinned memory, device memory, host copies.
 
     python -m bench.shipped                        print: predicted figures, and those compiled and stored
-    python -m bench.shipped --write                print, and write the block `shipped` of docs/validation.md
+    python -m bench.shipped --write                print, and write the block `shipped` of docs/figures.md
     python -m bench.shipped --compile              compile all configs with their variants first: about an hour
     python -m bench.shipped --compile 1536k 5m     those whose name has one of the words; others keep their results
 
@@ -30,7 +30,7 @@ from sppo_jax.planner.search import Found, search
 
 HERE = Path(__file__).parent
 RESULTS, CONFIGS = HERE / "results" / "shipped.json", HERE.parent / "configs"
-OTHERS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "validation.md"
+OTHERS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "figures.md"
 OLD_STALL_S = 1800
 GIB = 2**30
 COLUMNS = (
@@ -164,7 +164,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--compile", nargs="*", metavar="WORD", help="compile the configs whose name has a word, or all"
     )
-    parser.add_argument("--write", action="store_true", help="write the block `shipped` of docs/validation.md")
+    parser.add_argument("--write", action="store_true", help="write the block `shipped` of docs/figures.md")
     args = parser.parse_args(words)
     stored = load()
     if args.compile is not None:

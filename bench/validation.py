@@ -1,4 +1,4 @@
-"""Re-makes every block of docs/validation.md that needs no clock and no compiler, and the pictures of points in docs/.
+"""Re-makes every block of docs/figures.md that needs no clock and no compiler, and the pictures of points in docs/.
 
     python -m bench.validation
 
@@ -94,7 +94,7 @@ def main() -> int:
     pictures = stored_pictures()
     for name, make in BLOCKS.items():
         text, shown = make()
-        write_block(DOCS / "validation.md", name, text)
+        write_block(DOCS / "figures.md", name, text)
         pictures |= shown
         print(f"{name}: written", flush=True)
     for path, panels in pictures.items():

@@ -359,20 +359,25 @@ def scan_counts(params: dict) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
-def cudnn_forward(q_NTH, k_KSH, v_KSH, num_queries, num_keys, *, causal: bool, scale: float):
-    """Binds cuDNN's attention; returns out_NTH in the dtype of q and lse_NT in float32."""
-    operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
-    out, lse = _cudnn_bind("fwd", operands, causal, scale, is_training=True)
+def cudnn_forward(operands: tuple, *, causal: bool, scale: float):
+    """Binds cuDNN's attention of (q_NTH, k_KSH, v_KSH, num_queries, num_keys).
+
+    Returns:
+        out_NTH in the dtype of q, and lse_NT in float32.
+    """
+    out, lse = _cudnn_bind("fwd", _cudnn_operands(*operands), causal, scale, is_training=True)
     return out[0], lse[0]
 
 
-def cudnn_backward(
-    q_NTH, k_KSH, v_KSH, num_queries, num_keys, out_NTH, lse_NT, dout_NTH, *, causal: bool, scale: float
-):
-    """Binds the backward of cuDNN's attention; returns dq_NTH, dk_KSH, dv_KSH in the dtype of q."""
-    operands = _cudnn_operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
-    results = (lse_NT[None], out_NTH[None], dout_NTH[None])
-    return tuple(grad[0] for grad in _cudnn_bind("bwd", (*operands, *results), causal, scale)[:3])
+def cudnn_backward(operands: tuple, results: tuple, *, causal: bool, scale: float):
+    """Binds the backward of `cudnn_forward`, given (out_NTH, lse_NT, dout_NTH).
+
+    Returns:
+        dq_NTH, dk_KSH, dv_KSH in the dtype of q.
+    """
+    out_NTH, lse_NT, dout_NTH = results
+    given = (*_cudnn_operands(*operands), lse_NT[None], out_NTH[None], dout_NTH[None])
+    return tuple(grad[0] for grad in _cudnn_bind("bwd", given, causal, scale)[:3])
 
 
 _FIXED_ORDER = jax_config.bool_state(

@@ -6,6 +6,7 @@ Variables that the user has set stay. This module neither imports jax nor starts
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import difflib
 import functools
 import math
@@ -17,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ _COUNT_FLAG = "--xla_force_host_platform_device_count"
 _OWN_FLAGS = (_COUNT_FLAG, YNN_FLAG, "--xla_cpu_collective_call_terminate_timeout_seconds")
 _DEFAULT_HOST_GB = 64
 _GPU = ("gpu", "cuda", "rocm")
+_CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 _GiB = 2**30
 
 
@@ -59,6 +61,40 @@ def add_xla_flag(name: str, value: object, *, replace: bool = False) -> None:
     others = [word for word in words if word.partition("=")[0] != name]
     if len(others) == len(words) or replace:
         os.environ["XLA_FLAGS"] = " ".join([*others, f"{name}={value}"])
+
+
+def skip_cuda_without_driver() -> None:
+    """Has jax take the CPU, and warns in a line, where jax for CUDA is installed and no NVIDIA driver is.
+
+    Otherwise jax prints a long traceback before it takes the CPU. Call before jax's backend starts.
+    """
+    if os.environ.get("JAX_PLATFORMS") or not _has_cuda_plugin() or _driver_loads():
+        return
+    warnings.warn(
+        "jax for CUDA needs NVIDIA's driver, got no libcuda.so.1 on this machine, so jax takes the CPU; install the "
+        "driver (in a container: docker run --gpus all), or set JAX_PLATFORMS=cpu",
+        stacklevel=2,
+    )
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:  # which has read the variable already
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
+
+
+def _has_cuda_plugin() -> bool:
+    """Returns whether jax for CUDA is installed."""
+    for name in _CUDA_PLUGINS:
+        with contextlib.suppress(PackageNotFoundError):
+            return bool(version(name))
+    return False
+
+
+def _driver_loads() -> bool:
+    """Returns whether the library of NVIDIA's driver can be loaded."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def avoid_wrong_sums() -> None:

@@ -1,4 +1,4 @@
-"""Plots how long stages wait against the number of chunks, and what less waiting gains, for docs/validation.md.
+"""Plots how long stages wait against the number of chunks, and what less waiting gains, for docs/figures.md.
 
     python -m studies.bubble                 print
     python -m studies.bubble --write         print, and write the block `bubble` and docs/bubble.svg
@@ -315,16 +315,14 @@ def report(found: list[Point], gained: Gain) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/bubble.svg and the block of docs/validation.md"
-    )
+    parser.add_argument("--write", action="store_true", help="write docs/bubble.svg and the block of docs/figures.md")
     args = parser.parse_args(arguments)
     found, gained = list(points()), gain()
     text = report(found, gained)
     print(text)
     if args.write:
         write(DOCS / "bubble.svg", picture(found, gained))
-        write_block(DOCS / "validation.md", "bubble", text)
+        write_block(DOCS / "figures.md", "bubble", text)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Compares the cost model's attention with NVIDIA's benchmarks of cuDNN's kernel, in docs/validation.md.
+"""Compares the cost model's attention with NVIDIA's benchmarks of cuDNN's kernel, in docs/figures.md.
 
     python -m studies.kernels                 print
     python -m studies.kernels --write         print, and write the block `kernels`
@@ -18,7 +18,7 @@ from sppo_jax.plan.parts import MeshShape
 from sppo_jax.planner.costs import cost_model
 from studies.calibration import mean_error
 
-PAGE = Path(__file__).parents[1] / "docs" / "validation.md"
+PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
 SOURCE = "github.com/NVIDIA/cudnn-frontend, benchmark"
 HEAD_DIM, QUERIES_PER_KEY_HEAD = 128, 8
 # TFLOP/s by device and passes, of whole causal sequences: two of them, 64 query heads.
@@ -191,7 +191,7 @@ def _cell(point: Point) -> str:
 def main() -> int:
     """Prints the block, and writes it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the block of docs/validation.md")
+    parser.add_argument("--write", action="store_true", help="write the block of docs/figures.md")
     text = report(list(points()))
     print(text)
     if parser.parse_args().write:

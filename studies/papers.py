@@ -1,4 +1,4 @@
-"""Predicts what others published and writes the comparison into docs/validation.md.
+"""Predicts what others published and writes the comparison into docs/figures.md.
 
     python -m studies.papers                 print
     python -m studies.papers --write         print, and write the block `papers` and docs/papers.svg
@@ -304,9 +304,7 @@ def block(rates: Calibration, rows: list[Row]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--write", action="store_true", help="write docs/papers.svg and the block of docs/validation.md"
-    )
+    parser.add_argument("--write", action="store_true", help="write docs/papers.svg and the block of docs/figures.md")
     args = parser.parse_args(arguments)
     cells = published_cells()
     rates = calibrate(cells)
@@ -315,7 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(text)
     if args.write:
         write(DOCS / "papers.svg", picture(rows))
-        write_block(DOCS / "validation.md", "papers", text)
+        write_block(DOCS / "figures.md", "papers", text)
     return 0
 
 

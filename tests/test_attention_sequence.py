@@ -59,7 +59,7 @@ def by_chunks(split, lengths, heads, kv_heads):
             (sums, grads), ((start, length), (o, lse)) = carry, at_and_saved
             chunk, real = chunk_of(start, length), (jnp.arange(size, dtype=jnp.int32) < length // seq)[:, None, None]
             do = jnp.where(real, cut(dout, start), 0.0)
-            dq, sums = sequence.backward(cut(q, start), o, lse, do, cache, sums, chunk, 0, split)
+            dq, sums = sequence.backward(sequence.Attended(cut(q, start), o, lse, do), cache, sums, chunk, 0, split)
             dk, dv, sums = sequence.take_gradient(sums, chunk, 0, cut(k, start), split)
             grads = [
                 jax.lax.dynamic_update_slice_in_dim(old, jnp.where(real, x, cut(old, start)), start // seq, 0)

@@ -1,4 +1,4 @@
-"""The blocks of docs/validation.md are what the code makes today, byte for byte; pictures show the data of today."""
+"""The blocks of docs/figures.md are what the code makes today, byte for byte; pictures show the data of today."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ from sppo_jax.report.draw.chart import axis_ends
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ("bubble.svg", "clock.svg", "flexsp.svg", "papers.svg", "recall.svg", "records.svg", "resume.svg")
-PAGE = ROOT / "docs" / "validation.md"
+PAGE = ROOT / "docs" / "figures.md"
 pytestmark = pytest.mark.xdist_group("validation")
 
 
@@ -35,7 +35,7 @@ AGAIN = f"is stale: make it again with `{validation.COMMAND}`"
 
 @pytest.mark.parametrize("name", validation.BLOCKS)
 def test_block_is_of_todays_code(made, name):
-    assert read_block(PAGE, name) == made(name)[0].strip(), f"the block {name!r} of docs/validation.md {AGAIN}"
+    assert read_block(PAGE, name) == made(name)[0].strip(), f"the block {name!r} of docs/figures.md {AGAIN}"
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -109,7 +109,7 @@ def test_the_command_writes_blocks_and_pictures(made, pictures, tmp_path, monkey
     monkeypatch.setattr(figures, "draw", figures.digest)
     (tmp_path / "docs").mkdir()
     assert validation.main() == 0
-    assert read_block(tmp_path / "docs" / "validation.md", "bubble") == made("bubble")[0].strip()
+    assert read_block(tmp_path / "docs" / "figures.md", "bubble") == made("bubble")[0].strip()
     for path, panels in pictures.items():
         assert (tmp_path / path).read_text() == figures.digest(panels)
     assert capsys.readouterr().out.count("written") == len(validation.BLOCKS) + len(PICTURES)

@@ -120,7 +120,7 @@ def test_a_plan_changed_by_hand_is_exit_code_2(config, tmp_path, capsys):
             "--plan plan.json: the plan must agree with model.num_layers",
         ),
         ({"kv_slots": 7}, "--plan plan.json: kv_slots of a plan must be 1 for the schedule, got 7"),
-        ({"chunk_lengths": [32]}, "--plan plan.json: chunk_lengths of a plan must add up to sequence_length = 64"),
+        ({"chunk_lengths": [32]}, "--plan plan.json: sequence.chunks must add up to sequence.length=64"),
     ):
         (tmp_path / "plan.json").write_text(json.dumps({**values, **changes}))
         assert main(["train", config, "--plan", "plan.json"]) == 2
@@ -275,7 +275,10 @@ HAND_EDITED = {
         lambda plan: plan["model"].update(num_layers=8),
         "agree with model.num_layers = 4, got 8",
     ),
-    "chunks that do not add up": (lambda plan: plan["chunk_lengths"].pop(), "chunk_lengths of a plan must add up"),
+    "chunks that do not add up": (
+        lambda plan: plan["chunk_lengths"].pop(),
+        "sequence.chunks must add up to sequence.length=64",
+    ),
     "too few slots": (lambda plan: plan.update(kv_slots=0), "kv_slots of a plan must be 1 for the schedule"),
     "another order": (lambda plan: plan["schedule"].update(name="fast"), "fast"),
 }

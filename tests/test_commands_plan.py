@@ -119,6 +119,9 @@ def test_a_folder_is_planned_from_its_config_alone(folder, capsys):
         (["llama"], "a config must be a YAML file, got the folder llama; write hf:llama to plan for the model in it"),
         (["hf:llama", "--length", "0"], "sppo plan: argument --length: a whole number from 1 must be given"),
         (["hf:llama", "--cluster", "h10:1x8"], "name one of the devices h100, h20, a10"),
+        (["hf:llama", "--cluster", "a100:1x8"], "name one of the devices a100-40g, a100-80g, "),
+        (["."], "write hf:. to plan for the model in it"),
+        (["hf:.", "--length", "512"], "must be a local folder with config.json, got ."),
         (["small.yaml", "--cluster", "H100:1x8"], "name one of the devices h100,"),
     ],
 )

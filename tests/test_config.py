@@ -42,7 +42,7 @@ def test_a_pattern_of_files_needs_no_quotes(path):
     assert load_config(path, ["data.source=*.txt"]).data.source == "*.txt"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_loads(path):
     config = load_config(path)
     assert config_from_dict(yaml.safe_load(to_yaml(config))) == config
@@ -88,9 +88,9 @@ def test_a_preset_fills_what_is_not_given(path):
             "model.rope.original_length must be the length on which the model was trained, at least 1, where "
             "model.rope.scaling=yarn, got 0; set the length",
         ),
-        ("sequence.chunks=[1,2]", "sequence.chunks must add up to sequence.length = 4096, got 3"),
+        ("sequence.chunks=[1,2]", "sequence.chunks must add up to sequence.length=4096, got 3"),
         ("sequence.chunks=0", "sequence.chunks must be auto, a count or lengths of at least 1, got 0"),
-        ("sequence.ulysses=2", "sequence.ulysses must divide mesh.seq = 1, got 2"),
+        ("sequence.ulysses=2", "sequence.ulysses=2 must divide mesh.seq, got mesh.seq=1"),
         ("schedule.name=table", "schedule.table (a CSV file) must be given with schedule.name=table"),
         ("stash.alpha=1.5", "stash.alpha must be auto or in [0, 1], got 1.5"),
         ("train.devices=cpu:2", "train.devices must match mesh.data * mesh.pipe * mesh.seq = 1, got cpu:2"),
@@ -118,7 +118,7 @@ def test_wrong_settings_are_refused_in_one_line(path, override, message):
         ),
         (
             dict(sequence={"per_step": 4}, mesh={"data": 3}),
-            "sequence.per_step must be a multiple of mesh.data = 3",
+            "mesh.data must divide sequence.per_step=4, got mesh.data=3",
         ),
         (
             dict(sequence={"per_step": 8, "per_pipeline": 2}, mesh={"data": 2}),

@@ -105,7 +105,10 @@ def test_documents_to_validate_on_can_be_given(tmp_path):
         ({"a.txt": 0, "b.txt": 1}, "data.source must give every source a weight above 0, got a.txt: 0; leave"),
         ({"a.txt": -1.5}, "weight above 0, got a.txt: -1.5"),
         ({}, "weight above 0, got no source"),
-        ({"a.txt": "much"}, "data.source must be text, or a mapping of names, each to a number, got {'a.txt': 'much'}"),
+        (
+            {"a.txt": "much"},
+            "must be text, or a mapping of names, each to a number, or a group of settings, got {'a.txt': 'much'}",
+        ),
         (
             {"recall": 1, "a.txt": 1},
             "recall must be the only data.source (the task draws its own validation sequences), got recall in data.so",
@@ -122,7 +125,7 @@ def test_wrong_weights_are_refused(source, message):
 
 def test_start_and_end_tokens_need_a_tokenizer(tmp_path):
     (tmp_path / "a.txt").write_text("some words")
-    with pytest.raises(ValueError, match="must be auto where data.tokenizer is not given, got None and auto"):
+    with pytest.raises(ValueError, match="must be auto where data.tokenizer is not given or bytes, got None and auto"):
         open_data(make_config(tmp_path / "a.txt", start_token=None))
 
 

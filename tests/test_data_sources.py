@@ -9,7 +9,7 @@ import pytest
 from data_cases import write_tokenizer
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data import sources, text
+from sppo_jax.data import text, tokenizing
 from sppo_jax.data.corpus import split_corpus
 from sppo_jax.data.encoding import START_TOKEN, open_encoder
 from sppo_jax.data.sources import load_corpus
@@ -67,10 +67,10 @@ def test_a_directory_holds_files_of_every_kind_in_the_order_of_their_names(tmp_p
     ("names", "told"),
     [
         (
-            ["b.json.gz", "c.json.gz", "d.json.zst"],
-            "got 3 of other kinds, which are left out (2 .json.gz, 1 .json.zst)",
+            ["b.csv.gz", "c.csv.gz", "d.csv.zst"],
+            "got 3 of other kinds, which are left out (2 .csv.gz, 1 .csv.zst)",
         ),
-        (["b.json"], "1 of other kinds, which are left out (1 .json)"),
+        (["b.json2"], "1 of other kinds, which are left out (1 .json2)"),
         (["deep/b.csv", "deep/c.CSV", "LICENSE"], "3 of other kinds, which are left out (2 .csv, 1 without a suffix)"),
         ([f"b.kind{number}" for number in range(9)], "and 3 more kinds)"),
         ([".hidden.zst", ".git/b.zst"], None),
@@ -134,7 +134,7 @@ def test_files_that_change_are_read_anew(tmp_path):
 
 def test_a_long_document_begins_and_ends_once(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "_PIECE_CHARS", 16)
-    monkeypatch.setattr(sources, "_BATCH_PIECES", 3)
+    monkeypatch.setattr(tokenizing, "_BATCH_PIECES", 3)
     lines = [json.dumps({"text": "the cat\n" * count}) for count in (1, 40, 2)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     tokenizer = str(write_tokenizer(tmp_path / "tokenizer.json"))
@@ -168,7 +168,7 @@ def test_wrong_sources_are_refused(tmp_path):
         "absent.bin": "must be readable",
         "absent.npy": "must be readable",
         "absent": "must be readable",
-        "table.csv": "must be stdlib or .txt, .*.jsonl, .jsonl.gz, .*.parquet, .bin or .npy files, got .*table.csv",
+        "table.csv": "must be stdlib or .txt, .jsonl, .json, .parquet, .*, .bin or .npy files, got .*table.csv",
         "folder": "must name files that exist, got .*folder with no .txt",
         "*.json": "must name files that exist, got .*json with no .txt",
     }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sppo_jax.config import DataConfig
-from sppo_jax.data import sources, stitch, text
+from sppo_jax.data import stitch, text, tokenizing
 from sppo_jax.data.encoding import BytesEncoder, open_encoder
 from sppo_jax.data.sources import load_corpus
 from sppo_jax.data.stitch import Stitcher
@@ -119,7 +119,7 @@ def test_bytes_need_no_text_before():
 @pytest.mark.parametrize("name", ["llama2", "mistral", "roberta", "t5"])
 def test_a_long_document_of_a_file_has_the_tokens_of_its_text(files, monkeypatch, tmp_path, name):
     monkeypatch.setattr(text, "_PIECE_CHARS", 9_000)
-    monkeypatch.setattr(sources, "_BATCH_CHARS", 10_000)
+    monkeypatch.setattr(tokenizing, "_BATCH_CHARS", 10_000)
     documents = ["x = 1\n", CODE[:40_000], "y\n", CODE[5_000:31_000]]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": document}) for document in documents))
     config = DataConfig(source=str(tmp_path / "a.jsonl"), tokenizer=str(files / f"{name}.json"))

@@ -68,7 +68,7 @@ def test_wrong_files_are_refused_with_their_line(tmp_path):
         "torn.parquet": "a .parquet file must be whole, got",
         "cut.parquet": "a .parquet file must be whole, got",
         "column.parquet": "must be a column, got 'text', but .*column.parquet has 'content', 'id'",
-        "number.parquet": "must name text, got 'text' of type int64",
+        "number.parquet": "must name text, got .text. with a value of type int in .*number.parquet row 1",
         "absent.jsonl": "must be readable, got",
         "absent.parquet": "must be readable, got",
     }

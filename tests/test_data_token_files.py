@@ -120,19 +120,3 @@ def test_other_files_with_the_suffix_are_refused_by_what_they_are(tmp_path, kind
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(ValueError, match=f"must hold tokens and no header, got .*{what}.* in .*a.bin"):
         load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("code", "stored", "read"),
-    [(8, "uint16", "uint16"), (4, "int32", "uint16"), (5, "int64", "int32"), (8, "uint16", "uint32"),
-     (4, "int32", "uint32"), (7, "float32", "uint32"), (99, None, "uint16")],
-)  # fmt: skip
-def test_an_index_of_megatron_decides_the_dtype(tmp_path, code, stored, read):
-    tokens_below(5_000).tofile(tmp_path / "a.bin")
-    (tmp_path / "a.idx").write_bytes(struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, code, 1, 1) + bytes(20))
-    same = stored is None or (np.dtype(stored).itemsize == np.dtype(read).itemsize and "float" not in stored)
-    if same:
-        load(tmp_path / "a.bin", 2**31, token_dtype=read)
-    else:
-        with pytest.raises(ValueError, match=f"data.token_dtype must be {stored}, as the index beside .*got {read}"):
-            load(tmp_path / "a.bin", 2**31, token_dtype=read)

@@ -99,7 +99,7 @@ def test_the_limit_of_open_files_is_named_wherever_it_is_met(tmp_path, monkeypat
         if where == "cache":
             entry_of(tmp_path, {}, full, dtype=None)
         elif where == "source":
-            monkeypatch.setattr("builtins.open", full)
+            monkeypatch.setattr("pathlib.Path.open", full)
             list(read_pieces(tmp_path / "t.txt", text_key="text", strict=True))
         elif where == "tokenizer":
             monkeypatch.setattr("pathlib.Path.read_bytes", full)

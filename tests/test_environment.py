@@ -152,6 +152,21 @@ def flags(unset, monkeypatch):
     return warned
 
 
+@pytest.mark.parametrize(
+    ("plugin", "driver", "platforms", "told"),
+    [(True, False, "", True), (False, False, "", False), (True, True, "", False), (True, False, "cuda", False)],
+)
+def test_jax_for_cuda_without_a_driver_is_a_line(plugin, driver, platforms, told, unset, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(env, "_has_cuda_plugin", lambda: plugin)
+    monkeypatch.setattr(env, "_driver_loads", lambda: driver)
+    with warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always")
+        env.skip_cuda_without_driver()
+    assert os.environ["JAX_PLATFORMS"] == ("cpu" if told else platforms)
+    assert [str(line.message).count("NVIDIA's driver") for line in lines] == [1] * told
+
+
 @pytest.mark.parametrize("call", [env.set_memory_fraction, lambda: env.set_memory_limits(None)])
 def test_a_flag_that_xla_does_not_know_is_named_with_the_nearest_that_it_knows(call, flags):
     told = flags("--xla_cpu_enable_fast_mat=true --xla_dump_to=/tmp/x --xla_nonsense_of_ours", call)

@@ -12,9 +12,9 @@ from sppo_jax.planner.workspace import backward_bytes
 
 
 def attend(q, k, v, out, lse, dout):
-    lengths = jnp.int32(4), jnp.int32(8)
-    forward = compat.cudnn_forward(q, k, v, *lengths, causal=False, scale=1.0)
-    return forward, compat.cudnn_backward(q, k, v, *lengths, out, lse, dout, causal=False, scale=1.0)
+    operands = q, k, v, jnp.int32(4), jnp.int32(8)
+    forward = compat.cudnn_forward(operands, causal=False, scale=1.0)
+    return forward, compat.cudnn_backward(operands, (out, lse, dout), causal=False, scale=1.0)
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])

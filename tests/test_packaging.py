@@ -35,8 +35,8 @@ def sppo(site, folder, *words):
 
 
 def test_the_wheel_plans_a_shipped_config_outside_the_checkout(site, tmp_path):
-    assert {path.name for path in (site / "sppo_jax" / "configs").glob("*.yaml")} == {
-        path.name for path in (ROOT / "configs").glob("*.yaml")
+    assert {path.name for path in (site / "sppo_jax" / "configs").rglob("*.yaml")} == {
+        path.name for path in (ROOT / "configs").rglob("*.yaml")
     }
     assert sorted(path.name for path in (site / "sppo_jax" / "flex").rglob("*.csv"))
     assert sppo(site, tmp_path, "--version").stdout == f"sppo_jax {PROJECT['version']}\n"
@@ -75,3 +75,14 @@ def test_pages_name_extras_that_exist():
     for page in pages:
         for extras in re.findall(r"(?:-e '|\")\.\[([a-z,-]+)\]", page.read_text(encoding="utf-8")):
             assert set(extras.split(",")) <= set(PROJECT["optional-dependencies"]), page
+
+
+def test_make_refuses_an_old_python_in_one_line(tmp_path):
+    old = tmp_path / "python3.10"
+    old.write_text("#!/bin/sh\nexit 1\n")  # what the Makefile asks of a Python, an old one answers with 1
+    old.chmod(0o755)
+    done = subprocess.run(["make", "quickstart", f"PYTHON={old}"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and not (ROOT / ".venv-python3.10").exists()
+    line = done.stderr.splitlines()[0]
+    assert line == f"needs Python 3.11 or newer with venv, got {old}; install one, or name one: make PYTHON=PATH"
+    assert PROJECT["requires-python"] == ">=3.11", "pip refuses an older Python by this line"

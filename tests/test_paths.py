@@ -92,8 +92,6 @@ ADDRESSES = {
     "--plan": "train c.yaml --run-dir new --plan {}",
     "a run": "eval {}",
     "train.init": "plan c.yaml train.init={}",
-    "data.source": "data c.yaml data.source={}",
-    "data.validation_source": "data c.yaml data.validation_source={}",
     "data.tokenizer": "data c.yaml data.source=c.yaml data.tokenizer={}",
     "model.hf": "plan c.yaml model=hf:{}",
     "schedule.table": "plan c.yaml schedule.name=table schedule.table={}",

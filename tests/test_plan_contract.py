@@ -29,7 +29,7 @@ from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner.costs import cost_model
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.make import make_plan
-from sppo_jax.planner.memory import token_bytes
+from sppo_jax.planner.stash_bytes import token_bytes
 
 NUM_PLANS = 200
 PLACES = [
@@ -286,7 +286,7 @@ def exchanged_bytes(kind: str, members: int, recompute: bool, dtype, kernel: str
         found = [sequence.forward(q, cache, chunk, 0, split)] if kind == "F" or recompute else []
         if kind == "F":
             return found, sequence.write_prefix(cache, k, k, chunk, 0, split)
-        found.append(sequence.backward(q, q, lse, q, cache, sums, chunk, 0, split))
+        found.append(sequence.backward(sequence.Attended(q, q, lse, q), cache, sums, chunk, 0, split))
         return found, sequence.take_gradient(sums, chunk, 0, k, split)
 
     found = walk(jax.make_jaxpr(run, axis_env=[("ulysses", members), ("ring", 1)])(q, k, lse).jaxpr)

@@ -131,7 +131,7 @@ def test_host_pieces_are_shares_of_1024(pieces):
         (
             (16, 16, 16, 8),
             "sppo",
-            "must have a schedule that passes one group of layers at a time, got sppo, interleave 2; use",
+            "passes one group of layers at a time, got schedule.name=sppo; use",
         ),
     ],
 )
@@ -225,17 +225,23 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
     ("changes", "words"),
     [
         (dict(schema_version=1), "schema_version of a plan must be 12, got 1"),
-        (dict(schedule=SchedulePlan(name="sppo", wave=2)), "divide the 1 sequences of a pipeline (nearest: 1), got 2"),
+        (dict(schedule=SchedulePlan(name="sppo", wave=2)), "must divide the sequences of a pipeline, got 1; use 1"),
         (dict(mesh=MeshShape(data=0, pipe=2, seq=4)), "mesh.data of a plan must be at least 1, got 0"),
         (dict(sequence_kind="star"), "ulysses, ring, hybrid, got 'star'"),
         (dict(ring=1), "ulysses * ring of a plan must be mesh.seq = 4, got 2 * 1"),
-        (dict(sequence_kind="ulysses"), "the other factor must be 1, got ulysses 2 * ring 2"),
-        (dict(sequence_length=64), "which add up to 56"),
-        (dict(chunk_lengths=(16, 16, 14, 10)), "multiples of mesh.seq = 4, got [14, 10]"),
-        (dict(schedule=SchedulePlan(name="sppo", shapes=(10, 16))), "must be multiples of 4 tokens, got [10]"),
+        (dict(sequence_kind="ulysses"), "must be mesh.seq (or 0) for sequence.kind=ulysses, got sequence.ulysses=2"),
+        (dict(sequence_length=64), "sequence.chunks must add up to sequence.length=64, got 56"),
+        (dict(chunk_lengths=(16, 16, 14, 10)), "a positive multiple of mesh.seq, got 14 in chunk 2"),
+        (
+            dict(schedule=SchedulePlan(name="sppo", shapes=(10, 16))),
+            "must divide each of sequence.shapes=[10, 16], got mesh.seq=4 and [10]",
+        ),
         (dict(schedule=SchedulePlan(name="sppo", shapes=(8, 12))), "hold the longest chunk, 16 tokens, got 12"),
         (dict(schedule=SchedulePlan(name="sppo", shapes=(16, 8))), "must be positive and rise, got [16, 8]"),
-        (dict(schedule=SchedulePlan(name="sppo", shapes=tuple(range(4, 32, 4)))), "must be at most 6, got 7"),
+        (
+            dict(schedule=SchedulePlan(name="sppo", shapes=tuple(range(4, 32, 4)))),
+            "must be at most 6 token counts, got 7",
+        ),
         (dict(kv_slots=2), "kv_slots of a plan must be 1 for the schedule, got 2"),
         (dict(stash=replace(STASH, inputs="moon")), "stash.inputs must be one of keep, host, recompute, got 'moon'"),
         (dict(stash=replace(STASH, kv_grad_dtype="int8")), "kv_grad_dtype must be one of"),
@@ -246,7 +252,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (dict(stash=replace(STASH, kv="disk")), "stash.kv must be one of keep, recompute, rebuild, host, got 'disk'"),
         (
             dict(stash=replace(STASH, kv="rebuild")),
-            "one group of layers at a time, got sppo, interleave 1; use schedule.name=breadth-first, or stash.kv=keep",
+            "one group of layers at a time, got schedule.name=sppo; use schedule.name=breadth-first, or stash.kv=keep",
         ),
         (
             dict(schedule=BY_GROUPS, stash=replace(AGAIN, alpha=(0.0,) * 9, kv="rebuild")),
@@ -282,7 +288,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (dict(weights="sold"), "weights of a plan must be one of resident, gathered, got 'sold'"),
         (
             dict(weights="gathered"),
-            "several groups of layers at a time, got sppo, interleave 1; use schedule.name=breadth-first, or",
+            "mesh.weights=gathered must have at least 2 groups of layers a stage, got 1",
         ),
         (
             dict(
@@ -296,7 +302,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
             "stages of at least 2 devices, which share the weights, got mesh.data=1 and mesh.seq=1",
         ),
         (dict(optimizer="sold"), "optimizer of a plan must be one of device, host, got 'sold'"),
-        (dict(optimizer="host"), "optimizer.place=host must have mesh.weights=gathered, got resident"),
+        (dict(optimizer="host"), "optimizer.place=host must have at least 2 groups of layers a stage, got 1"),
         (
             dict(
                 optimizer="host",
@@ -305,7 +311,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
                 schedule=BY_GROUPS,
                 stash=replace(STASH, alpha=(0.0,) * 18),
             ),
-            "have all 2 sequences of a pipeline in one wave, got waves of 1; use schedule.wave=2, or",
+            "have all 2 sequences of a pipeline in one wave, got schedule.wave=1; use schedule.wave=2, or",
         ),
         (dict(schedule=SchedulePlan(name="breadth-first")), "must have schedule.interleave of at least 2, got 1"),
         (dict(stash=replace(STASH, alpha=(0.0,) * 4)), "each of the 5 diagonals of the schedule, got 4"),

@@ -8,7 +8,7 @@ import pytest
 
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.outline import all_rounds, make_outline
-from sppo_jax.plan.shapes import MOST_SHAPES, check_shapes, rounded_up, tick_shapes
+from sppo_jax.plan.shapes import MOST_SHAPES, rounded_up, tick_shapes
 
 
 def padding(lengths, shapes):
@@ -54,21 +54,3 @@ def test_an_outline_rounds_as_its_table_does(name):
     table, outline = (replace(make(*asked), shapes=(16, 32)) for make in (make_table, make_outline))
     assert outline.repeats and outline.group_tokens == table.group_tokens
     assert tuple(all_rounds(outline.tick_tokens, outline.repeats)) == table.tick_tokens
-
-
-@pytest.mark.parametrize(
-    ("shapes", "words"),
-    [
-        ((8, 16, 24, 32, 40, 48, 56), "at most 6, got 7"),
-        ((16, 8), "must be positive and rise, got [16, 8]"),
-        ((0, 32), "must be positive and rise, got [0, 32]"),
-        ((12, 32), "must be multiples of 8 tokens, got [12]"),
-        ((8, 16), "must hold the longest chunk, 24 tokens, got 16"),
-    ],
-)
-def test_shapes_that_cannot_be(shapes, words):
-    with pytest.raises(ValueError) as error:
-        check_shapes(shapes, (24, 8), 8)
-    assert words in str(error.value) and "\n" not in str(error.value)
-    check_shapes((), (24, 8), 8)
-    check_shapes((16, 24), (24, 8), 8)

@@ -7,7 +7,7 @@ import pytest
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.models.counts import num_params
 from sppo_jax.plan.spread import Cut, padded, spread
-from sppo_jax.planner.memory import stage_params
+from sppo_jax.planner.stage_params import stage_params
 
 LLAMA_8B = ModelConfig(vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, mlp_size=14336)
 

@@ -7,7 +7,6 @@ from sppo_jax.plan.check import check
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.slots import head_slots, sequence_slots
 from sppo_jax.plan.table import Unit
-from sppo_jax.plan.waves import nearest_divisors
 
 
 def joined(table):
@@ -78,9 +77,9 @@ def test_interleaved_waves_may_have_fewer_chunks_than_stages():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("sppo", 2, 6, (8,), 1, 4), "divide the 6 sequences of a pipeline (nearest: 3 or 6), got 4; change"),
-        (("sppo", 2, 6, (8,), 1, 0), "divide the 6 sequences of a pipeline (nearest: 1), got 0; change"),
-        (("sppo", 2, 6, (8,), 1, 7), "(nearest: 6), got 7"),
+        (("sppo", 2, 6, (8,), 1, 4), "divide the sequences of a pipeline, got 6; use 3 or 6"),
+        (("sppo", 2, 6, (8,), 1, 0), "divide the sequences of a pipeline, got 6; use 1,"),
+        (("sppo", 2, 6, (8,), 1, 7), "schedule.wave=7 must divide the sequences of a pipeline, got 6; use 6,"),
         (("1f1b", 2, 4, (8,), 1, 2), "schedule.wave must be 1 with schedule.name=1f1b"),
         (("interleaved-1f1b", 2, 4, (8,), 2, 2), "got 2; use schedule.name=interleaved-seq1f1b"),
         (("sppo", 4, 6, (8, 8), 2, 3), "(a wave of 3 sequences has the 6 chunks of a sequence of its own)"),
@@ -91,7 +90,3 @@ def test_waves_that_a_schedule_cannot_have(arguments, words):
     with pytest.raises(ValueError) as error:
         make_table(*arguments)
     assert words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_the_nearest_divisors_lie_on_either_side():
-    assert [nearest_divisors(12, wave) for wave in (0, 5, 7, 8, 13)] == ["1", "4 or 6", "6 or 12", "6 or 12", "12"]

@@ -137,4 +137,4 @@ def test_where_no_single_change_is_enough_it_says_so():
     text, _ = refusal(config(8191, sequence={"kind": "ulysses"}), "h100:1x3")
     assert "; change several of sequence.length, sequence.per_step, the axes of the mesh" in text
     text, _ = refusal(config(8191, sequence={"kind": "ulysses"}, mesh={"pipe": 3}), "h100:1x3")
-    assert "got 8191; change several of" in text
+    assert "got mesh.pipe=3; change several of" in text

@@ -7,7 +7,6 @@ import pytest
 
 from sppo_jax.planner.chunks import (
     MENU_SIZE,
-    check_length,
     equal_lengths,
     flops_balanced_lengths,
     given_lengths,
@@ -86,18 +85,15 @@ def test_other_lists_warn_once_of_their_cost(lengths):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (
-            lambda: check_length(1000, 128),
-            "multiple of 128 (mesh.seq times the tile of a device), got 1000; use 896 or 1024",
-        ),
-        (lambda: check_length(5, 8), "got 5; use 8"),
-        (lambda: equal_lengths(64, 9, 8), "1 to 8 chunks of at least 8 tokens, got sequence.chunks=9"),
-        (lambda: equal_lengths(60, 2, 8), "got 60; use 56 or 64"),
+        (lambda: equal_lengths(1000, 2, 128), "must divide sequence.length=1000, got mesh.seq=1; use 896 or 1024"),
+        (lambda: equal_lengths(5, 1, 8), "use 8 tokens"),
+        (lambda: equal_lengths(64, 9, 8), "each of sequence.chunks=9 chunks must have at least mesh.seq * 8"),
+        (lambda: equal_lengths(60, 2, 8), "sequence.length=60, got mesh.seq=1; use 56 or 64"),
         (
             lambda: flops_balanced_lengths(64, 0, 8, pair_flops=1.0, token_flops=1.0),
-            "1 to 8 chunks of at least 8 tokens, got sequence.chunks=0",
+            "sequence.length=64; use 1 to 8 chunks",
         ),
-        (lambda: given_lengths(24, (8, 10, 6), 4), "got 10 for chunk 1; use 8 or 12"),
+        (lambda: given_lengths(24, (8, 10, 6), 4), "got 10 in chunk 1 with mesh.seq=4; use 8 or 12"),
         (lambda: given_lengths(24, (12, 8), 4), "add up to sequence.length=24, got 20; change a chunk by +4"),
     ],
 )

@@ -161,10 +161,10 @@ def test_a_refusal_names_no_value_that_was_not_given(base):
         ),
         (
             {"schedule.name": "sppo", "stash.kv": "rebuild"},
-            "^stash.kv=rebuild must have a schedule that passes one group of layers",
+            "^stash.kv=rebuild must have schedule.name=breadth-first",
         ),
         ({"sequence.chunks": 1, "stash.kv": "host"}, "use stash.kv=rebuild, or stash.kv=keep"),
-        ({"sequence.ulysses": 2, "mesh.seq": 1}, "sequence.ulysses must divide mesh.seq = 1, got 2"),
+        ({"sequence.ulysses": 2, "mesh.seq": 1}, "sequence.ulysses=2 must divide mesh.seq, got mesh.seq=1"),
         (
             {"schedule.name": "interleaved-1f1b", "mesh.pipe": 2, "mesh.seq": 1},
             "sequences of interleaved 1f1b must be a",
@@ -194,7 +194,7 @@ def test_the_broken_rule_is_named(given, words):
         (
             {"optimizer.place": "host", "model.num_layers": 1},
             4,
-            "breadth-first must have at least 2 layers a stage, got 1 layers",
+            "breadth-first must have at least 2 layers a stage, mesh.data",
             "optimizer.place=auto",
         ),
         ({"mesh.weights": "gathered", "model.num_layers": 1}, 4, "at least 2 layers a stage", "mesh.weights=auto"),

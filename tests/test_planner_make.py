@@ -13,8 +13,8 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, usable_host_bytes
 from sppo_jax.plan.csv_format import to_csv
 from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.rules import layers_per_virtual_stage
 from sppo_jax.planner.make import check_plan, make_plan, resolve_cluster
 from sppo_jax.planner.offload import ALPHA_LEVELS, _largest_cap, _levels
 from sppo_jax.planner.partitions import partitions
@@ -211,7 +211,7 @@ def test_alpha_is_lowered_to_what_the_host_holds():
     # Plans leave 5% of a host free. The share is the largest that the rest holds, to a hundredth.
     most = need * 0.6 * 0.95
     assert most * 0.97 < tight.predicted.host_bytes[0] <= most
-    assert f"at most {max(tight.stash.alpha):g}, because the host has" in tight.reasons["alpha"]
+    assert f"at most {max(tight.stash.alpha):g} of the stash goes there, because the host has" in tight.reasons["alpha"]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_table_in_waves_given_as_a_file(tmp_path):
         (dict(wave=2), "schedule.wave must be 1, the wave of schedule.table, got 2; set schedule.wave=auto"),
         (
             dict(text=("wave=2", "wave=3")),
-            "wave of a schedule table must divide its 2 sequences, got 3; use 2; correct",
+            "schedule.table: schedule.wave=3 must divide the sequences of a pipeline, got 2; use 2",
         ),
     ],
 )
@@ -323,9 +323,9 @@ def test_table_must_agree_with_the_config(tmp_path, groups, words):
     [
         (
             dict(mesh={"pipe": 8}),
-            "each virtual stage must have at least one layer, got 4 layers for mesh.pipe * schedule.interleave",
+            "mesh.pipe must divide model.num_layers=4, got mesh.pipe=8; use 4 virtual stages",
         ),
-        (dict(mesh={"pipe": 3}), "got 4; use 2 or 4 virtual stages, or 3 or 6 layers"),
+        (dict(mesh={"pipe": 3}), "got mesh.pipe=3; use 2 or 4 virtual stages, or a model of 3 or 6 layers"),
         (
             dict(mesh={"seq": 8}, sequence={"kind": "ulysses"}),
             "mesh.seq must divide model.num_heads=4 for ulysses, got mesh.seq=8; use one of [1, 2, 4]",
@@ -338,9 +338,12 @@ def test_table_must_agree_with_the_config(tmp_path, groups, words):
             dict(mesh={"seq": 2}, sequence={"kind": "ring", "ulysses": 2}),
             "set sequence.ulysses=0, or use sequence.kind=hybrid",
         ),
-        (dict(mesh={"seq": 5}), "multiple of 5 (mesh.seq times the tile of a device), got 64; use 60 or 65"),
-        (dict(mesh={"seq": 4}, sequence={"chunks": 20}), "1 to 16 chunks of at least 4 tokens"),
-        (dict(mesh={"seq": 4}, sequence={"chunks": [30, 34]}), "got 30 for chunk 0; use 28 or 32"),
+        (dict(mesh={"seq": 5}), "mesh.seq must divide sequence.length=64, got mesh.seq=5; use 60 or 65 tokens"),
+        (
+            dict(mesh={"seq": 4}, sequence={"chunks": 20}),
+            "each of sequence.chunks=20 chunks must have at least mesh.seq tokens, got mesh.seq=4",
+        ),
+        (dict(mesh={"seq": 4}, sequence={"chunks": [30, 34]}), "got 30 in chunk 0 with mesh.seq=4; use 28 or 32"),
         (dict(sequence={"chunks": 4}, schedule={"name": "1f1b"}), "one chunk a sequence, got 4 chunks"),
         (dict(sequence={"chunks": 3}, mesh={"pipe": 2}, schedule={"interleave": 2}), "use 2 or 4 chunks"),
         (dict(sequence={"chunks": 4}, stash={"inputs": "recompute", "rest": "keep"}), "set stash.inputs=keep"),
@@ -359,7 +362,9 @@ def test_errors_say_what_to_change(groups, words):
 
 
 def test_tile_of_an_accelerator_names_the_nearest_length():
-    with pytest.raises(ValueError, match=r"multiple of 128 .* got 1000; use sequence.length=1024 \(\+2.4%\)$"):
+    with pytest.raises(
+        ValueError, match=r"must divide sequence.length=1000, got mesh.seq=8; use sequence.length=1024 \(\+2.4%\)$"
+    ):
         plan(length=1000, mesh={"seq": 8}, device=H200, model=LLAMA)
 
 
@@ -448,12 +453,12 @@ def test_a_plan_of_another_config_is_refused(groups, words):
     ("changes", "words"),
     [
         (dict(model__num_layers=8), "agree with model.num_layers = 4, got 8"),
-        (dict(chunk_lengths=[16, 16, 16]), "chunk_lengths of a plan must add up to sequence_length = 64"),
+        (dict(chunk_lengths=[16, 16, 16]), "sequence.chunks must add up to sequence.length=64, got 48"),
         (dict(chunk_lengths=[32, 16, 16]), "one value for each of the 4 diagonals of the schedule, got 5"),
         (dict(schedule__name="gpip"), "got 'gpip'"),
         (
             dict(schedule__interleave=4, stash__alpha=[0.0] * 17),
-            "each virtual stage must have at least one layer, got 4 layers",
+            "mesh.pipe * schedule.interleave=4 must divide model.num_layers=4",
         ),
         (dict(kv_slots=2), "kv_slots of a plan must be 1 for the schedule, got 2"),
         (dict(mesh__pipe=3, stash__alpha=[0.0] * 6), "agree with mesh.pipe = 2, got 3"),
@@ -473,6 +478,4 @@ def test_pipelines_that_cannot_share_the_sequences_are_refused():
     asked = config(length=4096, mesh={"pipe": 1, "seq": 1}, sequence={"per_step": 4})
     with pytest.raises(ValueError) as error:
         make_plan(asked, make_cluster(DEVICES["cpu"], 3))
-    assert "sequence.per_step must be a multiple of the number of pipelines, got 4 sequences and mesh.pipe=1" in str(
-        error.value
-    )
+    assert "mesh.data must divide sequence.per_step=4, got mesh.data=3" in str(error.value)

@@ -14,19 +14,12 @@ from sppo_jax.plan.parts import MeshShape, StashPlan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import TickShape
 from sppo_jax.planner.costs import cost_model
-from sppo_jax.planner.memory import (
-    Memory,
-    backward_work,
-    idle_table_bytes,
-    optimizer_bytes,
-    predict_memory,
-    stash_bytes,
-    table_work,
-    turn_bytes,
-    weight_bytes,
-)
+from sppo_jax.planner.fitted import NUMBERS, TOLD
+from sppo_jax.planner.holders import ALL, BACKWARD, MOMENTS, optimizer_bytes
+from sppo_jax.planner.memory import Memory, predict_memory
 from sppo_jax.planner.offload import choose_alpha, copy_seconds
 from sppo_jax.planner.shape import Shape
+from sppo_jax.planner.stash_bytes import stash_bytes
 from sppo_jax.planner.workspace import kv_heads_per_device
 
 GIB = 2**30
@@ -61,12 +54,10 @@ def test_states_keys_and_values_by_hand():
 
 def test_devices_of_a_stage_share_its_parameters_between_steps():
     table = make_table("sppo", 2, 1, (16, 16))
-    alone, four = (
-        predict_memory(table, replace(SHAPE, **size), stash(table)).hbm for size in ({}, dict(seq=2, data=2))
-    )
+    alone, four = (predict_memory(table, replace(SHAPE, **size), stash(table)) for size in ({}, dict(seq=2, data=2)))
     norm = 8  # the final one stays whole
-    assert four["params"] == (alone["params"] - 12 * norm) // 4 + 12 * norm
-    assert four["grads"] == alone["grads"] and four["weights"] == alone["grads"]
+    assert four.hbm["params"] == (alone.hbm["params"] - 12 * norm) // 4 + 12 * norm
+    assert four.most("grads") == alone.most("grads") == four.most("weights")
 
 
 def test_the_fuller_of_backward_and_logits_counts():
@@ -75,9 +66,9 @@ def test_the_fuller_of_backward_and_logits_counts():
     apart, mixed = (make_table(name, 2, 2, (16, 16)) for name in ("gpipe", "seq1f1b"))
     logits = 16 * 50_000 * 10
     assert predict_memory(mixed, large, stash(mixed)).hbm["work"] == logits
-    before = predict_memory(apart, large, stash(apart)).hbm
-    # Where all heads come first, logits take the place of dK and dV, which are not there yet.
-    assert before["work"] == logits - before["kv_grad"]
+    before = predict_memory(apart, large, stash(apart))
+    # Where all heads come first, dK and dV are not there yet.
+    assert before.hbm["work"] == logits and before.hbm["kv_grad"] == 0 < before.most("kv_grad")
 
 
 def test_stash_moves_from_device_to_host_with_alpha():
@@ -86,7 +77,7 @@ def test_stash_moves_from_device_to_host_with_alpha():
     # Four chunks and a spare slot.
     assert stash_bytes(table, SHAPE, stash(table))[:2] == (5 * 16 * token, 0)
     on_host = stash(table, 0.25, inputs="host", attention="host")
-    device, host, copies = stash_bytes(table, SHAPE, on_host)
+    device, host, copies, _, _ = stash_bytes(table, SHAPE, on_host)
     # The last chunk of a stage is read back at once and stays whole: it has a class of its own, with a spare slot.
     # Each of the four other diagonals has a row on the host.
     assert (device, host) == (5 * 16 * token * 3 // 4 + 2 * 16 * token, 4 * 16 * token // 4)
@@ -99,7 +90,7 @@ def test_rest_on_the_host_stays_on_the_device_where_it_is_read_back_at_once():
     table = make_table("sppo", 1, 1, (16,) * 3)
     rest = 2 * 4 * layer_costs(MODEL).rest_elements
     token = stash_bytes(table, SHAPE, stash(table))[0] // (4 * 16)  # three chunks and a spare slot
-    device, host, _ = stash_bytes(table, SHAPE, stash(table, rest="host"))
+    device, host = stash_bytes(table, SHAPE, stash(table, rest="host"))[:2]
     assert host == 2 * 16 * rest  # gaps 5, 3 and 1: two chunks
     assert device == 3 * 16 * token + 2 * 16 * (token + rest)
 
@@ -145,8 +136,10 @@ def test_a_tpu_keeps_tiles_and_copies_what_wants_another_layout():
     on_host = stash(table, 1.0, inputs="host", attention="host")
     plain, tiled = (predict_memory(table, replace(SHAPE, platform=name), on_host) for name in ("gpu", "tpu"))
     assert tiled.hbm["kv"] == plain.hbm["kv"] * 128 // MODEL.head_dim
-    assert tiled.host == plain.host and tiled.hbm["copies"] == 4 * plain.hbm["copies"]  # four are on their way
-    assert tiled.hbm["work"] == plain.hbm["work"] + tiled.hbm["kv"] + tiled.hbm["stash"]
+    assert tiled.host == plain.host and tiled.hbm["copies"] == int(NUMBERS.tpu_copies * plain.hbm["copies"])
+    for moment in BACKWARD:
+        of_plain, of_tiled = plain.moments[moment], tiled.moments[moment]
+        assert of_tiled["work"] == of_plain["work"] + of_tiled["kv"] + of_tiled["stash"]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -253,71 +246,100 @@ def test_chunks_without_attention_outputs_take_less_memory_and_copies_as_long():
     assert (of_late - of_none) * 11 == (of_whole - of_none) * 5 > 0
 
 
-def test_gathered_weights_are_those_of_a_few_groups():
-    shape = replace(SHAPE, seq=2, data=2, compute_bytes=2)
-    layer, vocabulary = layer_costs(MODEL).params, 2 * 50 * 8 + 8  # two tables of 100 tokens on two stages, final norm
-    whole = 4 * 2 * layer + vocabulary
-    assert weight_bytes(shape, 4, 2, "rebuild") == (2 * whole, 4 * whole)
-    gathered = replace(shape, weights="gathered")
-    # Two stages: weights of three groups of two layers, sums of two, and a fourth of all sums; the whole final norm.
-    weights, sums = weight_bytes(gathered, 4, 2, "rebuild")
-    assert weights == 2 * (3 * 2 * layer + 8)
-    assert sums == 4 * (2 * 2 * layer + (4 * 2 * layer + 2 * 50 * 8) / 4 + 8)
-    # A tick holds one table and its gradient.
-    assert table_work(gathered, 2) == (2 * 50 * 8, 4 * 50 * 8) and table_work(shape, 2) == (0, 0)
-
-
 def breadth_first(num_chunks, groups, **places):
     table = make_table("breadth-first", 1, 1, (64 // num_chunks,) * num_chunks, groups)
     return table, stash(table, 1.0, **{"inputs": "host", "attention": "host", "kv": "rebuild", **places})
 
 
-def test_tables_are_not_beside_the_backward_of_a_layer():
+def test_gathered_weights_are_those_of_a_few_groups():
+    shape = replace(SHAPE, seq=2, data=2, compute_bytes=2)
+    layer, table = layer_costs(MODEL).params, 50 * 8  # two tables of 100 tokens on two stages
+    schedule = make_table("breadth-first", 2, 1, (16,) * 4, 4)
+    places = stash(schedule, kv="rebuild", inputs="host", attention="host")
+    resident, gathered = (
+        predict_memory(schedule, replace(shape, weights=kind), places) for kind in ("resident", "gathered")
+    )
+    whole = 4 * 2 * layer + 2 * table + 8  # and the final norm
+    assert (resident.most("weights"), resident.most("grads")) == (2 * whole, 4 * whole)
+    # Two stages: weights of three groups of two layers, sums of two, and a fourth of all sums; the whole final norm.
+    assert gathered.most("weights") == 2 * (3 * 2 * layer + 8)
+    assert gathered.most("grads") == 4 * (2 * 2 * layer + (4 * 2 * layer + 2 * table) / 4 + 8)
+    # A tick with ends holds one table and its gradient.
+    work = gathered.moments["head"]["work"] - resident.moments["head"]["work"]
+    assert work == (2 + 4) * table and gathered.moments["tables"]["work"] == 4 * table
+
+
+def test_tables_are_not_beside_a_backward_behind_all_heads():
     shape = replace(SHAPE, layers=1, seq=2, compute_bytes=2)
-    assert idle_table_bytes(shape, 2, False) == (2 * 2 * 50 * 8, 0)
-    assert idle_table_bytes(shape, 2, True) == (2 * 2 * 50 * 8, 4 * 50 * 8)
-    assert idle_table_bytes(replace(shape, weights="gathered"), 2, True) == (0, 0)
-    tied = replace(shape, model=replace(MODEL, tied_embeddings=True))
-    assert idle_table_bytes(tied, 2, True) == (2 * 50 * 8, 0)
-    whole = weight_bytes(shape, 4, 1, "rebuild")
     for chunks in (1, 4):
         table, places = breadth_first(chunks, 4)
-        memory = predict_memory(table, shape, places)
-        late = 4 * 100 * 8 if chunks == 1 else 0
-        assert (memory.hbm["weights"], memory.hbm["grads"]) == (whole[0] - 2 * 2 * 100 * 8, whole[1] - late)
+        moments = predict_memory(table, shape, places).moments
+        assert moments["head"]["weights"] - moments["attention"]["weights"] == 2 * 2 * 100 * 8
+        # A lone chunk adds to the embedding's sum behind the backwards of all layers.
+        late = moments["tables"]["grads"] - moments["attention"]["grads"]
+        assert late == (4 * 100 * 8 if chunks == 1 else 0)
+    tied = replace(shape, model=replace(MODEL, tied_embeddings=True))
+    moments = predict_memory(*breadth_first(1, 4)[:1], tied, breadth_first(1, 4)[1]).moments
+    assert moments["tables"]["grads"] == moments["attention"]["grads"]
     # Heads among backwards need the head, and sequences before the last the embedding.
     table = make_table("seq1f1b", 1, 2, (32, 32))
-    memory = predict_memory(table, replace(shape, layers=4), stash(table))
-    assert (memory.hbm["weights"], memory.hbm["grads"]) == weight_bytes(replace(shape, layers=4), 1, 1, "keep")
+    moments = predict_memory(table, replace(shape, layers=4), stash(table)).moments
+    assert len({moments[moment]["weights"] for moment in ALL - {"update"}}) == 1
 
 
-def test_last_stash_is_gone_when_the_sums_of_the_next_groups_come():
+def test_sums_of_the_next_groups_come_when_the_last_stash_is_gone():
     table, places = breadth_first(4, 4)
     places = replace(places, alpha=(*places.alpha[:-1], 0.0))
     shape = replace(SHAPE, layers=1)
-    held, _, copies = stash_bytes(table, shape, places)
-    assert held > copies > 0
-    # A slot and a spare one, for which a fetched stash is used: the sums of three groups are more than that.
-    assert turn_bytes(table, shape, places) == held - copies
-    assert predict_memory(table, shape, places).hbm["stash"] == copies
-    assert turn_bytes(table, replace(shape, weights="gathered"), places) == 0
+    of = stash_bytes(table, shape, places)
+    assert of.device == of.last > of.copy == of.fetched > 0
+    moments = predict_memory(table, shape, places).moments
+    # A fetched stash is used in the place of a slot and a spare one.
+    assert (moments["turn"]["stash"], moments["attention"]["stash"]) == (of.last, of.fetched)
+    others = 3 * layer_costs(MODEL).params * 4
+    assert moments["attention"]["grads"] - moments["turn"]["grads"] == others
     # A loop over the layers of a group, which begins with three of them, reads the stash to its end.
-    assert turn_bytes(table, replace(shape, layers=2), places) > 0
-    assert turn_bytes(table, replace(shape, layers=3), places) == 0
-    kept = replace(places, inputs="keep", attention="keep")
-    assert turn_bytes(table, shape, kept) == 0
+    for layers, stays in ((2, False), (3, True)):
+        moments = predict_memory(table, replace(shape, layers=layers), places).moments
+        assert (moments["turn"]["stash"] == moments["attention"]["stash"]) == stays
+    kept = predict_memory(table, shape, replace(places, inputs="keep", attention="keep")).moments
+    assert kept["turn"]["stash"] == kept["attention"]["stash"]
 
 
-def test_backward_of_the_mlp():
-    shape, places = replace(SHAPE, weights="gathered", compute_bytes=2), breadth_first(4, 2)[1]
-    elements = 8 + 8 + 4  # layer input, attention output, keys
-    matrix = 8 * 16 * (3 * 2 + 2 * 4)
-    assert backward_work(shape, places, 10) == matrix + 10 * 2 * 5 * (16 + elements)
-    # The first of two products come from the stash.
-    assert backward_work(shape, replace(places, rest="keep"), 10) == matrix + 10 * 2 * (3 * 16 + 5 * elements)
-    resident = replace(shape, weights="resident")
-    assert backward_work(resident, places, 10) == matrix + 10 * 2 * 7 * elements
-    assert backward_work(resident, places, 10, turns_once=True) == backward_work(shape, places, 10)
+def test_backward_of_the_mlp_stays_until_its_matrices_have_gradients():
+    shape, (table, places) = replace(SHAPE, weights="gathered", compute_bytes=2), breadth_first(4, 2)
+    elements, matrix = 8 + 8 + 4, 8 * 16  # layer input, attention output, keys
+    assert MODEL.mlp == "swiglu"
+
+    def work(moment, model=MODEL, **changes):
+        memory = predict_memory(table, replace(shape, model=model), replace(places, **changes))
+        return memory.moments[moment]["work"]
+
+    # Gate, up, their product, a cotangent; gradients of three matrices in float32, and one as it is computed.
+    arrays, matrices = 16 * NUMBERS.token_arrays * elements * 2, matrix * (3 * 4 + 2)
+    assert work("mlp") == work("attention") == arrays + 16 * 4 * 16 * 2 + matrices
+    # Gate and up come from the stash.
+    assert work("mlp", rest="keep") == arrays + 16 * 2 * 16 * 2 + matrices
+    plain = replace(MODEL, mlp="gelu")
+    assert work("mlp", plain) == arrays + 16 * 3 * 16 * 2 + matrix * (2 * 4 + 2)
+    assert work("rebuild") == arrays
+
+
+def test_layers_outside_a_loop_wait_for_gradients_where_chunks_wait_on_the_host():
+    table, places = breadth_first(4, 2, waiting="host")
+
+    def work(layers, seq):
+        shape = replace(SHAPE, weights="gathered", layers=layers, seq=seq, ulysses=seq)
+        return [
+            predict_memory(table, shape, replace(places, waiting=room)).moments["rebuild"]["work"]
+            for room in ("keep", "host")
+        ]
+
+    for layers, outside in ((1, 1), (2, 2), (3, 1), (8, 1)):
+        kept, late = work(layers, 2)
+        assert late == pytest.approx(kept * (1 + NUMBERS.late_share * outside), abs=1)
+        kept, alone = work(layers, 1)
+        assert kept == alone
 
 
 def test_matrices_on_the_host_take_their_moments_and_gradients_along():
@@ -327,6 +349,25 @@ def test_matrices_on_the_host_take_their_moments_and_gradients_along():
     away = replace(shape, optimizer="host")
     assert optimizer_bytes(shape, 4, 2) == (12 * (matrices + tables + vectors), 0)
     assert optimizer_bytes(away, 4, 2) == (12 * vectors, 12 * (matrices + tables) + 4 * matrices)
+    table = make_table("breadth-first", 2, 1, (16,) * 4, 4)
+    places = stash(table, inputs="host", attention="host", kv="rebuild")
+    on_device, on_host = (predict_memory(table, one, places) for one in (shape, away))
+    # A group's share comes and leaves; parts of it, one a tick, move in float32.
+    part = 4 * (matrices // 4 // 4)
+    assert on_host.hbm["weights"] - on_device.hbm["weights"] == 2 * matrices // 4 + part
     # Gradient sums of layers leave; of the tables' sums one at a time is at the peak.
-    sums = [weight_bytes(one, 4, 2, "rebuild")[1] for one in (shape, away)]
-    assert sums[0] - sums[1] == 4 * (matrices + tables // 2)
+    assert on_device.hbm["grads"] - on_host.hbm["grads"] == 4 * (matrices + tables // 2) - 4 * matrices // 4 - part
+
+
+def test_the_peak_is_the_fullest_moment():
+    table, places = breadth_first(4, 2)
+    memory = predict_memory(table, replace(SHAPE, layers=1, seq=2), places)
+    assert set(memory.moments) == set(MOMENTS)
+    assert memory.hbm_bytes == max(sum(of_moment.values()) for of_moment in memory.moments.values())
+    assert memory.hbm in memory.moments.values()
+    assert all(holder.size_bytes >= 0 for holder in memory.holders)
+
+
+def test_three_plans_at_least_tell_each_fitted_number():
+    assert set(TOLD) == set(NUMBERS._fields) and len(NUMBERS) <= 6
+    assert all(told.plans >= 3 for told in TOLD.values())

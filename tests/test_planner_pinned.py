@@ -9,7 +9,7 @@ from sppo_jax.hardware import DEVICES
 from sppo_jax.hardware.pinned_pool import REFUSED_BYTES
 from sppo_jax.planner import pinned
 from sppo_jax.planner.evaluate import memory_of, shape_of_plan
-from sppo_jax.planner.memory import optimizer_bytes
+from sppo_jax.planner.holders import optimizer_bytes
 from sppo_jax.planner.request import read_request
 from sppo_jax.planner.search import search
 

@@ -49,7 +49,7 @@ def problem(cluster, model, length=8192, **groups):
             "a100-80g:16x8",
             {"preset": "gpt-7b"},
             {"length": 2**22, "sequence": {"chunks": 1}, "schedule": {"interleave": 1}},
-            ["a tick's own buffers", "K/V", "dK/dV"],
+            ["a tick's own buffers", "stash", "K/V", "dK/dV"],
             "change sequence.chunks=1: a plan of ",
         ),
     ],

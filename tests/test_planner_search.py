@@ -15,6 +15,7 @@ from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.waiting import waiting_room
 from sppo_jax.planner import fastest as ranking
 from sppo_jax.planner import frontier
+from sppo_jax.planner.because import Because
 from sppo_jax.planner.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of, size
 from sppo_jax.planner.frontier import Frontier
 from sppo_jax.planner.layouts import layouts
@@ -322,7 +323,7 @@ def test_a_breadth_first_plan_is_found_where_no_other_fits():
     assert (peaks.rebuilt, peaks.grads) == (2, 1) and peaks.kept == plan.schedule.interleave
     # What is asked for is tried even where others fit.
     pinned = search(large("llama3-8b", "h100:1x8", 2**18, schedule={"name": "breadth-first"}))
-    assert pinned.fits and pinned.plan.reasons["schedule"].startswith("as requested")
+    assert pinned.fits and pinned.plan.reasons["schedule"].startswith("the config asks for it")
 
 
 @pytest.mark.parametrize(("kv", "planned"), [("host", "host"), ("rebuild", "recompute")])
@@ -356,7 +357,7 @@ def test_chunks_wait_on_the_host_where_asked():
     found = search(config)
     plan, memory = found.plan, memory_of(found.plan, config)
     assert found.fits and (plan.schedule.name, plan.stash.waiting) == ("breadth-first", "host")
-    assert "stash.waiting=host asks for it" in plan.reasons["schedule"] and plan.reasons["waiting"] == "as requested"
+    assert "stash.waiting=host needs it" in plan.reasons["schedule"] and plan.reasons["waiting"] == Because.ASKED()
     other = replace(plan, stash=replace(plan.stash, waiting="keep"))
     before, local = memory_of(other, kept), max(plan.chunk_lengths) // 8
     # One chunk is used and one comes; on the host there are as many as wait.
@@ -404,13 +405,13 @@ def test_another_way_of_breadth_first_is_taken_where_it_gains_more_than_a_tie():
     )
     assert (on_host.plan.stash.kv, rebuilt.plan.stash.kv) == ("host", "rebuild")
     times = rebuilt.fastest_s / on_host.fastest_s
-    assert times > 1.005 and f"the usual way takes {times:.3f}x as long" in on_host.plan.reasons["kv"]
+    assert times > 1.005 and f"computing them again takes {times:.3f}x as long" in on_host.plan.reasons["kv"]
     resident, gathered = (
         search(large("llama3-8b", "h100:1x8", 2**17, mesh={"weights": weights})) for weights in ("auto", "gathered")
     )
     assert (resident.plan.weights, gathered.plan.weights) == ("resident", "gathered")
     assert resident.fits and gathered.fastest_s / resident.fastest_s > 1.005
-    assert "all of a stage's weights are there all the time" in resident.plan.reasons["weights"]
+    assert resident.plan.reasons["weights"].startswith("gathering them for one group of layers at a time takes 1.0")
     # Where nothing is gained, or a way is asked for, nothing is said of it.
     assert not {"kv", "weights", "waiting"} & search(large("llama3-8b", "h100:1x8", 2**20)).plan.reasons.keys()
     assert not {"kv", "weights", "waiting"} & gathered.plan.reasons.keys()
@@ -425,7 +426,7 @@ def test_chunks_wait_on_the_host_where_nothing_fits_otherwise():
 
     found, kept = searched(), searched("keep")
     assert found.fits and not kept.fits and found.plan.stash.waiting == "host"
-    assert found.plan.reasons["waiting"] == "nothing fits with the chunks in device memory"
+    assert found.plan.reasons["waiting"] == Because.WAITING()
     assert found.plan.predicted.hbm_bytes[0] < kept.memory.hbm_bytes
     assert searched(device_gib=80).plan.stash.waiting == "keep"
 
@@ -436,7 +437,7 @@ def test_the_optimizer_waits_on_the_host_where_nothing_fits_otherwise():
 
     found, on_device, asked = searched(), searched(optimizer={"place": "device"}), searched(optimizer={"place": "host"})
     assert found.fits and not on_device.fits and found.plan.optimizer == "host"
-    assert found.plan.reasons["optimizer"].startswith("with parameters and moments on the device nothing fits")
+    assert found.plan.reasons["optimizer"] == Because.OPTIMIZER()
     assert found.fastest_s == asked.fastest_s and "optimizer" not in asked.plan.reasons
     # Where the config rules such a plan out, or the device does.
     for groups in ({"schedule": {"name": "sppo"}}, {"mesh": {"weights": "resident"}}):
@@ -522,8 +523,8 @@ def test_a_rival_that_seems_faster_is_simulated_before_a_plan_speaks_of_it():
 
 def test_dk_and_dv_of_one_chunk_are_not_summed():
     one, four = (search(config(sequence={"chunks": chunks}), small(2)).plan.reasons for chunks in (1, 4))
-    assert one["kv_grad_dtype"] == "float32 fits; one chunk leaves nothing to sum"
-    assert four["kv_grad_dtype"] == "sums over 4 chunks"
+    assert one["kv_grad_dtype"] == "float32 fits, and one chunk leaves nothing to sum"
+    assert four["kv_grad_dtype"] == "gradients are summed over 4 chunks, and float32 fits"
 
 
 @pytest.mark.parametrize("groups", ["static", "auto"])
@@ -578,13 +579,13 @@ def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
     ("asked", "simpler"),
     [
         (large(schedule=PLAIN, hardware=ROOMY), "has fewer chunks"),
-        (large(length=3 * 2**20, stash={"kv": "keep"}), "has 1 fewer mechanisms"),
+        (large(length=3 * 2**20, stash={"kv": "keep"}), "has 1 fewer mechanism"),
     ],
 )
 def test_of_plans_within_half_a_percent_the_simplest_is_chosen(monkeypatch, asked, simpler):
     found = search(asked)
     assert found.fastest_s < found.plan.predicted.step_s <= 1.005 * found.fastest_s
-    assert f"are a tie, and this plan {simpler}" in found.plan.reasons["tie"]
+    assert f"count as a tie, and this plan {simpler}" in found.plan.reasons["tie"]
     monkeypatch.setattr(ranking, "TIE", 0.0)
     fastest = search(asked)
     assert fastest.plan.predicted.step_s == fastest.fastest_s == found.fastest_s
@@ -693,8 +694,11 @@ def test_host_memory_can_be_what_stops_it():
     [
         (dict(mesh={"pipe": 3}), "must divide the 128 devices, got mesh.pipe=3"),
         (dict(mesh={"pipe": 256}), "at most the 128 devices of a100-80g:16x8, got mesh.pipe=256"),
-        (dict(mesh={"pipe": 64}), "each virtual stage must have at least one layer, got 32 layers"),
-        (dict(mesh={"pipe": 32}, schedule={"interleave": 2}), "each virtual stage must have at least one layer"),
+        (dict(mesh={"pipe": 64}), "mesh.pipe must divide model.num_layers=32, got mesh.pipe=64; use mesh.pipe=auto"),
+        (
+            dict(mesh={"pipe": 32}, schedule={"interleave": 2}),
+            "mesh.pipe * schedule.interleave=2 must divide model.num",
+        ),
         (
             dict(sequence={"kind": "ulysses"}, mesh={"seq": 64, "pipe": 2}),
             "mesh.seq must divide model.num_heads=32 for ulysses, got mesh.seq=64",
@@ -754,7 +758,7 @@ def test_alpha_beyond_what_hides_is_taken_where_memory_needs_it():
     tight = search(asked, small(2, **slow, hbm_bytes=int(free.memory.hbm_bytes * 0.9 / 0.94)))
     assert tight.fits and max(tight.plan.stash.alpha) == 1.0
     assert tight.plan.predicted.step_s > free.plan.predicted.step_s
-    assert tight.plan.reasons["alpha"].startswith("the whole stash, to save device memory")
+    assert tight.plan.reasons["alpha"].startswith("the whole stash on the host saves device memory")
 
 
 def test_bfloat16_sums_only_where_nothing_else_fits():
@@ -872,7 +876,7 @@ def test_a_wave_has_its_reason():
     plan = search(asked).plan
     assert plan.schedule.wave == 4 and plan.kv_slots >= 4
     assert "4 sequences run as one, so the costs of chunks rise once for 4 sequences" in plan.reasons["schedule"]
-    assert plan.reasons["wave"].startswith("the next choice, a wave of ")
+    assert plan.reasons["wave"].startswith("the next best, a wave of ")
     assert simulation_of(plan, asked).step_s < plan.predicted.step_s
     assert "wave" not in search(large(length=2**19, cluster="a100-80g:4x8")).plan.reasons
 
@@ -920,24 +924,24 @@ def test_what_rounds_to_the_same_is_a_tie():
     assert times_slower(1.0, 1.0) == times_slower(1.0004, 1.0) == "a tie: as fast to 0.1%"
     assert times_slower(1.0006, 1.0) == "1.001x slower"
     reasons = search(config(), small(2)).plan.reasons
-    assert reasons["stash"] == "the next choice, host/host/keep, is as fast, to 0.1%"
+    assert reasons["stash"] == "the next best, host/host/keep, is as fast, to 0.1%"
 
 
 def test_reasons_compare_with_the_next_best():
     reasons = search(large(length=2**19, cluster="a100-80g:4x8", stash={"kv": "keep"}, hardware=ROOMY)).plan.reasons
     for key in ("mesh", "sequence_kind", "chunks", "stash"):
-        assert "the next choice, " in reasons[key] and "x as long" in reasons[key]
+        assert "the next best, " in reasons[key] and "x as long" in reasons[key]
     # With one stage and one group there is no other schedule than that of uncut sequences.
     assert reasons["schedule"].endswith("; 1f1b with interleave 1 might be faster, but does not fit")
     assert all("1.000x" not in reason for reason in reasons.values())
     assert "keep/keep/keep might be faster, but does not fit" in reasons["stash"]
     tied = large(length=3 * 2**19, cluster="a100-80g:4x8", stash={"kv": "keep"}, hardware={"hbm_bytes": 84 * 2**30})
     tie = search(tied).plan.reasons
-    assert "is 0.42% faster, a tie" in tie["chunks"] and "are a tie, and this plan has 1 fewer mechanisms" in tie["tie"]
+    assert "is 0.42% faster, which counts as a tie" in tie["chunks"] and "this plan has 1 fewer mechanism" in tie["tie"]
     pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
     alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons
-    assert alone["chunks"] == alone["stash"] == alone["mesh"].partition("; ")[2] == "as requested"
-    assert alone["sequence_kind"].endswith("the only possible choice")
+    assert alone["chunks"] == alone["stash"] == alone["mesh"] == Because.ASKED()
+    assert alone["sequence_kind"].endswith(Because.ONLY_CHOICE())
 
 
 @pytest.mark.parametrize(("pipe", "groups", "chunks"), [(1, 1, 5), (4, 1, 7), (4, 1, 1), (2, 3, 6), (4, 2, 2)])

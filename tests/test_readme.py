@@ -12,9 +12,19 @@ from bench.blocks import read_block
 from sppo_jax.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("[a-z]*/README.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)]*)?\)")
+# Code, configs and scripts, whose comments and messages name pages.
+SOURCES = [
+    *(path for ends in ("py", "yaml", "toml", "sh", "sbatch") for path in ROOT.glob(f"*/**/*.{ends}")),
+    *(ROOT / name for name in ("Makefile", "Dockerfile", "pyproject.toml", "setup.py")),
+]
+MENTION = re.compile(r"\b(?:docs|launch|bench|studies|examples|configs)/[a-z0-9_./-]*\.(?:md|svg|png|yaml)\b")
+START = sorted((ROOT / "docs" / "start").glob("*.md"))
+# A command of a start page: a prefix of the environment, the program and its words.
+COMMAND = re.compile(r"^(?:\$ )?(sppo|launch/[a-z_.]+|sbatch|sky|kubectl)((?: .*)?)$", re.MULTILINE)
+AGAIN = "write it again: python -m bench.readme"
 
 
 def options_of(command: str, capsys) -> set[str]:
@@ -29,10 +39,40 @@ def options_in(text: str) -> set[str]:
     return set(re.findall(r"--[a-z][a-z-]*", text))
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Returns the anchors that a page has: of its headings, as GitHub makes them, and those written by hand."""
+    text = page.read_text(encoding="utf-8")
+    heads = re.findall(r"^#+ +(.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    made = {re.sub(r"[^a-z0-9 _-]", "", head.lower()).replace(" ", "-") for head in heads}
+    return made | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
-    links = [link for link, _ in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link[0]]
+    for path, anchor in links:
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        if anchor and target.suffix == ".md":
+            assert anchor[1:] in anchors_of(target), f"{path}{anchor}"
+
+
+def test_pages_that_code_and_messages_name_exist():
+    for source in SOURCES:
+        if any(part.startswith(".") or part == "results" for part in source.relative_to(ROOT).parts):
+            continue
+        names = MENTION.findall(source.read_text(encoding="utf-8"))
+        assert [name for name in names if not (ROOT / name).exists()] == [], source
+
+
+def test_every_page_is_reached_from_the_readme():
+    reached, new = set(), {ROOT / "README.md"}
+    while new:
+        page = new.pop()
+        reached.add(page)
+        links = (page.parent / path for path, _ in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in path)
+        new |= {link.resolve() for link in links if link.suffix == ".md"} - reached
+    assert [page for page in PAGES if page.resolve() not in reached] == []
 
 
 def test_the_snippet_runs_as_printed(tmp_path):
@@ -44,8 +84,46 @@ def test_the_snippet_runs_as_printed(tmp_path):
     assert 5 < float(loss) < 6.5 and int(count) > 5  # about ln 256
 
 
-def test_the_plan_is_what_the_command_prints_today():
-    assert read_block(ROOT / "README.md", "plan") == readme.block(), "write it again: python -m bench.readme"
+@pytest.mark.parametrize(("page", "name"), sorted(readme.BLOCKS))
+def test_printed_output_is_what_the_command_prints_today(page, name):
+    assert read_block(ROOT / page, name) == readme.BLOCKS[page, name](), AGAIN
+
+
+@pytest.mark.parametrize("path", sorted(readme.PICTURES))
+def test_pictures_of_schedules_are_todays(path):
+    assert (ROOT / path).read_text(encoding="ascii") == readme.picture(path), AGAIN
+
+
+def test_the_printed_command_prints_it(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    printed = next(block for block in readme.PRINTED if block.page == "docs/start/tpu-pod.md")
+    assert main(printed.command.split()[1:]) == 0
+    assert capsys.readouterr().out.startswith("\n".join(printed.text().splitlines()[2:-2]))
+
+
+@pytest.mark.parametrize("page", START, ids=lambda page: page.stem)
+def test_commands_of_a_start_page_exist(page, capsys):
+    text = page.read_text(encoding="utf-8")
+    commands = COMMAND.findall(text)
+    assert len(commands) >= 3 and "## Three likely failures" in text and "## What to read in the report" in text
+    for program, words in commands:
+        assert all((ROOT / path).exists() for path in re.findall(r"(?:configs|launch)/\S+\.(?:yaml|sbatch)", words))
+        if program == "sppo":
+            command, _, rest = words.strip().partition(" ")
+            assert options_in(rest) <= options_of(command, capsys), words
+        elif program.startswith("launch/"):
+            assert (ROOT / program).exists()
+
+
+@pytest.mark.parametrize("page", START, ids=lambda page: page.stem)
+def test_messages_that_a_start_page_quotes_are_in_the_code(page):
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "sppo_jax").rglob("*.py"))
+    code = re.sub(r"\{[^{}]*\}", "#", code)  # what a message fills in
+    failures = page.read_text(encoding="utf-8").partition("## Three likely failures")[2]
+    assert failures.count("\n* **") == 3
+    for quoted in re.findall(r"^\* \*\*`([^`]+)`", failures, re.MULTILINE):
+        start = re.sub(r"\d+", "#", quoted).removesuffix("...").strip()
+        assert start in re.sub(r"\d+", "#", code), quoted
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -53,6 +53,6 @@ def test_gain_and_picture(found, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bubble, "DOCS", tmp_path)
     monkeypatch.setattr(bubble, "points", lambda: found)
     assert bubble.main(["--write"]) == 0
-    assert "![" in (tmp_path / "validation.md").read_text()
+    assert "![" in (tmp_path / "figures.md").read_text()
     assert (tmp_path / "bubble.svg").read_text() == figures.digest([*waiting, gains])
     assert "largest difference" in capsys.readouterr().out

@@ -172,7 +172,7 @@ def _attention(target: Target, kernel: str, prefix: int, chunk: int, tile: int) 
         cache = Cache(buffer(k_SKH), buffer(v_SKH))
         out, lse = sequence.forward(q_TNH, cache, at, 0, split)
         sums = Cache(*(jnp.zeros(x.shape, jnp.float32) for x in cache))
-        dq, sums = sequence.backward(q_TNH, out, lse, dout_TNH, cache, sums, at, 0, split)
+        dq, sums = sequence.backward(sequence.Attended(q_TNH, out, lse, dout_TNH), cache, sums, at, 0, split)
         dk, dv = (x[0, 0, :, : prefix + chunk].swapaxes(0, 1) for x in sums)
         return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 

@@ -95,7 +95,7 @@ def find_difference(heads: Heads, dtype, *, kernel: Kernel = FUSED, device: jax.
             for name, pattern in PATTERNS.items():
                 arrays = _draw(heads, dtype, pattern.score)
                 lengths = pattern.triangle if causal else pattern.rectangle
-                judged = jax.device_get(compare(*arrays, *map(np.int32, lengths)))
+                judged = jax.device_get(compare(arrays, tuple(map(np.int32, lengths))))
                 for result, (element, distance) in zip(_NAMES, judged, strict=True):
                     if not (element <= 1 and distance <= 1):  # also if one is no number
                         times = float(np.max((element, distance)))
@@ -116,8 +116,17 @@ def _draw(heads: Heads, dtype, score: float) -> list[jax.Array]:
     return [*arrays, *(jnp.asarray(rng.normal(size=size), jnp.float32) for size in (of_queries, of_queries[:2]))]
 
 
-def _compare(kernel: Kernel, causal: bool, q_NTH, k_KSH, v_KSH, dout_NTH, more_NTH, more_NT, num_queries, num_keys):
-    """Returns of each result the largest error of an element, and its distance, both over what is allowed."""
+def _compare(kernel: Kernel, causal: bool, arrays, lengths):
+    """Returns of each result the largest error of an element, and its distance, both over what is allowed.
+
+    Args:
+        kernel: what to check.
+        causal: whether its queries see the keys up to their own.
+        arrays: what `_draw` returns.
+        lengths: queries and keys of the call.
+    """
+    q_NTH, k_KSH, v_KSH, dout_NTH, more_NTH, more_NT = arrays
+    num_queries, num_keys = lengths
     given = Operands(q_NTH, k_KSH, v_KSH, num_queries, num_keys)
     wide = Operands(*(x.astype(jnp.float32) for x in given[:3]), num_queries, num_keys)
     right_out, right_lse = PLAIN.forward(wide, causal=causal)

@@ -84,11 +84,11 @@ def _where_supported(fused, plain, arguments: tuple, causal: bool):
 
 
 def _fused_forward(operands: Operands, *, causal: bool):
-    return compat.cudnn_forward(*operands, causal=causal, scale=operands.q_NTH.shape[-1] ** -0.5)
+    return compat.cudnn_forward(operands, causal=causal, scale=operands.q_NTH.shape[-1] ** -0.5)
 
 
 def _fused_backward(operands: Operands, results: Results, *, causal: bool):
-    return compat.cudnn_backward(*operands, *results, causal=causal, scale=operands.q_NTH.shape[-1] ** -0.5)
+    return compat.cudnn_backward(operands, results, causal=causal, scale=operands.q_NTH.shape[-1] ** -0.5)
 
 
 def _scores(q_NTH, k_KSH, num_keys, causal):

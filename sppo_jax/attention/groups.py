@@ -22,7 +22,7 @@ from sppo_jax import buffers
 from sppo_jax.attention import near, sequence, ulysses
 from sppo_jax.attention.blockwise import delta
 from sppo_jax.attention.operands import Cotangent
-from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.dtypes import accumulator
 
 _FAR = 2**31 - 1
@@ -190,12 +190,11 @@ def forward(q_TNH, like_TKH, cache: Cache, chunk: Chunk, layer, split: Split) ->
     return jnp.where(groups.is_stream, out, own[0].astype(out.dtype)), jnp.where(groups.is_stream, lse, own[1])
 
 
-def backward(q_TNH, out_TNH, lse_TN, dout_TNH, like_TKH, cache: Cache, sums: Cache, chunk: Chunk, layer, split: Split):
+def backward(attended: Attended, like_TKH, cache: Cache, sums: Cache, chunk: Chunk, layer, split: Split):
     """Differentiates `forward`, and takes a chunk's finished dK and dV.
 
     Args:
-        q_TNH, out_TNH, lse_TN: queries and GLOBAL results of the forward.
-        dout_TNH: cotangent of the output.
+        attended: queries, results and cotangent.
         like_TKH: an array with the shape and dtype of this device's keys.
         cache, sums: keys and values, and the buffers that gather the gradients of stream chunks.
         chunk, layer, split: as in `forward`.
@@ -204,22 +203,23 @@ def backward(q_TNH, out_TNH, lse_TN, dout_TNH, like_TKH, cache: Cache, sums: Cac
         dq_TNH in the dtype of q, dk_TKH and dv_TKH in that of `like_TKH`, and `sums`.
     """
 
-    def over_all_members(rows, cache, chunk, layer, sums):
-        dq, sums = sequence.backward(*rows, cache, sums, chunk, layer, split)
+    def over_all_members(attended, cache, chunk, layer, sums):
+        dq, sums = sequence.backward(attended, cache, sums, chunk, layer, split)
         dk, dv, sums = sequence.take_gradient(sums, chunk, layer, like_TKH, split)
         return (dq, dk, dv), sums
 
-    groups, rows = chunk.groups, (q_TNH, out_TNH, lse_TN, dout_TNH)
+    groups = chunk.groups
     if groups is None:
-        (dq, dk, dv), sums = over_all_members(rows, cache, chunk, layer, sums)
+        (dq, dk, dv), sums = over_all_members(attended, cache, chunk, layer, sums)
         return dq, dk, dv, sums
+    q_TNH, out_TNH, lse_TN, dout_TNH = attended
     summary = out_TNH if split.kernel == "cudnn" else delta(out_TNH, dout_TNH)
     keys = _own_keys(cache, chunk, layer, like_TKH, split)
     dq, own = near.backward(q_TNH, *keys, groups.tags, groups.level, Cotangent(dout_TNH, lse_TN, summary))
     own = [dq.astype(q_TNH.dtype), *(x.swapaxes(0, 1).astype(like_TKH.dtype) for x in own)]
 
     def stream(trip, carry):
-        own = [_in_trip(trip, x) for x in rows]
+        own = Attended(*(_in_trip(trip, x) for x in attended))
         return over_all_members(own, *_prefix_in_trip(trip, cache, chunk, layer), carry[1])
 
     nothing = jnp.zeros_like(q_TNH), *(jnp.zeros(like_TKH.shape, like_TKH.dtype) for _ in range(2))

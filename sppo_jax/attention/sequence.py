@@ -155,18 +155,27 @@ def forward(q_TNH, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax
     return ulysses.gather_heads(out.astype(q_TNH.dtype), split.ulysses), ulysses.gather_heads(lse, split.ulysses)
 
 
-def backward(q_TNH, out_TNH, lse_TN, dout_TNH, cache: Cache, sums: Cache, chunk: Chunk, layer, split: Split):
+class Attended(NamedTuple):
+    """This device's queries, all heads, the GLOBAL results of their forward, and the output's cotangent."""
+
+    q_TNH: jax.Array
+    out_TNH: jax.Array
+    lse_TN: jax.Array
+    dout_TNH: jax.Array
+
+
+def backward(attended: Attended, cache: Cache, sums: Cache, chunk: Chunk, layer, split: Split):
     """Differentiates `forward` and adds to dK and dV of the whole prefix.
 
     Args:
-        q_TNH, out_TNH, lse_TN: queries and GLOBAL results of the forward.
-        dout_TNH: cotangent of the output.
+        attended: queries, results and cotangent.
         cache, sums: keys and values, and the buffers that gather their gradients.
         chunk, layer, split: as in `forward`.
 
     Returns:
         dq_TNH in the dtype of q, and `sums`.
     """
+    q_TNH, out_TNH, lse_TN, dout_TNH = attended
     q, dout = (ulysses.scatter_heads(x, split.ulysses) for x in (q_TNH, dout_TNH))
     if split.kernel == "cudnn":
         cotangent = Cotangent(dout, *(ulysses.scatter_heads(x, split.ulysses) for x in (lse_TN, out_TNH)))

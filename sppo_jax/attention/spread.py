@@ -127,7 +127,7 @@ def _backward(split: Split, saved, dout_BTNH):
         q, k, v, positions, documents, out, lse, dout = args
         chunk, cache = _whole(split, k, v, positions, documents)
         sums = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), cache)
-        dq, sums = sequence.backward(q, out, lse, dout, cache, sums, chunk, 0, split)
+        dq, sums = sequence.backward(sequence.Attended(q, out, lse, dout), cache, sums, chunk, 0, split)
         dk, dv, _ = sequence.take_gradient(sums, chunk, 0, k, split)
         return dq, dk, dv
 

@@ -92,14 +92,15 @@ def shipped_config(name: str) -> str:
     """Returns the path of a config: the name itself, or, where there is no such file, a config that is shipped.
 
     Args:
-        name: a path; NAME.yaml and configs/NAME.yaml also name what is shipped.
+        name: a path; NAME.yaml, configs/NAME.yaml and configs/recipes/NAME.yaml also name what is shipped.
     """
-    path = Path(name)
-    if path.exists() or path.parent not in (Path(), Path("configs")):
+    path, configs = Path(name), Path("configs")
+    if path.exists() or path.parent not in (Path(), configs, configs / "recipes"):
         return name
+    within = path.relative_to(configs) if path.is_relative_to(configs) else path
     package = Path(__file__).parents[1]
     # In an installed package; in a checkout.
-    found = (folder / path.name for folder in (package / "configs", package.parent / "configs"))
+    found = (folder / within for folder in (package / "configs", package.parent / "configs"))
     return next((str(file) for file in found if path.name and file.is_file()), name)
 
 

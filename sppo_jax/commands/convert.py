@@ -12,6 +12,7 @@ import yaml
 
 from sppo_jax.commands.command import DONE, Parser, some_path
 from sppo_jax.config import Config, config_from_dict, load_config
+from sppo_jax.config.data import BYTES
 from sppo_jax.config.hf_config import CONFIG, read_config
 from sppo_jax.config.hf_export import shape_to_hf
 from sppo_jax.files import parse_json
@@ -115,6 +116,7 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_hf(args: Namespace) -> None:
     """Writes the parameters of a checkpoint as safetensors, with config.json and the tokenizer, if one is known."""
+    from sppo_jax.commands.finished_folder import finish_folder
     from sppo_jax.models.hf_write import check_new, to_hf
     from sppo_jax.train.checkpoint_read import find_checkpoint, load_params
 
@@ -134,9 +136,13 @@ def _to_hf(args: Namespace) -> None:
     start_s = time.perf_counter()
     params = load_params(checkpoint, nnx.state(build_model(config, abstract=True), nnx.Param))
     length = config.sequence.length
-    to_hf(params, args.target, config=config.model, like=like, dtype=args.dtype, length=length)
-    if like is None and config.data.tokenizer:
-        copy_tokenizer(_folder_of(local_path(config.data.tokenizer, "data.tokenizer")), args.target)
+
+    def finish(folder: Path) -> None:
+        if like is None and config.data.tokenizer not in (None, BYTES):
+            copy_tokenizer(_folder_of(local_path(config.data.tokenizer or "", "data.tokenizer")), folder)
+        finish_folder(folder, config, args.source, checkpoint)
+
+    to_hf(params, args.target, config=config.model, like=like, dtype=args.dtype, length=length, finish=finish)
     print(f"wrote {num_params(config.model):,} parameters to {args.target} in {time.perf_counter() - start_s:.1f} s")
     if like is None:
         print(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sppo_jax.commands.command import DONE, Parser, simulate_devices, some_path
-from sppo_jax.environment import set_memory_fraction
+from sppo_jax.environment import set_memory_fraction, skip_cuda_without_driver
 from sppo_jax.files import parse_json, write_whole
 from sppo_jax.plan.plan import Plan
 
@@ -69,6 +69,7 @@ def _simulate(saved: Mapping[str, Any], overrides: Sequence[str]) -> None:
     if num_devices:
         simulate_devices(num_devices)
         jax.config.update("jax_platforms", "cpu")
+    skip_cuda_without_driver()
 
 
 def _entry(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sppo_jax.commands.command import DONE, config_parser, load, read_plan, some_path
+from sppo_jax.environment import skip_cuda_without_driver
 from sppo_jax.planner.make import make_plan
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def run(words: Sequence[str]) -> int:
     if not 1 <= args.steps <= _MOST_STEPS:
         raise ValueError(f"--steps must be in 1..{_MOST_STEPS}, got {args.steps}; trace a few steps, e.g. 3")
     config = load(args)
+    skip_cuda_without_driver()
     out = args.out or Path("traces") / f"{Path(args.config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = read_plan(args.plan, config) if args.plan else make_plan(config)
 

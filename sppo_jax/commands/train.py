@@ -11,7 +11,7 @@ from pathlib import Path
 from sppo_jax import distributed
 from sppo_jax.commands.command import DOES_NOT_FIT, DONE, FAILED, config_parser, load, read_plan, some_path
 from sppo_jax.config import Config
-from sppo_jax.environment import gpus_may_start, set_waiting_limits
+from sppo_jax.environment import gpus_may_start, set_waiting_limits, skip_cuda_without_driver
 from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
@@ -43,6 +43,7 @@ def run(words: Sequence[str]) -> int:
     if args.resume and args.run_dir:
         raise ValueError(f"--resume must stand without --run-dir, got --run-dir {args.run_dir}; leave out one of them")
     config = load(args, together=True)
+    skip_cuda_without_driver()
     distributed.start(config)
 
     run_dir = args.run_dir or Path(distributed.share_text(distributed.together(lambda: _place_of(args, config))))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.group import ConfigError, Group
+
+BYTES = "bytes"  # as data.tokenizer: no tokenizer
+# The beginnings of addresses that data.cache may have.
+BUCKETS = ("s3://", "gs://", "abfs://", "abfss://")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,43 @@ class ChatConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceConfig(Group):
+    """A source that has settings of its own; what is null is that of `data`.
+
+    Args:
+        weight: share of the sequences relative to the other sources; above 0.
+        format: what rows hold, see `data.format`.
+        text_key: key of the text, see `data.text_key`.
+        messages_key: key of the messages, see `data.chat.messages_key`.
+        tools_key: key of the tools, see `data.chat.tools_key`.
+        train_on: what is learned of a conversation, see `data.chat.train_on`.
+        min_tokens: documents of fewer tokens are left out; at least 1.
+        max_tokens: documents of more tokens are left out; at least 1; null: no limit.
+    """
+
+    group: ClassVar[str] = "data.source.NAME"
+    weight: float = 1.0
+    format: Literal["auto", "text", "chat", "tokens"] | None = None
+    text_key: str | None = None
+    messages_key: str | None = None
+    tools_key: str | None = None
+    train_on: Literal["assistant", "last", "all"] | None = None
+    min_tokens: int = 1
+    max_tokens: int | None = None
+
+    def _check(self) -> None:
+        self._at_least(1, "min_tokens", *(["max_tokens"] if self.max_tokens is not None else []))
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ConfigError(
+                f"data.source.NAME.max_tokens must be at least min_tokens, {self.min_tokens}, got {self.max_tokens}; "
+                "raise max_tokens"
+            )
+
+
+Sources = dict[str, float | SourceConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig(Group):
     """Where the documents come from and how they fill sequences.
 
@@ -78,11 +120,11 @@ class DataConfig(Group):
         source: a file, a directory or a pattern of .txt, .jsonl, .jsonl.gz, .parquet, .bin or .npy files; "stdlib": the
             source files of the running Python's standard library; "recall": sequences of the recall task; or a mapping
             of several sources (all but "recall") to their weights, which are shares of the sequences relative to each
-            other, each above 0.
-        tokenizer: path of a tokenizer.json, or of a directory with one, for text; null: the tokenizer of `model.hf`,
-            or bytes as tokens where no model is imported.
-        format: what rows hold: "text", "chat" (conversations), "tokens" (files of tokens only), or "auto":
-            conversations where the first row of a file has `data.chat.messages_key` and no `data.text_key`.
+            other, each above 0; in the place of a weight a source may have settings of its own.
+        tokenizer: path of a tokenizer.json, or of a directory with one, for text; "bytes": bytes as tokens; null: the
+            tokenizer of `model.hf`, or bytes where no model is imported.
+        format: what rows hold: "text", "chat" (conversations), "tokens" (`input_ids`, with `labels` or a mask of what
+            is learned), or "auto": what the keys of the first row of a file say, text if it has `data.text_key`.
         text_key: key of the text in a line of JSON, or column of the text in a Parquet file.
         start_token: token that begins every document of text; "auto": the tokenizer's own; null: none.
         end_token: token that ends every document of text; "auto": the tokenizer's own; null: none.
@@ -103,7 +145,7 @@ class DataConfig(Group):
     """
 
     group: ClassVar[str] = "data"
-    source: str | dict[str, float] = "stdlib"
+    source: str | Sources = "stdlib"
     tokenizer: str | None = None
     format: Literal["auto", "text", "chat", "tokens"] = "auto"
     text_key: str = "text"
@@ -113,7 +155,7 @@ class DataConfig(Group):
     separator: int | None = None
     pack: Literal["whole", "stream", "none"] = "whole"
     fill: float = 1.0
-    validation_source: str | dict[str, float] | None = None
+    validation_source: str | Sources | None = None
     validation_fraction: float = 0.05
     seed: int = 0
     cache: str | None = None
@@ -122,7 +164,8 @@ class DataConfig(Group):
 
     def _check(self) -> None:
         self._fraction("validation_fraction")
-        self._local("cache")  # written; what is read is looked at where it is read
+        if not (self.cache or "").startswith(BUCKETS):
+            self._local("cache")  # written; what is read is looked at where it is read
         if not 0 < self.fill <= 1:
             raise ConfigError(f"data.fill must be above 0 and at most 1, got {self.fill}; use 1, or 0.98 for groups")
         self._at_least(0, "seed", *(["separator"] if self.separator is not None else []))
@@ -143,6 +186,20 @@ class DataConfig(Group):
                 f"got recall in data.{name}; set data.source=recall, and no other source"
             )
 
+    def settings_of(self, name: str, source: str | Sources) -> SourceConfig:
+        """Returns the settings of a source of `source`, which is `self.source` or `self.validation_source`."""
+        found = source[name] if isinstance(source, dict) else 1.0
+        return SourceConfig(weight=found) if isinstance(found, float) else found
+
+    def with_settings(self, own: SourceConfig) -> DataConfig:
+        """Returns the settings with those that a source has of its own."""
+
+        def given(*names: str) -> dict[str, Any]:
+            return {name: getattr(own, name) for name in names if getattr(own, name) is not None}
+
+        chat = dataclasses.replace(self.chat, **given("messages_key", "tools_key", "train_on"))
+        return dataclasses.replace(self, chat=chat, **given("format", "text_key"))
+
     @property
     def sources(self) -> dict[str, float]:
         """Weights by source, in the order of their names."""
@@ -154,5 +211,7 @@ class DataConfig(Group):
         return _weights(self.validation_source or {})
 
 
-def _weights(source: str | dict[str, float]) -> dict[str, float]:
-    return dict(sorted(source.items())) if isinstance(source, dict) else {source: 1.0}
+def _weights(source: str | Sources) -> dict[str, float]:
+    if not isinstance(source, dict):
+        return {source: 1.0}
+    return {name: one if isinstance(one, float) else one.weight for name, one in sorted(source.items())}

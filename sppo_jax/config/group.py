@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from sppo_jax.paths import check_local
+from sppo_jax.plan.rules import Facts, check
 
 
 class ConfigError(ValueError):
@@ -38,6 +39,12 @@ class Group:
 
     def _check(self) -> None:
         """Checks ranges and fields against each other."""
+
+    def _hold(self, facts: Facts) -> None:
+        try:
+            check(facts)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     def _name(self, name: str) -> str:
         return f"{self.group}.{name}" if self.group else name
@@ -110,6 +117,8 @@ def _convert(value: Any, annotation: Any, name: str) -> Any:
     for option in options:
         try:
             return _convert_one(value, option)
+        except ConfigError:
+            raise
         except (TypeError, ValueError, OverflowError):
             continue
     expected = ", or ".join(_describe(option) for option in options)
@@ -167,6 +176,10 @@ def _convert_item(value: Any, option: Any) -> Any:
     if not _is_union(option):
         return _convert_one(value, option)
     for one in typing.get_args(option):
+        if isinstance(one, type) and issubclass(one, Group):
+            if isinstance(value, one | Mapping):
+                return value if isinstance(value, one) else build_group(one, value, one.group)
+            continue
         try:
             return _convert_one(value, one)
         except (TypeError, ValueError, OverflowError):
@@ -177,6 +190,8 @@ def _convert_item(value: Any, option: Any) -> Any:
 def _describe(option: Any) -> str:
     if _is_union(option):
         return ", or ".join(map(_describe, typing.get_args(option)))
+    if isinstance(option, type) and issubclass(option, Group):
+        return "a group of settings"
     if typing.get_origin(option) is Literal:
         return " | ".join(typing.get_args(option))
     if typing.get_origin(option) is tuple:

@@ -10,8 +10,7 @@ from sppo_jax.config.data import DataConfig
 from sppo_jax.config.group import ConfigError, Group
 from sppo_jax.config.hardware import HardwareConfig
 from sppo_jax.config.model import ModelConfig
-from sppo_jax.plan.shapes import check_shapes
-from sppo_jax.plan.waves import check_wave
+from sppo_jax.plan.rules import Facts
 
 Place = Literal["auto", "keep", "host", "recompute"]
 # Steps, seeds and positions are int32 on the devices.
@@ -109,10 +108,7 @@ class SequenceConfig(Group):
         if self.chunks == () or (isinstance(self.chunks, int) and self.chunks < 1) or any(c < 1 for c in lengths):
             got = list(self.chunks) if isinstance(self.chunks, tuple) else self.chunks
             raise ConfigError(f"sequence.chunks must be auto, a count or lengths of at least 1, got {got}; change it")
-        if lengths and sum(lengths) != self.length:
-            raise ConfigError(
-                f"sequence.chunks must add up to sequence.length = {self.length}, got {sum(lengths)}; change a chunk"
-            )
+        self._hold(Facts(length=self.length, chunks=lengths or None))
 
     @property
     def asked_balance(self) -> str:
@@ -136,10 +132,7 @@ class SequenceConfig(Group):
                 f"sequence.longest=auto, or {'sequence.chunks=auto' if '.chunks' in got else 'sequence.balance=cost'}"
             )
         if self.shapes != "auto":
-            try:
-                check_shapes(self.shapes)
-            except ValueError as error:
-                raise ConfigError(f"sequence.shapes: {error}") from None
+            self._hold(Facts(shapes=self.shapes))
         if self.shapes == ():
             raise ConfigError("sequence.shapes must be auto or at least one token count, got []; set auto")
 
@@ -430,12 +423,7 @@ class Config(Group):
                 f"model.sliding_window must be at least sequence.length = {self.sequence.length}, or 0 for attention "
                 f"over the whole sequence, got {self.model.sliding_window}; set 0 to train with full attention"
             )
-        seq = self.mesh.pinned.get("seq", 0)
-        if self.sequence.ulysses and seq % self.sequence.ulysses:
-            raise ConfigError(
-                f"sequence.ulysses must divide mesh.seq = {seq}, got {self.sequence.ulysses}; "
-                f"use 0 to let the planner choose"
-            )
+        self._hold(Facts(ulysses=self.sequence.ulysses, seq=self.mesh.pinned.get("seq")))
         if self.optimizer.warmup_steps > self.train.steps:
             raise ConfigError(
                 f"optimizer.warmup_steps must be at most train.steps = {self.train.steps}, "
@@ -457,13 +445,9 @@ class Config(Group):
         data, sequence, schedule = self.mesh.pinned.get("data", 1), self.sequence, self.schedule
         if not sequence.per_step:
             if schedule.wave != "auto":
-                check_wave(schedule.name, sequence.per_pipeline, schedule.wave)
+                self._hold(Facts(schedule=schedule.name, sequences=sequence.per_pipeline, wave=schedule.wave))
             return
-        if sequence.per_step % data:
-            raise ConfigError(
-                f"sequence.per_step must be a multiple of mesh.data = {data}, got {sequence.per_step}; "
-                "change one of the two"
-            )
+        self._hold(Facts(data=data, per_step=sequence.per_step))
         if "data" in self.mesh.pinned and sequence.per_pipeline not in (1, sequence.per_step // data):
             raise ConfigError(
                 f"sequence.per_step must be mesh.data * sequence.per_pipeline = {data * sequence.per_pipeline}, "

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from sppo_jax.config.data import ChatConfig
 from sppo_jax.config.groups import Config
 
 _Acts = Callable[[Config], bool]
@@ -26,6 +27,18 @@ def _of(*kinds: str) -> _Acts:
     return lambda config: bool({*kinds, "any"} & _kinds(config))
 
 
+def _formats(config: Config) -> set[str]:
+    """Returns what the rows of the sources hold, as the config says."""
+    data = config.data
+    given = (data.source, data.validation_source or {})
+    names = [(source, name) for source in given for name in (source if isinstance(source, dict) else [source])]
+    return {data.with_settings(data.settings_of(name, source)).format for source, name in names}
+
+
+def _holds(*formats: str) -> _Acts:
+    return lambda config: bool({*formats, "auto"} & _formats(config))
+
+
 def _scaled(*scalings: str) -> _Acts:
     return lambda config: config.model.rope.scaling in scalings
 
@@ -33,10 +46,14 @@ def _scaled(*scalings: str) -> _Acts:
 _ENDS = (".txt", ".jsonl", ".parquet", ".npy", ".bin")
 _TEXT = ("stdlib", ".txt", ".jsonl", ".parquet")
 _FILES = (*_TEXT, ".npy", ".bin")
+_CHAT = tuple(f"data.chat.{field.name}" for field in dataclasses.fields(ChatConfig))
 # Settings, where one of them makes a difference, and why it does not elsewhere.
 _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
     (("data.text_key",), _of(".jsonl", ".parquet"), "no source has keys or columns"),
+    (("data.text_key", "data.start_token", "data.end_token"), _holds("text"), "data.format is not text"),
     (("data.start_token", "data.end_token"), _of(*_TEXT), "no source is text"),
+    (_CHAT, _of(".jsonl", ".parquet"), "no source has rows"),
+    (_CHAT, _holds("chat"), "data.format is not chat"),
     (("data.token_dtype",), _of(".bin"), "no source is a .bin file"),
     (("data.separator",), _of(".bin", ".npy"), "no source is a .bin or .npy file"),
     (("data.pack", "data.fill"), _of(*_FILES), "the recall task fills its own sequences"),
@@ -73,12 +90,12 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
 def inert_settings(config: Config) -> list[str]:
     """Returns a line for each setting that was given and changes nothing beside the others."""
     given = dict(_given(config, ""))
-    return [
-        f"{name}={given[name]} changes nothing, because {why}; leave it out"
-        for names, acts, why in _ROWS
-        for name in names
-        if name in given and not acts(config)
-    ]
+    found: dict[str, str] = {}
+    for names, acts, why in _ROWS:
+        for name in names:
+            if name in given and not acts(config):
+                found.setdefault(name, f"{name}={given[name]} changes nothing, because {why}; leave it out")
+    return list(found.values())
 
 
 def _given(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -87,5 +104,5 @@ def _given(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         value = getattr(group, field.name)
         if dataclasses.is_dataclass(value):
             yield from _given(value, f"{prefix}{field.name}.")
-        elif value != field.default:
+        elif value != (field.default if field.default_factory is dataclasses.MISSING else field.default_factory()):
             yield f"{prefix}{field.name}", list(value) if isinstance(value, tuple) else value

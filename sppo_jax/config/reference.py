@@ -62,9 +62,16 @@ def groups(outer: type[Group] = Config) -> Iterator[type[Group]]:
         outer: the dataclass of the group.
     """
     yield outer
-    for annotation in _annotations(outer).values():
-        if _is_group(annotation):
-            yield from groups(annotation)
+    for group in dict.fromkeys(found for hint in _annotations(outer).values() for found in _groups_of(hint)):
+        yield from groups(group)
+
+
+def _groups_of(annotation: Any) -> Iterator[type[Group]]:
+    """Yields the groups that a field holds, itself or as values of a mapping."""
+    if _is_group(annotation):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _groups_of(inner)
 
 
 def sentences(group: type[Group]) -> dict[str, str]:
@@ -123,7 +130,7 @@ def _type_text(annotation: Any) -> str:
     """Returns a type as a user reads it, e.g. `auto`, or `int`."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if _is_group(annotation):
-        return f"[group](#{annotation.group.replace('.', '')})"
+        return f"[group](#{annotation.group.replace('.', '').lower()})"
     if origin in (typing.Union, types.UnionType):
         return ", or ".join(_type_text(arg) for arg in args)
     if origin is Literal:

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from sppo_jax.files import cache_directory, parse_json, temporary_directory
 from sppo_jax.locks import try_lock
 from sppo_jax.paths import file_error
 
-_VERSION = 1
+_VERSION = 2
 _WARN_AFTER_S = 5.0
 _LEFT_AFTER_S = 7 * 24 * 3600.0
 
@@ -60,17 +61,31 @@ class Writer:
             dtype: the dtype of the tokens; None: the entry keeps no tokens.
         """
         self._dtype, self.facts = dtype, dict[str, Any]()
+        self._num_tokens = self._before = 0
+        self._crc = 0
         self._ends = open(directory / "ends.bin", "wb")
         self._tokens = open(directory / "tokens.bin", "wb") if dtype is not None else None
 
     def add_tokens(self, tokens: np.ndarray) -> None:
         """Appends tokens."""
         assert self._tokens is not None and self._dtype is not None
-        self._tokens.write(tokens.astype(self._dtype).tobytes())
+        written = tokens.astype(self._dtype).tobytes()
+        self._crc = zlib.crc32(written, self._crc)
+        self._tokens.write(written)
+        self._num_tokens += len(tokens)
 
     def add_ends(self, ends: np.ndarray) -> None:
-        """Appends ends of documents, int64."""
-        self._ends.write(ends.astype(np.int64).tobytes())
+        """Appends ends of documents, int64, counted from the beginning of the part."""
+        self._ends.write((ends + self._before).astype(np.int64).tobytes())
+
+    @property
+    def crc(self) -> int:
+        """The checksum of all tokens so far."""
+        return self._crc
+
+    def begin_part(self) -> None:
+        """Begins a part: ends that follow are counted from here."""
+        self._before = self._num_tokens
 
     def close(self) -> None:
         """Writes all that is left to the disk, and closes the files."""
@@ -79,6 +94,17 @@ class Writer:
                 file.flush()
                 os.fsync(file.fileno())
                 file.close()
+
+
+def name_of(key: dict[str, Any], dtype: np.dtype | None) -> str:
+    """Returns the name of an entry.
+
+    Args:
+        key: everything that the entry depends on, as values that JSON can hold.
+        dtype: the dtype of the tokens; None: the entry has no tokens.
+    """
+    text = json.dumps([_VERSION, key, np.dtype(dtype).str if dtype is not None else None], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def entry_of(
@@ -95,8 +121,11 @@ def entry_of(
     Raises:
         ValueError: the cache cannot be written, or whatever `fill` raises.
     """
-    text = json.dumps([_VERSION, key, np.dtype(dtype).str if dtype is not None else None], sort_keys=True)
-    name = hashlib.sha256(text.encode()).hexdigest()[:24]
+    return named_entry(directory, name_of(key, dtype), fill, dtype=dtype)
+
+
+def named_entry(directory: Path | None, name: str, fill: Callable[[Writer], None], *, dtype: np.dtype | None) -> Entry:
+    """Returns an entry by its name, see `entry_of`."""
     found = read_entry((directory or user_directory()) / name, dtype)
     if found:
         return found

@@ -97,7 +97,7 @@ def read_marks(text: str) -> Marked:
     """
     parts, turns, generated, owners = list[str](), list[Region](), list[Region](), list[int]()
     at = last = begun = tail = 0
-    inside = False
+    inside, searching = False, list[bool]()
     for place in [place for place, char in enumerate(text) if char >= BEGIN] if not text.isascii() else []:
         char = text[place]
         if not _is_mark(char):
@@ -117,11 +117,17 @@ def read_marks(text: str) -> Marked:
             if not owners:
                 raise MarksError("a loop over messages must not be left inside a set block, a filter or a macro")
             owners.pop()
+            searching.pop()
             tail = at
         else:
-            # A loop inside a turn, such as one over tool calls, belongs to the turn.
             inherited = owners[-1] if owners else -1
-            owners.append(inherited if char == UNKNOWN else ord(char) - _FIRST_MESSAGE)
+            named = inherited if char == UNKNOWN else ord(char) - _FIRST_MESSAGE
+            # A loop inside a turn belongs to the turn: one over calls, or one that looks through earlier messages. A
+            # loop that goes on with later messages does not.
+            if owners and named < inherited:
+                searching[-1] = True
+            owners.append(inherited if owners and searching[-1] else named)
+            searching.append(False)
     if owners or inside:
         raise MarksError("a loop over messages must not be left inside a set block, a filter or a macro")
     parts.append(text[last:])

@@ -2,78 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from sppo_jax.config.data import ChatConfig
 from sppo_jax.data.chat import ASSISTANT, Chat, Message
-from sppo_jax.data.folders import unreadable
+from sppo_jax.data.folders import Place
+from sppo_jax.data.forms.record import Rows
+from sppo_jax.data.forms.rows import read_rows
 from sppo_jax.files import parse_json
 
-ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bing": ASSISTANT, "chatgpt": ASSISTANT, "observation": "tool"}
-_SHAREGPT = "conversations"
-_BATCH_ROWS = 64
+SHAREGPT = "conversations"
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def rows_of(path: Place) -> Rows:
     """Yields the rows of a file in order, each with its place for messages; nulls are dropped at every depth.
 
     Raises:
-        ValueError: the file cannot be read; the message names file and line.
+        ValueError: the file cannot be read; the message names file and place.
     """
-    yield from _parquet_rows(path) if path.name.endswith(".parquet") else _json_rows(path)
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    number = 0
-    try:
-        with gzip.open(path, "rb") if path.name.endswith(".gz") else open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                where = f"{path} line {number}"
-                try:
-                    row = parse_json(line)
-                except ValueError as error:
-                    raise ValueError(
-                        f"a .jsonl file must hold one JSON object a line, got {where} ({error}); correct the line"
-                    ) from error
-                if not isinstance(row, dict):
-                    got = type(row).__name__
-                    raise ValueError(
-                        f"a .jsonl file must hold one JSON object a line, got {where} with a value of type {got}; "
-                        "correct the line"
-                    )
-                yield where, without_nulls(row)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(
-            f"a .gz file must be whole gzip, got {path} ({error}, after line {number}); copy the file again"
-        ) from error
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ValueError(f"{path} needs the pyarrow library, which is not installed; run pip install pyarrow") from None
-    number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path} row {number}", without_nulls(row)
-    except pa.ArrowException as error:
-        raise ValueError(f"a .parquet file must be whole, got {path} ({error}); write the file again") from error
-    except OSError as error:
-        raise unreadable(path, error) from error
+    return ((where, without_nulls(row)) for where, row in read_rows(path))
 
 
 def without_nulls(value: Any) -> Any:
@@ -83,25 +31,6 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def holds_chats(path: Path, config: ChatConfig, text_key: str) -> bool:
-    """Returns whether the first row of a file is a conversation and no text."""
-    if not path.name.endswith(ROW_SUFFIXES):
-        return False
-    if path.name.endswith(".parquet"):
-        try:
-            import pyarrow.parquet as pq
-
-            names = pq.read_schema(path).names
-        except (ImportError, OSError, ValueError):
-            return False  # said where the file is read
-    else:
-        try:
-            names = list(next(iter(read_rows(path)), ("", {}))[1])
-        except ValueError:
-            return False
-    return text_key not in names and (config.messages_key in names or _SHAREGPT in names)
-
-
 def chat_of(row: dict[str, Any], config: ChatConfig, where: str) -> Chat:
     """Returns the conversation of a row.
 
@@ -109,14 +38,14 @@ def chat_of(row: dict[str, Any], config: ChatConfig, where: str) -> Chat:
         ValueError: the row is no conversation; the message names the row.
     """
     key = config.messages_key
-    if key not in row and _SHAREGPT in row:
-        key = _SHAREGPT
+    if key not in row and SHAREGPT in row:
+        key = SHAREGPT
     found = row.get(key)
     if not isinstance(found, list) or not found:
         got = "no messages" if found == [] else f"keys {', '.join(sorted(row)) or 'none'}"
         raise ValueError(f"data.chat.messages_key must name a list of messages, got {got} in {where}; correct the row")
     messages = [_message(one, number, where) for number, one in enumerate(found, 1)]
-    if isinstance(row.get("system"), str) and key == _SHAREGPT and messages[0]["role"] != "system":
+    if isinstance(row.get("system"), str) and key == SHAREGPT and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": row["system"]})
     tools = row.get(config.tools_key)
     if isinstance(tools, str):
@@ -137,6 +66,9 @@ def _message(found: Any, number: int, where: str) -> Message:
     if not isinstance(message.get("role"), str):
         raise ValueError(f"a message must have a role, got keys {', '.join(sorted(found))} in {where}; add the role")
     if "tool_calls" in message:
+        if not isinstance(message["tool_calls"], list):
+            got = type(message["tool_calls"]).__name__
+            raise ValueError(f"tool_calls must be a list, got {got} in {where}; correct the row")
         message["tool_calls"] = [_call(call, where) for call in message["tool_calls"]]
         if not message["tool_calls"]:
             del message["tool_calls"]

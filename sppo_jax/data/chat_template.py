@@ -31,6 +31,8 @@ from sppo_jax.data.chat_marks import (
     without_marks,
 )
 
+# The names under which rows have the reasoning of a message, the one that counts first.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 _PROBE = "\u2063probe\u2063"
 
 
@@ -100,7 +102,7 @@ class ChatTemplate:
         if len(chat.messages) > MOST_MESSAGES:
             raise ValueError(f"a conversation must have at most {MOST_MESSAGES:,} messages, got {len(chat.messages):,}")
         trains = [message.get(TRAIN, True) is not False for message in chat.messages]
-        messages = [{key: value for key, value in one.items() if key != TRAIN} for one in chat.messages]
+        messages = [_with_reasoning(one) for one in chat.messages]
         messages = self._with_arguments(messages)
         marked = self._marks(messages, chat.tools, prompt=False)
         plain = self._text(self._plain, messages, chat.tools, prompt=False)
@@ -184,14 +186,15 @@ class ChatTemplate:
                 {"role": ASSISTANT, "content": "", "tool_calls": [call]},
                 {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "b"},
             ]
-        tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+        schema = {"type": "object", "properties": {"a": {"type": "integer", "description": "a"}}, "required": ["a"]}
+        tools = [{"type": "function", "function": {"name": "f", "description": "a", "parameters": schema}}]
         try:
             marked = self._marks(self._with_arguments(asked), tools if has_tools else None, prompt=True)
         except ValueError:
             if kind != "user":
                 return self._header("user", has_tools)
             raise
-        if not marked.tail:  # the only message is written in no loop
+        if not any(turn.message == len(asked) - 1 for turn in marked.turns):  # the last message is written in no loop
             without = self._text(self._plain, self._with_arguments(asked), tools if has_tools else None, prompt=False)
             return marked.text.removeprefix(without)
         return marked.text[marked.tail :]
@@ -264,6 +267,15 @@ def _shared(header: str, at: int, text: str, turn: Region) -> int:
     while count < most and header[at + count] == text[turn.first + count]:
         count += 1
     return count
+
+
+def _with_reasoning(message: Message) -> Message:
+    """Returns a message without `train`, its reasoning under every name that templates read it by, as transformers."""
+    found = {key: value for key, value in message.items() if key != TRAIN}
+    reasoning = next((found[key] for key in _REASONING if found.get(key) is not None), None)
+    if reasoning is not None:
+        found = {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    return found
 
 
 def _as_text(message: Message) -> Message:

@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
-import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sppo_jax.config.data import DataConfig
-from sppo_jax.data.cache import Writer, entry_of
+from sppo_jax.config.data import BYTES, DataConfig
+from sppo_jax.data.cache import Writer
 from sppo_jax.data.chat import Rendered
-from sppo_jax.data.chat_rows import chat_of, read_rows
+from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
 from sppo_jax.data.chat_template import ChatTemplate
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.encoding import Encoder
-from sppo_jax.data.folders import File, look_at
+from sppo_jax.data.folders import File, beginnings, unchanged
+from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
 from sppo_jax.data.mask_bit import join_words
+from sppo_jax.data.parts import Job, tokenized
 from sppo_jax.files import parse_json
 from sppo_jax.paths import file_error, local_path
 
 _BATCH = 64
-_WARN_SHARE = 0.01
-_FORMAT = 1  # of the words in the cache
+_FORMAT = 2  # of the words in the cache
 
 
-def load_chats(config: DataConfig, root: Path, files: Sequence[File], encoder: Encoder, length: int) -> Corpus:
+def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Corpus:
     """Opens the conversations of files, which are tokenized once.
 
     Args:
         config: gives the chat settings and the cache.
-        root: the directory of the source.
         files: files of rows.
         encoder: turns text into tokens.
         length: tokens that a sequence holds.
@@ -44,27 +40,39 @@ def load_chats(config: DataConfig, root: Path, files: Sequence[File], encoder: E
     Raises:
         ValueError: a conversation or the template is wrong, or nothing is left to learn.
     """
+    job = chat_job(config, files, encoder, length)
+    entry = tokenized(config, job)
+    assert entry.tokens is not None
+    found = learned_of(entry.facts["learned"])
+    if not len(entry.ends):
+        raise ValueError(
+            f"data.source must hold conversations with something to learn, got {found.read:,} without, of "
+            f"which {found.too_long:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
+            f"data.chat.too_long, or correct the {{% generation %}} regions of {read_template(config)[1]}"
+        )
+    warn_of_dropped(found, length)
+    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
+    digest = f"{entry.facts['crc']} {json.dumps(job.key['chat'], sort_keys=True)}"
+    return dataclasses.replace(corpus, digest=digest, learned=found)
+
+
+def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Job:
+    """Returns how the conversations of files become tokens; see `load_chats`."""
     source, name, variables = read_template(config)
     chat = config.chat
     template = ChatTemplate(source, name=name, variables=variables, date=chat.date, train_on=chat.train_on)
     key = {
-        "root": str(root.resolve()),
         "files": [file.key for file in files],
+        "begins": beginnings(files),
         "encoder": encoder.key,
         "chat": dataclasses.asdict(chat) | {"template": source, "variables": variables, "format": _FORMAT},
         "length": length if chat.too_long != "cut" else None,
     }
 
-    def fill(writer: Writer) -> None:
-        _tokenize(files, config, template, encoder, writer, length)
+    def tokenize(some: Sequence[File], writer: Writer) -> None:
+        _tokenize(some, config, template, encoder, writer, length)
 
-    cache = local_path(config.cache, "data.cache") if config.cache else None
-    entry = entry_of(cache, key, fill, dtype=np.dtype(np.uint32))
-    assert entry.tokens is not None
-    facts = entry.facts
-    _tell(facts["counts"], length)
-    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], facts["documents"])
-    return dataclasses.replace(corpus, digest=f"{facts['crc']} {json.dumps(key['chat'], sort_keys=True)}")
+    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize)
 
 
 def read_template(config: DataConfig) -> tuple[str, str, dict[str, Any]]:
@@ -73,7 +81,7 @@ def read_template(config: DataConfig) -> tuple[str, str, dict[str, Any]]:
     Raises:
         ValueError: there is no template.
     """
-    folder = local_path(config.tokenizer, "data.tokenizer") if config.tokenizer else None
+    folder = local_path(config.tokenizer, "data.tokenizer") if config.tokenizer not in (None, BYTES) else None
     folder = folder.parent if folder and not folder.is_dir() else folder
     settings: dict[str, Any] = {}
     if folder and (folder / "tokenizer_config.json").is_file():
@@ -107,29 +115,22 @@ def _tokenize(
     files: Sequence[File], config: DataConfig, template: ChatTemplate, encoder: Encoder, writer: Writer, length: int
 ) -> None:
     """Writes the words of all conversations, and counts."""
-    counts: Counter[str] = Counter()
-    documents, crc, end = [0] * len(files), 0, 0
+    found = Learned(marks=(template.whose_marks,))
+    documents, end = [0] * len(files), 0
     for batch in _batches(files, config, template):
         encoded = encoder.encode_spans([rendered.text for _, _, rendered in batch])
         for (number, where, rendered), (tokens, offsets) in zip(batch, encoded, strict=True):
             learned = overlaps(offsets, rendered.trained)
             kept = _kept(config, rendered, offsets, learned, length, where)
-            counts.update(_counts(len(tokens), kept, learned, length))
+            found += count(learned, kept, length)
             if not learned[1:kept].any():
                 continue
             words = join_words(tokens[:kept], learned[:kept])
-            crc = zlib.crc32(words.tobytes(), crc)
             end += kept
             documents[number] += 1
             writer.add_tokens(words)
             writer.add_ends(np.array([end], np.int64))
-    if not end:
-        raise ValueError(
-            f"data.source must hold conversations with something to learn, got {counts['conversations']:,} without, of "
-            f"which {counts['too_long']:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
-            f"data.chat.too_long, or correct the {{% generation %}} regions of {template.name}"
-        )
-    writer.facts.update(documents=documents, crc=crc, counts=dict(counts), marks=template.whose_marks)
+    writer.facts.update(documents=documents, learned=dataclasses.asdict(found))
 
 
 def _batches(
@@ -138,20 +139,16 @@ def _batches(
     """Gives conversations as text, with the number of their file and their place."""
     batch: list[tuple[int, str, Rendered]] = []
     for number, file in enumerate(files):
-        for where, row in read_rows(file.path):
-            chat = chat_of(row, config.chat, where)
-            try:
-                batch.append((number, where, template.render(chat)))
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
-            if len(batch) == _BATCH:
-                yield batch
-                batch = []
-        if look_at(file.path, file.name) != file:
-            raise ValueError(
-                f"data.source must not change while it is read, got a change of {file.path}; "
-                "start again when the file is complete"
-            )
+        with unchanged(file):
+            for where, row in rows_of(file.path):
+                chat = chat_of(row, config.chat, where)
+                try:
+                    batch.append((number, where, template.render(chat)))
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from error
+                if len(batch) == _BATCH:
+                    yield batch
+                    batch = []
     if batch:
         yield batch
 
@@ -169,27 +166,3 @@ def _kept(
             f"and {length:,} of a sequence; raise sequence.length, or choose turns, cut or drop"
         )
     return whole_turns(rendered, offsets, learned, length) if rule == "turns" else 0
-
-
-def _counts(size: int, kept: int, learned: np.ndarray, length: int) -> dict[str, int]:
-    dropped = not learned[1:kept].any()
-    return {
-        "conversations": 1,
-        "too_long": int(size > length),
-        "cut": int(0 < kept < size and not dropped),
-        "dropped": int(dropped),
-        "tokens": size,
-        "kept_tokens": 0 if dropped else kept,
-        "trained_tokens": 0 if dropped else int(learned[1:kept].sum()),
-    }
-
-
-def _tell(counts: dict[str, int], length: int) -> None:
-    """Warns if many conversations are dropped."""
-    if counts["dropped"] > _WARN_SHARE * counts["conversations"]:
-        warnings.warn(
-            f"conversations must have something to learn in a sequence of {length:,} tokens, got "
-            f"{counts['dropped']:,} of {counts['conversations']:,} without, which are dropped ({counts['too_long']:,} "
-            "are longer than a sequence); raise sequence.length, or set data.chat.too_long",
-            stacklevel=3,
-        )

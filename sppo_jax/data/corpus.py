@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sppo_jax.data.learned import Learned
 from sppo_jax.data.order import mix_array
 from sppo_jax.data.token_map import TokenMap
 
@@ -25,6 +26,7 @@ class Corpus:
         ends: one past the last token of each document, above its start, int64 [num_documents].
         hashes: a number in [0, 1) for each document, from its name, float64 [num_documents].
         digest: a text that differs between conversations that differ in what is learned; "": all tokens are learned.
+        learned: counts of what is learned, before documents were chosen; None: all tokens are learned.
     """
 
     parts: tuple[Tokens, ...]
@@ -32,6 +34,7 @@ class Corpus:
     ends: np.ndarray
     hashes: np.ndarray
     digest: str = ""
+    learned: Learned | None = None
 
     @property
     def num_documents(self) -> int:
@@ -84,13 +87,21 @@ def join(corpora: list[Corpus]) -> Corpus:
     """Returns all documents of some corpora, in their order."""
     sizes = [sum(len(part) for part in corpus.parts) for corpus in corpora]
     firsts = np.cumsum([0, *sizes])[:-1]
+    counted = [corpus.learned for corpus in corpora if corpus.learned]
     return Corpus(
         parts=tuple(part for corpus in corpora for part in corpus.parts),
         starts=np.concatenate([corpus.starts + first for corpus, first in zip(corpora, firsts, strict=True)]),
         ends=np.concatenate([corpus.ends + first for corpus, first in zip(corpora, firsts, strict=True)]),
         hashes=np.concatenate([corpus.hashes for corpus in corpora]),
         digest=" ".join(corpus.digest for corpus in corpora if corpus.digest),
+        learned=sum(counted, Learned()) if counted else None,
     )
+
+
+def within(corpus: Corpus, least: int, most: int | None) -> Corpus:
+    """Returns the documents of `least` to `most` tokens; None: no limit."""
+    sizes = corpus.ends - corpus.starts
+    return corpus.select((sizes >= least) & (sizes <= (sizes if most is None else most)))
 
 
 def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Corpus | None]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sppo_jax.config.data import DataConfig
+from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.paths import file_error, local_path
 
 # Bytes are tokens 0..255. Every document of bytes begins with this token, so that the first byte is predicted too.
@@ -35,6 +35,7 @@ class Encoder(Protocol):
         num_ids: tokens lie in 0..num_ids-1.
         start: tokens that every document begins with.
         end: tokens that every document ends with.
+        special: tokens that are no part of a text, such as one that ends a turn.
         tokens_join: whether the tokens of a text's pieces, end to end, are those of the text.
     """
 
@@ -43,6 +44,7 @@ class Encoder(Protocol):
     num_ids: int
     start: tuple[int, ...]
     end: tuple[int, ...]
+    special: frozenset[int]
     tokens_join: bool
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -68,6 +70,7 @@ class BytesEncoder:
     name, key, num_ids = "bytes", "bytes", START_TOKEN + 1
     start: tuple[int, ...] = (START_TOKEN,)
     end: tuple[int, ...] = ()
+    special: frozenset[int] = frozenset({START_TOKEN})
     tokens_join = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -127,6 +130,8 @@ class FileEncoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.num_ids = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(number for number, token in added.items() if token.special)
         start, end = self._added()
         self.start = start if start_token == "auto" else self._ids("data.start_token", start_token)
         self.end = end if end_token == "auto" else self._ids("data.end_token", end_token)
@@ -179,16 +184,16 @@ def open_encoder(config: DataConfig, *, vocab_size: int) -> Encoder:
     Raises:
         ValueError: the tokenizer cannot be used, or has more tokens than the model.
     """
-    if config.tokenizer is None:
+    if config.tokenizer in (None, BYTES):
         if (config.start_token, config.end_token) != ("auto", "auto"):
             raise ValueError(
-                f"data.start_token and data.end_token must be auto where data.tokenizer is not given, got "
+                f"data.start_token and data.end_token must be auto where data.tokenizer is not given or bytes, got "
                 f"{config.start_token} and {config.end_token}; leave both at auto (a document of bytes begins with "
                 f"token {START_TOKEN})"
             )
         encoder: Encoder = BytesEncoder()
     else:
-        path = local_path(config.tokenizer, "data.tokenizer")
+        path = local_path(config.tokenizer or "", "data.tokenizer")
         path = path / "tokenizer.json" if path.is_dir() else path
         encoder = FileEncoder(path, start_token=config.start_token, end_token=config.end_token)
     if encoder.num_ids > vocab_size:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.config import Config
-from sppo_jax.config.data import DataConfig
-from sppo_jax.data.corpus import Corpus, split_corpus
+from sppo_jax.config.data import DataConfig, SourceConfig, Sources
+from sppo_jax.data.corpus import Corpus, split_corpus, within
 from sppo_jax.data.encoding import open_encoder
 from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.packing import PackedRows
+from sppo_jax.data.parts import Job, Part, write_part
 from sppo_jax.data.recall import RECALL, TRAINING, VALIDATION, RecallRows
 from sppo_jax.data.rows import Rows
-from sppo_jax.data.sources import load_corpus
+from sppo_jax.data.sources import jobs_of, load_corpus
 
 # The largest share of a source's tokens that is held out without a warning, if the config asks for less.
 _MOST_HELD_OUT = 0.5
@@ -75,22 +76,20 @@ def open_data(config: Config) -> Data:
 
     room = max(1, int(config.sequence.length * data.fill))
 
-    def corpora(weights: Mapping[str, float]) -> Iterator[tuple[str, float, Corpus]]:
+    def corpora(given: str | Sources, weights: Mapping[str, float]) -> Iterator[tuple[str, float, Corpus]]:
         for name, weight in weights.items():
-            yield (
-                name,
-                weight / sum(weights.values()),
-                load_corpus(data, name, encoder, vocab_size=vocab_size, length=room),
-            )
+            own = data.settings_of(name, given)
+            corpus = load_corpus(data.with_settings(own), name, encoder, vocab_size=vocab_size, length=room)
+            yield name, weight / sum(weights.values()), _within(name, corpus, own)
 
     sources: list[Source] = []
     fraction = 0.0 if data.validation_sources else data.validation_fraction
-    for name, weight, corpus in corpora(data.sources):
+    for name, weight, corpus in corpora(data.source, data.sources):
         parts = split_corpus(corpus, fraction)
         _check_held_out(name, corpus, parts[1], fraction)
         training, held_out = (_pack(config, len(sources), part) for part in parts)
         sources.append(Source(name=name, weight=weight, training=training, validation=held_out))
-    for name, weight, corpus in corpora(data.validation_sources):
+    for name, weight, corpus in corpora(data.validation_source or {}, data.validation_sources):
         held_out = _pack(config, len(sources), corpus)
         sources.append(Source(name=name, weight=weight, training=None, validation=held_out))
     # The tokens of a token file can be decoded only if a tokenizer is given, or if another source was text.
@@ -103,6 +102,56 @@ def open_data(config: Config) -> Data:
         sources=tuple(sources),
         fingerprint=_fingerprint(config, sources),
     )
+
+
+def write_parts(config: Config, part: Part) -> list[str]:
+    """Tokenizes one part of every source into the cache; returns a line for each.
+
+    A source of fewer files than parts has as many parts as files.
+
+    Raises:
+        ValueError: no source has so many files, none is tokenized, or as `open_data`.
+    """
+    data, vocab_size = _with_tokenizer(config), config.model.vocab_size
+    encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
+    room = max(1, int(config.sequence.length * data.fill))
+    jobs: list[tuple[str, DataConfig, Job]] = []
+    for given, weights in ((data.source, data.sources), (data.validation_source or {}, data.validation_sources)):
+        for name in weights:
+            own = data.with_settings(data.settings_of(name, given))
+            found = jobs_of(own, name, encoder, vocab_size=vocab_size, length=room) if name != RECALL else []
+            jobs += [(name, own, job) for job in found]
+    most = max((len(job.files) for _, _, job in jobs), default=0)
+    if part.count > most:
+        raise ValueError(
+            f"--part must name at most as many parts as the largest source has files to tokenize, {most:,}, got "
+            f"{part.number}/{part.count}; use fewer parts, or cut the files"
+        )
+    lines = []
+    for name, own, job in jobs:
+        count = min(part.count, len(job.files))
+        if part.number <= count:
+            lines.append(f"{name}: {write_part(own, job, Part(number=part.number, count=count))}")
+    return lines or [f"part {part.number} of {part.count}: nothing is left to tokenize"]
+
+
+def _within(name: str, corpus: Corpus, own: SourceConfig) -> Corpus:
+    """Leaves out the documents that a source's own settings exclude, and says how many."""
+    found = within(corpus, own.min_tokens, own.max_tokens)
+    left_out = corpus.num_documents - found.num_documents
+    limits = f"{own.min_tokens:,} to {own.max_tokens:,}" if own.max_tokens else f"at least {own.min_tokens:,}"
+    if not found.num_documents:
+        raise ValueError(
+            f"data.source={name} must hold documents of {limits} tokens, got none among {corpus.num_documents:,}; "
+            "change min_tokens or max_tokens"
+        )
+    if left_out:
+        warnings.warn(
+            f"data.source={name}: {left_out:,} of {corpus.num_documents:,} documents do not have {limits} tokens and "
+            "are left out, as min_tokens and max_tokens say",
+            stacklevel=4,
+        )
+    return found
 
 
 def _check_held_out(name: str, corpus: Corpus, held_out: Corpus | None, fraction: float) -> None:

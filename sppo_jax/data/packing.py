@@ -140,7 +140,7 @@ class PackedRows:
         words = self.corpus.read(begin, begin + size + int(self.layout.goes_on[piece]))
         tokens, learned = split_words(words)
         targets = np.full(size, -1, np.int32)
-        targets[: len(tokens) - 1] = np.where(learned[1:], tokens[1:], -1)
+        targets[: len(tokens) - 1] = np.where(learned[1:], tokens[1:].astype(np.int32), -1)
         return tokens[:size], targets
 
     def read(self, row: int) -> Batch:

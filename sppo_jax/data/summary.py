@@ -10,10 +10,12 @@ import numpy as np
 
 from sppo_jax.config import Config
 from sppo_jax.data.corpus import Corpus
+from sppo_jax.data.learned import Learned
 from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.open import Data, Source
 from sppo_jax.data.order import key_of, permuted
+from sppo_jax.data.summary_chats import Conversation, conversation_of, percentiles
 
 _NUM_DOCUMENTS, _NUM_PIECES, _SAMPLE_TOKENS, _NUM_ROWS = 4, 6, 100, 16
 
@@ -33,6 +35,7 @@ class SourceSummary:
         filled: share of the places of these sequences that are not padding.
         split: number of documents that are cut into pieces.
         run_epochs: number of times that the run reads the source.
+        learned: counts of what is learned, of documents held out too; None: all tokens are learned.
     """
 
     name: str
@@ -45,6 +48,7 @@ class SourceSummary:
     filled: float
     split: int
     run_epochs: float
+    learned: Learned | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,8 @@ class Summary:
         epoch_sequences: sequences of an epoch, which ends when every source has been read whole.
         filled: share of the places of these sequences that are not padding.
         histogram: documents by length, shortest first.
+        percentiles: percent, and the tokens that as many percent of the documents do not exceed.
+        conversation: a document with tokens that are not learned; None: there is none.
         documents: the beginnings of some documents.
         sequence: number of the sequence, among the first few, that holds the most pieces.
         pieces: the beginnings of the pieces of this sequence.
@@ -94,6 +100,8 @@ class Summary:
     epoch_sequences: int
     filled: float
     histogram: tuple[Bucket, ...]
+    percentiles: tuple[tuple[int, int], ...]
+    conversation: Conversation | None
     documents: tuple[Sample, ...]
     sequence: int
     pieces: tuple[Sample, ...]
@@ -135,6 +143,8 @@ def summarize(config: Config, data: Data) -> Summary:
         epoch_sequences=len(rows),
         filled=filled,
         histogram=_histogram(data),
+        percentiles=percentiles(data),
+        conversation=conversation_of(data, config.data.seed),
         documents=_documents(data, config.data.seed),
         sequence=sequence,
         pieces=pieces,
@@ -160,6 +170,8 @@ def drawn(config: Config, data: Data) -> Summary:
         epoch_sequences=len(data.training),
         filled=1.0,
         histogram=(),
+        percentiles=(),
+        conversation=None,
         documents=(),
         sequence=sequence,
         pieces=pieces,
@@ -175,6 +187,7 @@ def as_dict(summary: Summary) -> dict[str, Any]:
 
 def _source(source: Source, drawn: int) -> SourceSummary:
     rows, held_out = source.training, source.validation
+    either = rows or held_out
     return SourceSummary(
         name=source.name,
         weight=source.weight if rows else 0.0,
@@ -186,6 +199,7 @@ def _source(source: Source, drawn: int) -> SourceSummary:
         filled=rows.corpus.num_tokens / (len(rows) * rows.length) if rows else 0.0,
         split=rows.layout.num_split if rows else 0,
         run_epochs=drawn / len(rows) if rows else 0.0,
+        learned=either.corpus.learned if either else None,
     )
 
 

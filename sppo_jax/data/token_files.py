@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import numpy as np
 from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Writer, entry_of
 from sppo_jax.data.corpus import Corpus, corpus_of
-from sppo_jax.data.folders import File, unreadable
+from sppo_jax.data.folders import File, Place, unchanged, unreadable
+from sppo_jax.data.forms.megatron import Index, document_ends, index_beside
+from sppo_jax.data.parts import caches
 from sppo_jax.data.token_map import TokenMap
-from sppo_jax.paths import local_path
 
 TOKEN_SUFFIXES = (".bin", ".npy")
 _BLOCK_TOKENS = 1 << 24  # even, so that odd places of a block are odd places of the file
@@ -30,9 +32,6 @@ _BEGINNINGS = {
     struct.pack("<i", 20240520): "a file with the header of llm.c",
     struct.pack("<i", 20240801): "a file with the header of llm.c",
 }
-# Megatron's index beside a .bin: how it begins, and the dtypes of tokens by their number, from 1.
-_INDEX_START = struct.pack("<9sQ", b"MMIDIDX\x00\x00", 1)
-_INDEX_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
 # Tokens below which the places of zeros say nothing, and ids of special tokens that files of bytes leave out.
 _FEWEST_TOKENS, _SPECIAL_TOKENS = 64, 64
 
@@ -62,25 +61,55 @@ def load_tokens(config: DataConfig, source: str, files: Sequence[File], vocab_si
     return corpora
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Where the tokens of a file lie: their dtype, the bytes before them, their number, and Megatron's index if any."""
+
+    dtype: np.dtype
+    offset_bytes: int
+    length: int
+    index: Index | None = None
+
+
 def _load(config: DataConfig, file: File, vocab_size: int) -> tuple[Corpus, list[str]]:
     """Opens one file; returns its documents, and what looks wrong."""
-    is_plain = file.path.suffix == ".bin"
-    tokens = _read_bin(file, np.dtype(config.token_dtype)) if is_plain else _read_npy(file)
-    most = np.iinfo(tokens.dtype).max
-    if config.separator is not None and config.separator > most:
+    is_bin = file.path.suffix == ".bin"
+    layout = _bin_layout(file, np.dtype(config.token_dtype)) if is_bin else _npy_layout(file)
+    is_plain, separator = is_bin and not layout.index, None if layout.index else config.separator
+    _check_separator(separator, layout.dtype, file, is_plain)
+
+    def fill(writer: Writer) -> None:
+        with unchanged(file):
+            blocks = _mapped_blocks(mapped) if mapped else _copied_blocks(file, layout, writer)
+            ends = document_ends(layout.index, file.num_bytes) if layout.index else None
+            _look_through(blocks, separator, ends, writer)
+
+    mapped = _map(file, file.path, layout) if isinstance(file.path, Path) else None
+    place = [str(file.path.resolve()) if isinstance(file.path, Path) else str(file.path), *file.key]
+    place += layout.index.file.key if layout.index else []
+    key = {"file": place, "dtype": layout.dtype.str, "separator": separator, "facts": sorted(_NO_FACTS)}
+    entry = entry_of(caches(config)[0], key, fill, dtype=None if mapped else layout.dtype)
+    tokens = mapped or entry.tokens
+    assert tokens is not None
+    _check_range(entry.facts, vocab_size, file, is_plain)
+    doubts = _doubts(entry.facts, tokens, vocab_size) if is_plain else []
+    if separator is not None and len(tokens) and not entry.facts["separators"]:
+        doubts.append(f"data.separator={separator} never occurs, so a file is one document")
+    return corpus_of(tokens, entry.ends, [file.name], [len(entry.ends)]), doubts
+
+
+def _check_separator(separator: int | None, dtype: np.dtype, file: File, is_plain: bool) -> None:
+    most = np.iinfo(dtype).max
+    if separator is not None and separator > most:
         change = "set data.token_dtype to the dtype of the file" if is_plain else "write the file in a wider dtype"
         raise ValueError(
-            f"data.separator must be a token that {tokens.dtype} can hold, at most {most}, got {config.separator} for "
+            f"data.separator must be a token that {dtype} can hold, at most {most}, got {separator} for "
             f"{file.path}; {change}, or name another separator"
         )
 
-    def fill(writer: Writer) -> None:
-        _look_through(tokens, config.separator, writer)
 
-    key = {"file": [str(file.path.resolve()), *file.key], "dtype": tokens.dtype.str, "separator": config.separator}
-    cache = local_path(config.cache, "data.cache") if config.cache else None
-    entry = entry_of(cache, key | {"facts": sorted(_NO_FACTS)}, fill, dtype=None)
-    smallest, largest = entry.facts["smallest"], entry.facts["largest"]
+def _check_range(facts: dict[str, int], vocab_size: int, file: File, is_plain: bool) -> None:
+    smallest, largest = facts["smallest"], facts["largest"]
     if smallest < 0 or largest >= vocab_size:
         need = f"raise model.vocab_size to at least {largest + 1}" if smallest >= 0 else "write the file again"
         need += ", or set data.token_dtype to the dtype of the file" if is_plain else ""
@@ -88,10 +117,6 @@ def _load(config: DataConfig, file: File, vocab_size: int) -> tuple[Corpus, list
             f"data.source must hold tokens in 0..{vocab_size - 1} (model.vocab_size = {vocab_size}), "
             f"got {smallest if smallest < 0 else largest} in {file.path}; {need}"
         )
-    doubts = _doubts(entry.facts, tokens, vocab_size) if is_plain else []
-    if config.separator is not None and len(tokens) and not entry.facts["separators"]:
-        doubts.append(f"data.separator={config.separator} never occurs, so a file is one document")
-    return corpus_of(tokens, entry.ends, [file.name], [len(entry.ends)]), doubts
 
 
 def _doubts(facts: dict[str, int], tokens: TokenMap, vocab_size: int) -> list[str]:
@@ -116,11 +141,10 @@ def _doubts(facts: dict[str, int], tokens: TokenMap, vocab_size: int) -> list[st
 _NO_FACTS = {"smallest": 0, "largest": 0, "largest_odd": 0, "zeros_odd": 0, "zeros_even": 0, "separators": 0}
 
 
-def _look_through(tokens: TokenMap, separator: int | None, writer: Writer) -> None:
-    """Writes the ends of documents (after every separator), and facts about the tokens."""
-    facts, end = dict(_NO_FACTS), 0
-    for first in range(0, len(tokens), _BLOCK_TOKENS):
-        block = tokens[first : first + _BLOCK_TOKENS]
+def _look_through(blocks: Iterable[np.ndarray], separator: int | None, ends: np.ndarray | None, writer: Writer) -> None:
+    """Writes the ends of documents (given, or after every separator), and facts about the tokens."""
+    facts, end, first = dict(_NO_FACTS), 0, 0
+    for block in blocks:
         odd = block[1::2]
         facts["smallest"] = min(facts["smallest"], int(block.min()))
         facts["largest"] = max(facts["largest"], int(block.max()))
@@ -128,33 +152,66 @@ def _look_through(tokens: TokenMap, separator: int | None, writer: Writer) -> No
         facts["zeros_odd"] += len(odd) - int(np.count_nonzero(odd))
         facts["zeros_even"] += len(block[::2]) - int(np.count_nonzero(block[::2]))
         if separator is not None:
-            ends = first + 1 + np.flatnonzero(block == separator).astype(np.int64)
-            end = int(ends[-1]) if len(ends) else end
-            facts["separators"] += len(ends)
-            writer.add_ends(ends)
-    if end != len(tokens):
-        writer.add_ends(np.array([len(tokens)]))
+            found = first + 1 + np.flatnonzero(block == separator).astype(np.int64)
+            end = int(found[-1]) if len(found) else end
+            facts["separators"] += len(found)
+            writer.add_ends(found)
+        first += len(block)
+    if ends is not None:
+        writer.add_ends(ends)
+    elif end != first:
+        writer.add_ends(np.array([first]))
     writer.facts |= facts
 
 
-def _read_npy(file: File) -> TokenMap:
+def _mapped_blocks(tokens: TokenMap) -> Iterator[np.ndarray]:
+    for first in range(0, len(tokens), _BLOCK_TOKENS):
+        yield tokens[first : first + _BLOCK_TOKENS]
+
+
+def _copied_blocks(file: File, layout: _Layout, writer: Writer) -> Iterator[np.ndarray]:
+    """Yields the tokens of a remote file, which are copied into the cache as they come."""
+    with file.path.open("rb") as content:
+        content.seek(layout.offset_bytes)
+        for first in range(0, layout.length, _BLOCK_TOKENS):
+            count = min(_BLOCK_TOKENS, layout.length - first)
+            block = np.frombuffer(content.read(count * layout.dtype.itemsize), layout.dtype)
+            writer.add_tokens(block)
+            yield block
+
+
+def _npy_layout(file: File) -> _Layout:
     try:
-        tokens = np.load(file.path, mmap_mode="r", allow_pickle=False)
+        with file.path.open("rb") as content:
+            version = np.lib.format.read_magic(content)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(content)
+            if dtype.hasobject:
+                raise ValueError("it holds objects of Python")
+            offset = content.tell()
     except (OSError, ValueError, EOFError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(file.path, error) from error
         raise ValueError(
             f"data.source must be a readable .npy file, got {file.path} ({error}); write the file again"
         ) from error
-    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+    if len(shape) != 1 or not np.issubdtype(dtype, np.integer):
         raise ValueError(
-            f"data.source must hold a 1-D integer array, got {tokens.dtype} {list(tokens.shape)} in {file.path}; "
+            f"data.source must hold a 1-D integer array, got {dtype} {list(shape)} in {file.path}; "
             "convert the array with astype and ravel"
         )
-    return _map(file, tokens.dtype, tokens.offset, len(tokens))
+    if file.num_bytes < offset + shape[0] * dtype.itemsize:
+        raise ValueError(
+            f"data.source must be a readable .npy file, got {file.path} ({file.num_bytes:,} bytes of "
+            f"{offset + shape[0] * dtype.itemsize:,}); write the file again"
+        )
+    return _Layout(dtype=dtype, offset_bytes=offset, length=shape[0])
 
 
-def _read_bin(file: File, dtype: np.dtype) -> TokenMap:
+def _bin_layout(file: File, dtype: np.dtype) -> _Layout:
+    index = index_beside(file.path)
+    if index:
+        return _Layout(dtype=index.dtype, offset_bytes=0, length=file.num_bytes // index.dtype.itemsize, index=index)
     start = _first_bytes(file.path)
     kind = next((kind for beginning, kind in _BEGINNINGS.items() if start.startswith(beginning)), "")
     if kind:
@@ -167,33 +224,22 @@ def _read_bin(file: File, dtype: np.dtype) -> TokenMap:
             f"data.source must hold whole {dtype} tokens, got {file.num_bytes} bytes in {file.path}; "
             "set data.token_dtype to the dtype of the file"
         )
-    stored = _dtype_of_index(file.path.with_suffix(".idx"))
-    if stored is not None and (stored.kind not in "iu" or stored.itemsize != dtype.itemsize):
-        raise ValueError(
-            f"data.token_dtype must be {stored}, as the index beside {file.path} says, got {dtype}; set "
-            "data.token_dtype, or write the tokens in a dtype that can be set"
-        )
-    return _map(file, dtype, 0, file.num_bytes // dtype.itemsize)
+    return _Layout(dtype=dtype, offset_bytes=0, length=file.num_bytes // dtype.itemsize)
 
 
-def _dtype_of_index(path: Path) -> np.dtype | None:
-    """Returns the dtype of tokens that an index of Megatron gives; None if there is no such index."""
-    index = _first_bytes(path, missing_ok=True)
-    at = len(_INDEX_START)
-    if not index.startswith(_INDEX_START) or not 0 < index[at] <= len(_INDEX_DTYPES):
-        return None
-    return np.dtype(_INDEX_DTYPES[index[at] - 1])
+def _map(file: File, path: Path, layout: _Layout) -> TokenMap:
+    return TokenMap(
+        path=path,
+        dtype=layout.dtype,
+        offset_bytes=layout.offset_bytes,
+        length=layout.length,
+        changed_ns=file.changed_ns,
+    )
 
 
-def _map(file: File, dtype: np.dtype, offset_bytes: int, length: int) -> TokenMap:
-    return TokenMap(path=file.path, dtype=dtype, offset_bytes=offset_bytes, length=length, changed_ns=file.changed_ns)
-
-
-def _first_bytes(path: Path, *, missing_ok: bool = False) -> bytes:
+def _first_bytes(path: Place) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(32).ljust(32, b"\0")
     except OSError as error:
-        if missing_ok:
-            return b""
         raise unreadable(path, error) from error

@@ -167,17 +167,9 @@ def _gpu(
     link: float,
     network: float,
     flops: float,
-    *,
-    attention: float,
-    backward: float,
-    units: int,
-    fixed: float = 0.0,
-    matmul: float = 0.6,
-    assumed: bool = True,
-    host_bytes: int = 2 * 1000**4,
-    devices_per_host: int = 8,
-    host_memory: float = 614e9,
+    like: dict[str, Any],
 ) -> Device:
+    """Returns a GPU from its datasheet, and what is assumed of GPUs like it."""
     return Device(
         name=name,
         hbm_bytes=hbm_gib * _GiB,
@@ -186,17 +178,9 @@ def _gpu(
         link_bytes_s=_COLLECTIVE_SHARE * link,
         network_bytes_s=_COLLECTIVE_SHARE * network,
         matmul_flops_s=flops,
-        matmul_efficiency=matmul,
-        attention_efficiency=attention,
-        attention_backward=backward,
-        attention_fixed=fixed,
-        attention_rows=units,
-        host_bytes=host_bytes,
-        devices_per_host=devices_per_host,
         kernel="cudnn",
-        host_memory_bytes_s=host_memory,
         float32_share=0.5,
-        assumed=assumed,
+        **_HOST | like,
     )
 
 
@@ -215,22 +199,30 @@ def _tpu(name: str, hbm_gib: int, hbm: float, host_gib: int, link: float, flops:
     )
 
 
-_GRACE: dict[str, Any] = {"host_bytes": 4 * 480 * 1000**3, "devices_per_host": 4, "host_memory": 4 * 384e9}
-# `units` is the rows of a tile of the fused kernel times the multiprocessors.
+_HOST: dict[str, Any] = {"host_bytes": 2 * 1000**4, "devices_per_host": 8, "host_memory_bytes_s": 614e9}
+_SMALL_HOST: dict[str, Any] = {"host_bytes": 1000**4}
+_GRACE: dict[str, Any] = {"host_bytes": 4 * 480 * 1000**3, "devices_per_host": 4, "host_memory_bytes_s": 4 * 384e9}
+# `attention_rows` is the rows of a tile of the fused kernel times the multiprocessors.
 _A100: dict[str, Any] = {
-    "matmul": 0.641,  # calibrated by studies/papers.py
-    "attention": 176 / 312,
-    "backward": 2.5 * 176 / 143,
-    "units": 128 * 108,
+    "matmul_efficiency": 0.641,  # calibrated by studies/papers.py
+    "attention_efficiency": 176 / 312,
+    "attention_backward": 2.5 * 176 / 143,
+    "attention_rows": 128 * 108,
     "assumed": False,
-    "host_memory": 410e9,
+    "host_memory_bytes_s": 410e9,
 }
-_HOPPER: dict[str, Any] = {"attention": 619 / 989, "backward": 2.5 * 619 / 528, "fixed": 0.3, "units": 128 * 132}
+_ASSUMED: dict[str, Any] = {"assumed": True}
+_HOPPER: dict[str, Any] = {
+    "attention_efficiency": 619 / 989,
+    "attention_backward": 2.5 * 619 / 528,
+    "attention_fixed": 0.3,
+    "attention_rows": 128 * 132,
+}
 _BLACKWELL: dict[str, Any] = {
-    "attention": 1622 / 2250,
-    "backward": 2.5 * 1622 / 1226,
-    "fixed": 0.3,
-    "units": 256 * 148,
+    "attention_efficiency": 1622 / 2250,
+    "attention_backward": 2.5 * 1622 / 1226,
+    "attention_fixed": 0.3,
+    "attention_rows": 256 * 148,
 }
 
 # Copies to the host, links and network of cards in PCIe slots: devices exchange over the slot that their copies share.
@@ -239,7 +231,8 @@ _GEN4, _GEN5 = (25e9, 32e9, 25e9), (50e9, 64e9, 25e9)
 
 def _card(like: dict[str, Any], cores: int) -> dict[str, Any]:
     """Returns what is assumed of a card whose kernels nobody measured for us: the shares of the peak of another GPU."""
-    return like | {"assumed": True, "units": 128 * cores, "host_bytes": 512 * 1000**3, "host_memory": 410e9}
+    host = {"host_bytes": 512 * 1000**3, "host_memory_bytes_s": 410e9}
+    return like | _ASSUMED | host | {"attention_rows": 128 * cores}
 
 
 DEVICES = {
@@ -263,37 +256,37 @@ DEVICES = {
             compute_bytes=4,
             assumed=False,  # a simulated device has no speed of its own
         ),
-        _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, host_bytes=1000**4, **_A100),
-        _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, **_A100),
-        _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12, **_HOPPER),
+        _gpu("a100-40g", 39, 1.555e12, 13e9, 300e9, 25e9, 312e12, _A100 | _SMALL_HOST),
+        _gpu("a100-80g", 79, 2.039e12, 13e9, 300e9, 25e9, 312e12, _A100),
+        _gpu("h100", 79, 3.35e12, 50e9, 450e9, 50e9, 989e12, _HOPPER),
         # Without NVLink: devices of a host exchange over the PCIe link that their copies to the host share.
-        _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, host_bytes=1000**4, **_HOPPER | {"units": 128 * 114}),
+        _gpu("h100-pcie", 79, 2.0e12, 50e9, 64e9, 25e9, 756e12, _HOPPER | _SMALL_HOST | {"attention_rows": 128 * 114}),
         # NVLink-C2C joins the chip to its own 480 GB; four chips a host.
-        _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, **_GRACE, **_HOPPER),
-        _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12, **_HOPPER),
-        _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12, **_BLACKWELL),
-        _gpu("b300", 267, 8e12, 50e9, 900e9, 100e9, 2250e12, **_BLACKWELL | {"units": 256 * 160}),
+        _gpu("gh200", 95, 4.0e12, 350e9, 450e9, 50e9, 989e12, _HOPPER | _GRACE),
+        _gpu("h200", 139, 4.8e12, 50e9, 450e9, 50e9, 989e12, _HOPPER),
+        _gpu("b200", 178, 8e12, 50e9, 900e9, 50e9, 2250e12, _BLACKWELL),
+        _gpu("b300", 267, 8e12, 50e9, 900e9, 100e9, 2250e12, _BLACKWELL | {"attention_rows": 256 * 160}),
         # Chips for China: slower NVLink, or fewer units.
-        _gpu("a800-80g", 79, 2.039e12, 13e9, 200e9, 25e9, 312e12, **_A100 | {"assumed": True}),
-        _gpu("h800", 79, 3.35e12, 50e9, 200e9, 50e9, 989e12, **_HOPPER),
-        _gpu("h20", 95, 4.0e12, 50e9, 450e9, 50e9, 148e12, **_HOPPER | {"units": 128 * 78}),
+        _gpu("a800-80g", 79, 2.039e12, 13e9, 200e9, 25e9, 312e12, _A100 | _ASSUMED),
+        _gpu("h800", 79, 3.35e12, 50e9, 200e9, 50e9, 989e12, _HOPPER),
+        _gpu("h20", 95, 4.0e12, 50e9, 450e9, 50e9, 148e12, _HOPPER | {"attention_rows": 128 * 78}),
         # Cards, like the H100 PCIe above; a bridge of two or four of them (NVL) is not counted.
-        _gpu("a100-pcie", 79, 1.935e12, *_GEN4, 312e12, **_A100 | {"assumed": True}),
-        _gpu("h100-nvl", 93, 3.9e12, *_GEN5, 835e12, **_HOPPER),
-        _gpu("h200-nvl", 139, 4.8e12, *_GEN5, 835e12, **_HOPPER),
-        _gpu("a30", 23, 933e9, *_GEN4, 165e12, **_card(_A100, 56)),
-        _gpu("a40", 44, 696e9, *_GEN4, 149.7e12, **_card(_A100, 84)),
-        _gpu("a6000", 47, 768e9, *_GEN4, 154.8e12, **_card(_A100, 84)),
-        _gpu("a10", 22, 600e9, *_GEN4, 125e12, **_card(_A100, 72)),
-        _gpu("a10g", 22, 600e9, *_GEN4, 70e12, **_card(_A100, 80)),
-        _gpu("rtx-3090", 23, 936e9, *_GEN4, 71e12, **_card(_A100, 82)),
-        _gpu("l4", 22, 300e9, *_GEN4, 121e12, **_card(_A100, 58)),
-        _gpu("l40", 44, 864e9, *_GEN4, 181e12, **_card(_A100, 142)),
-        _gpu("l40s", 44, 864e9, *_GEN4, 362e12, **_card(_A100, 142)),
-        _gpu("rtx-6000-ada", 47, 960e9, *_GEN4, 364.2e12, **_card(_A100, 142)),
-        _gpu("rtx-4090", 23, 1.008e12, *_GEN4, 165.2e12, **_card(_A100, 128)),
-        _gpu("rtx-5090", 31, 1.792e12, *_GEN5, 209.5e12, **_card(_A100, 170)),
-        _gpu("rtx-pro-6000", 95, 1.792e12, *_GEN5, 503.8e12, **_card(_A100, 188)),
+        _gpu("a100-pcie", 79, 1.935e12, *_GEN4, 312e12, _A100 | _ASSUMED),
+        _gpu("h100-nvl", 93, 3.9e12, *_GEN5, 835e12, _HOPPER),
+        _gpu("h200-nvl", 139, 4.8e12, *_GEN5, 835e12, _HOPPER),
+        _gpu("a30", 23, 933e9, *_GEN4, 165e12, _card(_A100, 56)),
+        _gpu("a40", 44, 696e9, *_GEN4, 149.7e12, _card(_A100, 84)),
+        _gpu("a6000", 47, 768e9, *_GEN4, 154.8e12, _card(_A100, 84)),
+        _gpu("a10", 22, 600e9, *_GEN4, 125e12, _card(_A100, 72)),
+        _gpu("a10g", 22, 600e9, *_GEN4, 70e12, _card(_A100, 80)),
+        _gpu("rtx-3090", 23, 936e9, *_GEN4, 71e12, _card(_A100, 82)),
+        _gpu("l4", 22, 300e9, *_GEN4, 121e12, _card(_A100, 58)),
+        _gpu("l40", 44, 864e9, *_GEN4, 181e12, _card(_A100, 142)),
+        _gpu("l40s", 44, 864e9, *_GEN4, 362e12, _card(_A100, 142)),
+        _gpu("rtx-6000-ada", 47, 960e9, *_GEN4, 364.2e12, _card(_A100, 142)),
+        _gpu("rtx-4090", 23, 1.008e12, *_GEN4, 165.2e12, _card(_A100, 128)),
+        _gpu("rtx-5090", 31, 1.792e12, *_GEN5, 209.5e12, _card(_A100, 170)),
+        _gpu("rtx-pro-6000", 95, 1.792e12, *_GEN5, 503.8e12, _card(_A100, 188)),
         _tpu("v4", 32, 1.228e12, 400, 50e9, 275e12),
         _tpu("v5e", 16, 0.819e12, 192, 50e9, 197e12),
         _tpu("v5p", 95, 2.765e12, 448, 100e9, 459e12),
@@ -355,6 +348,12 @@ def make_cluster(device: Device, num_devices: int = 1) -> Cluster:
     return Cluster(device=device, num_hosts=num_hosts, devices_per_host=per_host, host_bytes=device.host_bytes)
 
 
+def _nearest(name: str) -> list[str]:
+    """Returns the known devices whose names begin as this one, then those that are spelled like this one."""
+    begin = sorted((known for known in DEVICES if f"{known}-".startswith(f"{name}-")), key=len)
+    return [*begin, *(known for known in difflib.get_close_matches(name, DEVICES) if known not in begin)]
+
+
 def parse_cluster(text: str) -> Cluster:
     """Reads NAME:HOSTSxDEVICES (e.g. a100-80g:16x8), or a TPU slice by its chips (e.g. v5p:4x4x4).
 
@@ -364,8 +363,9 @@ def parse_cluster(text: str) -> Cluster:
     name, _, shape = text.strip().partition(":")
     rule = "a cluster must read NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, h200:1x1, or a TPU slice such as v5p:4x4x4"
     if name not in DEVICES:
-        near = difflib.get_close_matches(name.lower(), DEVICES)
-        raise ValueError(f"{rule}, got {text!r}; name one of the devices {', '.join(near or DEVICES)}")
+        raise ValueError(
+            f"{rule}, got {text!r}; name one of the devices {', '.join(_nearest(name.lower()) or DEVICES)}"
+        )
     device = DEVICES[name]
     sizes = shape.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):

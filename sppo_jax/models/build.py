@@ -27,10 +27,8 @@ def build_model(config: Config, seed: int | None = None, *, abstract: bool = Fal
         The decoder; `model(tokens)` is the dense reference.
 
     Raises:
-        ValueError: dropout is asked for, or float64 without jax's 64-bit mode.
+        ValueError: float64 without jax's 64-bit mode.
     """
-    if config.model.dropout != 0.0:
-        raise ValueError(f"model.dropout must be 0 (there is no dropout), got {config.model.dropout}; remove the key")
     dtype = compute_dtype(config.model.compute_dtype)
     if dtype == "float64" and not jax.config.jax_enable_x64:
         raise ValueError(

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS
 from sppo_jax.models.hf_read import path_name, shapes_by_path
 from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor
-from sppo_jax.models.hf_tokenizer import copy_tokenizer
+from sppo_jax.models.hf_tokenizer import copy_tokenizer, set_length
 from sppo_jax.paths import local_path
 from sppo_jax.stopping import removed_if_stopped
 from sppo_jax.units import format_bytes
@@ -41,6 +41,7 @@ def to_hf(
     dtype: str = "auto",
     length: int = 0,
     shard_bytes: int = SHARD_BYTES,
+    finish: Callable[[Path], None] | None = None,
 ) -> None:
     """Writes a model as a folder that transformers loads; the folder appears whole or not at all.
 
@@ -53,6 +54,7 @@ def to_hf(
         dtype: of the tensors: float32, bfloat16, float16, or auto: that of the parameters.
         length: tokens of the longest sequence it was trained on, for `max_position_embeddings`; 0: not known.
         shard_bytes: size above which tensors are written to several files with an index.
+        finish: adds further files to the folder before it appears; None: adds none.
 
     Raises:
         ValueError: the folder holds something, or the model has no counterpart in transformers.
@@ -77,6 +79,9 @@ def to_hf(
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if like is not None:
             copy_tokenizer(like, folder)
+        if finish is not None:
+            finish(folder)
+        set_length(folder, content["max_position_embeddings"])
 
 
 def check_new(path: Path, num_bytes: int) -> None:

@@ -55,10 +55,10 @@ from sppo_jax.pipeline.state import evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.tables import Tables
 from sppo_jax.plan.counters import needs_tables
-from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.program import Program, lower
 from sppo_jax.plan.ring import AttentionShape
+from sppo_jax.plan.rules import Facts, check, layers_per_virtual_stage
 from sppo_jax.plan.stash import StashClass
 
 
@@ -104,11 +104,7 @@ class Step:
         hidden = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((1, hidden), dtype)
         q, k, _ = jax.eval_shape(self.block.before, Weights(one, others), x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
-        if q.shape[1] % plan.ulysses:
-            raise ValueError(
-                f"the number of attention heads must be a multiple of ulysses = {plan.ulysses}, got {q.shape[1]}; "
-                "use sequence.kind=ring, or a smaller mesh.seq"
-            )
+        check(Facts(num_heads=q.shape[1], kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq))
         return AttentionShape(
             num_heads=q.shape[1] // plan.ulysses,
             num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),

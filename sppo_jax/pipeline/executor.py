@@ -268,19 +268,9 @@ class Executor(Run):
         # The last stage's output has travelled on to stage 0, and may have waited there.
         x_TD = vocabulary.from_stage(self._arrived(spec, state.x_TD, row, state), 0, self.num_stages)
         targets_T = jnp.where(self._real(row, 0, size), self._own(self.sequences.targets, row, 0, size), -1)
-        return vocabulary.head(
-            self.norm,
-            self.final_norm,
-            self.tables.whole(self.tables.head_name, state.x_TD),
-            x_TD,
-            targets_T,
-            self.scale,
-            dhead_VD,
-            vocab_size=self.vocab_size,
-            num_stages=self.num_stages,
-            gradients=self.train,
-            held=held,
-        )
+        rows_VD = self.tables.whole(self.tables.head_name, state.x_TD)
+        given = vocabulary.Head(self.norm, self.final_norm, rows_VD, self.vocab_size, self.num_stages)
+        return vocabulary.head(given, x_TD, targets_T, self.scale, dhead_VD, gradients=self.train, held=held)
 
     def _scoring_head(self, spec: TickSpec, row, state: EvaluationState) -> EvaluationState:
         result = self._head(spec, row, state, None)
@@ -336,13 +326,13 @@ class Executor(Run):
             backward=self._split(spec.passes.backward),
             forward=self._split(spec.passes.forward),
             forward_chunk=self._chunk(spec, row, spec.passes.forward, state.tags),
+            again=row["attends_again"] if spec.attends else 0,
         )
         filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched)
         sums = stages.Sums(state.dcache, state.sums)
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
         stage = self._held(state)
-        again = row["attends_again"] if spec.attends else 0
-        dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming, again)
+        dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))
         state = state._replace(cache=cache, dcache=sums.prefix, sums=sums.layers)
         state = host_traffic.arrive(self, row, state, held or Coming())

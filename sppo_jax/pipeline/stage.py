@@ -11,7 +11,7 @@ from jax import lax
 
 from sppo_jax import buffers
 from sppo_jax.attention import groups
-from sppo_jax.attention.sequence import Cache, Chunk, Split
+from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
@@ -145,8 +145,7 @@ def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=No
 
     def body(carry, layer):
         x, cache, parts, early = carry
-        weights = stage.layer_weights(unit, layer)
-        y, cache, values = _forward_layer(stage, weights, x, unit, layer, cache, split, early=early)
+        y, cache, values = _forward_layer(stage, x, unit, layer, cache, split, early=early)
         if whole_layers:
             parts = layout.put(*parts, unit.stash_slot, layer, values)
         return y, cache, tuple(parts), values["early"]
@@ -156,8 +155,9 @@ def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=No
     return y_TD, cache, parts, held, early
 
 
-def _forward_layer(stage, weights, x, unit, layer, cache, split, *, write=True, early=None):
+def _forward_layer(stage, x, unit, layer, cache, split, *, write=True, early=None):
     """One layer; returns its output, the cache and all that may be stashed (unused parts are never computed)."""
+    weights = stage.layer_weights(unit, layer)
     save_rest = stage.places.rest != "recompute"
     if save_rest:
         (q, k, v), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
@@ -184,14 +184,18 @@ class Sums(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """What travels on the ring in a backward; and in a forward that is made again, with the chunk's tags for it."""
+    """What travels on the ring in a backward; and in a forward that is made again, with the chunk's tags for it.
+
+    `again` is 1 where attention is computed again although the stash has its outputs, which are not the chunk's.
+    """
 
     backward: Split
     forward: Split
     forward_chunk: Chunk
+    again: jax.Array | int = 0
 
 
-def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: Splits, stash, held=None, again=0):
+def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: Splits, stash, held=None):
     """Runs a group of layers backward on a chunk, after the later chunks of the sequence.
 
     An only chunk's keys and values may be written again here, layer by layer; see `StashPlan.kv`.
@@ -205,7 +209,6 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
         splits: how `seq` is divided.
         stash: (layout, kept buffers, part fetched from the host).
         held: arrays on their way from the host for the next tick, see `run_layers`.
-        again: 1 where attention is computed again although the stash has its outputs, which are not the chunk's.
 
     Returns:
         dx_TD, cache, sums, held.
@@ -221,7 +224,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
         layer = stage.num_layers - 1 - step
         saved = layout.get(kept, fetched, unit.stash_slot, layer)
         before = written[0] if writes else cache
-        dx, sums, after = _backward_layer(stage, unit, layer, dy, saved, before, sums, splits, again)
+        dx, sums, after = _backward_layer(stage, unit, layer, dy, saved, before, sums, splits)
         return (dx, sums, after) if writes else (dx, sums)
 
     (dx_TD, sums, *written), held = run_layers(stage.num_layers, body, (dy_TD, sums, *[cache] * writes), held)
@@ -265,8 +268,7 @@ def _rerun(stage, unit, x_TD, cache, splits):
 
     def body(carry, layer):
         x, kept = carry
-        weights = stage.layer_weights(unit, layer)
-        y, _, values = _forward_layer(stage, weights, x, again, layer, cache, splits.forward, write=False)
+        y, _, values = _forward_layer(stage, x, again, layer, cache, splits.forward, write=False)
         return y, layout.put(kept, None, 0, layer, values)[0]
 
     (_, kept), _ = run_layers(stage.num_layers, body, (x_TD, layout.kept_buffers()))
@@ -297,7 +299,7 @@ def _made_vjps(stage, weights, saved, unit):
     return projected, vjp_before, lambda out: stage.block.vjp_after(weights, x, out)[1]
 
 
-def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits, again):
+def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     """One layer; returns the cotangent of its input, the accumulators and the cache."""
     weights = stage.layer_weights(unit, layer)
     vjps = _saved_vjps if "q" in saved else _made_vjps
@@ -310,12 +312,12 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits, again):
 
     if "out" in saved:
         with jax.named_scope("attention_turn"):
-            out, lse = when(again, attend, (saved["out"], saved["lse"]))
+            out, lse = when(splits.again, attend, (saved["out"], saved["lse"]))
     else:
         out, lse = attend(None)
     dparams_after, dx_after, dout = vjp_after(out)(dy)
-    attention = (q, out, lse, dout, k)
-    dq, dk, dv, prefix = groups.backward(*attention, cache, sums.prefix, unit.chunk, layer, splits.backward)
+    attended = Attended(q, out, lse, dout)
+    dq, dk, dv, prefix = groups.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
     dparams_before, dx_before = vjp_before((dq, dk, dv))
     layers = jax.tree.map(
         lambda s, a, b: buffers.add(

@@ -98,32 +98,42 @@ def _tiles(x, tile, fill):
     return x.reshape(-1, tile, *x.shape[1:])
 
 
+class Head(NamedTuple):
+    """The head and what comes before it.
+
+    Attributes:
+        norm: `norm(weights, x)`, the final norm.
+        norm_weights: its weights.
+        rows_VD: this stage's rows of the head, in the compute dtype.
+        vocab_size: of the whole model; rows beyond it are padding.
+        num_stages: P.
+    """
+
+    norm: Callable
+    norm_weights: object
+    rows_VD: jax.Array
+    vocab_size: int
+    num_stages: int
+
+
 def head(
-    norm: Callable,
-    norm_weights,
-    head_VD: jax.Array,
+    given: Head,
     x_TD: jax.Array,
     targets_T: jax.Array,
     scale: jax.Array,
     dhead_VD: jax.Array,
     *,
-    vocab_size: int,
-    num_stages: int,
     gradients: bool = True,
     held=None,
 ) -> HeadResult:
     """Computes loss and gradients of a chunk; every stage computes its share of the vocabulary.
 
     Args:
-        norm: `norm(weights, x)`, the final norm.
-        norm_weights: its weights.
-        head_VD: this stage's rows of the head, in the compute dtype.
+        given: the head.
         x_TD: output of the last layer, the same on every stage.
         targets_T: next tokens, -1 for no loss.
         scale: what each token's loss is multiplied by in the gradients (1 / number of targets).
         dhead_VD: accumulator of the head's gradient, at least float32.
-        vocab_size: of the whole model; rows beyond it are padding.
-        num_stages: P.
         gradients: whether to compute gradients; else the result says which targets are the most likely token.
         held: arrays on their way from the host, held back until the logits are through; see `buffers.hold`.
 
@@ -131,6 +141,7 @@ def head(
         loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD;
         without gradients loss and hits; and `held`.
     """
+    norm, norm_weights, head_VD, vocab_size, num_stages = given
     acc, num_entries = accumulator(x_TD.dtype), head_VD.shape[0]
     tile = min(TILE_TOKENS, x_TD.shape[0])
     z_TD = norm(norm_weights, x_TD)

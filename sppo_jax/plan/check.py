@@ -6,8 +6,8 @@ next group of layers, or for its head.
 
 from collections import Counter
 
+from sppo_jax.plan import rules
 from sppo_jax.plan.table import KINDS, Table, Tick, Unit
-from sppo_jax.plan.waves import nearest_divisors
 
 
 def check(table: Table) -> None:
@@ -34,11 +34,7 @@ def _check_sizes(table: Table) -> None:
         value = getattr(table, field)
         if value < 1:
             raise ValueError(f"{field} of a schedule table must be at least 1, got {value}")
-    if table.wave < 1 or table.num_sequences % table.wave:
-        near = nearest_divisors(table.num_sequences, table.wave)
-        raise ValueError(
-            f"wave of a schedule table must divide its {table.num_sequences} sequences, got {table.wave}; use {near}"
-        )
+    rules.check(rules.Facts(sequences=table.num_sequences, wave=table.wave))
     if not table.chunk_lengths:
         raise ValueError("a schedule table must have at least one chunk, got no chunk lengths")
     if min(table.chunk_lengths) < 1:

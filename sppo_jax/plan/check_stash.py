@@ -1,6 +1,7 @@
 """What a plan may say of its stash: the places of activations, and what each place asks of the schedule."""
 
 from sppo_jax.plan.parts import SchedulePlan, StashPlan
+from sppo_jax.plan.rules import Facts, check
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.waiting import waiting_room
 
@@ -25,11 +26,7 @@ def check_places(stash: StashPlan) -> None:
     for key, places in PLACES.items():
         if getattr(stash, key) not in places:
             raise ValueError(f"stash.{key} must be one of {', '.join(places)}, got {getattr(stash, key)!r}; choose one")
-    if stash.inputs == "recompute" and (stash.attention, stash.rest) != ("recompute", "recompute"):
-        raise ValueError(
-            "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
-            f"got {stash.attention} and {stash.rest}; set stash.inputs=keep, or set all three to recompute"
-        )
+    check(Facts(places=(stash.inputs, stash.attention, stash.rest)))
 
 
 def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexible: bool) -> None:
@@ -44,8 +41,6 @@ def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexi
     Raises:
         ValueError: says the rule, what was found, and what to change.
     """
-    for key in ("kv", "waiting"):
-        _check_groups_in_turn(stash, schedule, table, key)
     if stash.kv != "keep":
         _check_kv(stash, table.num_chunks)
     if stash.waiting == "host":
@@ -53,17 +48,6 @@ def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexi
     if stash.attention_from:
         _check_attention_from(stash, table.num_chunks - 1, flexible)
         _check_parts_ticks(stash.attention_from, schedule, table)
-
-
-def _check_groups_in_turn(stash: StashPlan, schedule: SchedulePlan, table: Table, key: str) -> None:
-    place = getattr(stash, key)
-    # A plan of an only chunk says "recompute" for what the setting calls "rebuild".
-    asked = "rebuild" if (key, place) == ("kv", "recompute") else place
-    if place != "keep" and (schedule.csv is not None or not table.passes_groups_in_turn):
-        raise ValueError(
-            f"stash.{key}={asked} must have a schedule that passes one group of layers at a time, got "
-            f"{schedule.label}; use schedule.name=breadth-first, or stash.{key}=keep"
-        )
 
 
 def _check_kv(stash: StashPlan, num_chunks: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from sppo_jax.plan import rules
 from sppo_jax.plan.check import check
 from sppo_jax.plan.check_stash import check_places, check_stash
 from sppo_jax.plan.csv_format import from_csv
@@ -27,7 +28,6 @@ from sppo_jax.plan.parts import (
     SchedulePlan,
     StashPlan,
 )
-from sppo_jax.plan.shapes import check_shapes
 from sppo_jax.plan.table import MIN_HOST_GAP, Table
 from sppo_jax.plan.waiting import with_late_heads
 from sppo_jax.units import format_bytes
@@ -97,14 +97,14 @@ class Plan:
         _check_sequence(self)
         check_places(self.stash)
         check_host_pieces(self.host_pieces)
+        facts = _facts(self)
+        rules.check(facts)
         # A table given by hand has to be checked first; one that is generated is where it runs.
         outline = self.outline() if self.schedule.csv is None else self.table()
         _check_table(self, outline)
+        in_turn = self.schedule.csv is None and outline.passes_groups_in_turn
+        rules.check(dataclasses.replace(facts, one_group_at_a_time=in_turn))
         check_stash(self.stash, self.schedule, outline, flexible=self.groups == "flex")
-        _check_weights(self, outline)
-        _check_optimizer(self)
-        if self.saves not in SAVES:
-            raise ValueError(f"saves of a plan must be one of {', '.join(SAVES)}, got {self.saves!r}; choose one")
         _check_alpha(self.stash.alpha, outline)
 
     @property
@@ -252,92 +252,58 @@ def _checked_table(
 _csv_table = lru_cache(maxsize=16)(from_csv)
 
 
+_CHOICES = {
+    "sequence_kind": SEQUENCE_KINDS,
+    "ring_pass": RING_PASSES,
+    "kernel": KERNELS,
+    "groups": GROUPS,
+    "weights": WEIGHTS,
+    "optimizer": OPTIMIZERS,
+    "saves": SAVES,
+}
+
+
 def _check_versions(plan: Plan) -> None:
     if plan.schema_version != SCHEMA_VERSION:
         raise ValueError(f"schema_version of a plan must be {SCHEMA_VERSION}, got {plan.schema_version!r}; plan again")
 
 
 def _check_sequence(plan: Plan) -> None:
+    for name, choices in _CHOICES.items():
+        got = getattr(plan, name)
+        if got not in choices:
+            raise ValueError(f"{name} of a plan must be one of {', '.join(choices)}, got {got!r}; choose one")
     for axis in ("data", "pipe", "seq"):
         if getattr(plan.mesh, axis) < 1:
             raise ValueError(f"mesh.{axis} of a plan must be at least 1, got {getattr(plan.mesh, axis)}; plan again")
-    if plan.sequence_kind not in SEQUENCE_KINDS:
-        raise ValueError(
-            f"sequence_kind of a plan must be one of {', '.join(SEQUENCE_KINDS)}, got {plan.sequence_kind!r}; choose "
-            "one"
-        )
-    if plan.ring_pass not in RING_PASSES:
-        raise ValueError(
-            f"ring_pass of a plan must be one of {', '.join(RING_PASSES)}, got {plan.ring_pass!r}; choose one"
-        )
-    if plan.kernel not in KERNELS:
-        raise ValueError(f"kernel of a plan must be one of {', '.join(KERNELS)}, got {plan.kernel!r}; choose one")
-    if plan.groups not in GROUPS:
-        raise ValueError(f"groups of a plan must be one of {', '.join(GROUPS)}, got {plan.groups!r}; choose one")
-    if plan.groups == "flex" and (plan.mesh.seq < 2 or plan.mesh.seq & (plan.mesh.seq - 1)):
-        raise ValueError(
-            f"mesh.seq of a plan with groups=flex must be a power of two of at least 2, got {plan.mesh.seq}; change "
-            "mesh.seq, or use sequence.groups=static"
-        )
     if plan.ulysses * plan.ring != plan.mesh.seq:
         raise ValueError(
             f"ulysses * ring of a plan must be mesh.seq = {plan.mesh.seq}, got {plan.ulysses} * {plan.ring}; plan again"
         )
-    if (plan.sequence_kind == "ulysses" and plan.ring > 1) or (plan.sequence_kind == "ring" and plan.ulysses > 1):
-        raise ValueError(
-            f"with sequence_kind={plan.sequence_kind}, the other factor must be 1, got ulysses {plan.ulysses} * ring "
-            f"{plan.ring}; use sequence_kind=hybrid"
-        )
-    if sum(plan.chunk_lengths) != plan.sequence_length:
-        raise ValueError(
-            f"chunk_lengths of a plan must add up to sequence_length = {plan.sequence_length}, "
-            f"got {list(plan.chunk_lengths)}, which add up to {sum(plan.chunk_lengths)}; "
-            "plan again"
-        )
-    uneven = [length for length in plan.chunk_lengths if length < 1 or length % plan.mesh.seq]
-    if uneven:
-        raise ValueError(
-            f"chunk_lengths of a plan must be positive multiples of mesh.seq = {plan.mesh.seq}, got {uneven}; plan "
-            "again"
-        )
-    check_shapes(plan.schedule.shapes, plan.chunk_lengths, plan.mesh.seq)
 
 
-def _check_weights(plan: Plan, table: Table) -> None:
-    if plan.weights not in WEIGHTS:
-        raise ValueError(f"weights of a plan must be one of {', '.join(WEIGHTS)}, got {plan.weights!r}; choose one")
-    if plan.weights == "resident":
-        return
-    if plan.schedule.csv is not None or not table.passes_groups_in_turn or plan.schedule.interleave < 2:
-        raise ValueError(
-            "mesh.weights=gathered must have a schedule that passes one of several groups of layers at a time, got "
-            f"{plan.schedule.label}; use schedule.name=breadth-first, or mesh.weights=resident"
-        )
-    if plan.mesh.data * plan.mesh.seq == 1 and plan.optimizer == "device":
-        raise ValueError(
-            "mesh.weights=gathered must have stages of at least 2 devices, which share the weights, got mesh.data=1 "
-            "and mesh.seq=1; use mesh.weights=resident, or optimizer.place=host"
-        )
-
-
-def _check_optimizer(plan: Plan) -> None:
-    if plan.optimizer not in OPTIMIZERS:
-        raise ValueError(
-            f"optimizer of a plan must be one of {', '.join(OPTIMIZERS)}, got {plan.optimizer!r}; choose one"
-        )
-    if plan.optimizer == "device":
-        return
-    if plan.weights != "gathered":
-        raise ValueError(
-            f"optimizer.place=host must have mesh.weights=gathered, got {plan.weights}; use mesh.weights=gathered, or "
-            "optimizer.place=device"
-        )
-    if plan.schedule.wave != plan.sequences_per_pipeline:
-        raise ValueError(
-            f"optimizer.place=host must have all {plan.sequences_per_pipeline} sequences of a pipeline in one wave, "
-            f"got waves of {plan.schedule.wave}; use schedule.wave={plan.sequences_per_pipeline}, or "
-            "optimizer.place=device"
-        )
+def _facts(plan: Plan) -> rules.Facts:
+    """Returns what rules may know of a plan without its table."""
+    schedule, stash = plan.schedule, plan.stash
+    return rules.Facts(
+        data=plan.mesh.data,
+        pipe=plan.mesh.pipe,
+        seq=plan.mesh.seq,
+        sequences=plan.sequences_per_pipeline,
+        length=plan.sequence_length,
+        chunks=plan.chunk_lengths,
+        shapes=schedule.shapes,
+        kind=plan.sequence_kind,
+        ulysses=plan.ulysses,
+        groups=plan.groups,
+        schedule="table" if schedule.csv is not None else schedule.name,
+        interleave=schedule.interleave,
+        wave=schedule.wave,
+        weights=plan.weights,
+        optimizer=plan.optimizer,
+        kv=stash.kv,
+        waiting=stash.waiting,
+    )
 
 
 def _check_table(plan: Plan, table: Table) -> None:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 # Each one costs segments to compile.
 MOST_SHAPES = 6
@@ -11,34 +10,6 @@ MOST_SHAPES = 6
 def rounded_up(tokens: int, shapes: Sequence[int]) -> int:
     """Returns the least of some rising shapes that holds so many tokens; without shapes, the tokens."""
     return shapes[bisect_left(shapes, tokens)] if shapes else tokens
-
-
-def check_shapes(shapes: Sequence[int], chunk_lengths: Sequence[int] = (), multiple: int = 1) -> None:
-    """Checks that shapes are few, rise, can be shared by a stage's devices and hold every chunk.
-
-    Args:
-        shapes: tokens of each shape; none: ticks have the tokens of their longest chunks.
-        chunk_lengths: tokens of each chunk.
-        multiple: tokens that each shape is a multiple of.
-
-    Raises:
-        ValueError: they are not, or do not.
-    """
-    if not shapes:
-        return
-    if len(shapes) > MOST_SHAPES:
-        raise ValueError(f"tick shapes must be at most {MOST_SHAPES}, got {len(shapes)}; leave some out")
-    if shapes[0] < 1 or any(low >= high for low, high in pairwise(shapes)):
-        raise ValueError(f"tick shapes must be positive and rise, got {list(shapes)}; sort them")
-    uneven = [tokens for tokens in shapes if tokens % multiple]
-    if uneven:
-        raise ValueError(f"tick shapes must be multiples of {multiple} tokens, got {uneven}; round them up")
-    longest = max(chunk_lengths, default=0)
-    if shapes[-1] < longest:
-        raise ValueError(
-            f"the longest tick shape must hold the longest chunk, {longest} tokens, got {shapes[-1]}; add a longer "
-            "shape, or cut shorter chunks"
-        )
 
 
 def tick_shapes(lengths: Sequence[int], multiple: int, most: int = MOST_SHAPES) -> tuple[int, ...]:

@@ -3,41 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sppo_jax.plan.layers import divisors
+from sppo_jax.plan.rules import Facts, check
 from sppo_jax.plan.table import Repeat, Table, Tick, Unit
-
-UNCUT = ("1f1b", "interleaved-1f1b")
-
-
-def check_wave(name: str, num_sequences: int, wave: int) -> None:
-    """Checks that the sequences of a pipeline fall into whole waves.
-
-    Args:
-        name: of the schedule.
-        num_sequences: sequences of a pipeline.
-        wave: sequences of a wave.
-
-    Raises:
-        ValueError: they do not, or the schedule does not cut sequences; names the nearest divisors.
-    """
-    if wave < 1 or num_sequences % wave:
-        near = nearest_divisors(num_sequences, wave)
-        raise ValueError(
-            f"schedule.wave must divide the {num_sequences} sequences of a pipeline (nearest: {near}), got {wave}; "
-            "change schedule.wave or the number of sequences"
-        )
-    if wave > 1 and name in UNCUT:
-        raise ValueError(
-            f"schedule.wave must be 1 with schedule.name={name}, which does not cut sequences, got {wave}; use "
-            f"schedule.name={name.replace('1f1b', 'seq1f1b')}"
-        )
-
-
-def nearest_divisors(num_sequences: int, wave: int) -> str:
-    """Returns the nearest sizes of waves below and above a size that does not divide the sequences, as text."""
-    possible = divisors(num_sequences)
-    below, above = ([size for size in possible if size < wave], [size for size in possible if size > wave])
-    return " or ".join(map(str, [*below[-1:], *above[:1]]))
 
 
 def make_in_waves(
@@ -66,7 +33,7 @@ def make_in_waves(
     Raises:
         ValueError: the sequences do not fall into whole waves, or the schedule cannot have this shape.
     """
-    check_wave(name, num_sequences, wave)
+    check(Facts(schedule=name, sequences=num_sequences, wave=wave))
     joined = [length for length in chunk_lengths for _ in range(wave)]
     try:
         table = make(name, num_stages, num_sequences // wave, joined, num_groups)

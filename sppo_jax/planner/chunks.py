@@ -8,28 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from sppo_jax.plan.rules import Facts, check
 from sppo_jax.planner.longest_runs import longest_runs
 
 MENU_SIZE = 4  # distinct lengths that a plan chooses by itself; each one costs segments to compile
 _MANY = 48  # chunks that are cut one by one, for lack of a faster way
 _BISECTIONS = 8  # halvings of the range in which the slowest chunk's cost lies
-
-
-def check_length(length: int, multiple: int) -> None:
-    """Checks that a sequence can be cut at whole multiples.
-
-    Args:
-        length: tokens of the sequence.
-        multiple: tokens that each chunk length is a multiple of (devices of a stage times the tile).
-
-    Raises:
-        ValueError: it cannot; names the two nearest lengths that can.
-    """
-    if length < 1 or length % multiple:
-        raise ValueError(
-            f"sequence.length must be a multiple of {multiple} (mesh.seq times the tile of a device), "
-            f"got {length}; use {_nearest(length, multiple)}"
-        )
 
 
 def equal_lengths(length: int, num_chunks: int, multiple: int) -> tuple[int, ...]:
@@ -95,18 +79,7 @@ def given_lengths(length: int, lengths: Sequence[int], seq: int, *, warn: bool =
     Raises:
         ValueError: a length is not a positive multiple of `seq`, or they do not sum to the sequence.
     """
-    for chunk, tokens in enumerate(lengths):
-        if tokens < 1 or tokens % seq:
-            raise ValueError(
-                f"the lengths in sequence.chunks must be positive multiples of mesh.seq={seq}, got {tokens} for "
-                f"chunk {chunk}; "
-                f"use {_nearest(tokens, seq)}"
-            )
-    if sum(lengths) != length:
-        raise ValueError(
-            f"the lengths in sequence.chunks must add up to sequence.length={length}, got {sum(lengths)}; "
-            f"change a chunk by {length - sum(lengths):+d}, or change sequence.length"
-        )
+    check(Facts(length=length, chunks=tuple(lengths), seq=seq))
     if warn and not is_menu(lengths):
         segments = 1 + sum(left != right for left, right in pairwise(lengths))
         warnings.warn(
@@ -230,14 +203,4 @@ def check_count(length: int, num_chunks: int, multiple: int) -> None:
     Raises:
         ValueError: it cannot; names the nearest lengths, or the most chunks.
     """
-    check_length(length, multiple)
-    if not 1 <= num_chunks <= length // multiple:
-        raise ValueError(
-            f"a sequence of {length} tokens must have 1 to {length // multiple} chunks of at least {multiple} tokens, "
-            f"got sequence.chunks={num_chunks}; change sequence.chunks"
-        )
-
-
-def _nearest(value: int, multiple: int) -> str:
-    below = max(value, 0) // multiple * multiple
-    return f"{below} or {below + multiple}" if below else f"{multiple}"
+    check(Facts(length=length, chunks=num_chunks, seq=1, tile=multiple))

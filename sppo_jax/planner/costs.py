@@ -41,7 +41,7 @@ from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, hea
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.ring import AttentionShape, Ring
 from sppo_jax.plan.table import TickShape, Unit, chunk_starts
-from sppo_jax.planner.memory import stage_params, table_params
+from sppo_jax.planner.stage_params import stage_params, table_params
 
 # What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
 # waves), and in backward the start and the end of each tile (in tokens). Fitted on the kernel benchmarks that

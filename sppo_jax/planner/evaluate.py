@@ -7,9 +7,9 @@ from typing import NamedTuple
 from sppo_jax.config import Config
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import Cluster
-from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.parts import MODEL_FIELDS, MeshShape, Predicted, SchedulePlan, StashPlan
 from sppo_jax.plan.plan import Plan, schedule_table
+from sppo_jax.plan.rules import layers_per_virtual_stage
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import collective_counts

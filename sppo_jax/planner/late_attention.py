@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from sppo_jax.plan.table import BREADTH_FIRST
+from sppo_jax.planner.because import Because
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate, size
 from sppo_jax.planner.request import Request
 
@@ -61,7 +62,5 @@ def with_late_attention(request: Request, chosen: Outcome) -> tuple[Outcome, str
     if first == num_chunks or from_chunk(first).step_s >= chosen.step_s:
         return chosen, ""
     found = from_chunk(first)
-    return found, (
-        f"attention outputs of the last {num_chunks - first} of {num_chunks} chunks, for which memory is left, save "
-        f"{1 - found.step_s / chosen.step_s:.1%} of the step"
-    )
+    gain, count = 1 - found.step_s / chosen.step_s, num_chunks - first
+    return found, Because.LATE(count=count, num_chunks=num_chunks, gain=gain)

@@ -5,17 +5,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from sppo_jax.plan.layers import divisors, layers_per_virtual_stage
+from sppo_jax.plan import rules
+from sppo_jax.plan.layers import divisors
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.plan.shapes import check_shapes
+from sppo_jax.plan.rules import Broken, Facts
 from sppo_jax.plan.table import BREADTH_FIRST
-from sppo_jax.plan.waves import check_wave
 from sppo_jax.planner.advice import nearest_changes
-from sppo_jax.planner.chunks import check_length, equal_lengths, given_lengths
 from sppo_jax.planner.request import Request
-from sppo_jax.planner.rules import rules_of
 from sppo_jax.planner.shape import Shape
 from sppo_jax.planner.splits import SequenceSplit, sequence_splits
+
+# A mesh without a layout, and the rules that it breaks.
+Refused = tuple[MeshShape, tuple[Broken, ...]]
 
 
 # Equal if the same: two requests may have layouts of the same numbers.
@@ -70,21 +71,31 @@ def layouts(request: Request) -> list[Layout]:
     Raises:
         ValueError: no layout exists; the message says why.
     """
-    config, devices = request.config, request.cluster.num_devices
-    several = "change several of sequence.length, sequence.per_step, the axes of the mesh and the number of devices"
     try:
-        found, errors = _find(request)
+        found, refused = _find(request)
     except ValueError as error:
-        raise ValueError(f"{error}; {_advice(request) or several}") from None
+        raise ValueError(f"{error}; {_advice(request)}") from None
     if found:
         return found
-    if len(errors) > 1:
-        rules = f"no mesh of {devices} devices suits the model and the sequence: {rules_of(request, errors)}"
-        raise ValueError(f"{rules}; {_advice(request) or several}")
-    if math.prod(config.mesh.pinned.values()) > devices:
-        raise errors[0][1]  # a mesh of its own size
-    # What the error of the only mesh says to change need not leave a mesh of all devices.
-    raise ValueError(f"{str(errors[0][1]).partition('; ')[0]}; {_advice(request) or several}")
+    first = refused[0][1][0]
+    if len(refused) > 1:
+        rules = f"no mesh of {request.cluster.num_devices} devices suits the model and the sequence"
+        raise ValueError(f"{rules}: {_rules_of(request, refused)}; {_advice(request)}")
+    if math.prod(request.config.mesh.pinned.values()) > request.cluster.num_devices:
+        raise first  # a mesh of its own size
+    # What the only mesh's rule says to change need not leave a mesh of all devices.
+    raise ValueError(f"{first.must}, got {first.got}; {_advice(request)}")
+
+
+def _rules_of(request: Request, refused: list[Refused]) -> str:
+    """Returns the rules that meshes break, and what else limits the meshes."""
+    sequence, pinned = request.config.sequence, request.config.mesh.pinned
+    limits = [f"mesh.{axis}={size}" for axis, size in pinned.items()]
+    if not sequence.per_step and "data" not in pinned:
+        limits.insert(0, "mesh.data must be 1 where sequence.per_step is not given")
+    broken = [error for _, errors in refused for error in errors]
+    broken.sort(key=lambda error: error.number)
+    return ", ".join([*dict.fromkeys(error.must for error in broken), *limits])
 
 
 def _multiple_tokens(request: Request, mesh: MeshShape) -> int:
@@ -92,77 +103,84 @@ def _multiple_tokens(request: Request, mesh: MeshShape) -> int:
     return mesh.seq * request.cluster.device.tile
 
 
-def _find(request: Request) -> tuple[list[Layout], list[tuple[MeshShape, ValueError]]]:
-    """Returns every layout, and the meshes that have none with the first rule that each breaks.
+def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
+    """Returns every layout, and the meshes that have none with the rules that each breaks.
 
     Raises:
-        ValueError: no mesh takes all devices and shares out the sequences.
+        ValueError: no mesh takes all devices.
     """
-    config, meshes = request.config, list(_meshes(request))
-    if not meshes:
-        shown = " * ".join(f"mesh.{name}={size}" for name, size in config.mesh.pinned.items())
-        raise ValueError(
-            f"sequence.per_step must be a multiple of the number of pipelines, got {config.sequence.per_step} "
-            f"sequences and {shown} on {request.cluster.num_devices} devices"
-        )
+    config = request.config
     found: list[Layout] = []
-    errors: list[tuple[MeshShape, ValueError]] = []
-    for mesh, sequences in meshes:
-        try:
-            splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
-            _check_tokens(request, mesh)
-            if config.schedule.wave != "auto":
-                check_wave(config.schedule.name, sequences, config.schedule.wave)
-                _check_one_wave(request, sequences)
-            for interleave in _interleaves(request, mesh.pipe):
-                layers = layers_per_virtual_stage(config.model.num_layers, mesh.pipe, interleave)
-                found += [
-                    Layout(
-                        request=request,
-                        mesh=mesh,
-                        sequences=sequences,
-                        split=split,
-                        interleave=interleave,
-                        layers=layers,
-                        weights=_weights(request, mesh, interleave),
-                    )
-                    for split in splits
-                ]
-        except ValueError as error:
-            errors.append((mesh, error))
-    return found, errors
+    refused: list[Refused] = []
+    for mesh, sequences in _meshes(request):
+        broken = tuple(rules.broken(_facts(request, mesh, sequences)))
+        if broken:
+            refused.append((mesh, broken))
+            continue
+        splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
+        for interleave in _interleaves(request, mesh.pipe):
+            found += [
+                Layout(
+                    request=request,
+                    mesh=mesh,
+                    sequences=sequences,
+                    split=split,
+                    interleave=interleave,
+                    layers=config.model.num_layers // (mesh.pipe * interleave),
+                    weights=_weights(request, mesh, interleave),
+                )
+                for split in splits
+            ]
+    return found, refused
 
 
-def _check_one_wave(request: Request, sequences: int) -> None:
-    wave = request.config.schedule.wave
-    if request.optimizer == "host" and wave != sequences:
-        raise ValueError(
-            f"optimizer.place=host must have all {sequences} sequences of a pipeline in one wave, got schedule.wave="
-            f"{wave}; use schedule.wave=auto, or optimizer.place=device"
-        )
+def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
+    """Returns what rules may know of a mesh."""
+    config, table = request.config, request.table
+    sequence, schedule = config.sequence, config.schedule
+    interleave = table[0].num_groups if table is not None else None
+    if interleave is None and schedule.interleave != "auto":
+        interleave = schedule.interleave
+    chunks = table[0].chunk_lengths if table is not None else sequence.chunks
+    weights = config.mesh.weights
+    by_groups = request.schedule_name == BREADTH_FIRST
+    return Facts(
+        num_layers=config.model.num_layers,
+        num_heads=config.model.num_heads,
+        data=mesh.data,
+        pipe=mesh.pipe,
+        seq=mesh.seq,
+        tile=request.cluster.device.tile,
+        per_step=sequence.per_step,
+        sequences=sequences,
+        length=sequence.length,
+        chunks=None if chunks == "auto" else chunks,
+        shapes=() if sequence.shapes == "auto" else sequence.shapes,
+        kind=None if sequence.kind == "auto" else sequence.kind,
+        ulysses=sequence.ulysses,
+        groups=sequence.groups,
+        schedule=request.schedule_name,
+        one_group_at_a_time=by_groups if weights == "gathered" or request.optimizer == "host" else None,
+        interleave=interleave,
+        wave=None if schedule.wave == "auto" else schedule.wave,
+        table_stages=None if table is None else table[0].num_stages,
+        weights=None if weights == "auto" else weights,
+        optimizer=request.optimizer,
+    )
 
 
 def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
     """Returns what a device holds of its stage's layers: as asked, or its share where the schedule allows."""
-    asked, members = request.config.mesh.weights, mesh.data * mesh.seq
-    asked = "resident" if asked == "auto" and request.way.weights == "resident" else asked
-    on_host = request.optimizer == "host"
-    possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and (members > 1 or on_host)
-    if on_host and not possible:
-        raise ValueError(
-            f"optimizer.place=host must have at least 2 groups of layers a stage, got {interleave}; change mesh.pipe "
-            "or schedule.interleave, or use optimizer.place=device"
-        )
-    if asked == "gathered" and not possible:
-        raise ValueError(
-            "mesh.weights=gathered must have at least 2 groups of layers and at least 2 devices a stage, got "
-            f"{interleave} and {members}; use mesh.weights=auto, or change mesh.pipe"
-        )
-    return asked if asked != "auto" else "gathered" if possible else "resident"
+    asked = request.config.mesh.weights
+    if asked != "auto":
+        return asked
+    shared = mesh.data * mesh.seq > 1 or request.optimizer == "host"
+    possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and shared
+    return "gathered" if possible and request.way.weights != "resident" else "resident"
 
 
 def _advice(request: Request) -> str:
-    """Returns what to change where there is no mesh; empty if no change that was tried leaves one."""
+    """Returns what to change where there is no mesh."""
 
     by_choice = request.way.breadth_first and not request.asks_for_breadth_first
 
@@ -174,7 +192,8 @@ def _advice(request: Request) -> str:
             return []
 
     changes = nearest_changes(request, find)
-    return f"use {changes}" if changes else ""
+    several = "change several of sequence.length, sequence.per_step, the axes of the mesh and the number of devices"
+    return f"use {changes}" if changes else several
 
 
 def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
@@ -197,8 +216,8 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
     for data in divisors(total):
         for pipe in divisors(total // data):
             mesh = MeshShape(data=data, pipe=pipe, seq=total // data // pipe)
-            if sequence.per_step % data == 0 and all(getattr(mesh, name) == size for name, size in pinned.items()):
-                yield mesh, sequence.per_step // data or sequence.per_pipeline
+            if all(getattr(mesh, name) == size for name, size in pinned.items()):
+                yield mesh, max(1, sequence.per_step // data) if sequence.per_step else sequence.per_pipeline
 
 
 def _interleaves(request: Request, pipe: int) -> list[int]:
@@ -213,27 +232,4 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
     if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
     depths = divisors(layers // pipe)
-    if by_groups and len(depths) == 1:
-        raise ValueError(
-            f"schedule {BREADTH_FIRST} must have at least 2 layers a stage, got {layers} layers on {pipe} stages; use "
-            "fewer stages, or schedule.name=sppo"
-        )
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths
-
-
-def _check_tokens(request: Request, mesh: MeshShape) -> None:
-    shapes = request.config.sequence.shapes
-    if shapes != "auto":
-        check_shapes(shapes, multiple=_multiple_tokens(request, mesh))
-    chunks = request.table[0].chunk_lengths if request.table is not None else request.config.sequence.chunks
-    if isinstance(chunks, tuple):
-        given_lengths(request.config.sequence.length, chunks, mesh.seq, warn=False)
-    elif chunks == "auto":
-        check_length(request.config.sequence.length, _multiple_tokens(request, mesh))
-    else:
-        equal_lengths(request.config.sequence.length, chunks, _multiple_tokens(request, mesh))
-    if request.table is not None and request.table[0].num_stages != mesh.pipe:
-        raise ValueError(
-            f"mesh.pipe must be {request.table[0].num_stages}, the number of stages of schedule.table, "
-            f"got mesh.pipe={mesh.pipe}"
-        )

@@ -6,10 +6,10 @@ from sppo_jax.plan.outline import all_rounds, round_of
 from sppo_jax.plan.table import BREADTH_FIRST, Repeat
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.least_memory import stash_of
-from sppo_jax.planner.memory import token_bytes
 from sppo_jax.planner.offload import Places
 from sppo_jax.planner.partitions import Partition
 from sppo_jax.planner.request import Request
+from sppo_jax.planner.stash_bytes import token_bytes
 from sppo_jax.planner.unit_times import UnitTimes, recomputed
 
 # Bounds are sums in another order than the simulator's.

@@ -6,9 +6,9 @@ from typing import Any
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
-from sppo_jax.plan.layers import layers_per_virtual_stage
 from sppo_jax.plan.parts import MODEL_FIELDS
 from sppo_jax.plan.plan import Plan
+from sppo_jax.plan.rules import Facts, check
 from sppo_jax.planner.evaluate import costs_of
 from sppo_jax.planner.given import without_effect
 from sppo_jax.planner.request import resolve_cluster
@@ -75,9 +75,14 @@ def check_plan(plan: Plan, config: Config) -> None:
             f"the plan must agree with train.devices = cpu:{simulated}, got a mesh of {devices}; "
             f"set train.devices=cpu:{devices}, or plan again"
         )
-    if config.model.num_heads % plan.ulysses:
-        raise ValueError(
-            f"the plan's ulysses factor must divide model.num_heads = {config.model.num_heads}, got {plan.ulysses}; "
-            "plan again"
+    check(
+        Facts(
+            num_layers=config.model.num_layers,
+            num_heads=config.model.num_heads,
+            pipe=mesh.pipe,
+            seq=mesh.seq,
+            kind=plan.sequence_kind,
+            ulysses=plan.ulysses,
+            interleave=plan.schedule.interleave,
         )
-    layers_per_virtual_stage(config.model.num_layers, mesh.pipe, plan.schedule.interleave)
+    )

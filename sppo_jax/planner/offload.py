@@ -8,12 +8,15 @@ from sppo_jax.config import StashConfig
 from sppo_jax.hardware import usable_host_bytes
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.plan.rules import Facts, check
 from sppo_jax.plan.stash import classes_of, merged_classes, recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.plan.table import BREADTH_FIRST, MIN_HOST_GAP, Table, TickShape
 from sppo_jax.plan.waiting import waiting_room
+from sppo_jax.planner.because import Because, joined
 from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.memory import fetched_bytes, optimizer_bytes, stash_bytes, token_bytes, waiting_bytes
+from sppo_jax.planner.holders import optimizer_bytes
 from sppo_jax.planner.shape import Shape
+from sppo_jax.planner.stash_bytes import fetched_bytes, stash_bytes, token_bytes, waiting_bytes
 from sppo_jax.units import format_bytes
 
 # Where diagonals differ, the planner rounds their shares down to these values: each distinct one is a segment to
@@ -72,11 +75,7 @@ def place_options(config: StashConfig) -> list[Places]:
         ]
         # Without the layers' inputs everything is computed from the virtual stage's input.
         found = [places for places in found if places[0] != "recompute"]
-    if not found:
-        raise ValueError(
-            "stash.attention and stash.rest must be recompute where stash.inputs=recompute, "
-            f"got {config.attention} and {config.rest}; set stash.inputs=keep, or set all three to recompute"
-        )
+    check(Facts(places=asked))
     if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
         # A share for the host is asked for.
         found = [places for places in found if "host" in places[:2]]
@@ -117,23 +116,23 @@ def choose_alpha(
                 f"stash.alpha as a list must have one value for each of the {len(groups)} diagonals of the schedule, "
                 f"got {len(requested)}; give {len(groups)} values, one number, or auto"
             )
-        return replace(stash, alpha=tuple(float(value) for value in requested)), "as requested"
+        return replace(stash, alpha=tuple(float(value) for value in requested)), Because.ASKED()
     if "host" not in (stash.inputs, stash.attention):
         stash = replace(stash, alpha=(0.0,) * len(groups))
-        return stash, "neither inputs nor attention outputs go to the host"
+        return stash, Because.NOT_ON_HOST()
     late = sum(not hides[group] for group in groups)
-    zeros = f"0 on the {late} of {len(groups)} diagonals that are read back within {MIN_HOST_GAP - 1} ticks"
+    zeros = Because.READ_BACK_SOON(count=late, num_diagonals=len(groups), ticks=MIN_HOST_GAP - 1) if late else ""
     if not isinstance(requested, str):
         by_group = [float(requested) if hidden else 0.0 for hidden in hides]
-        return replace(stash, alpha=tuple(by_group[group] for group in groups)), f"{requested} as requested; {zeros}"
+        asked = joined(Because.SHARE_ASKED(share=requested), zeros)
+        return replace(stash, alpha=tuple(by_group[group] for group in groups)), asked
     whole_goes = stash.rest == "host" and table.passes_groups_in_turn and table.num_groups > 1
     if requested == "hidden" and not whole_goes:
         shares = _hidden_shares(stash, table, shape, costs)
-        rate = f"{cluster.host_link_bytes_s / 1e9:.3g} GB/s"
-        why = f"the largest share whose copy at {rate} hides behind the chunk; {zeros}"
+        why = joined(Because.HIDDEN_SHARE(rate_gb_s=cluster.host_link_bytes_s / 1e9), zeros)
     else:
         shares = [float(hidden) for hidden in hides]
-        why = f"the whole stash, {'as the rest goes too' if whole_goes else 'to save device memory'}; {zeros}"
+        why = joined(Because.WHOLE_WITH_REST() if whole_goes else Because.WHOLE_SAVES(), zeros)
     levels = _levels(shares)
 
     def capped(cap: float) -> StashPlan:
@@ -144,9 +143,9 @@ def choose_alpha(
     most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
     if most / shape.seq * token_bytes(shape, stash).away <= host_bytes:
         return capped(1.0), why
-    cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap))[1] - host_bytes)
+    cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap)).host - host_bytes)
     if cap < 1:
-        why += f"; at most {cap:g}, because the host has {format_bytes(host_bytes)} a device for it"
+        why = joined(why, Because.HOST_FULL(cap=cap, size=format_bytes(host_bytes)))
     return capped(cap), why
 
 

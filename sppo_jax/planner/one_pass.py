@@ -10,6 +10,7 @@ kernels copy its stash and not DMA engines, because the counter of one loop does
 from dataclasses import replace
 
 from sppo_jax.plan.table import BREADTH_FIRST
+from sppo_jax.planner.because import Because
 from sppo_jax.planner.bodies import bodies_of
 from sppo_jax.planner.evaluate import Outcome, evaluate
 
@@ -37,8 +38,5 @@ def with_queries_on_the_ring(chosen: Outcome, limit_s: float) -> tuple[Outcome, 
     is_tie = found.step_s <= min(limit_s, chosen.step_s * (1 + _MOST_LONGER))
     if not is_tie or not found.memory.fits(request.cluster) or bodies_of(found) >= bodies_of(chosen):
         return chosen, ""
-    return found, (
-        f"queries travel on the ring in every tick, not keys and values where these are fewer bytes: a tie "
-        f"({found.step_s / chosen.step_s - 1:+.2%} of the step), with {bodies_of(found)} bodies of ticks to compile "
-        f"instead of {bodies_of(chosen)}"
-    )
+    change = found.step_s / chosen.step_s - 1
+    return found, Because.QUERIES_ON_RING(change=change, fewer=bodies_of(found), more=bodies_of(chosen))

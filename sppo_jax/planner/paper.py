@@ -14,6 +14,7 @@ recomputed, and dK and dV are summed in bfloat16.
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sppo_jax.planner.because import Because
 from sppo_jax.planner.evaluate import Choice, Outcome, evaluate
 from sppo_jax.planner.layouts import Layout, layouts
 from sppo_jax.planner.offload import Places, place_options
@@ -162,19 +163,18 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
 
 def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, str]:
     choice = outcome.choice
-    places = "nothing is recomputed, as in the paper"
+    places = Because.PAPER_KEEPS()
     if choice.places[2] == "recompute":
-        places = "the linear parts are recomputed, unlike in the paper, because the whole stash does not fit"
+        places = Because.PAPER_RECOMPUTES()
     if choice.places not in _PLACES:
-        places = "as requested, or as the layers of a stage allow"
+        places = Because.PAPER_OTHER()
     return {
-        "planner": "the SPPO paper's heuristic; its multiplexed partitioning is not part of a plan",
-        "mesh": f"of {num_ranked} meshes and counts that the paper's rules leave, least (p-1+N)/N F(N), "
-        f"on {request.cluster.name}",
+        "planner": Because.PAPER(),
+        "mesh": Because.PAPER_MESH(count=num_ranked, cluster=request.cluster.name),
         "sequence_kind": choice.layout.split.reason,
-        "chunks": "2K to 16K tokens, of about equal FLOPs",
+        "chunks": Because.PAPER_CHUNKS(),
         "schedule": schedule_reason(choice.layout, choice.schedule, choice.wave),
         "stash": places,
-        **({"waiting": "as requested"} if choice.waiting == "host" else {}),
-        "kv_grad_dtype": float32_reason(choice) if choice.kv_grad_dtype == "float32" else "float32 does not fit",
+        **({"waiting": Because.ASKED()} if choice.waiting == "host" else {}),
+        "kv_grad_dtype": float32_reason(choice) if choice.kv_grad_dtype == "float32" else Because.NARROW(),
     }

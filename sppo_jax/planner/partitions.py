@@ -6,11 +6,12 @@ from functools import cached_property, lru_cache
 
 from sppo_jax.models.counts import balance_weights
 from sppo_jax.plan.generators import BREADTH_FIRST, ONE_AT_A_TIME
-from sppo_jax.plan.shapes import MOST_SHAPES, check_shapes, rounded_up, tick_shapes
+from sppo_jax.plan.rules import UNCUT, Facts, check
+from sppo_jax.plan.shapes import MOST_SHAPES, rounded_up, tick_shapes
 from sppo_jax.plan.streams import fills_groups
 from sppo_jax.plan.table import chunk_starts
-from sppo_jax.plan.waves import UNCUT
-from sppo_jax.planner.chunks import check_length, equal_lengths, flops_balanced_lengths, growing_counts
+from sppo_jax.planner.because import Because, joined
+from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths, growing_counts
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 from sppo_jax.planner.evaluate import layout_costs
 from sppo_jax.planner.layouts import Layout, layouts
@@ -105,7 +106,7 @@ class Partition:
         """
         asked, multiple = self.layout.request.config.sequence.shapes, self.layout.multiple_tokens
         if asked != "auto":
-            check_shapes(asked, self.chunk_lengths, multiple)
+            check(Facts(shapes=asked, chunks=self.chunk_lengths, tile=multiple))
             return asked
         return tick_shapes(self.chunk_lengths, multiple, self.most_shapes) if self.balance == "cost" else ()
 
@@ -281,7 +282,6 @@ def chunk_counts(layout: Layout) -> list[int]:
     """
     config, multiple = layout.request.config, layout.multiple_tokens
     length, name = config.sequence.length, layout.request.schedule_name
-    check_length(length, multiple)
     units, pipe = length // multiple, layout.mesh.pipe
     counts: Sequence[int] = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
     if name in ("1f1b", "interleaved-1f1b"):
@@ -336,19 +336,16 @@ def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:
     """Returns why a layout has a schedule, in waves of so many sequences."""
     request, config = layout.request, layout.request.config
     if request.table is not None:
-        return f"{request.table[0].name}, from {config.schedule.table}"
+        return Because.TABLE(name=request.table[0].name, path=config.schedule.table)
     if config.schedule.name != "auto":
-        return "as requested"
+        return Because.ASKED()
     if schedule == BREADTH_FIRST:
-        passes = "all chunks pass one group of layers after another, forward and back"
-        asked = [f"stash.kv={config.stash.kv}"] if config.stash.kv in ("rebuild", "host") else []
-        asked += ["stash.waiting=host"] if config.stash.waiting == "host" else []
-        return f"{', '.join(asked)} asks for it; {passes}" if asked else passes
-    reason = {
-        "1f1b": "sequences are not cut",
-        "seq1f1b": "several sequences a pipeline overlap, so the pipeline fills and drains once",
-        "sppo": "one sequence at a time goes forward over its chunks and back",
-    }[schedule.removeprefix("interleaved-")]
-    if wave > 1:
-        reason += f"; {wave} sequences run as one, so the costs of chunks rise once for {wave} sequences"
-    return f"{reason}; {layout.interleave} virtual stages a stage" if layout.interleave > 1 else reason
+        needed = [f"stash.kv={config.stash.kv}"] if config.stash.kv in ("rebuild", "host") else []
+        needed += ["stash.waiting=host"] if config.stash.waiting == "host" else []
+        return joined(Because.NEEDED_BY(settings=", ".join(needed)) if needed else "", Because.ONE_GROUP())
+    order = {"1f1b": Because.UNCUT, "seq1f1b": Because.SEVERAL, "sppo": Because.ONE_BY_ONE}
+    return joined(
+        order[schedule.removeprefix("interleaved-")](),
+        Because.WAVE(wave=wave) if wave > 1 else "",
+        Because.VIRTUAL_STAGES(count=layout.interleave) if layout.interleave > 1 else "",
+    )

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
-from sppo_jax.plan.table import BREADTH_FIRST
 from sppo_jax.planner.advice import released
+from sppo_jax.planner.because import Because, joined
 from sppo_jax.planner.bodies import MOST_TIMES
 from sppo_jax.planner.evaluate import Choice, Outcome
 from sppo_jax.planner.fastest import TIE, Fastest
@@ -231,18 +231,17 @@ def reasons_of(results: Results) -> dict[str, str]:
     choices = [key for key in _KINDS if key != "wave" or layout.sequences > 1]
     reasons = {key: _against_rivals(results, key) for key in choices}
     if request.config.stash.kv_grad_dtype != "auto":
-        reasons["kv_grad_dtype"] = "as requested"
+        reasons["kv_grad_dtype"] = Because.ASKED()
     else:
         wide = choice.kv_grad_dtype == "float32"
-        reasons["kv_grad_dtype"] = float32_reason(choice) if wide else "nothing fits with float32 sums"
-    reasons["mesh"] = f"of {results.frontier.num_considered} choices on {request.cluster.name}; {reasons['mesh']}"
-    reasons["sequence_kind"] = "; ".join(filter(None, (layout.split.reason, reasons["sequence_kind"])))
+        reasons["kv_grad_dtype"] = float32_reason(choice) if wide else Because.NARROW()
+    reasons["sequence_kind"] = joined(layout.split.reason, reasons["sequence_kind"])
     lost_s = results.fastest.lost_by_fewer_shapes_s.get(id(chosen.outcome))
     if lost_s is not None:
-        few = f"{len(choice.shapes)} tick shapes, for at most {MOST_TIMES} times the bodies of ticks of equal chunks"
-        reasons["chunks"] = "; ".join(filter(None, (f"{few}, change the step by {lost_s:+.2g} s", reasons["chunks"])))
+        few = Because.FEW_SHAPES(count=len(choice.shapes), most=MOST_TIMES, lost_s=lost_s)
+        reasons["chunks"] = joined(few, reasons["chunks"])
     why = schedule_reason(layout, choice.schedule, choice.wave)
-    reasons["schedule"] = "; ".join(filter(None, (why, _order_reason(results), reasons["schedule"])))
+    reasons["schedule"] = joined(why, _order_reason(results), reasons["schedule"])
     reasons |= _way_reasons(results)
     if results.best is not None and chosen.step_s > results.best.step_s:
         reasons["tie"] = _tie_reason(results.best, chosen)
@@ -252,26 +251,32 @@ def reasons_of(results: Results) -> dict[str, str]:
 def float32_reason(choice: Choice) -> str:
     """Returns why dK and dV are in float32."""
     chunks = len(choice.chunk_lengths)
-    return f"sums over {chunks} chunks" if chunks > 1 else "float32 fits; one chunk leaves nothing to sum"
+    return Because.SUMS(chunks=chunks) if chunks > 1 else Because.NO_SUMS()
 
 
 def _way_reasons(results: Results) -> dict[str, str]:
     """Returns why a breadth-first plan does something in another than the usual way."""
     request, chosen, usual = results.frontier.request, results.chosen, results.usual
     config, candidate = request.config, chosen.candidate
-    longer = f"the usual way takes {usual.step_s / chosen.step_s:.3f}x as long" if usual else "no other way is as fast"
+
+    def instead(way: str) -> str:
+        if usual is None:
+            return Because.USUAL_NOT(usual=way)
+        return Because.USUAL_SLOWER(usual=way, times=f"{usual.step_s / chosen.step_s:.3f}")
+
     reasons = {}
     if chosen.outcome.choice.waiting == "host":
         own = config.stash.waiting == "auto"
-        reasons["waiting"] = "nothing fits with the chunks in device memory" if own else "as requested"
+        reasons["waiting"] = Because.WAITING() if own else Because.ASKED()
     if candidate.way.optimizer == "host":
-        reasons["optimizer"] = "with parameters and moments on the device nothing fits, or steps take longer"
+        reasons["optimizer"] = Because.OPTIMIZER()
     if not candidate.is_breadth_first or results.best is None:
         return reasons
     if config.stash.kv == "auto" and candidate.partition.num_chunks > 1 and candidate.kv in ("keep", "host"):
-        reasons["kv"] = f"K/V: {candidate.kv} instead of rebuild; {longer}"
+        held = {"keep": "kept in device memory", "host": "sent to the host"}[candidate.kv]
+        reasons["kv"] = Because.KV(held=held, instead=instead("computing them again"))
     if candidate.way.weights == "resident":
-        reasons["weights"] = f"all of a stage's weights are there all the time; {longer}"
+        reasons["weights"] = instead("gathering them for one group of layers at a time")
     return reasons
 
 
@@ -283,24 +288,22 @@ def _order_reason(results: Results) -> str:
     other = results.other if best.candidate.is_breadth_first else best
     if chosen.candidate.is_breadth_first:
         if other is None:
-            return "no other schedule fits"
-        times = other.step_s / chosen.step_s
-        return f"the fastest of the other schedules, {other.candidate.partition.schedule}, takes {times:.3f}x as long"
+            return Because.NO_OTHER_ORDER()
+        times = f"{other.step_s / chosen.step_s:.3f}"
+        return Because.OTHER_ORDER(name=other.candidate.partition.schedule, times=times)
     if request.compares_orders:
-        return f"no {BREADTH_FIRST} plan that fits takes {TIE:.1%} less time"
+        return Because.NO_ONE_GROUP(tie=TIE)
     groups = request.config.sequence.groups
     where = "on CPUs and TPUs" if groups == "static" else f"with sequence.groups={groups}"
-    return f"{where}, {BREADTH_FIRST} is tried only where nothing else fits"
+    return Because.ONE_GROUP_LAST(where=where)
 
 
 def _tie_reason(fastest: Tried, chosen: Tried) -> str:
     """Returns why a plan was chosen that is not the fastest."""
     mechanisms = fastest.candidate.complexity[0] - chosen.candidate.complexity[0]
-    simpler = f"has {mechanisms} fewer mechanisms" if mechanisms else "has fewer chunks"
-    return (
-        f"the fastest step takes {1 - fastest.step_s / chosen.step_s:.2%} less time, but steps within {TIE:.1%} are a "
-        f"tie, and this plan {simpler}"
-    )
+    fewer = f"{mechanisms} fewer {'mechanism' if mechanisms == 1 else 'mechanisms'}"
+    gain = 1 - fastest.step_s / chosen.step_s
+    return Because.TIE(gain=gain, tie=TIE, simpler=fewer if mechanisms else "fewer chunks")
 
 
 def times_slower(step_s: float, best_s: float) -> str:
@@ -314,28 +317,28 @@ def times_slower(step_s: float, best_s: float) -> str:
 def _against_rivals(results: Results, key: str) -> str:
     if results.best is None:
         # What takes how long is of no interest then. The mesh, the first of the choices, says so for all.
-        return "nothing fits, and this plan is the smallest that was found" if key == "mesh" else ""
+        return Because.SMALLEST() if key == "mesh" else ""
     label = _LABELS[key]
     slower, larger = rivals(results.frontier, results.chosen, _KINDS[key])
     texts = []
     if slower is not None:
-        texts.append(f"the next choice, {label(slower.candidate)}, {_longer(slower, results.chosen.step_s)}")
+        texts.append(_longer(slower, label(slower.candidate), results.chosen.step_s))
     if larger is not None:
-        texts.append(f"{label(larger.candidate)} might be faster, but does not fit")
+        texts.append(Because.TOO_LARGE(rival=label(larger.candidate)))
     if texts:
-        return "; ".join(texts)
+        return joined(*texts)
     group, names = _SETTINGS[key]
     asked = getattr(results.frontier.request.config, group)
     is_open = all(getattr(asked, name) == getattr(type(asked), name) for name in names)  # at its default
-    return "the only possible choice" if is_open else "as requested"
+    return Because.ONLY_CHOICE() if is_open else Because.ASKED()
 
 
-def _longer(rival: Rival, best_s: float) -> str:
+def _longer(slower: Rival, label: str, best_s: float) -> str:
     """Returns how much longer a rival takes, or that it ties with the best."""
-    times = f"{rival.step_s / best_s:.3f}"
-    if rival.is_simulated and rival.step_s < best_s:
-        return "is as fast, to 0.1%" if times == "1.000" else f"is {1 - rival.step_s / best_s:.2%} faster, a tie"
+    times, known = f"{slower.step_s / best_s:.3f}", slower.is_simulated
     # A lower bound is refined only until the candidate loses.
     if times == "1.000":
-        return f"{'is' if rival.is_simulated else 'may be'} as fast, to 0.1%"
-    return f"takes {'' if rival.is_simulated else 'at least '}{times}x as long"
+        return Because.AS_FAST(rival=label, verb="is" if known else "may be")
+    if known and slower.step_s < best_s:
+        return Because.FASTER_TIE(rival=label, gain=1 - slower.step_s / best_s)
+    return Because.SLOWER(rival=label, bound="" if known else "at least ", times=times)

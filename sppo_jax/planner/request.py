@@ -11,6 +11,8 @@ from sppo_jax.paths import local_path
 from sppo_jax.plan.check import check
 from sppo_jax.plan.csv_format import from_csv
 from sppo_jax.plan.parts import cudnn_takes
+from sppo_jax.plan.rules import Facts
+from sppo_jax.plan.rules import check as check_rules
 from sppo_jax.plan.table import BREADTH_FIRST, Table
 from sppo_jax.planner.chunks import given_lengths
 from sppo_jax.planner.ways import Way
@@ -91,16 +93,7 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
         ValueError: a setting is wrong by itself.
     """
     cluster = resolve_cluster(config, cluster)
-    chunks, seq = config.sequence.chunks, config.mesh.pinned.get("seq", 1)
-    if isinstance(chunks, tuple):
-        given_lengths(config.sequence.length, chunks, seq)
-    if config.mesh.weights == "gathered" and config.schedule.name not in ("auto", BREADTH_FIRST):
-        raise ValueError(
-            f"mesh.weights=gathered must have schedule.name={BREADTH_FIRST}, got schedule.name={config.schedule.name}; "
-            "use mesh.weights=auto"
-        )
-    if config.optimizer.place == "host":
-        _check_host_optimizer(config, cluster)
+    _check_rules(config, cluster)
     request = Request(
         config=config,
         cluster=cluster,
@@ -110,27 +103,28 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     return replace(request, way=Way(breadth_first=request.asks_for_breadth_first))
 
 
-def _check_host_optimizer(config: Config, cluster: Cluster) -> None:
-    """Checks what parameters and moments on the host need.
+def _check_rules(config: Config, cluster: Cluster) -> None:
+    """Checks what can be known before there is a mesh.
 
     Raises:
-        ValueError: another setting, or the kind of device, rules them out.
+        ValueError: a setting, or the kind of device, rules out another setting.
     """
-    if cluster.device.platform == "tpu":
+    chunks, name, weights = config.sequence.chunks, config.schedule.name, config.mesh.weights
+    if isinstance(chunks, tuple):
+        given_lengths(config.sequence.length, chunks, config.mesh.pinned.get("seq", 1))
+    if config.optimizer.place == "host" and cluster.device.platform == "tpu":
         raise ValueError(
             f"optimizer.place=host must have GPUs (or CPUs, to try it), got {cluster.name}, for which no program was "
             "compiled; use optimizer.place=device"
         )
-    if config.schedule.name not in ("auto", BREADTH_FIRST):
-        raise ValueError(
-            f"optimizer.place=host must have schedule.name={BREADTH_FIRST}, got schedule.name={config.schedule.name}; "
-            "use optimizer.place=device"
+    check_rules(
+        Facts(
+            schedule=name,
+            one_group_at_a_time=None if name == "auto" else name == BREADTH_FIRST,
+            weights=None if weights == "auto" else weights,
+            optimizer=config.optimizer.place,
         )
-    if config.mesh.weights == "resident":
-        raise ValueError(
-            "optimizer.place=host must have mesh.weights=gathered, got mesh.weights=resident; use mesh.weights=auto, "
-            "or optimizer.place=device"
-        )
+    )
 
 
 def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:

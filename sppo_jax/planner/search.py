@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
+from sppo_jax.planner.because import joined
 from sppo_jax.planner.evaluate import Outcome, plan_of
 from sppo_jax.planner.fastest import TIE, Fastest
 from sppo_jax.planner.frontier import Filter, Frontier, Tried
@@ -111,11 +112,11 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     reasons = reasons_of(results)
     rejected = others(frontier, chosen, NUM_REJECTED, other)
     if why_late:
-        reasons["stash"] = f"{why_late}; {reasons['stash']}"
+        reasons["stash"] = joined(why_late, reasons["stash"])
     fastest_s = min(best.step_s, late.step_s)
     found, why_queries = with_queries_on_the_ring(late, fastest_s * (1 + TIE))
     if why_queries:
-        reasons["sequence_kind"] = f"{reasons['sequence_kind']}; {why_queries}"
+        reasons["sequence_kind"] = joined(reasons["sequence_kind"], why_queries)
     return _found(request, found, fastest_s, reasons, rejected, frontier.num_considered, start_s)
 
 

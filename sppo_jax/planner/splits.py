@@ -6,6 +6,8 @@ from functools import lru_cache
 
 from sppo_jax.config import ModelConfig, SequenceConfig
 from sppo_jax.plan.layers import divisors
+from sppo_jax.plan.rules import Facts, check
+from sppo_jax.planner.because import Because
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +36,8 @@ def sequence_splits(
         devices_per_host: devices of a host, which are neighbours on the `seq` axis.
 
     Raises:
-        ValueError: the heads do not divide, a factor does not divide `seq`, or `seq` can have no groups.
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    if sequence.groups == "flex" and (seq < 2 or seq & (seq - 1)):
-        raise ValueError(
-            f"mesh.seq must be a power of two of at least 2 for sequence.groups=flex, got {seq}; change mesh.seq, or "
-            "use sequence.groups=static"
-        )
-    if sequence.kind == "auto" and sequence.ulysses and seq % sequence.ulysses:
-        raise ValueError(
-            f"sequence.ulysses must divide mesh.seq={seq}, got sequence.ulysses={sequence.ulysses}; set "
-            "sequence.ulysses=0, or one of its divisors"
-        )
     if sequence.kind != "auto" or seq == 1:
         return [split_sequence(model, sequence, seq)]
     if sequence.ulysses:
@@ -56,7 +48,8 @@ def sequence_splits(
     splits = []
     for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True):
         found = split_sequence(model, _as_kind(sequence, factor, seq), seq)
-        splits.append(replace(found, reason=f"{model.num_heads} heads, {model.num_kv_heads} key-value heads"))
+        heads = Because.HEADS(num_heads=model.num_heads, num_kv_heads=model.num_kv_heads)
+        splits.append(replace(found, reason=heads))
     return splits
 
 
@@ -77,24 +70,17 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    kind, reason = sequence.kind, "as requested"
+    kind, reason = sequence.kind, Because.ASKED()
     if kind == "auto":
         kind = "ulysses" if model.num_heads % seq == 0 else "ring"
         fact = "divide" if kind == "ulysses" else "do not divide"
-        reason = f"{model.num_heads} heads {fact} evenly over seq={seq}"
+        reason = Because.HEADS_DIVIDE(num_heads=model.num_heads, divide=fact, seq=seq)
+    check(Facts(num_heads=model.num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
     if kind == "ring":
-        _check_no_factor(sequence, seq, 1, kind)
         return SequenceSplit(kind=kind, ulysses=1, ring=seq, reason=reason)
     if kind == "ulysses":
-        _check_no_factor(sequence, seq, seq, kind)
-        _check_heads(model.num_heads, seq, "mesh.seq", "or sequence.kind=ring")
         return SequenceSplit(kind=kind, ulysses=seq, ring=1, reason=reason)
     factor = sequence.ulysses or _hybrid_factor(model.num_heads, seq)
-    if seq % factor:
-        raise ValueError(
-            f"sequence.ulysses must divide mesh.seq={seq}, got {factor}; use one of {divisors(seq)}, or 0 for auto"
-        )
-    _check_heads(model.num_heads, factor, "sequence.ulysses", "or 0 for auto")
     return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
 
 
@@ -102,19 +88,3 @@ def _hybrid_factor(num_heads: int, seq: int) -> int:
     """Returns the largest factor of `seq` that divides the heads and leaves a ring, if there is any."""
     shared = math.gcd(num_heads, seq)
     return max((count for count in divisors(shared) if count < seq), default=1)
-
-
-def _check_heads(num_heads: int, factor: int, name: str, instead: str) -> None:
-    if num_heads % factor:
-        raise ValueError(
-            f"{name} must divide model.num_heads={num_heads} for ulysses, got {name}={factor}; "
-            f"use one of {divisors(num_heads)}, {instead}"
-        )
-
-
-def _check_no_factor(sequence: SequenceConfig, seq: int, factor: int, kind: str) -> None:
-    if sequence.ulysses not in (0, factor):
-        raise ValueError(
-            f"sequence.ulysses must be 0 or {factor} for sequence.kind={kind} and mesh.seq={seq}, "
-            f"got sequence.ulysses={sequence.ulysses}; set sequence.ulysses=0, or use sequence.kind=hybrid"
-        )

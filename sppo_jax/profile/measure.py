@@ -293,7 +293,7 @@ def attention_work(model: ModelConfig, kernel: str, chunk: int, prefix: int, dty
 
     def backward(state):
         q, cache, at, out, lse, dout, sums = state
-        dq, sums = sequence.backward(q, out, lse, dout, cache, sums, at, 0, split)
+        dq, sums = sequence.backward(sequence.Attended(q, out, lse, dout), cache, sums, at, 0, split)
         return q, cache, at, out, lse, dout + dq, sums
 
     return (make, forward), (make_backward, backward)

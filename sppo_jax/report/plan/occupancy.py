@@ -7,8 +7,9 @@ from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.stash import merged_classes, slot_bytes, stash_classes
 from sppo_jax.plan.table import Table, Unit
 from sppo_jax.plan.waiting import room_ticks
-from sppo_jax.planner.memory import Memory, refetch_bytes, token_bytes, waiting_bytes
+from sppo_jax.planner.memory import Memory
 from sppo_jax.planner.shape import Shape
+from sppo_jax.planner.stash_bytes import refetch_bytes, token_bytes, waiting_bytes
 
 UnitKey = tuple[int, int, int]  # sequence, chunk, virtual stage
 # Bytes that a device stashes for each unit: in its own memory, and on the host.
@@ -136,12 +137,12 @@ def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_pla
     of_stage = [tick.units[stage] if tick.is_compute else None for tick in table.ticks]
     length, peaks = sum(table.chunk_lengths), table.prefix_peaks
     num_kv = peaks.kept if kv_place == "keep" else peaks.rebuilt
-    kv, grads = memory.hbm.get("kv", 0), memory.hbm.get("kv_grad", 0)
+    kv, grads = memory.most("kv"), memory.most("kv_grad")
     tokens, grad_tokens = _prefix_tokens(table, of_stage, kv_place)
     device, host = _stash(of_stage, sizes)
     return Occupancy(
         stage=stage,
-        fixed=memory.hbm_bytes - kv - grads - memory.hbm.get("stash", 0),
+        fixed=memory.hbm_bytes - kv - grads - memory.most("stash"),
         kv=tuple(kv * count // (length * num_kv) for count in tokens),
         kv_grad=tuple(grads * count // (length * peaks.grads) for count in grad_tokens),
         stash=device,

@@ -19,7 +19,7 @@ from sppo_jax.report.plan.tables import (
     rejected_rows,
     stage_rows,
 )
-from sppo_jax.report.plan.words import COLUMN_HELP, seconds, subject, verdict
+from sppo_jax.report.plan.words import COLUMN_HELP, DECIDED, seconds, subject, verdict
 
 # The choices that explain the step to someone who meets a plan for the first time, in the order of the question.
 _FIRST_CHOICES = ("mesh", "schedule", "chunks", "stash", "host share", "weights", "optimizer", "waiting", "hardware")
@@ -121,7 +121,9 @@ def _choices(rows: Sequence[tuple[str, str, tuple[str, ...]]]) -> str:
     lines = ["Plan, and why"]
     for name, value, reasons in rows:
         lines.append(paragraph(name, value))
-        lines += [paragraph("", f"- {sentence}") for reason in reasons for sentence in reason.split("; ")]
+        why = [sentence for reason in reasons for sentence in reason.split("; ")]
+        words = ("because ", "and ") if name in DECIDED else ("", "")
+        lines += [paragraph("", f"- {words[index > 0]}{sentence}") for index, sentence in enumerate(why)]
     return "\n".join(lines)
 
 

@@ -25,6 +25,11 @@ PART_NAMES = {
 _HOW_SAVED = {"async": "asynchronous, beside the next steps", "blocking": "blocking, array by array"}
 # Reasons that are shown beside other figures, or that say nothing if there is no choice.
 TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind", "alpha")
+# Rows that the planner decides, and so explains.
+DECIDED = (
+    *("mesh", "weights", "optimizer", "seq kind", "chunks", "schedule"),
+    *("stash", "host share", "waiting", "dK/dV", "tie"),
+)
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
 COLUMN_HELP = (
     "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations that wait for "
@@ -140,12 +145,18 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
     if not found.fits:
         return [("verdict", "DOES NOT FIT; the figures below are of the smallest plan"), memory]
     mfu = "" if figures.mfu is None else f", causal MFU {figures.mfu:.1%}"
-    step_s = plan.predicted.step_s
+    step_s, each = plan.predicted.step_s, figures.tokens_s / figures.num_devices
     run = [("run", f"{duration(step_s * figures.num_steps)} for {figures.num_steps:,} steps")]
     return [
         ("verdict", "fits"),
-        ("step", f"{seconds(step_s)} s (simulated){mfu}, bubble {plan.predicted.bubble_fraction:.1%}"),
-        ("speed", f"{figures.tokens_s:,.0f} tokens/s, {figures.tokens_s / figures.num_devices:,.0f} for each device"),
+        (
+            "step",
+            f"{seconds(step_s)} s (simulated){mfu}, bubble {plan.predicted.bubble_fraction:.1%}",
+        ),
+        (
+            "speed",
+            f"{figures.tokens_s:,.0f} tokens/s, {each:,.0f} for each device, with documents as long as a sequence",
+        ),
         *(run if figures.num_steps > 1 else []),
         memory,
     ]

@@ -2,6 +2,7 @@
 
 from sppo_jax.data.summary import Sample, SourceSummary, Summary
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar
+from sppo_jax.report.run.chat_text import learned_text
 
 _PACKS = {
     "whole": "documents whole, packed by best fit",
@@ -10,11 +11,12 @@ _PACKS = {
 }
 
 
-def data_text(summary: Summary) -> str:
+def data_text(summary: Summary, *, colour: bool = False) -> str:
     """Returns everything `sppo data` prints.
 
     Args:
         summary: the result of `summarize`.
+        colour: whether what is learned of a conversation is coloured; otherwise it stands in brackets.
     """
     if not summary.sources:
         return f"{_drawn(summary)}\n\n{_first_sequence(summary)}"
@@ -22,7 +24,8 @@ def data_text(summary: Summary) -> str:
         [
             _headline(summary),
             f"Sources\n{_sources(summary)}",
-            f"Lengths of the documents to train on, in tokens\n{_histogram(summary)}",
+            f"Lengths of the documents to train on, in tokens\n{_histogram(summary)}\n{_percentiles(summary)}",
+            *learned_text(summary, colour=colour),
             f"How documents begin\n{_samples('source', summary.documents)}",
             _first_sequence(summary),
         ]
@@ -102,6 +105,12 @@ def _histogram(summary: Summary) -> str:
             ]
         )
     return aligned(["length", "documents", "tokens", "share", ""], rows, left=(4,))
+
+
+def _percentiles(summary: Summary) -> str:
+    *most, (_, longest) = summary.percentiles
+    at = ", ".join(f"{size:,} in {percent}%" for percent, size in most)
+    return f"  at most {at} of the documents; the longest has {longest:,}"
 
 
 def _first_sequence(summary: Summary) -> str:

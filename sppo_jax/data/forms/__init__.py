@@ -1,0 +1,1 @@
+"""The forms that files of documents have: one file a form."""

@@ -1,0 +1,88 @@
+"""Counts of what is learned in documents whose tokens are not all learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+_WARN_SHARE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What became of the conversations, or of the rows of tokens, of a source.
+
+    Args:
+        read: number of conversations that were read.
+        too_long: number of these that are longer than a sequence.
+        cut: number of these that lost their end.
+        dropped: number of these that are left out, because nothing in them would be learned.
+        tokens: tokens of all that were read.
+        cut_tokens: tokens behind the cuts.
+        dropped_tokens: tokens of those left out.
+        trained_tokens: tokens that are targets.
+        marks: who says what is learned.
+    """
+
+    read: int = 0
+    too_long: int = 0
+    cut: int = 0
+    dropped: int = 0
+    tokens: int = 0
+    cut_tokens: int = 0
+    dropped_tokens: int = 0
+    trained_tokens: int = 0
+    marks: tuple[str, ...] = ()
+
+    @property
+    def kept_tokens(self) -> int:
+        return self.tokens - self.cut_tokens - self.dropped_tokens
+
+    def __add__(self, other: Learned) -> Learned:
+        """Returns the counts of both."""
+        counts = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "marks"
+        }
+        return Learned(**counts, marks=tuple(dict.fromkeys((*self.marks, *other.marks))))
+
+
+def learned_of(facts: dict[str, object]) -> Learned:
+    """Returns the counts that `dataclasses.asdict` made facts of."""
+    return Learned(**{**facts, "marks": tuple(facts["marks"])})  # type: ignore[arg-type]
+
+
+def count(learned: np.ndarray, kept: int, length: int) -> Learned:
+    """Counts one conversation.
+
+    Args:
+        learned: which of its tokens are learned, bool [num_tokens].
+        kept: number of leading tokens that are kept.
+        length: tokens that a sequence holds.
+    """
+    size, trained = len(learned), int(learned[1:kept].sum())
+    return Learned(
+        read=1,
+        too_long=int(size > length),
+        cut=int(0 < kept < size and trained > 0),
+        dropped=int(not trained),
+        tokens=size,
+        cut_tokens=size - kept if trained else 0,
+        dropped_tokens=0 if trained else size,
+        trained_tokens=trained,
+    )
+
+
+def warn_of_dropped(found: Learned, length: int) -> None:
+    """Warns if more than one of a hundred conversations are left out."""
+    if found.dropped > _WARN_SHARE * found.read:
+        warnings.warn(
+            f"conversations must have something to learn in a sequence of {length:,} tokens, got {found.dropped:,} of "
+            f"{found.read:,} without, which are left out ({found.too_long:,} are longer than a sequence); raise "
+            "sequence.length, or set data.chat.too_long",
+            stacklevel=3,
+        )

@@ -1,0 +1,82 @@
+"""Every reason that a plan may give for a choice, as a sentence; whoever decides fills in the figures."""
+
+from enum import Enum
+
+
+class Because(Enum):
+    """A reason, in words."""
+
+    # Of any choice.
+    ASKED = "the config asks for it"
+    ONLY_CHOICE = "nothing else is possible"
+    SMALLEST = "nothing fits, and this plan is the smallest that was found"
+    SLOWER = "the next best, {rival}, takes {bound}{times}x as long"
+    AS_FAST = "the next best, {rival}, {verb} as fast, to 0.1%"
+    FASTER_TIE = "the next best, {rival}, is {gain:.2%} faster, which counts as a tie"
+    TOO_LARGE = "{rival} might be faster, but does not fit"
+    TIE = (
+        "the fastest step takes {gain:.2%} less time, but steps within {tie:.1%} count as a tie, and this plan has "
+        "{simpler}"
+    )
+    # Of the mesh and the split of a sequence.
+    HEADS = "the model has {num_heads} heads and {num_kv_heads} key-value heads"
+    HEADS_DIVIDE = "{num_heads} heads {divide} evenly over seq={seq}"
+    QUERIES_ON_RING = (
+        "queries travel on the ring in every tick, although keys and values are fewer bytes in some: the step changes "
+        "by {change:+.2%}, a tie, and {fewer} bodies of ticks are compiled instead of {more}"
+    )
+    # Of chunks.
+    FEW_SHAPES = (
+        "{count} tick shapes keep the bodies of ticks within {most} times those of equal chunks, and change the step "
+        "by {lost_s:+.2g} s"
+    )
+    # Of the schedule.
+    TABLE = "{path} holds the table {name}"
+    NEEDED_BY = "{settings} needs it"
+    ONE_GROUP = "all chunks pass one group of layers before any chunk enters the next, forward and back"
+    UNCUT = "sequences are not cut"
+    SEVERAL = "several sequences of a pipeline overlap, so the pipeline fills and drains once"
+    ONE_BY_ONE = "one sequence at a time goes forward over its chunks and back"
+    WAVE = "{wave} sequences run as one, so the costs of chunks rise once for {wave} sequences"
+    VIRTUAL_STAGES = "a stage has {count} virtual stages"
+    NO_OTHER_ORDER = "no other schedule fits"
+    OTHER_ORDER = "the fastest of the other schedules, {name}, takes {times}x as long"
+    NO_ONE_GROUP = "no breadth-first plan that fits takes {tie:.1%} less time"
+    ONE_GROUP_LAST = "{where}, breadth-first is tried only where nothing else fits"
+    # Of what breadth-first plans hold, in another than the usual way.
+    KV = "K/V are {held}, and {instead}"
+    USUAL_SLOWER = "{usual} takes {times}x as long"
+    USUAL_NOT = "no plan is as fast with {usual}"
+    WAITING = "nothing fits with the waiting chunks in device memory"
+    OPTIMIZER = "with parameters and moments in device memory nothing fits, or a step takes longer"
+    # Of the stash and of dK and dV.
+    LATE = (
+        "the attention outputs of the last {count} of {num_chunks} chunks, for which memory is left, save {gain:.1%} "
+        "of the step"
+    )
+    NOT_ON_HOST = "neither layer inputs nor attention outputs go to the host"
+    SHARE_ASKED = "the config asks for {share}"
+    HIDDEN_SHARE = "this is the largest share whose copy at {rate_gb_s:.3g} GB/s hides behind the chunk's own forward"
+    WHOLE_SAVES = "the whole stash on the host saves device memory"
+    WHOLE_WITH_REST = "the rest of a layer goes to the host, and the whole stash with it"
+    READ_BACK_SOON = "{count} of {num_diagonals} diagonals stay, because they are read back within {ticks} ticks"
+    HOST_FULL = "at most {cap:g} of the stash goes there, because the host has {size} a device for it"
+    SUMS = "gradients are summed over {chunks} chunks, and float32 fits"
+    NO_SUMS = "float32 fits, and one chunk leaves nothing to sum"
+    NARROW = "nothing fits with float32 sums"
+    # Of the paper's rules.
+    PAPER = "the SPPO paper's heuristic; its multiplexed partitioning is not part of a plan"
+    PAPER_MESH = "of {count} meshes and counts that the paper's rules leave, least (p-1+N)/N F(N), on {cluster}"
+    PAPER_CHUNKS = "2K to 16K tokens, of about equal FLOPs"
+    PAPER_KEEPS = "nothing is recomputed, as in the paper"
+    PAPER_RECOMPUTES = "the linear parts are recomputed, unlike in the paper, because the whole stash does not fit"
+    PAPER_OTHER = "the config asks for it, or the layers of a stage allow nothing else"
+
+    def __call__(self, **values: object) -> str:
+        """Returns the sentence with its figures."""
+        return self.value.format(**values)
+
+
+def joined(*sentences: str) -> str:
+    """Returns the sentences that are there, as one reason of a plan."""
+    return "; ".join(filter(None, sentences))

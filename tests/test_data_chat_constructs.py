@@ -1,0 +1,94 @@
+"""Text, ids and masks are transformers', for every construct of a template, with regions and without."""
+
+import datetime
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
+from chat_cases import BLOCKS, CHANGED, PLAIN, TEMPLATES, TOOLS, draw, make_tokenizer, replaced, without_regions
+
+from sppo_jax.data.chat import Chat
+from sppo_jax.data.chat_spans import overlaps
+from sppo_jax.data.chat_template import ChatTemplate
+
+DAY = "2026-01-31"
+
+
+class Today:
+    """The clock of transformers, stopped."""
+
+    @staticmethod
+    def now():
+        return datetime.datetime.fromisoformat(DAY)
+
+
+FEW, MANY = 20, 200
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch):
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Today)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def wanted_of(tokenizer, messages, source, tools=None):
+    """Returns what transformers gives: ids and mask; None where the template refuses."""
+    try:
+        found = tokenizer.apply_chat_template(
+            messages,
+            chat_template=source,
+            tools=tools,
+            return_assistant_tokens_mask=True,
+            return_dict=True,
+        )
+    except Exception as error:
+        assert "too many" in str(error)
+        return None
+    return found["input_ids"], found["assistant_masks"]
+
+
+def check(tokenizer, construct, count):
+    """Draws conversations; returns how many were compared, and how many both refused."""
+    source = (TEMPLATES | BLOCKS)[construct]
+    templates = [ChatTemplate(text, name="t", variables={}, date=DAY) for text in (source, without_regions(source))]
+    assert [template.has_generation for template in templates] == [True, False]
+    rng, refused, learned = random.Random(construct), 0, 0
+    for _ in range(count):
+        messages = draw(rng)
+        if construct in BLOCKS:
+            other = replaced(messages, "tree", "evergreen") if construct in CHANGED else messages
+            wanted = wanted_of(tokenizer, other, PLAIN)
+        else:
+            wanted = wanted_of(tokenizer, messages, source, TOOLS.get(construct))
+        for template in templates:
+            if wanted is None:
+                refused += 1
+                with pytest.raises(ValueError, match="too many"):
+                    template.render(Chat(messages=messages, tools=TOOLS.get(construct)))
+                continue
+            rendered = template.render(Chat(messages=messages, tools=TOOLS.get(construct)))
+            encoded = tokenizer.backend_tokenizer.encode(rendered.text, add_special_tokens=False)
+            assert encoded.ids == wanted[0]
+            mask = overlaps(np.array(encoded.offsets).reshape(-1, 2), rendered.trained)
+            assert mask.astype(int).tolist() == wanted[1]
+            learned += mask.sum()
+    assert learned and (refused > 0) == (construct == "raise")
+
+
+@pytest.mark.parametrize("construct", [*TEMPLATES, *BLOCKS])
+def test_ids_and_masks_are_those_of_transformers(tokenizer, construct):
+    check(tokenizer, construct, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("construct", [*TEMPLATES, *BLOCKS])
+def test_ids_and_masks_of_four_thousand_conversations(tokenizer, construct):
+    check(tokenizer, construct, MANY)

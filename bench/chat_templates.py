@@ -16,15 +16,15 @@ import hashlib
 import json
 import random
 import re
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sppo_jax.data.chat import Chat
 from sppo_jax.data.chat_spans import overlaps
 from sppo_jax.data.chat_template import ChatTemplate
+from sppo_jax.data.encoding import FileEncoder
 
 RESULT = Path(__file__).parent / "results" / "chat_templates.json"
 DAY = "2026-01-31"
@@ -92,7 +92,7 @@ def make_tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **special)
 
 
-def compare(tokenizer: Any, source: str, num_draws: int) -> dict[str, Any]:
+def compare(tokenizer: Any, encoder: FileEncoder, source: str, num_draws: int) -> dict[str, Any]:
     """Compares one template on drawn conversations; returns counts."""
     regions = bool(REGION.search(source))
     variables = dict(tokenizer.special_tokens_map)
@@ -116,11 +116,10 @@ def compare(tokenizer: Any, source: str, num_draws: int) -> dict[str, Any]:
             counts["only transformers refuses"] += 1
             reasons[error[:160]] += 1
             continue
-        encoded = tokenizer.backend_tokenizer.encode(rendered.text, add_special_tokens=False)
-        offsets = np.array(encoded.offsets).reshape(-1, 2)
-        mask = overlaps(offsets, rendered.trained).astype(int).tolist()
+        (located,) = encoder.locate([rendered.text])
+        mask = overlaps(located, rendered.trained).astype(int).tolist()
         counts["rendered"] += 1
-        counts["same ids"] += encoded.ids == theirs["input_ids"]
+        counts["same ids"] += located.tokens.tolist() == theirs["input_ids"]
         if regions:
             counts["same masks"] += mask == theirs["assistant_masks"]
             counts["twin has the same masks"] += twin is not None and _same(twin, messages, tools, rendered.trained)
@@ -171,11 +170,14 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     chat_template_utils.datetime = Today
     tokenizer, rows = make_tokenizer(), []
+    with tempfile.TemporaryDirectory() as place:
+        tokenizer.save_pretrained(place)
+        encoder = FileEncoder(Path(place) / "tokenizer.json", start_token=None, end_token=None)
     for folder in args.folders:
         for path in sorted(folder.rglob("*.jinja")):
             source = path.read_text(encoding="utf-8")
             try:
-                found = compare(tokenizer, source, args.draws)
+                found = compare(tokenizer, encoder, source, args.draws)
             except ValueError as error:
                 found = {"reasons": {str(error)[:160]: args.draws}}
             name = {"from": folder.name, "name": path.name, "sha256": hashlib.sha256(source.encode()).hexdigest()[:16]}

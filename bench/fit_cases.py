@@ -98,7 +98,7 @@ _FOUR, _FIVE = {"schedule": {"interleave": 4}}, {"schedule": {"interleave": 5}}
 _INTERLEAVED = {"sequence": {"per_pipeline": 2}, "schedule": {"name": "interleaved-seq1f1b", "interleave": 2}}
 
 CASES = (
-    # The constants of planner/memory.py were counted in these programs.
+    # The numbers of planner/fitted.py were counted in these programs.
     Case(
         cluster="a100-80g:16x8",
         model="gpt-7b",
@@ -258,8 +258,6 @@ CASES = (
     Case(cluster="h100:1x8", model="llama3-8b", length=2048 * K, more=_AWAY, calibrated=True),
     Case(cluster="h100:1x8", model="llama3-8b", length=5120 * K, more=_AWAY, calibrated=True),
     Case(cluster="a100-80g:1x8", model="gpt-7b", length=4096 * K, more=_AWAY, calibrated=True),
-    Case(cluster="h100:1x8", model="qwen3-32b", length=1024 * K, more=_AWAY),
-    Case(cluster="h100:2x8", model="llama3-8b", mesh=(2, 8), length=5120 * K, more=_AWAY),
     # Chunks of several lengths on TPUs; held out as well.
     Case(cluster="v5e:2x2", model="qwen2.5-0.5b", mesh=(2, 2), length=32 * K, chunks=4, stash="hhr", more=_UNEQUAL),
     Case(cluster="v6e:2x4", model="qwen3-0.6b", mesh=(2, 4), length=128 * K, chunks=8, stash="kkr", more=_UNEQUAL),

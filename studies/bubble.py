@@ -24,7 +24,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import TickShape, Unit
 from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths
-from sppo_jax.planner.costs import CostModel, cost_model
+from sppo_jax.planner.costs import CostModel, Recompute, StageShape, cost_model
 from sppo_jax.planner.search import search
 from sppo_jax.report.draw.chart import Axis, Panel, Series
 
@@ -115,16 +115,17 @@ def _layer_costs(stages: int) -> CostModel:
     model = _config(MODEL, LENGTH).model
     return cost_model(
         model,
-        cluster=make_cluster(DEVICES["a100-80g"], 8),
-        mesh=MeshShape(data=1, pipe=1, seq=8),
-        ulysses=8,
-        ring=1,
-        layers=model.num_layers // stages,
-        compute_bytes=2,
-        recompute_linear=False,
-        recompute_attention=False,
-        kernel="cudnn",
-        length=LENGTH,
+        make_cluster(DEVICES["a100-80g"], 8),
+        StageShape(
+            mesh=MeshShape(data=1, pipe=1, seq=8),
+            ulysses=8,
+            ring=1,
+            layers=model.num_layers // stages,
+            compute_bytes=2,
+            kernel="cudnn",
+            length=LENGTH,
+        ),
+        Recompute(),
     )
 
 

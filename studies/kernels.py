@@ -15,7 +15,7 @@ from bench.blocks import write_block
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.planner.costs import cost_model
+from sppo_jax.planner.costs import Recompute, StageShape, cost_model
 from studies.calibration import mean_error
 
 PAGE = Path(__file__).parents[1] / "docs" / "figures.md"
@@ -83,16 +83,17 @@ def predicted_tflops(device: str, kind: str, queries: int, keys: int, heads: int
     bare = replace(DEVICES[device], overhead_s=0.0, overhead_tokens=0, hbm_bytes_s=float("inf"))
     costs = cost_model(
         model,
-        cluster=make_cluster(bare),
-        mesh=MeshShape(data=1, pipe=1, seq=1),
-        ulysses=1,
-        ring=1,
-        layers=1,
-        compute_bytes=2,
-        recompute_linear=0,
-        recompute_attention=False,
-        kernel="cudnn",
-        length=keys,
+        make_cluster(bare),
+        StageShape(
+            mesh=MeshShape(data=1, pipe=1, seq=1),
+            ulysses=1,
+            ring=1,
+            layers=1,
+            compute_bytes=2,
+            kernel="cudnn",
+            length=keys,
+        ),
+        Recompute(),
     )
     attention = replace(costs, layer=replace(costs.layer, linear_flops=0.0))
     pairs = queries * (keys - queries) + queries**2 / 2

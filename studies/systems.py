@@ -15,7 +15,7 @@ from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.hardware import DEVICES, Cluster, make_cluster
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.planner.costs import CostModel, cost_model
+from sppo_jax.planner.costs import CostModel, Recompute, StageShape, cost_model
 
 GPU, GPUS_PER_NODE, NODE_BYTES = DEVICES["a100-80g"], 8, 2e12
 Op = tuple[str, int, int, int]  # kind, sequence, segment, virtual stage
@@ -137,16 +137,17 @@ def _costs(setup: Setup, rates: Rates, *, layers: int, devices: int, attention: 
         device = replace(device, hbm_bytes_s=math.inf)
     return cost_model(
         model_of(setup),
-        cluster=make_cluster(device, devices),
-        mesh=MeshShape(data=1, pipe=1, seq=devices),
-        ulysses=devices,
-        ring=1,
-        layers=layers,
-        compute_bytes=2,
-        recompute_linear=setup.recompute_linear,
-        recompute_attention=attention,
-        kernel="cudnn",
-        length=setup.length,
+        make_cluster(device, devices),
+        StageShape(
+            mesh=MeshShape(data=1, pipe=1, seq=devices),
+            ulysses=devices,
+            ring=1,
+            layers=layers,
+            compute_bytes=2,
+            kernel="cudnn",
+            length=setup.length,
+        ),
+        Recompute(linear=setup.recompute_linear, attention=attention),
     )
 
 
@@ -154,7 +155,7 @@ def _context_step_s(setup: Setup, rates: Rates) -> float:
     """Returns the seconds of a step without stages: compute alone, unless heads are exchanged in the open."""
     model = model_of(setup)
     costs = _costs(setup, rates, layers=model.num_layers, devices=setup.context)
-    recomputed = replace(costs, recompute_attention=True)
+    recomputed = replace(costs, recompute=costs.recompute._replace(attention=True))
     forward, backward = (costs.compute_s(kind, 0, setup.length) for kind in "FB")
     again = setup.recompute_attention * (recomputed.compute_s("B", 0, setup.length) - backward)
     sent = sum(recomputed.transfer_s(kind, 0, setup.length) for kind in "FB") if setup.ulysses else 0.0
@@ -200,7 +201,9 @@ class _Stages:
         # Forward gathers and scatters around attention and MLP. Backward hides four of its six behind matmuls.
         seconds += self.layers * (4 if kind == "F" else 2) * gathered
         if kind == "B" and setup.recompute_attention:
-            again = replace(self.costs, recompute_attention=True).compute_s("B", start, tokens)
+            again = replace(self.costs, recompute=self.costs.recompute._replace(attention=True)).compute_s(
+                "B", start, tokens
+            )
             seconds += setup.recompute_attention * (again - self.costs.compute_s("B", start, tokens))
         if kind == "B" and setup.recompute_linear:
             seconds += self.layers * 4 * gathered

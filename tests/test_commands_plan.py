@@ -10,6 +10,7 @@ from hf_configs import SMALL
 
 from sppo_jax.cli import main
 from sppo_jax.commands import plan
+from sppo_jax.planner.holders import MOMENTS
 
 SETTINGS = {
     "model": {"vocab_size": 256, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "mlp_size": 256},
@@ -93,6 +94,19 @@ def test_the_answer_leads_and_details_are_on_request(config, capsys):
     assert brief.split("\n\n")[0] == details.split("\n\n")[0]
     for title in ("Considered", "Where the", "Memory of a device", "Stages:", "Timeline to scale"):
         assert title in details and title not in brief
+
+
+def test_holders_of_memory_are_shown_by_moments(config, capsys):
+    assert main(["plan", config, "--memory"]) == 0
+    text = capsys.readouterr().out.split("\n\n")[-1]
+    rows = {line[:20].strip(): line.split() for line in text.splitlines()}
+    header, total = text.splitlines()[1].split(), rows["in all"][2:]
+    assert header == list(MOMENTS) and len(total) == len(header)
+    peak = text.splitlines()[0].rpartition(" ")[2]
+    assert float(total[header.index(peak)]) == max(map(float, total))
+    assert main(["plan", config, "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert memory["moments"][peak] == memory["hbm"]
 
 
 def test_what_does_not_fit_has_no_step(config, capsys):

@@ -44,7 +44,7 @@ def test_a_torn_entry_is_made_anew(tmp_path, harm):
     if harm == "cut":
         (path / "tokens.bin").write_bytes(b"\1\0")
     elif harm == "lost":
-        (path / "ends.bin").unlink()
+        (path / "bounds.bin").unlink()
     else:
         (path / "facts.json").write_text("{")
     assert entry_of(tmp_path, {}, fill_with([1, 2, 3], calls), dtype=DTYPE).tokens[:].tolist() == [1, 2, 3]

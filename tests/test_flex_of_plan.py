@@ -63,7 +63,7 @@ def test_what_groups_exchange_is_charged_by_bytes_and_link():
     weights = plan_weights(plan, costs)
     # Keys and values of 8 heads of 128 in bfloat16, over all layers; half as many bytes as their float32 gradients.
     # The plan keeps attention, so backward passes keys and values once.
-    assert not costs.recompute_attention
+    assert not costs.recompute.attention
     received = 2 * 8 * 128 * costs.layers * 2
     link = costs.cluster.link_bytes_s(2)
     assert weights.forward.sent[0] == 0
@@ -71,7 +71,7 @@ def test_what_groups_exchange_is_charged_by_bytes_and_link():
         assert weights.forward.sent[level] * weights.unit_s == pytest.approx(others * received / link, abs=1e-12)
         assert weights.backward.sent[level] == pytest.approx(3 * weights.forward.sent[level], abs=3)
     assert len(weights.forward.sent) == 4 and all(cost > 0 for cost in weights.forward.stream)
-    again = plan_weights(plan, dataclasses.replace(costs, recompute_attention=True))
+    again = plan_weights(plan, dataclasses.replace(costs, recompute=costs.recompute._replace(attention=True)))
     of_forward, of_backward = (each[-1] * again.unit_s for each in (again.forward.sent, again.backward.sent))
     assert of_backward == pytest.approx(4 * of_forward, rel=1e-6)
 

@@ -123,3 +123,11 @@ def test_the_map_in_the_guide_is_this_one():
     text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")]
     assert [name for name in rows if name in LAYERS] == list(LAYERS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_function_takes_more_than_eight_arguments(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            given = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            assert len([name for name in given if name not in ("self", "cls")]) <= 8, f"{node.name} takes {given}"

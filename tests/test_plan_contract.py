@@ -26,7 +26,7 @@ from sppo_jax.plan.fold import unfold
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.stash import slot_bytes, stash_classes
 from sppo_jax.plan.waiting import waiting_room
-from sppo_jax.planner.costs import cost_model
+from sppo_jax.planner.costs import Recompute, StageShape, cost_model
 from sppo_jax.planner.evaluate import costs_of, shape_of_plan
 from sppo_jax.planner.make import make_plan
 from sppo_jax.planner.stash_bytes import token_bytes
@@ -305,16 +305,17 @@ def test_exchanged_bytes_are_those_charged(cheap_attention, kernel, dtype, membe
     with jax.enable_x64(True):
         costs = cost_model(
             model,
-            cluster=make_cluster(device, members),
-            mesh=MeshShape(data=1, pipe=1, seq=members),
-            ulysses=members,
-            ring=1,
-            layers=1,
-            compute_bytes=jnp.dtype(dtype).itemsize,
-            recompute_linear=0,
-            recompute_attention=recompute,
-            kernel=kernel,
-            length=64,
+            make_cluster(device, members),
+            StageShape(
+                mesh=MeshShape(data=1, pipe=1, seq=members),
+                ulysses=members,
+                ring=1,
+                layers=1,
+                compute_bytes=jnp.dtype(dtype).itemsize,
+                kernel=kernel,
+                length=64,
+            ),
+            Recompute(attention=recompute),
         )
         for kind in "FB":
             sent = exchanged_bytes(kind, members, recompute, jnp.dtype(dtype), kernel)

@@ -10,7 +10,7 @@ from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.counts import chunk_pairs, layer_costs, vocabulary_params
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.table import TickShape, Unit
-from sppo_jax.planner.costs import ALONE, CostModel, cost_model
+from sppo_jax.planner.costs import ALONE, CostModel, Recompute, StageShape, cost_model
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 # One FLOP, one byte a second, and nothing else takes time.
@@ -26,20 +26,22 @@ LAYER = layer_costs(MODEL)
 
 
 def costs(pipe=1, seq=1, *, data=1, ring=1, layers=2, linear=True, attention=False, size=2, **given) -> CostModel:
-    asked = {"kernel": "cudnn", "ring_pass": "auto", "recompute_reach": math.inf}
+    reach = given.pop("recompute_reach", math.inf)
+    asked = {"kernel": "cudnn", "ring_pass": "auto"}
     asked = {name: given.pop(name, value) for name, value in asked.items()}
     return cost_model(
         MODEL,
-        cluster=make_cluster(replace(PLAIN, **given), data * pipe * seq),
-        mesh=MeshShape(data=data, pipe=pipe, seq=seq),
-        ulysses=seq // ring,
-        ring=ring,
-        layers=layers,
-        compute_bytes=size,
-        recompute_linear=linear,
-        recompute_attention=attention,
-        length=2**14,
-        **asked,
+        make_cluster(replace(PLAIN, **given), data * pipe * seq),
+        StageShape(
+            mesh=MeshShape(data=data, pipe=pipe, seq=seq),
+            ulysses=seq // ring,
+            ring=ring,
+            layers=layers,
+            compute_bytes=size,
+            length=2**14,
+            **asked,
+        ),
+        Recompute(linear, attention, reach),
     )
 
 
@@ -250,14 +252,7 @@ def test_factors_must_make_up_the_axis():
         replace_seq = MeshShape(data=1, pipe=1, seq=4)
         cost_model(
             MODEL,
-            cluster=make_cluster(PLAIN, 4),
-            mesh=replace_seq,
-            ulysses=2,
-            ring=1,
-            layers=1,
-            compute_bytes=2,
-            recompute_linear=True,
-            recompute_attention=False,
-            kernel="cudnn",
-            length=64,
+            make_cluster(PLAIN, 4),
+            StageShape(mesh=replace_seq, ulysses=2, ring=1, layers=1, compute_bytes=2, kernel="cudnn", length=64),
+            Recompute(linear=True),
         )

@@ -8,7 +8,7 @@ import pytest
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.planner.costs import cost_model
+from sppo_jax.planner.costs import Recompute, StageShape, cost_model
 from sppo_jax.planner.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 
 LENGTH, MULTIPLE = 2**19, 128
@@ -19,16 +19,17 @@ SMOOTH = ChunkSeconds(pair=1e-9, token=2e-5, prefix=3e-8, fixed=4e-3)
 def costs(pipe=8, ring=1, kernel="cudnn"):
     return cost_model(
         MODEL,
-        cluster=parse_cluster("a100-80g:8x8"),
-        mesh=MeshShape(data=1, pipe=pipe, seq=8),
-        ulysses=8 // ring,
-        ring=ring,
-        layers=4,
-        compute_bytes=2,
-        recompute_linear=0,
-        recompute_attention=False,
-        kernel=kernel,
-        length=LENGTH,
+        parse_cluster("a100-80g:8x8"),
+        StageShape(
+            mesh=MeshShape(data=1, pipe=pipe, seq=8),
+            ulysses=8 // ring,
+            ring=ring,
+            layers=4,
+            compute_bytes=2,
+            kernel=kernel,
+            length=LENGTH,
+        ),
+        Recompute(),
     )
 
 
@@ -123,5 +124,5 @@ def test_every_chunk_has_a_multiple_even_of_short_sequences():
 def test_errors():
     with pytest.raises(ValueError, match="at least 1, the mean chunk, got 0.5; raise it"):
         equal_cost_lengths(64, 2, 8, SMOOTH, longest=0.5)
-    with pytest.raises(ValueError, match="1 to 8 chunks of at least 8 tokens, got sequence.chunks=9"):
+    with pytest.raises(ValueError, match="each of sequence.chunks=9 chunks must have at least"):
         equal_cost_lengths(64, 9, 8, SMOOTH, longest=2)

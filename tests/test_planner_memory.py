@@ -13,7 +13,7 @@ from sppo_jax.plan.outline import all_rounds, make_outline
 from sppo_jax.plan.parts import MeshShape, StashPlan
 from sppo_jax.plan.simulate import simulate
 from sppo_jax.plan.table import TickShape
-from sppo_jax.planner.costs import cost_model
+from sppo_jax.planner.costs import Recompute, StageShape, cost_model
 from sppo_jax.planner.fitted import NUMBERS, TOLD
 from sppo_jax.planner.holders import ALL, BACKWARD, MOMENTS, optimizer_bytes
 from sppo_jax.planner.memory import Memory, predict_memory
@@ -158,16 +158,17 @@ def test_an_outline_needs_what_its_table_needs_and_sends_as_much(name):
         shortened += bool(outline.repeats)
         costs = cost_model(
             large.model,
-            cluster=slow,
-            mesh=MeshShape(data=1, pipe=stages, seq=2),
-            ulysses=1,
-            ring=2,
-            layers=2,
-            compute_bytes=2,
-            recompute_linear=1,
-            recompute_attention=False,
-            kernel="cudnn",
-            length=sum(table.chunk_lengths),
+            slow,
+            StageShape(
+                mesh=MeshShape(data=1, pipe=stages, seq=2),
+                ulysses=1,
+                ring=2,
+                layers=2,
+                compute_bytes=2,
+                kernel="cudnn",
+                length=sum(table.chunk_lengths),
+            ),
+            Recompute(linear=1),
         )
         places = StashPlan(inputs="host", attention="host", rest="host", alpha=())
         chosen, why = choose_alpha(places, "hidden", table, large, costs)
@@ -193,16 +194,17 @@ def costs_on(device, pipe, *, recompute_linear, length):
     """Returns the costs of stages of one such device."""
     return cost_model(
         MODEL,
-        cluster=make_cluster(device, pipe),
-        mesh=MeshShape(data=1, pipe=pipe, seq=1),
-        ulysses=1,
-        ring=1,
-        layers=1,
-        compute_bytes=4,
-        recompute_linear=recompute_linear,
-        recompute_attention=False,
-        kernel="blockwise",
-        length=length,
+        make_cluster(device, pipe),
+        StageShape(
+            mesh=MeshShape(data=1, pipe=pipe, seq=1),
+            ulysses=1,
+            ring=1,
+            layers=1,
+            compute_bytes=4,
+            kernel="blockwise",
+            length=length,
+        ),
+        Recompute(linear=recompute_linear),
     )
 
 
@@ -229,7 +231,7 @@ def test_the_whole_stash_goes_where_the_rest_goes_and_groups_take_turns():
         costs = costs_on(device, 1, recompute_linear=0, length=64)
         places = stash(table, inputs="host", attention="host", rest="host")
         chosen, why = choose_alpha(places, "hidden", table, shape, costs)
-        assert set(chosen.alpha) == want and ("as the rest goes too" in why) == (schedule == "breadth-first")
+        assert set(chosen.alpha) == want and ("and the whole stash with it" in why) == (schedule == "breadth-first")
         assert chosen.alpha.count(0.0) == (1 if schedule == "breadth-first" else len(chosen.alpha))
 
 

@@ -35,7 +35,7 @@ def problem(cluster, model, length=8192, **groups):
             "h100:1x8",
             {"preset": "llama3-8b", "num_layers": 1, "num_kv_heads": 32},
             {"length": 2**24},
-            ["K/V", "dK/dV", "between stages and head"],
+            ["K/V", "dK/dV", "pipeline registers"],
             "use more devices, which share K/V (sppo plan --min-devices), or a shorter sequence (sppo plan --max-",
         ),
         (
@@ -49,7 +49,7 @@ def problem(cluster, model, length=8192, **groups):
             "a100-80g:16x8",
             {"preset": "gpt-7b"},
             {"length": 2**22, "sequence": {"chunks": 1}, "schedule": {"interleave": 1}},
-            ["a tick's own buffers", "stash", "K/V", "dK/dV"],
+            ["temporaries of a tick", "stash", "K/V", "dK/dV"],
             "change sequence.chunks=1: a plan of ",
         ),
     ],

@@ -75,6 +75,20 @@ def test_every_page_is_reached_from_the_readme():
     assert [page for page in PAGES if page.resolve() not in reached] == []
 
 
+def words_by_hand(page: Path) -> int:
+    """Returns the words of a page outside of its generated blocks."""
+    return len(re.sub(r"<!-- begin .*?<!-- end [^>]*>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL).split())
+
+
+def test_pages_are_as_short_as_they_are_meant_to_be():
+    docs = ROOT / "docs"
+    generated = {docs / f"{name}.md" for name in ("api", "config", "figures")}
+    by_hand = [page for page in PAGES if page.is_relative_to(docs) and page.parent.name != "notes"]
+    assert len(README.split()) <= 700
+    assert (docs / "design.md").stat().st_size <= 20_000
+    assert sum(words_by_hand(page) for page in by_hand if page not in generated) <= 25_000
+
+
 def test_the_snippet_runs_as_printed(tmp_path):
     (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     code = snippet + "\nprint(float(loss), len(jax.tree.leaves(grads)))\n"

@@ -118,5 +118,5 @@ def test_the_optimizer_on_the_host_is_there_all_the_time_and_its_copies_hide_beh
     curve = occupancy(figures.table, memory, figures.stashed, 0, figures.plan.stash.kv)
     assert curve.host_fixed == memory.host_optimizer > 0
     assert memory.host_optimizer < curve.host_fixed + max(curve.host) <= memory.host
-    assert "s more for the optimizer, beside nothing" in copies_text(figures)
+    assert "s more for the optimizer, exposed" in copies_text(figures)
     assert "optimizer" not in copies_text(small_figures(**CASES["breadth-first"]))

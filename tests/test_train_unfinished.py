@@ -79,7 +79,7 @@ def test_a_command_says_so_and_goes_on_only_if_asked(tmp_path, config, monkeypat
     assert main([*command, "--run-dir", "runs/a"]) == 2 and "without --run-dir" in capfd.readouterr().err
     write_run(tmp_path / "runs", "mine-20260102-030405", config)
     assert main(["train", "mine.yaml", "--plan", "nowhere.json"]) == 2
-    told = "an unfinished run of this config is in runs/mine-20260102-030405; to go on with it, add --resume"
+    told = "an unfinished run of this config is in runs/mine-20260102-030405; add --resume to continue it"
     assert told in capfd.readouterr().out
 
 

@@ -38,7 +38,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = config_parser("fit", "Compile the train step for a cluster that need not be there, and compare bytes.")
+    parser = config_parser(
+        "fit",
+        "Compile the training step ahead of time, without the hardware, and compare its memory with the prediction.",
+    )
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices, e.g. a100-80g:16x8")
     parser.add_argument("--plan", type=some_path, help="a plan.json to compile instead of planning")
     parser.add_argument(

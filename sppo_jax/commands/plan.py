@@ -30,7 +30,7 @@ from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html
 from sppo_jax.report.plan.json_report import plan_dict
 from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
-from sppo_jax.report.plan.text import brief_text, plan_text
+from sppo_jax.report.plan.text import brief_text, moments_text, plan_text
 
 # Seconds of a search before its time is shown.
 _MOMENT_S = 2.0
@@ -87,6 +87,9 @@ def _parser() -> Parser:
     parser.add_argument("--length", type=positive, metavar="N", help="tokens of a sequence, in place of the config's")
     parser.add_argument("--json", action="store_true", help="print plan.json and the report as JSON instead of text")
     parser.add_argument("--verbose", action="store_true", help="also print rejected plans, all parts, and the timeline")
+    parser.add_argument(
+        "--memory", action="store_true", help="also print what holds device memory in each moment of a step"
+    )
     parser.add_argument("--html", type=some_path, metavar="FILE", help="also write a page with pictures of the step")
     parser.add_argument(
         "--trace", type=some_path, metavar="FILE", help="also write the step as a Chrome trace for Perfetto"
@@ -127,7 +130,8 @@ def _output(args: Namespace, config: Config, figures: Figures, bounds: dict[str,
         texts.append(max_length_text(bounds["max_length"], cluster))
     if "min_devices" in bounds:
         texts.append(min_devices_text(bounds["min_devices"], cluster, config.sequence.length))
-    return "\n\n".join(texts or [plan_text(figures) if args.verbose else brief_text(figures)])
+    texts = texts or [plan_text(figures) if args.verbose else brief_text(figures)]
+    return "\n\n".join([*texts, moments_text(figures)] if args.memory else texts)
 
 
 def _exit_code(figures: Figures, bounds: dict[str, Bound]) -> int:

@@ -24,17 +24,17 @@ def run(words: Sequence[str]) -> int:
     """Trains as a config says; returns the exit code."""
     parser = config_parser(
         "train",
-        "Train as a config says; with the --run-dir of a run that was stopped, or with --resume, the run goes on.",
+        "Train as a config says. The same --run-dir, or --resume, continues a run that was stopped.",
     )
     parser.add_argument(
         "--run-dir",
         type=some_path,
-        help="directory of a new run, or of a run to continue; runs/NAME-DATE-TIME by default",
+        help="directory of the run; one that exists is resumed; runs/NAME-DATE-TIME by default",
     )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="without --run-dir: go on with the newest unfinished run of this config in runs",
+        help="without --run-dir: continue the newest unfinished run of this config in runs/",
     )
     parser.add_argument("--plan", type=some_path, help="a plan.json to follow instead of planning")
     args = parser.parse_intermixed_args(words)
@@ -68,7 +68,7 @@ def _place_of(args: Namespace, config: Config) -> str:
     if args.resume:
         return str(found)
     if found is not None:
-        distributed.say(f"an unfinished run of this config is in {found}; to go on with it, add --resume")
+        distributed.say(f"an unfinished run of this config is in {found}; add --resume to continue it")
     return new
 
 

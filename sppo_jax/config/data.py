@@ -117,10 +117,11 @@ class DataConfig(Group):
     """Where the documents come from and how they fill sequences.
 
     Args:
-        source: a file, a directory or a pattern of .txt, .jsonl, .jsonl.gz, .parquet, .bin or .npy files; "stdlib": the
-            source files of the running Python's standard library; "recall": sequences of the recall task; or a mapping
-            of several sources (all but "recall") to their weights, which are shares of the sequences relative to each
-            other, each above 0; in the place of a weight a source may have settings of its own.
+        source: a file, a directory or a pattern, here or behind an address (s3://, gs://, abfs://, hf://), in one of
+            the forms of docs/data.md; "stdlib": the source files of the running Python's standard library; "recall":
+            sequences of the recall task; or a mapping of several sources (all but "recall") to their weights, which are
+            shares of the sequences relative to each other, each above 0; in the place of a weight a source may have
+            settings of its own.
         tokenizer: path of a tokenizer.json, or of a directory with one, for text; "bytes": bytes as tokens; null: the
             tokenizer of `model.hf`, or bytes where no model is imported.
         format: what rows hold: "text", "chat" (conversations), "tokens" (`input_ids`, with `labels` or a mask of what
@@ -139,7 +140,8 @@ class DataConfig(Group):
         validation_fraction: share of the documents of each source that is held out, where `data.validation_source` is
             null; at least 0 (none), below 1.
         seed: seed of the packing and of the order of the sequences; 0 to 2147483647.
-        cache: directory of the tokenized text; null: the user's cache directory.
+        cache: directory of the tokenized text, or a bucket (s3://, gs://, abfs://) with parts that `sppo data --part`
+            writes; null: the user's cache directory.
         chat: settings of conversations.
         recall: settings of the recall task.
     """

@@ -6,6 +6,8 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
+_BLOCK = 1 << 20
+
 
 def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     """Packs items into as few bins as best-fit-decreasing finds.
@@ -19,21 +21,46 @@ def best_fit(sizes: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
         capacity: the size of a bin.
 
     Returns:
-        The items in the order of their bins, int64 [num_items]; and the index of each bin's first item in this order,
-        followed by the number of items, int64 [num_bins + 1].
+        The items in the order of their bins, uint32 or int64 [num_items]; and the index of each bin's first item in
+        this order, followed by the number of items, int64 [num_bins + 1].
     """
-    order = np.argsort(-sizes, kind="stable")
+    count = len(sizes)
+    order = np.argsort(-sizes, kind="stable").astype(index_dtype(count))
     values, counts = np.unique(sizes, return_counts=True)
     bins = _Bins(capacity)
-    for size, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        bins.place(size, count)
-    moves = np.array(bins.moves, np.int64).reshape(-1, 3)
-    # Move (first, num_bins, each): the next num_bins * each items go to bins first, first + 1, ..., `each` to a bin.
-    totals = moves[:, 1] * moves[:, 2]
-    within = np.arange(len(order)) - np.repeat(np.cumsum(totals) - totals, totals)
-    bin_of = np.repeat(moves[:, 0], totals) + within // np.repeat(moves[:, 2], totals)
+    for size, number in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        bins.place(size, number)
+    bin_of = _bins_of_items(np.array(bins.moves, np.int64).reshape(-1, 3), count)
+    firsts = np.zeros(bins.num_bins + 1, np.int64)
+    for first in range(0, count, _BLOCK):
+        firsts[1:] += np.bincount(bin_of[first : first + _BLOCK], minlength=bins.num_bins)
+    np.cumsum(firsts, out=firsts)
     by_bin = np.argsort(bin_of, kind="stable")
-    return order[by_bin], np.concatenate([[0], np.cumsum(np.bincount(bin_of, minlength=bins.num_bins))])
+    del bin_of
+    return order[by_bin], firsts
+
+
+def index_dtype(count: int) -> np.dtype:
+    """Returns the dtype of indices of so many items, which takes few bytes."""
+    return np.dtype(np.uint32 if count < 1 << 32 else np.int64)
+
+
+def _bins_of_items(moves: np.ndarray, count: int) -> np.ndarray:
+    """Returns the bin of each item, [num_items].
+
+    Args:
+        moves: first bin, number of bins and items to a bin of each move, int64 [num_moves, 3]: the next items go to
+            neighbouring bins, so many to each.
+        count: number of items.
+    """
+    ends = np.cumsum(moves[:, 1] * moves[:, 2])
+    starts = ends - moves[:, 1] * moves[:, 2]
+    found = np.empty(count, np.int32 if count < 1 << 31 else np.int64)
+    for first in range(0, count, _BLOCK):
+        items = np.arange(first, min(first + _BLOCK, count))
+        move = np.searchsorted(ends, items, side="right")
+        found[first : first + _BLOCK] = moves[move, 0] + (items - starts[move]) // moves[move, 2]
+    return found
 
 
 class _Bins:

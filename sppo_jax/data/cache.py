@@ -40,11 +40,13 @@ class Entry:
     """What the cache holds of a source.
 
     Args:
+        starts: first token of each document, int64 [num_documents].
         ends: one past the last token of each document, int64 [num_documents].
         facts: other facts that were written about the source.
         tokens: integers [num_tokens], in the file; None where the source itself holds tokens.
     """
 
+    starts: np.ndarray
     ends: np.ndarray
     facts: dict[str, Any]
     tokens: TokenMap | None
@@ -63,7 +65,8 @@ class Writer:
         self._dtype, self.facts = dtype, dict[str, Any]()
         self._num_tokens = self._before = 0
         self._crc = 0
-        self._ends = open(directory / "ends.bin", "wb")
+        self._ends = open(directory / "bounds.bin", "wb")
+        self._ends.write(np.zeros(1, np.int64).tobytes())
         self._tokens = open(directory / "tokens.bin", "wb") if dtype is not None else None
 
     def add_tokens(self, tokens: np.ndarray) -> None:
@@ -150,7 +153,9 @@ def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
             if (path / name).stat().st_size != num_bytes:
                 return None
         tokens = _map(path / "tokens.bin", dtype) if dtype is not None else None
-        return Entry(ends=np.fromfile(path / "ends.bin", np.int64), facts=facts, tokens=tokens)
+        # Mapped: bounds that are not looked at take no memory.
+        bounds = np.memmap(path / "bounds.bin", np.int64, "r").view(np.ndarray)
+        return Entry(starts=bounds[:-1], ends=bounds[1:], facts=facts, tokens=tokens)
     except (OSError, ValueError, KeyError):
         return None
 

@@ -9,6 +9,7 @@ select from a list. `{% generation %}` regions have marks of their own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from sppo_jax.data.chat import Region
 BEGIN, END, CLOSE, UNKNOWN = "\U000f1000", "\U000f1001", "\U000f1002", "\U000f1003"
 _FIRST_MESSAGE = 0x100000
 MOST_MESSAGES = 0xFFFD
+_MARK = re.compile(f"[{BEGIN}-{UNKNOWN}{chr(_FIRST_MESSAGE)}-{chr(0x10FFFF)}]")
 FIND = "__message_mark__"  # the function in the tree that returns an opening mark
 
 
@@ -98,10 +100,8 @@ def read_marks(text: str) -> Marked:
     parts, turns, generated, owners = list[str](), list[Region](), list[Region](), list[int]()
     at = last = begun = tail = 0
     inside, searching = False, list[bool]()
-    for place in [place for place, char in enumerate(text) if char >= BEGIN] if not text.isascii() else []:
-        char = text[place]
-        if not _is_mark(char):
-            continue
+    for mark in _MARK.finditer(text):
+        place, char = mark.start(), mark[0]
         parts.append(text[last:place])
         if owners and last < place:
             turns.append(Region(message=owners[-1], first=at, last=at + place - last))
@@ -132,10 +132,6 @@ def read_marks(text: str) -> Marked:
         raise MarksError("a loop over messages must not be left inside a set block, a filter or a macro")
     parts.append(text[last:])
     return Marked(text="".join(parts), turns=_joined(turns), generated=tuple(generated), tail=tail)
-
-
-def _is_mark(char: str) -> bool:
-    return BEGIN <= char <= UNKNOWN or ord(char) >= _FIRST_MESSAGE
 
 
 def _joined(turns: list[Region]) -> tuple[Region, ...]:

@@ -16,7 +16,7 @@ from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
 from sppo_jax.data.chat_template import ChatTemplate
 from sppo_jax.data.corpus import Corpus, corpus_of
-from sppo_jax.data.encoding import Encoder
+from sppo_jax.data.encoding import Encoder, Located
 from sppo_jax.data.folders import File, beginnings, unchanged
 from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
 from sppo_jax.data.mask_bit import join_words
@@ -51,7 +51,9 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
             f"data.chat.too_long, or correct the {{% generation %}} regions of {read_template(config)[1]}"
         )
     warn_of_dropped(found, length)
-    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
+    corpus = corpus_of(
+        entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
+    )
     digest = f"{entry.facts['crc']} {json.dumps(job.key['chat'], sort_keys=True)}"
     return dataclasses.replace(corpus, digest=digest, learned=found)
 
@@ -118,14 +120,14 @@ def _tokenize(
     found = Learned(marks=(template.whose_marks,))
     documents, end = [0] * len(files), 0
     for batch in _batches(files, config, template):
-        encoded = encoder.encode_spans([rendered.text for _, _, rendered in batch])
-        for (number, where, rendered), (tokens, offsets) in zip(batch, encoded, strict=True):
-            learned = overlaps(offsets, rendered.trained)
-            kept = _kept(config, rendered, offsets, learned, length, where)
+        encoded = encoder.locate([rendered.text for _, _, rendered in batch])
+        for (number, where, rendered), located in zip(batch, encoded, strict=True):
+            learned = overlaps(located, rendered.trained)
+            kept = _kept(config, rendered, located, learned, length, where)
             found += count(learned, kept, length)
             if not learned[1:kept].any():
                 continue
-            words = join_words(tokens[:kept], learned[:kept])
+            words = join_words(located.tokens[:kept], learned[:kept])
             end += kept
             documents[number] += 1
             writer.add_tokens(words)
@@ -154,10 +156,10 @@ def _batches(
 
 
 def _kept(
-    config: DataConfig, rendered: Rendered, offsets: np.ndarray, learned: np.ndarray, length: int, where: str
+    config: DataConfig, rendered: Rendered, located: Located, learned: np.ndarray, length: int, where: str
 ) -> int:
     """Returns how many leading tokens of a conversation are kept."""
-    size, rule = len(offsets), config.chat.too_long
+    size, rule = len(learned), config.chat.too_long
     if size <= length or rule == "cut":
         return size
     if rule == "refuse":
@@ -165,4 +167,4 @@ def _kept(
             f"a conversation must fit a sequence where data.chat.too_long is refuse, got {size:,} tokens in {where} "
             f"and {length:,} of a sequence; raise sequence.length, or choose turns, cut or drop"
         )
-    return whole_turns(rendered, offsets, learned, length) if rule == "turns" else 0
+    return whole_turns(rendered, located.offsets(), learned, length) if rule == "turns" else 0

@@ -14,6 +14,7 @@ from sppo_jax.data.order import mix_array
 from sppo_jax.data.token_map import TokenMap
 
 Tokens = np.ndarray | TokenMap
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class Corpus:
         parts: integers [num_tokens of the part], in memory or in a file; a document lies in one of them.
         starts: first token of each document, int64 [num_documents].
         ends: one past the last token of each document, above its start, int64 [num_documents].
-        hashes: a number in [0, 1) for each document, from its name, float64 [num_documents].
+        hashes: a number in [0, 1) for each document, from its name, float64 [num_documents]; none once documents are
+            held out.
         digest: a text that differs between conversations that differ in what is learned; "": all tokens are learned.
         learned: counts of what is learned, before documents were chosen; None: all tokens are learned.
     """
@@ -60,7 +62,9 @@ class Corpus:
         return dataclasses.replace(self, **chosen)
 
 
-def corpus_of(tokens: Tokens, ends: np.ndarray, names: list[str], num_documents: list[int]) -> Corpus:
+def corpus_of(
+    tokens: Tokens, ends: np.ndarray, names: list[str], num_documents: list[int], *, starts: np.ndarray | None = None
+) -> Corpus:
     """Returns documents that lie end to end in one array.
 
     Args:
@@ -68,23 +72,31 @@ def corpus_of(tokens: Tokens, ends: np.ndarray, names: list[str], num_documents:
         ends: one past the last token of each document, int64 [num_documents].
         names: the names of the files that the documents come from.
         num_documents: the number of documents of each file.
+        starts: first token of each document, int64 [num_documents]; None: computed from the ends.
     """
-    ends = np.asarray(ends, np.int64)
-    starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
+    if starts is None:
+        starts = np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
     return Corpus(parts=(tokens,), starts=starts, ends=ends, hashes=_hashes(names, num_documents))
 
 
 def _hashes(names: list[str], num_documents: list[int]) -> np.ndarray:
     """Returns a number in [0, 1) for every document, from its file's name and its number in the file."""
-    counts = np.array(num_documents, np.int64)
-    seeds = np.array([zlib.crc32(name.encode(errors="surrogateescape")) for name in names], np.uint64)
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    mixed = mix_array(np.repeat(seeds << np.uint64(32), counts) + number.astype(np.uint64))
-    return (mixed >> np.uint64(11)).astype(np.float64) / 2**53
+    found = np.empty(sum(num_documents), np.float64)
+    at = 0
+    for name, count in zip(names, num_documents, strict=True):
+        seed = np.uint64(zlib.crc32(name.encode(errors="surrogateescape"))) << np.uint64(32)
+        # In blocks, so that what is computed on the way takes little memory.
+        for first in range(0, count, _BLOCK):
+            numbers = np.arange(first, min(first + _BLOCK, count), dtype=np.uint64) + seed
+            found[at : at + len(numbers)] = (mix_array(numbers) >> np.uint64(11)).astype(np.float64) / 2**53
+            at += len(numbers)
+    return found
 
 
 def join(corpora: list[Corpus]) -> Corpus:
     """Returns all documents of some corpora, in their order."""
+    if len(corpora) == 1:
+        return corpora[0]
     sizes = [sum(len(part) for part in corpus.parts) for corpus in corpora]
     firsts = np.cumsum([0, *sizes])[:-1]
     counted = [corpus.learned for corpus in corpora if corpus.learned]
@@ -100,6 +112,8 @@ def join(corpora: list[Corpus]) -> Corpus:
 
 def within(corpus: Corpus, least: int, most: int | None) -> Corpus:
     """Returns the documents of `least` to `most` tokens; None: no limit."""
+    if least <= 1 and most is None:
+        return corpus
     sizes = corpus.ends - corpus.starts
     return corpus.select((sizes >= least) & (sizes <= (sizes if most is None else most)))
 
@@ -121,10 +135,14 @@ def split_corpus(corpus: Corpus, validation_fraction: float) -> tuple[Corpus, Co
         return corpus, None
     if corpus.num_documents == 1:
         return _cut(corpus, validation_fraction)
-    order = np.argsort(corpus.hashes, kind="stable")
-    wanted = int((corpus.hashes < validation_fraction).sum())
-    wanted = min(max(wanted, 1), corpus.num_documents - 1)
-    return corpus.select(np.sort(order[wanted:])), corpus.select(np.sort(order[:wanted]))
+    held_out = corpus.hashes < validation_fraction
+    if not held_out.any():
+        held_out[np.argmin(corpus.hashes)] = True
+    elif held_out.all():
+        held_out[np.argmax(corpus.hashes)] = False
+    # Nothing is chosen by the hashes again.
+    parts = (corpus.select(~held_out), corpus.select(held_out))
+    return tuple(dataclasses.replace(part, hashes=np.zeros(0)) for part in parts)  # type: ignore[return-value]
 
 
 def _cut(corpus: Corpus, fraction: float) -> tuple[Corpus, Corpus]:

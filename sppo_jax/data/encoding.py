@@ -17,12 +17,16 @@ START_TOKEN = 256
 
 
 class Located(Protocol):
-    """Tokens of a text, int64, and where they lie in it."""
+    """Tokens of a text, int64, and where they lie in it; no token begins or ends before the one before it."""
 
     tokens: np.ndarray
 
     def span(self, at: int) -> tuple[int, int]:
         """Returns the first, and one past the last, of the characters of token `at`."""
+        ...
+
+    def offsets(self) -> np.ndarray:
+        """Returns the spans of all tokens, int64 [num_tokens, 2]."""
         ...
 
 
@@ -51,12 +55,8 @@ class Encoder(Protocol):
         """Returns the tokens of some texts, without start and end; bytes that are not UTF-8 come as lone surrogates."""
         ...
 
-    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns tokens, int64 [num_tokens], and the first and one past the last character of each [num_tokens, 2]."""
-        ...
-
-    def locate(self, text: str) -> Located:
-        """Returns the tokens of a text, without start and end, and where they lie."""
+    def locate(self, texts: Sequence[str]) -> Sequence[Located]:
+        """Returns the tokens of some texts, without start and end, and where they lie."""
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
@@ -77,22 +77,31 @@ class BytesEncoder:
         """See `Encoder`."""
         return [np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8) for text in texts]
 
-    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def locate(self, texts: Sequence[str]) -> Sequence[Located]:
         """See `Encoder`; all bytes of a character have its place."""
-        found = []
-        for tokens in self.encode(texts):
-            # Every byte of UTF-8 but those that go on with a character begins one.
-            at = np.cumsum((tokens & 0xC0) != 0x80) - 1
-            found.append((tokens.astype(np.int64), np.stack([at, at + 1], axis=1)))
-        return found
-
-    def locate(self, text: str) -> Located:
-        """See `Encoder`; nothing needs the places of bytes."""
-        raise NotImplementedError
+        return [_BytesLocated(tokens.astype(np.int64)) for tokens in self.encode(texts)]
 
     def decode(self, tokens: np.ndarray) -> str:
         """See `Encoder`; the start token gives no text."""
         return bytes(tokens[(tokens >= 0) & (tokens < START_TOKEN)].astype(np.uint8)).decode("utf-8", "replace")
+
+
+class _BytesLocated:
+    """See `Located`."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        """Takes bytes."""
+        self.tokens = tokens
+        # Every byte of UTF-8 but those that go on with a character begins one.
+        self._at = np.cumsum((tokens & 0xC0) != 0x80) - 1
+
+    def span(self, at: int) -> tuple[int, int]:
+        """See `Located`."""
+        return int(self._at[at]), int(self._at[at]) + 1
+
+    def offsets(self) -> np.ndarray:
+        """See `Located`."""
+        return np.stack([self._at, self._at + 1], axis=1)
 
 
 class _FileLocated:
@@ -106,6 +115,10 @@ class _FileLocated:
         """See `Located`."""
         found = self._encoding.token_to_chars(at)
         return (0, 0) if found is None else found
+
+    def offsets(self) -> np.ndarray:
+        """See `Located`."""
+        return np.array(self._encoding.offsets, np.int64).reshape(-1, 2)
 
 
 class FileEncoder:
@@ -160,14 +173,9 @@ class FileEncoder:
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int64) for one in encoded]
 
-    def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def locate(self, texts: Sequence[str]) -> Sequence[Located]:
         """See `Encoder`."""
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [(np.array(one.ids, np.int64), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in encoded]
-
-    def locate(self, text: str) -> Located:
-        """See `Encoder`."""
-        return _FileLocated(self._tokenizer.encode(text, add_special_tokens=False))
+        return [_FileLocated(one) for one in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: np.ndarray) -> str:
         """See `Encoder`; special tokens are written out."""

@@ -79,14 +79,16 @@ def open_data(config: Config) -> Data:
     def corpora(given: str | Sources, weights: Mapping[str, float]) -> Iterator[tuple[str, float, Corpus]]:
         for name, weight in weights.items():
             own = data.settings_of(name, given)
-            corpus = load_corpus(data.with_settings(own), name, encoder, vocab_size=vocab_size, length=room)
-            yield name, weight / sum(weights.values()), _within(name, corpus, own)
+            load = functools.partial(load_corpus, data.with_settings(own), name, encoder)
+            # Not kept here while documents are packed.
+            yield name, weight / sum(weights.values()), _within(name, load(vocab_size=vocab_size, length=room), own)
 
     sources: list[Source] = []
     fraction = 0.0 if data.validation_sources else data.validation_fraction
     for name, weight, corpus in corpora(data.source, data.sources):
         parts = split_corpus(corpus, fraction)
         _check_held_out(name, corpus, parts[1], fraction)
+        del corpus
         training, held_out = (_pack(config, len(sources), part) for part in parts)
         sources.append(Source(name=name, weight=weight, training=training, validation=held_out))
     for name, weight, corpus in corpora(data.validation_source or {}, data.validation_sources):

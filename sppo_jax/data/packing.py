@@ -6,16 +6,19 @@ token of a piece still has a target: the first token of the next piece.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from sppo_jax.data.best_fit import best_fit
+from sppo_jax.data.best_fit import best_fit, index_dtype
 from sppo_jax.data.corpus import Corpus
 from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.order import key_of, mix_array, permuted
 from sppo_jax.data.rows import Batch
+
+_BLOCK = 1 << 18
 
 Pack = Literal["whole", "stream", "none"]
 
@@ -53,48 +56,105 @@ def lay_out(corpus: Corpus, *, length: int, pack: Pack, seed: int) -> Layout:
             documents end to end and cuts wherever a sequence ends; "none" gives each document sequences of its own.
         seed: decides which documents are packed together.
     """
-    # Not numpy's generator: a new version may draw other numbers and so change the order of a run.
-    numbers = np.arange(corpus.num_documents, dtype=np.uint64) + np.uint64(key_of(seed))
-    order = np.argsort(mix_array(numbers), kind="stable")
-    starts, ends = corpus.starts[order], corpus.ends[order]
-    document, offsets, sizes = _cut(ends - starts, length, stream=pack == "stream")
-    begins = starts[document] + offsets
+    order = _drawn_order(corpus.num_documents, seed)
+    pieces = _cut(corpus, order, length, stream=pack == "stream")
+    items = None
     if pack == "stream":
-        firsts = np.searchsorted(np.cumsum(sizes) - sizes, np.arange(0, int(sizes.sum()), length))
-        firsts = np.append(firsts, len(sizes))
+        ends = np.cumsum(pieces.sizes, dtype=np.int64)
+        firsts = np.searchsorted(ends - pieces.sizes, np.arange(0, int(ends[-1]), length))
+        firsts = np.append(firsts, len(pieces.sizes))
     elif pack == "none":
-        firsts = np.arange(len(sizes) + 1)
+        firsts = np.arange(len(pieces.sizes) + 1)
     else:
-        items, firsts = best_fit(sizes, length)
-        document, begins, sizes = document[items], begins[items], sizes[items]
-    return Layout(
-        begins=begins,
-        sizes=sizes.astype(np.int32),
-        goes_on=begins + sizes < ends[document],
-        firsts=firsts,
-        num_split=int((np.bincount(document) > 1).sum()),
-    )
+        items, firsts = best_fit(pieces.sizes, length)
+    return _laid(corpus, order, pieces, items, firsts)
 
 
-def _cut(sizes: np.ndarray, length: int, *, stream: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+@dataclass(frozen=True, kw_only=True)
+class _Pieces:
+    """Pieces of documents, before they have sequences.
+
+    Args:
+        sizes: tokens of each piece, int32 [num_pieces].
+        documents: place of its document in the drawn order, [num_pieces]; None: each document is one piece.
+        offsets: its first token within the document, [num_pieces]; None where documents is.
+        num_split: number of documents in more than one piece.
+    """
+
+    sizes: np.ndarray
+    documents: np.ndarray | None
+    offsets: np.ndarray | None
+    num_split: int
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Yields slices of a number of items: what is computed for each item takes memory of a block alone."""
+    for first in range(0, count, _BLOCK):
+        yield slice(first, min(first + _BLOCK, count))
+
+
+def _drawn_order(count: int, seed: int) -> np.ndarray:
+    """Returns the documents in an order that depends on the seed, uint32 or int64 [num_documents]."""
+    # Not numpy's generator: a new version may draw other numbers and so change the order of a run.
+    keys = np.empty(count, np.uint64)
+    for block in _blocks(count):
+        keys[block] = mix_array(np.arange(block.start, block.stop, dtype=np.uint64) + np.uint64(key_of(seed)))
+    return np.argsort(keys, kind="stable").astype(index_dtype(count))
+
+
+def _cut(corpus: Corpus, order: np.ndarray, length: int, *, stream: bool) -> _Pieces:
     """Cuts documents into pieces that fit into sequences.
 
     Args:
-        sizes: tokens of each document, int64 [num_documents].
+        corpus: the documents.
+        order: the documents in their drawn order.
         length: tokens of a sequence.
         stream: whether documents are put end to end; otherwise each begins a sequence.
-
-    Returns:
-        For each piece its document, its first token within the document, and its number of tokens: int64 [num_pieces]
-        each.
     """
-    begun = (np.cumsum(sizes) - sizes) % length if stream else np.zeros_like(sizes)
-    num_pieces = -(-(begun + sizes) // length)
-    document = np.repeat(np.arange(len(sizes)), num_pieces)
-    number = np.arange(len(document)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-    offsets = np.maximum(number * length - begun[document], 0)
-    stops = np.minimum((number + 1) * length - begun[document], sizes[document])
-    return document, offsets, stops - offsets
+    count = len(order)
+    sizes: np.ndarray = np.empty(count, np.int64 if stream else np.int32)
+    most = 0
+    for block in _blocks(count):
+        found = corpus.ends[order[block]] - corpus.starts[order[block]]
+        most = max(most, int(found.max()))
+        if most > np.iinfo(sizes.dtype).max:
+            sizes = sizes.astype(np.int64)
+        sizes[block] = found
+    if most <= length and not stream:
+        return _Pieces(sizes=sizes.astype(np.int32, copy=False), documents=None, offsets=None, num_split=0)
+    begun = (np.cumsum(sizes) - sizes) % length if stream else None
+    num_pieces: np.ndarray = -(-(sizes if begun is None else begun + sizes) // length)
+    total = int(num_pieces.sum(dtype=np.int64))
+    dtype = index_dtype(total)
+    documents = np.repeat(np.arange(count, dtype=dtype), num_pieces)
+    firsts = (np.cumsum(num_pieces, dtype=np.int64) - num_pieces).astype(dtype)
+    num_split = int(np.count_nonzero(num_pieces > 1))
+    del num_pieces
+    offsets = np.empty(total, np.uint32 if most < 1 << 32 else np.int64)
+    out = np.empty(total, np.int32)
+    for block in _blocks(total):
+        document = documents[block]
+        number = np.arange(block.start, block.stop) - firsts[document].astype(np.int64)
+        before = 0 if begun is None else begun[document]
+        first = np.maximum(number * length - before, 0)
+        offsets[block] = first
+        out[block] = np.minimum((number + 1) * length - before, sizes[document]) - first
+    return _Pieces(sizes=out, documents=documents, offsets=offsets, num_split=num_split)
+
+
+def _laid(corpus: Corpus, order: np.ndarray, pieces: _Pieces, items: np.ndarray | None, firsts: np.ndarray) -> Layout:
+    """Returns the layout of pieces; `items` are the pieces in the order of the sequences, None: as they are."""
+    count = len(pieces.sizes)
+    begins, sizes, goes_on = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, bool)
+    for block in _blocks(count):
+        item = np.arange(block.start, block.stop) if items is None else items[block]
+        document = order[item if pieces.documents is None else pieces.documents[item]]
+        sizes[block] = pieces.sizes[item]
+        begins[block] = corpus.starts[document]
+        if pieces.offsets is not None:
+            begins[block] += pieces.offsets[item]
+        goes_on[block] = begins[block] + sizes[block] < corpus.ends[document]
+    return Layout(begins=begins, sizes=sizes, goes_on=goes_on, firsts=firsts, num_split=pieces.num_split)
 
 
 class PackedRows:

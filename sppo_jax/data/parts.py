@@ -29,7 +29,7 @@ from sppo_jax.paths import local_path
 _PART = re.compile(r"([0-9]+)/([0-9]+)")
 _NAME = re.compile(r"\.part-([0-9]+)-of-([0-9]+)$")
 _BLOCK_BYTES = 1 << 24
-_FACTS, _FILES = "facts.json", ("tokens.bin", "ends.bin")
+_FACTS, _FILES = "facts.json", ("tokens.bin", "bounds.bin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +226,9 @@ def _check_room(place: Path | Remote, num_bytes: int) -> None:
 
 def _copy(folder: Path | Remote, dtype: np.dtype, writer: Writer) -> None:
     """Appends a part, some megabytes at a time."""
-    for name, kind, add in (("tokens.bin", dtype, writer.add_tokens), ("ends.bin", "<i8", writer.add_ends)):
+    for name, kind, add in zip(_FILES, (dtype, np.dtype("<i8")), (writer.add_tokens, writer.add_ends), strict=True):
         with (folder / name).open("rb") as file:
+            file.seek(8 if add == writer.add_ends else 0)  # the bound 0 is there already
             while block := file.read(_BLOCK_BYTES):
                 add(np.frombuffer(block, kind))
 

@@ -185,7 +185,9 @@ def _text_corpus(config: DataConfig, files: list[File], encoder: Encoder) -> Cor
     """Opens the documents of text files, which are tokenized once."""
     entry = tokenized(config, _text_job(config, files, encoder))
     assert entry.tokens is not None
-    return corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
+    return corpus_of(
+        entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
+    )
 
 
 def _text_job(config: DataConfig, files: list[File], encoder: Encoder) -> Job:

@@ -56,7 +56,7 @@ class Stitcher:
 
     def _next(self, text: str, is_last: bool) -> np.ndarray:
         held, text = self._held, self._held.text + text
-        found = self._encoder.locate(text)
+        (found,) = self._encoder.locate([text])
         kept, first = _join(held, found)
         last = len(found.tokens)
         self._held = _Held(text="", spans=[])

@@ -48,9 +48,11 @@ def stop_tokens(template: ChatTemplate, encoder: Encoder) -> tuple[int, ...]:
             rendered = template.render(Chat(messages=[_QUESTION, {"role": ASSISTANT, **answer}]))
         except ValueError:  # a template may know no tools
             continue
-        ((tokens, offsets),) = encoder.encode_spans([rendered.text])
-        for at in reversed(np.flatnonzero(overlaps(offsets, rendered.trained)).tolist()):
-            if rendered.text[offsets[at, 0] : offsets[at, 1]].strip():
-                found += [int(tokens[at])] if int(tokens[at]) in encoder.special else []
+        (located,) = encoder.locate([rendered.text])
+        for at in reversed(np.flatnonzero(overlaps(located, rendered.trained)).tolist()):
+            first, last = located.span(at)
+            if rendered.text[first:last].strip():
+                token = int(located.tokens[at])
+                found += [token] if token in encoder.special else []
                 break
     return tuple(dict.fromkeys(found))

@@ -95,7 +95,7 @@ def _load(config: DataConfig, file: File, vocab_size: int) -> tuple[Corpus, list
     doubts = _doubts(entry.facts, tokens, vocab_size) if is_plain else []
     if separator is not None and len(tokens) and not entry.facts["separators"]:
         doubts.append(f"data.separator={separator} never occurs, so a file is one document")
-    return corpus_of(tokens, entry.ends, [file.name], [len(entry.ends)]), doubts
+    return corpus_of(tokens, entry.ends, [file.name], [len(entry.ends)], starts=entry.starts), doubts
 
 
 def _check_separator(separator: int | None, dtype: np.dtype, file: File, is_plain: bool) -> None:

@@ -46,7 +46,9 @@ def load_token_rows(config: DataConfig, files: Sequence[File], vocab_size: int, 
             f"{LABELS} or the mask"
         )
     warn_of_dropped(found, length)
-    corpus = corpus_of(entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"])
+    corpus = corpus_of(
+        entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
+    )
     return dataclasses.replace(corpus, digest=str(entry.facts["crc"]), learned=found)
 
 

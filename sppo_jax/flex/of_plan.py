@@ -108,7 +108,7 @@ def _pair_s(plan: Plan, costs: CostModel, kind: str) -> float:
     """Returns the seconds of a (query, key) pair of a long sequence on one device, over the layers of a unit."""
     if kind == "H":
         return 0.0
-    times = 1.0 if kind == "F" else costs.cluster.device.attention_backward + float(costs.recompute_attention)
+    times = 1.0 if kind == "F" else costs.cluster.device.attention_backward + float(costs.recompute.attention)
     return times * costs.pair_s(kind) * plan.mesh.seq
 
 
@@ -117,7 +117,7 @@ def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:
     # A head sends nothing along `seq`.
     elements = 2 * plan.model.get("num_kv_heads", costs.kv_heads) * costs.head_dim * costs.layers * (kind != "H")
     # Backward passes keys and values again, once more where it computes attention again, and float32 gradients back.
-    passes, sums = (1, 0) if kind == "F" else (1 + costs.recompute_attention, _FLOAT32)
+    passes, sums = (1, 0) if kind == "F" else (1 + costs.recompute.attention, _FLOAT32)
     size = elements * (passes * costs.compute_bytes + sums)
     seconds = [0.0]
     for level in range(plan.mesh.seq.bit_length() - 2):

@@ -56,10 +56,10 @@ class Because(Enum):
     )
     NOT_ON_HOST = "neither layer inputs nor attention outputs go to the host"
     SHARE_ASKED = "the config asks for {share}"
-    HIDDEN_SHARE = "this is the largest share whose copy at {rate_gb_s:.3g} GB/s hides behind the chunk's own forward"
+    HIDDEN_SHARE = "this is the largest share whose copy at {rate_gb_s:.3g} GB/s overlaps with the chunk's own forward"
     WHOLE_SAVES = "the whole stash on the host saves device memory"
     WHOLE_WITH_REST = "the rest of a layer goes to the host, and the whole stash with it"
-    READ_BACK_SOON = "{count} of {num_diagonals} diagonals stay, because they are read back within {ticks} ticks"
+    READ_BACK_SOON = "{count} of {num_diagonals} forward ticks keep theirs, which is read back within {ticks} ticks"
     HOST_FULL = "at most {cap:g} of the stash goes there, because the host has {size} a device for it"
     SUMS = "gradients are summed over {chunks} chunks, and float32 fits"
     NO_SUMS = "float32 fits, and one chunk leaves nothing to sum"

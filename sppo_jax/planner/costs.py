@@ -33,6 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import Cluster
@@ -58,6 +59,65 @@ _OPTIMIZER_PASSES = 8
 UnitSeconds = Callable[..., float]
 
 
+class StageShape(NamedTuple):
+    """A stage, and how its devices share a sequence.
+
+    Attributes:
+        mesh: devices along each axis.
+        ulysses: devices over which heads are spread.
+        ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
+        layers: layers of a virtual stage.
+        compute_bytes: bytes of an activation.
+        kernel: the attention kernel, "blockwise" or "cudnn".
+        length: tokens of a sequence.
+        ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
+    """
+
+    mesh: MeshShape
+    ulysses: int
+    ring: int
+    layers: int
+    compute_bytes: int
+    kernel: str
+    length: int
+    ring_pass: str = "auto"
+
+
+class Recompute(NamedTuple):
+    """How much of a forward its backward computes again.
+
+    Attributes:
+        linear: how often the linear parts: 0, 1, or 2 from a stage's input alone.
+        attention: whether attention.
+        reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
+        rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
+        kv: whether they are computed again there, too.
+    """
+
+    linear: int = 0
+    attention: bool = False
+    reach: float = math.inf
+    rewrite_kv: float = 0.0
+    kv: bool = False
+
+
+class Weights(NamedTuple):
+    """Where the weights of a stage are during a step.
+
+    Attributes:
+        again: how often a stage gathers the weights of all its layers, and scatters their sums, after the first time.
+        gathers_tables: whether the embedding and the head are gathered in each tick that needs them.
+        on_host: whether parameters and moments wait on the host.
+    """
+
+    again: tuple[float, float] = (0.0, 0.0)
+    gathers_tables: bool = False
+    on_host: bool = False
+
+
+_RESIDENT = Weights()
+
+
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
     """Seconds of the units of a schedule on one kind of device; made by `cost_model`.
@@ -73,11 +133,7 @@ class CostModel:
         ulysses: devices over which heads are spread.
         ring: the ring, and what travels on it.
         compute_bytes: bytes of an activation.
-        recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
-        recompute_attention: whether backward computes attention again.
-        rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
-        recompute_kv: whether they are computed again there, too.
-        recompute_reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
+        recompute: how much of a forward its backward computes again.
         cluster: the devices and what joins them.
         again: how often a stage gathers the weights of all its layers, and scatters their sums, after the first time.
         stage_layers: layers of a stage.
@@ -96,11 +152,7 @@ class CostModel:
     ulysses: int
     ring: Ring
     compute_bytes: int
-    recompute_linear: int
-    recompute_attention: bool
-    rewrite_kv: float
-    recompute_kv: bool
-    recompute_reach: float
+    recompute: Recompute
     cluster: Cluster
     again: tuple[float, float]
     stage_layers: int
@@ -184,7 +236,7 @@ class CostModel:
         forward, backward = self._ring_bytes[key]
         if kind == "F":
             return forward
-        return backward + (forward if self.recompute_attention and reach <= self.recompute_reach else 0)
+        return backward + (forward if self.recompute.attention and reach <= self.recompute.reach else 0)
 
     def step_overhead_s(self) -> float:
         """Returns the seconds of a step that belong to no tick.
@@ -223,7 +275,7 @@ class CostModel:
         def seconds(unit: Unit, tick: TickShape) -> float:
             (kind, _, chunk, _), (tokens, reach, has_ends) = unit, tick
             if reach not in alike:
-                alike[reach] = self.ring.bound(reach) if self.ring.members > 1 else 0, reach <= self.recompute_reach
+                alike[reach] = self.ring.bound(reach) if self.ring.members > 1 else 0, reach <= self.recompute.reach
             key = kind, chunk, tokens, has_ends, alike[reach]
             found = known.get(key)
             if found is None:
@@ -246,11 +298,11 @@ class CostModel:
         token_s = self.layers * self.layer.linear_flops / linear_flops_s
         pair_s = self.layers * self.layer.pair_flops / attention_flops_s
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
-        kv_s = self.rewrite_kv * self.recompute_kv * self.layers * kv_flops / linear_flops_s
+        kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         return {
             "F": (token_s, pair_s),
-            "B": (token_s * (LINEAR_BACKWARD + self.recompute_linear) + kv_s, pair_s),
+            "B": (token_s * (LINEAR_BACKWARD + self.recompute.linear) + kv_s, pair_s),
             "H": (head_s, 0.0),
         }
 
@@ -335,95 +387,63 @@ class CostModel:
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
         if again:
             backward += 2 * layer.attention_elements * size + rows
-        rewritten = self.rewrite_kv * kv * size
+        rewritten = self.recompute.rewrite_kv * kv * size
         away = (self.ulysses - 1) / self.ulysses
         return away * forward, away * (backward + rewritten)
 
 
 def cost_model(
-    model: ModelConfig,
-    *,
-    cluster: Cluster,
-    mesh: MeshShape,
-    ulysses: int,
-    ring: int,
-    layers: int,
-    compute_bytes: int,
-    recompute_linear: int,
-    recompute_attention: bool,
-    kernel: str,
-    rewrite_kv: float = 0.0,
-    recompute_kv: bool = False,
-    recompute_reach: float = math.inf,
-    length: int,
-    ring_pass: str = "auto",
-    again: tuple[float, float] = (0.0, 0.0),
-    gathers_tables: bool = False,
-    on_host: bool = False,
+    model: ModelConfig, cluster: Cluster, stage: StageShape, recompute: Recompute, weights: Weights = _RESIDENT
 ) -> CostModel:
     """Returns the seconds of units of a model on a mesh.
 
     Args:
         model: the model shape.
         cluster: the devices and what joins them.
-        mesh: devices along each axis.
-        ulysses: devices over which heads are spread.
-        ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
-        layers: layers of a virtual stage.
-        compute_bytes: bytes of an activation.
-        recompute_linear: how often backward computes the linear parts again: 0, 1, or 2 from a stage's input alone.
-        recompute_attention: whether backward computes attention again.
-        kernel: the attention kernel, "blockwise" or "cudnn".
-        rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
-        recompute_kv: whether they are computed again there, too.
-        recompute_reach: see `CostModel`.
-        length: tokens of a sequence.
-        ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
-        again: see `CostModel`.
-        gathers_tables: whether the embedding and the head are gathered in each tick that needs them.
-        on_host: whether parameters and moments wait on the host.
+        stage: a stage, and how its devices share a sequence.
+        recompute: how much of a forward its backward computes again.
+        weights: where the weights of a stage are.
 
     Raises:
         ValueError: the factors do not make up the `seq` axis.
     """
+    mesh, ulysses, ring = stage.mesh, stage.ulysses, stage.ring
     if ulysses * ring != mesh.seq:
         raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}; change a factor")
-    layer = layer_costs(model)
-    stage = stage_params(model, -(-model.num_layers // mesh.pipe), mesh.pipe, mesh.data, mesh.seq)
+    stage_layers = -(-model.num_layers // mesh.pipe)
+    params = stage_params(model, stage_layers, mesh.pipe, mesh.data, mesh.seq)
+    kv_heads = math.lcm(model.num_kv_heads, ulysses)
+    heads = AttentionShape(
+        num_heads=model.num_heads // ulysses,
+        num_kv_heads=kv_heads // ulysses,
+        head_dim=model.head_dim,
+        itemsize=stage.compute_bytes,
+    )
     return CostModel(
-        layer=layer,
-        layers=layers,
+        layer=layer_costs(model),
+        layers=stage.layers,
         head_flops=3 * head_flops(model),
-        params=stage.whole,
-        kv_heads=math.lcm(model.num_kv_heads, ulysses),
+        params=params.whole,
+        kv_heads=kv_heads,
         head_dim=model.head_dim,
         mesh=mesh,
         ulysses=ulysses,
         ring=Ring(
             members=ring,
             ulysses=ulysses,
-            length=length,
-            asked=ring_pass,
-            kernel=kernel,
-            shape=AttentionShape(
-                num_heads=model.num_heads // ulysses,
-                num_kv_heads=math.lcm(model.num_kv_heads, ulysses) // ulysses,
-                head_dim=model.head_dim,
-                itemsize=compute_bytes,
-            ),
+            length=stage.length,
+            asked=stage.ring_pass,
+            kernel=stage.kernel,
+            shape=heads,
         ),
-        compute_bytes=compute_bytes,
-        recompute_linear=recompute_linear,
-        recompute_attention=recompute_attention,
-        rewrite_kv=rewrite_kv,
-        recompute_kv=recompute_kv,
-        recompute_reach=recompute_reach,
+        compute_bytes=stage.compute_bytes,
+        recompute=recompute,
         cluster=cluster,
-        again=again,
-        stage_layers=-(-model.num_layers // mesh.pipe),
-        table_params=table_params(model, mesh.pipe) if gathers_tables else 0,
+        again=weights.again,
+        stage_layers=stage_layers,
+        table_params=table_params(model, mesh.pipe) if weights.gathers_tables else 0,
         num_tables=num_tables(model),
-        host_params=(stage.matrices, stage.tables) if on_host else (0, 0),
+        host_params=(params.matrices, params.tables) if weights.on_host else (0, 0),
     )
 
 
@@ -452,7 +472,7 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     if kind == "H":
         return head_seconds
     once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
-    recomputes, recompute_reach = costs.recompute_attention, costs.recompute_reach
+    recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
     pairs_of, backward = kernel_pairs(costs), device.attention_backward
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
@@ -500,7 +520,7 @@ def transfer_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     tables that are gathered and scattered. Copies to the host are not in it: they hide.
     """
     seq, layers, link = costs.mesh.seq, costs.layers, costs.cluster.link_bytes_s(costs.mesh.seq)
-    recomputes, recompute_reach = costs.recompute_attention, costs.recompute_reach
+    recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
     by_again = {ends: [costs.token_transfer_s[kind, ends, again] for again in (False, True)] for ends in (False, True)}
     rates = {ends: [rate / seq for rate in of_again] for ends, of_again in by_again.items()}
     table_s, on_ring = costs.table_s[kind], costs.ring.members > 1 and kind != "H"

@@ -13,7 +13,7 @@ from sppo_jax.plan.rules import layers_per_virtual_stage
 from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.table import Table
 from sppo_jax.plan.turns import collective_counts
-from sppo_jax.planner.costs import CostModel, cost_model
+from sppo_jax.planner.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.planner.layouts import Layout
 from sppo_jax.planner.memory import Memory, predict_memory
 from sppo_jax.planner.offload import Places, choose_alpha, copy_seconds, largest_alpha
@@ -175,27 +175,30 @@ def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0
     outputs are stashed, it is those of ticks that reach further than the first `before` tokens.
     """
     request, (inputs, attention, rest) = layout.request, places
-    return cost_model(
-        request.config.model,
-        cluster=request.cluster,
+    stage = StageShape(
         mesh=layout.mesh,
         ulysses=layout.split.ulysses,
         ring=layout.split.ring,
         layers=layout.layers,
         compute_bytes=request.compute_bytes,
-        recompute_linear=2 if inputs == "recompute" else int(rest == "recompute"),
-        recompute_attention=attention == "recompute" or before > 0,
-        recompute_reach=math.inf if attention == "recompute" else before,
-        rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (layout.interleave - 1) / layout.interleave),
-        # A backward that computes the linear parts again has keys and values anyway.
-        recompute_kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
-        again=_again(layout, layout.sequences // wave if wave else 1),
-        gathers_tables=layout.weights == "gathered",
-        on_host=request.optimizer == "host",
         kernel=request.kernel,
         length=request.config.sequence.length,
         ring_pass=request.config.sequence.ring_pass,
     )
+    recompute = Recompute(
+        linear=2 if inputs == "recompute" else int(rest == "recompute"),
+        attention=attention == "recompute" or before > 0,
+        reach=math.inf if attention == "recompute" else before,
+        rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (layout.interleave - 1) / layout.interleave),
+        # A backward that computes the linear parts again has keys and values anyway.
+        kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
+    )
+    weights = Weights(
+        again=_again(layout, layout.sequences // wave if wave else 1),
+        gathers_tables=layout.weights == "gathered",
+        on_host=request.optimizer == "host",
+    )
+    return cost_model(request.config.model, request.cluster, stage, recompute, weights)
 
 
 def _again(layout: Layout, waves: int) -> tuple[float, float]:

@@ -117,12 +117,16 @@ def holders_of(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = NU
         held: what the schedule tells.
         numbers: the fitted ones.
     """
+    return [*beside_stash(shape, stash, held, numbers), *stash_holders(shape, held, numbers)]
+
+
+def beside_stash(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+    """Returns the holders that do not depend on `held.stash`; arguments as `holders_of`."""
     return [
         *_parameters(shape, held.num_groups, held.num_stages, held.num_parts, stash.kv),
         *_gradients(shape, held),
         *_tables(shape, held),
         *_prefixes(shape, stash, held),
-        *_stash(shape, held, numbers.tpu_copies if shape.platform == "tpu" else 1),
         *_between(shape, held),
         *_work(shape, stash, held, numbers),
     ]
@@ -195,26 +199,30 @@ def _prefixes(shape: Shape, stash: StashPlan, held: Held) -> list[Holder]:
     sum_bytes = 2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes
     backward = BACKWARD | {"tables"} if held.heads_first else TICKS
     found = [Holder("kv", kv, TICKS), Holder("kv_grad", of_group * held.grad_prefixes * sum_bytes, backward)]
-    # XLA:TPU copies K, V and what is kept once between forward and backward, which want other layouts.
-    return [*found, Holder("work", kv + held.stash.device, TICKS)] if shape.platform == "tpu" else found
+    # XLA:TPU copies them once between forward and backward, which want other layouts.
+    return [*found, Holder("work", kv, TICKS)] if shape.platform == "tpu" else found
 
 
-def _stash(shape: Shape, held: Held, num_copies: float) -> list[Holder]:
-    """Returns the slots of the stash on the device, and the copies on their way.
+def stash_holders(shape: Shape, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+    """Returns the slots of the stash on the device, and the copies on their way; arguments as `holders_of`.
 
     Of a class with one stash that stays on the device, the stash is gone behind the last group's backward. A fetched
     one is used in its place. A loop over layers reads the stash to its end.
     """
     device, _, copy, last, fetched = held.stash
-    copies = Holder("copies", int(copy * num_copies), TICKS)
+    if shape.platform == "tpu":
+        # As keys and values, the stash is copied between forward and backward.
+        copies = [Holder("copies", int(copy * numbers.tpu_copies), TICKS), Holder("work", device, TICKS)]
+    else:
+        copies = [Holder("copies", copy, TICKS)]
     is_loop = shape.layers > _LAYERS_WITHOUT_LOOP or not fetched
     if is_loop or held.num_groups == 1 or not held.heads_first:
-        return [Holder("stash", device, TICKS), copies]
+        return [Holder("stash", device, TICKS), *copies]
     return [
         Holder("stash", device - last, TICKS),
         Holder("stash", last, _BEFORE | {"turn"}),
         Holder("stash", min(last, fetched), _AFTER | {"tables"}),
-        copies,
+        *copies,
     ]
 
 

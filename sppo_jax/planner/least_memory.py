@@ -7,7 +7,8 @@ from sppo_jax.hardware import usable_bytes, usable_host_bytes
 from sppo_jax.plan.generators import chunks_in_flight
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.shapes import rounded_up
-from sppo_jax.planner.holders import Held, holders_of, optimizer_bytes, sums
+from sppo_jax.plan.stash import TokenBytes
+from sppo_jax.planner.holders import Held, beside_stash, optimizer_bytes, stash_holders, sums
 from sppo_jax.planner.layouts import Layout
 from sppo_jax.planner.memory import batch_bytes
 from sppo_jax.planner.offload import Places
@@ -36,6 +37,10 @@ class LeastMemory:
 
     def __init__(self, request: Request, kv_grad_dtype: str) -> None:
         self.request, self.dtype = request, kv_grad_dtype
+        self._usable = usable_bytes(request.cluster), usable_host_bytes(request.cluster)
+        self._optimizers: dict[Layout, int] = {}
+        self._tokens: dict[tuple, TokenBytes] = {}
+        self._sums: dict[tuple, dict[str, float]] = {}
 
     def of_layout(self, partition: Partition, places: Places) -> float:
         """Returns by how much the least memory is over a limit, as a share of it, with chunks as short as can be."""
@@ -59,22 +64,54 @@ class LeastMemory:
         self, partition: Partition, tokens: int, places: Places, flight: _InFlight, kv_place: str = ""
     ) -> float:
         layout, request = partition.layout, self.request
-        shape, usable = layout.shape, usable_host_bytes(request.cluster)
-        optimizer = optimizer_bytes(shape, layout.interleave, layout.mesh.pipe)[1]
-        host_bytes, device_bytes = max(1, usable - optimizer), usable_bytes(request.cluster)
+        device_bytes, usable = self._usable
+        optimizer = self._optimizer_bytes(layout)
+        host_bytes = max(1, usable - optimizer)
         stash = stash_of(places, self.dtype, kv_place or partition.kv(places)[-1])
-        token = token_bytes(shape, stash)
-        on_device = max(sums(holders_of(shape, stash, self._held(partition, tokens, stash, flight))).values())
+        token = self._token_bytes(layout, places, stash)
+        on_device = self._device_bytes(partition, tokens, stash, flight, token)
         # What is too much for the host stays on the device, but no more than where both are over by the same share.
         away = flight.tokens / layout.mesh.seq * token.away
         even = (away * device_bytes - on_device * host_bytes) / (device_bytes + host_bytes)
         spilled = max(0, min(even, away - host_bytes))
         # Keys and values there do not spill, but those of the last group may be read back too soon to leave.
         keys_values = partition.wave * request.config.sequence.length // layout.mesh.seq * (layout.interleave - 1)
-        host = (optimizer + max(keys_values * token.kv, self._host_bytes(layout, tokens, stash))) / usable - 1
+        host = (optimizer + max(keys_values * token.kv, self._host_bytes(layout, tokens, token))) / usable - 1
         return max(host, (on_device + spilled) / device_bytes - 1)
 
-    def _held(self, partition: Partition, tokens: int, stash: StashPlan, flight: _InFlight) -> Held:
+    def _optimizer_bytes(self, layout: Layout) -> int:
+        """Returns the bytes of parameters, moments and gradients that wait on the host."""
+        if layout not in self._optimizers:
+            self._optimizers[layout] = optimizer_bytes(layout.shape, layout.interleave, layout.mesh.pipe)[1]
+        return self._optimizers[layout]
+
+    def _token_bytes(self, layout: Layout, places: Places, stash: StashPlan) -> TokenBytes:
+        key = layout, places, stash.kv
+        if key not in self._tokens:
+            self._tokens[key] = token_bytes(layout.shape, stash)
+        return self._tokens[key]
+
+    def _device_bytes(
+        self, partition: Partition, tokens: int, stash: StashPlan, flight: _InFlight, token: TokenBytes
+    ) -> float:
+        """Returns the least bytes of device memory; many choices differ in their stash alone."""
+        layout = partition.layout
+        # One slot is spare. All of them may be those of a last stash, where others go to the host.
+        stashed = int((flight.tokens / layout.mesh.seq + tokens // layout.mesh.seq) * token.kept)
+        last, fetched = (stashed, 1) if token.away else (0, 0)
+        held = self._held(partition, tokens, stash, flight, StashBytes(stashed, 0, 0, last, fetched))
+        key = layout, held[: Held._fields.index("stash")], stash.kv, stash.rest, stash.inputs == "recompute"
+        if key not in self._sums:
+            self._sums[key] = sums(beside_stash(layout.shape, stash, held))
+        found = dict(self._sums[key])
+        for _, size_bytes, moments in stash_holders(layout.shape, held):
+            for moment in moments:
+                found[moment] += size_bytes
+        return max(found.values())
+
+    def _held(
+        self, partition: Partition, tokens: int, stash: StashPlan, flight: _InFlight, stash_bytes: StashBytes
+    ) -> Held:
         """Returns the least that one device of a stage holds at once.
 
         Args:
@@ -82,6 +119,7 @@ class LeastMemory:
             tokens: of the longest tick at least, over all devices of a stage.
             stash: the places.
             flight: what the stage holds at least.
+            stash_bytes: of the stash at least.
         """
         layout, wave, length = partition.layout, partition.wave, self.request.config.sequence.length
         mesh, local, prefixes = layout.mesh, -(-tokens // layout.mesh.seq), flight.prefixes
@@ -92,9 +130,6 @@ class LeastMemory:
         if partition.passes_groups_in_turn:
             # Sequences that are not cut have their gradients one after another.
             grad_prefixes = 1 if partition.num_chunks == 1 else wave
-        # One slot is spare. All of them may be those of a last stash, where others go to the host.
-        token = token_bytes(layout.shape, stash)
-        stashed = int((flight.tokens / mesh.seq + tokens // mesh.seq) * token.kept)
         waiting, heads = self._between_groups_tokens(partition, tokens)
         return Held(
             num_stages=mesh.pipe,
@@ -107,7 +142,7 @@ class LeastMemory:
             waiting_tokens=waiting / mesh.seq,
             head_tokens=heads / mesh.seq,
             batch_bytes=batch_bytes(layout.sequences, length, tokens, wave, mesh.seq),
-            stash=StashBytes(stashed, host=0, copy=0, last=stashed if token.away else 0, fetched=int(token.away > 0)),
+            stash=stash_bytes,
             # Else more is there beside a backward, as the order may be.
             heads_first=True,
             is_one_chunk=layout.sequences == partition.num_chunks == 1,
@@ -123,10 +158,9 @@ class LeastMemory:
         # The last chunk goes backward first, behind the heads of all.
         return waiting, max(wave_tokens, tokens) / pipe
 
-    def _host_bytes(self, layout: Layout, tokens: int, stash: StashPlan) -> float:
+    def _host_bytes(self, layout: Layout, tokens: int, token: TokenBytes) -> float:
         """Returns the least bytes on the host: what no rule for alpha can keep back, the last chunks aside."""
         asked = self.request.config.stash.alpha
-        token = token_bytes(layout.shape, stash)
         away = token.rest + (asked * token.shared if isinstance(asked, float) else 0)
         surely = self.request.config.sequence.length - (layout.mesh.pipe + 3) * tokens
         return max(0, surely) / layout.mesh.seq * layout.interleave * away if layout.sequences == 1 else 0.0

@@ -41,16 +41,16 @@ _RELEASED = (
 # What holds device memory, in words.
 HOLDERS = {
     "params": "parameters and optimizer",
-    "weights": "weights to compute with",
+    "weights": "working weights",
     "grads": "gradients",
     "kv": "K/V",
     "kv_grad": "dK/dV",
     "stash": "stash",
-    "waiting": "chunks between groups of layers",
-    "copies": "copies under way",
-    "carries": "between stages and head",
+    "waiting": "chunks waiting between layer groups",
+    "copies": "copies in flight",
+    "carries": "pipeline registers",
     "batch": "batch",
-    "work": "a tick's own buffers",
+    "work": "temporaries of a tick",
 }
 # Holders that the same change makes smaller.
 _PARAMETERS, _PREFIX, _BATCH = ("params", "weights", "grads"), ("kv", "kv_grad"), ("batch",)

@@ -91,7 +91,7 @@ def _reach(shape: Shape, tick: int) -> int:
 
 def _kind_bytes(kind: str, slots: int, reach: int, costs: CostModel) -> float:
     """Returns the bytes that the plan's kind sends for a tick: Ulysses' all-to-all and the hops of the ring."""
-    sent = costs.exchange_bytes(costs.recompute_attention)[kind == "B"] * slots
+    sent = costs.exchange_bytes(costs.recompute.attention)[kind == "B"] * slots
     if costs.ring.members > 1:
         sent += costs.ring_bytes(kind, slots, reach)
     return sent

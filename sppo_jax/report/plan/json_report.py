@@ -31,7 +31,12 @@ def plan_dict(figures: Figures, **answers: Any) -> dict[str, Any]:
             for item in found.rejected
         ],
         "stages": [dataclasses.asdict(stage) for stage in figures.stages],
-        "memory": {"hbm": dict(found.memory.hbm), "host": found.memory.host, "save": found.memory.save},
+        "memory": {
+            "hbm": dict(found.memory.hbm),
+            "moments": found.memory.moments,
+            "host": found.memory.host,
+            "save": found.memory.save,
+        },
         "parts": figures.parts,
         "throughput": {
             "tokens_s": figures.tokens_s,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sppo_jax.hardware import usable_bytes
 from sppo_jax.plan.stall_limit import stall_problem, stall_text
+from sppo_jax.planner.holders import MOMENTS
 from sppo_jax.planner.memory import Memory
 from sppo_jax.report.plan.figures import COLUMNS, WORKING, Figures
 from sppo_jax.report.plan.words import (
@@ -26,6 +27,9 @@ from sppo_jax.units import format_bytes
 _SMALL_SHARE = 5e-4
 REJECTED_HEADER = ("step s", "data x pipe x seq", "chunks", "schedule", "stash in/attn/rest", "alpha", "lost because")
 STAGES_HEADER = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
+
+
+MOMENTS_HEADER = ("", *MOMENTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +111,18 @@ def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float,
     ]
 
 
+def moment_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
+    """Returns the bytes of each holder in each moment of a step, under MOMENTS_HEADER, and their sums."""
+    memory = figures.found.memory
+    moments = memory.moments
+    rows = [
+        (holder_of(name), *(unit.text(moments[moment][name]) if moments[moment][name] else "" for moment in MOMENTS))
+        for name in memory.hbm
+        if memory.most(name)
+    ]
+    return [*rows, ("in all", *(unit.text(sum(moments[moment].values())) for moment in MOMENTS))]
+
+
 def stage_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
     """Returns one row for a device of each stage, under STAGES_HEADER; equal stages share a row."""
     step_s = figures.plan.predicted.step_s
@@ -119,7 +135,7 @@ def stage_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
 
 
 def _host_note(memory: Memory, host_bytes: int) -> str:
-    note = f"of {format_bytes(host_bytes)} for each device"
+    note = f"of {format_bytes(host_bytes)} per device"
     if not memory.host_optimizer:
         return note
     return f"{note}; parameters, moments and gradients take {format_bytes(memory.host_optimizer)}"

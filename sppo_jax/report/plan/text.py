@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from sppo_jax.plan.table import Table
+from sppo_jax.planner.holders import MOMENTS
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
 from sppo_jax.report.draw.text_timeline import text_passes, text_timeline
 from sppo_jax.report.draw.timeline import FADING
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.report.plan.tables import (
+    MOMENTS_HEADER,
     REJECTED_HEADER,
     STAGES_HEADER,
     byte_unit,
     choice_rows,
     memory_rows,
+    moment_rows,
     part_rows,
     rejected_rows,
     stage_rows,
@@ -57,6 +60,16 @@ def plan_text(figures: Figures) -> str:
     return "\n\n".join(blocks)
 
 
+def moments_text(figures: Figures) -> str:
+    """Returns the bytes of each holder of device memory in each moment of a step, and what the moments are."""
+    memory = figures.found.memory
+    unit, moments = byte_unit(memory), memory.moments
+    peak = max(moments, key=lambda moment: sum(moments[moment].values()))
+    title = f"Memory of a device by moments of a step, in {unit.name}; the peak is in: {peak}"
+    lines = [title, aligned(MOMENTS_HEADER, moment_rows(figures, unit), left=(0,))]
+    return "\n".join([*lines, *(paragraph(moment, what, width=12) for moment, what in MOMENTS.items())])
+
+
 def scaled_timeline(table: Table, tick_s: Sequence[float], *, width: int = WIDTH) -> str:
     """Returns all ticks to scale: a column is a share of the step, and each kind has columns for its share of the time.
 
@@ -96,11 +109,11 @@ def _cells(spent: list[dict[str, float]]) -> str:
 def copies_text(figures: Figures) -> str:
     """Returns the seconds that a device's link to its host is busy, and those without compute beside the copy."""
     exposed, step_s = figures.parts["copies"], figures.plan.predicted.step_s
-    hidden = f"{seconds(exposed, step_s)} s without compute beside it" if exposed > 1e-9 else "all beside compute"
+    hidden = f"{seconds(exposed, step_s)} s of it exposed" if exposed > 1e-9 else "all overlapped with compute"
     out, back = (f"{seconds(busy, step_s)} s" for busy in figures.link_busy_s)
     ways = f"{out} each way" if out == back else f"{out} to the host and {back} back"
     of_optimizer_s = figures.costs.host_update_s()
-    also = f"; {seconds(of_optimizer_s, step_s)} s more for the optimizer, beside nothing" if of_optimizer_s else ""
+    also = f"; {seconds(of_optimizer_s, step_s)} s more for the optimizer, exposed" if of_optimizer_s else ""
     return f"{ways} on the busiest device, {hidden}{also}"
 
 

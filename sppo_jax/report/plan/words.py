@@ -16,11 +16,11 @@ PART_NAMES = {
     "head": "head and loss",
     "communication": "communication",
     "sums": "gradient sums",
-    "overhead": "start of ticks",
+    "overhead": "tick overhead",
     "padding": "padding",
     "copies": "host copies, exposed",
     "bubble": "waiting (bubble)",
-    "update": "end of the step",
+    "update": "gradient sum and optimizer",
 }
 _HOW_SAVED = {"async": "asynchronous, beside the next steps", "blocking": "blocking, array by array"}
 # Reasons that are shown beside other figures, or that say nothing if there is no choice.
@@ -33,7 +33,7 @@ DECIDED = (
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
 COLUMN_HELP = (
     "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations that wait for "
-    "backward; other: a tick's own buffers; peak: peak HBM, the sum of these; chunks: most stashes held at once"
+    "backward; other: temporaries of a tick; peak: peak HBM, the sum of these; chunks: most stashes held at once"
 )
 
 
@@ -141,7 +141,7 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
     found, plan, cluster = figures.found, figures.plan, figures.cluster
     hbm = f"HBM {format_bytes(found.memory.hbm_bytes)} of {format_bytes(cluster.device.hbm_bytes)}"
     host = f"host {format_bytes(found.memory.host)} of {format_bytes(cluster.device_host_bytes)}"
-    memory = ("memory", f"{hbm}, {host}, for each device")
+    memory = ("memory", f"{hbm}, {host}, per device")
     if not found.fits:
         return [("verdict", "DOES NOT FIT; the figures below are of the smallest plan"), memory]
     mfu = "" if figures.mfu is None else f", causal MFU {figures.mfu:.1%}"
@@ -155,7 +155,7 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
         ),
         (
             "speed",
-            f"{figures.tokens_s:,.0f} tokens/s, {each:,.0f} for each device, with documents as long as a sequence",
+            f"{figures.tokens_s:,.0f} tokens/s, {each:,.0f} per device, for documents as long as a sequence",
         ),
         *(run if figures.num_steps > 1 else []),
         memory,

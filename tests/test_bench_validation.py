@@ -71,7 +71,7 @@ def test_every_block_of_the_page_is_made():
     page = PAGE.read_text()
     assert [page.count(f"<!-- begin {name} -->") for name in validation.BLOCKS] == [1] * len(validation.BLOCKS)
     assert page.count("<!-- begin ") == len(validation.BLOCKS)
-    assert f"    {validation.COMMAND}\n" in page
+    assert f"`{validation.COMMAND}`" in page
 
 
 def test_every_compiled_case_keeps_its_plan_and_the_block_shows_the_compilers_bytes(made):

@@ -163,9 +163,9 @@ def test_a_key_that_a_service_repeats_is_hidden(monkeypatch):
 
 
 def test_a_failure_that_does_not_pass_ends_after_the_patience(monkeypatch):
-    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(remote, "_PATIENCE_S", 0.05)
-    tries = []
+    waits, tries = [], []
+    monkeypatch.setattr("time.sleep", waits.append)
+    monkeypatch.setattr("time.monotonic", lambda: sum(waits))
 
     def fail():
         tries.append(1)
@@ -174,7 +174,8 @@ def test_a_failure_that_does_not_pass_ends_after_the_patience(monkeypatch):
     place = remote.Remote(files=None, host="s3://b", path="b/x")
     with pytest.warns(UserWarning, match="tried again"), pytest.raises(ValueError, match="try again when the service"):
         remote.patiently(place, fail)
-    assert 3 <= len(tries) <= 6
+    assert waits[:7] == [1, 2, 4, 8, 16, 32, 60] and set(waits[6:]) == {60}
+    assert len(tries) == len(waits) + 1 and 540 <= sum(waits) <= 600
 
 
 @pytest.mark.filterwarnings("ignore:data.source")

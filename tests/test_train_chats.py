@@ -1,7 +1,9 @@
 """Conversations packed on a mesh have the loss and the targets that transformers has, one conversation at a time."""
 
 import json
+import os
 import random
+import signal
 
 import jax
 import numpy as np
@@ -12,6 +14,7 @@ from chat_cases import THINKING, draw, make_tokenizer
 from exactness import quick_jit, small_plan
 from flax import nnx
 from hf_models import float64_transformers, make_model
+from tiny_runs import at_batch, losses_of, make_config, run
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.data import flex
@@ -119,3 +122,24 @@ def test_loss_and_targets_are_those_of_transformers(x64, chats, monkeypatch, nam
         total, count = total + float(loss) * number, count + number
     assert count == num_targets > 500
     assert total / count == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_once")
+def test_a_stopped_run_on_chats_and_text_goes_on_bit_for_bit(chats, tmp_path):
+    folder, _, _ = chats
+    (tmp_path / "words.txt").write_text("river stone tree " * 300)
+    (tmp_path / "t.jinja").write_text(THINKING)
+    config = make_config(
+        {str(folder / "chats.jsonl"): {"weight": 2, "train_on": "last"}, str(tmp_path / "words.txt"): 1},
+        model={"vocab_size": 257},
+        data={"chat": {"template": str(tmp_path / "t.jinja"), "too_long": "cut"}, "cache": str(tmp_path / "cache")},
+        optimizer={"lr": 1e-3},
+        train={"steps": 6, "log_every": 1, "eval_sequences": 0},
+    )
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run(config, straight)
+    _, result = run(config, stopped, at_batch(2, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert result.stopped_by == "SIGTERM" and result.step < 5
+    run(config, stopped)
+    assert losses_of(stopped) == losses_of(straight) and len(losses_of(straight)) == 6

@@ -44,12 +44,6 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
     entry = tokenized(config, job)
     assert entry.tokens is not None
     found = learned_of(entry.facts["learned"])
-    if not len(entry.ends):
-        raise ValueError(
-            f"data.source must hold conversations with something to learn, got {found.read:,} without, of "
-            f"which {found.too_long:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
-            f"data.chat.too_long, or correct the {{% generation %}} regions of {read_template(config)[1]}"
-        )
     warn_of_dropped(found, length)
     corpus = corpus_of(
         entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
@@ -74,7 +68,16 @@ def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length
     def tokenize(some: Sequence[File], writer: Writer) -> None:
         _tokenize(some, config, template, encoder, writer, length)
 
-    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize)
+    def check(facts: dict[str, Any]) -> None:
+        found = learned_of(facts["learned"])
+        if not any(facts["documents"]):
+            raise ValueError(
+                f"data.source must hold conversations with something to learn, got {found.read:,} without, of "
+                f"which {found.too_long:,} are longer than a sequence of {length:,}; see data.chat.train_on and "
+                f"data.chat.too_long, or correct the {{% generation %}} regions of {template.name}"
+            )
+
+    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize, check=check)
 
 
 def read_template(config: DataConfig) -> tuple[str, str, dict[str, Any]]:

@@ -42,12 +42,14 @@ class Job:
         dtype: of the tokens.
         tokenize: writes the tokens of some of the files, and facts: when parts are joined, numbers are added
             up, lists of numbers follow each other, lists of texts are united, and so are the values of objects.
+        check: raises ValueError where the facts of all files leave nothing to train on.
     """
 
     files: Sequence[File]
     key: dict[str, Any]
     dtype: np.dtype
     tokenize: Callable[[Sequence[File], Writer], None]
+    check: Callable[[dict[str, Any]], None] = lambda facts: None
 
     @property
     def name(self) -> str:
@@ -102,6 +104,7 @@ def tokenized(config: DataConfig, job: Job) -> Entry:
         else:
             count = max(finished, key=lambda count: len(finished[count]))
             _join(job, writer, place, count, finished[count])
+        job.check(writer.facts)
         writer.facts["crc"] = writer.crc
 
     return named_entry(local, job.name, fill, dtype=job.dtype)

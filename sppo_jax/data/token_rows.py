@@ -40,11 +40,6 @@ def load_token_rows(config: DataConfig, files: Sequence[File], vocab_size: int, 
     entry = tokenized(config, token_rows_job(files, vocab_size, length))
     assert entry.tokens is not None
     found = learned_of(entry.facts["learned"])
-    if not len(entry.ends):
-        raise ValueError(
-            f"data.source must hold rows of tokens with something to learn, got {found.read:,} without; correct "
-            f"{LABELS} or the mask"
-        )
     warn_of_dropped(found, length)
     corpus = corpus_of(
         entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
@@ -65,7 +60,14 @@ def token_rows_job(files: Sequence[File], vocab_size: int, length: int) -> Job:
     def tokenize(some: Sequence[File], writer: Writer) -> None:
         _fill(some, writer, vocab_size, length)
 
-    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize)
+    def check(facts: dict[str, Any]) -> None:
+        if not any(facts["documents"]):
+            raise ValueError(
+                f"data.source must hold rows of tokens with something to learn, got "
+                f"{learned_of(facts['learned']).read:,} without; correct {LABELS} or the mask"
+            )
+
+    return Job(files=files, key=key, dtype=np.dtype(np.uint32), tokenize=tokenize, check=check)
 
 
 def _fill(files: Sequence[File], writer: Writer, vocab_size: int, length: int) -> None:

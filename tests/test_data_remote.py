@@ -119,6 +119,25 @@ def test_an_object_that_is_replaced_under_way_is_refused_by_name(s3, tmp_path, m
     assert b"new" in bytes(load("s3://data/a.txt").read(0, 9).astype(np.uint8))
 
 
+def test_reading_does_not_go_on_in_another_version(s3, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(remote, "_BLOCK_BYTES", 1 << 12)
+    (tmp_path / "a.txt").write_text("old " * 5000)
+    upload(s3, tmp_path / "a.txt", "data/a.txt")
+
+    def fault(method, path, range_):
+        if not range_.startswith("bytes=8192-"):
+            return None
+        s3.fault = lambda *_: None
+        (tmp_path / "a.txt").write_text("new " * 5000)
+        upload(s3, tmp_path / "a.txt", "data/a.txt")
+        return "fail"
+
+    s3.fault = fault
+    with pytest.warns(UserWarning, match="tried again"), place_of("s3://data/a.txt", "data.source").open() as file:
+        with pytest.raises(ValueError, match="got a change of s3://data/a.txt"):
+            file.read()
+
+
 @pytest.mark.parametrize(
     ("address", "message"),
     [

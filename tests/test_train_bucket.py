@@ -66,9 +66,10 @@ def runs(s3, tmp_path):  # noqa: F811
 
 
 def check(runs, server, processes):
+    """Compares runs of as many processes: another number adds gradients in another order."""
     environ = {**environment(server), "JAX_COMPILATION_CACHE_DIR": str(runs / "compiled")}
     environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    finish(start(runs / "here.yaml", runs / "alone", 1, XDG_CACHE_HOME=str(runs / "a"), **environ))
+    finish(start(runs / "here.yaml", runs / "alone", processes, XDG_CACHE_HOME=str(runs / "a"), **environ))
     for life in range(2):
         own = {"XDG_CACHE_HOME": str(runs / f"life{life}"), **environ}  # each life copies the data anew
         workers = start(runs / "away.yaml", runs / "killed", processes, **own)

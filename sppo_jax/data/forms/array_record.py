@@ -14,8 +14,8 @@ from sppo_jax.data.forms.example import example_features
 from sppo_jax.data.forms.record import Rows, json_object, not_utf8, not_whole
 
 ARRAY_RECORD_SUFFIXES = (".array_record", ".arrayrecord")
-_BATCH_BYTES = 1 << 21
-_MOST_RECORDS = 1024
+_BATCH_BYTES = 1 << 23
+_MOST_RECORDS = 4096
 
 
 def array_record_rows(path: Place, text_key: str) -> Rows:

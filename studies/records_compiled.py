@@ -49,7 +49,7 @@ AIMS = (
     Aim("llama3-70b h100:4x8 auto 5120K name=breadth-first interleave=auto", "ALST 4M"),
 )
 _TEXT = """\
-Ours are compiled: the whole train step, by XLA:GPU of jax 0.12.0.1 ahead of time, without the hardware. Nothing was run.
+Ours are compiled: the whole train step, by XLA:GPU of jax 0.12.0.1, without the hardware. Nothing was run.
 Theirs were run. HBM is of one device, with cuDNN's workspace; of a row that was compiled with all products by cuBLAS
 too, the larger. The pool is what a run gets of the device. Host memory is of one device: its
 activations, and parameters, moments and gradients where the optimizer waits there. Exposed are copied bytes without

@@ -1,17 +1,22 @@
-"""Writes what README, docs/start/, docs/learn/ and docs/plan.md print: `sppo plan`, small schedules, their pictures.
+"""Writes what README and docs print: `sppo plan`, `--help`, small schedules and their pictures.
 
     python -m bench.readme     write all blocks and pictures; a few seconds
 
 Nothing is compiled or run.
 """
 
+import io
+import os
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from unittest.mock import patch
 
 from bench.blocks import write_block
+from sppo_jax.cli import COMMANDS, main
 from sppo_jax.config import load_config
 from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.simulate import simulate
@@ -28,6 +33,7 @@ _ANSWER = 6
 _ATTENTION, _BACKWARD, _HEAD = 8.0, 2.0, 0.02
 _LENGTH = 4096
 _WIDTH = 900
+_HELP_WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -133,10 +139,22 @@ def streams() -> str:
     return "\n".join(lines)
 
 
+def help_texts() -> str:
+    """Returns what `--help` prints of each command, for docs/cli.md."""
+    sections = []
+    for command in COMMANDS:
+        printed = io.StringIO()
+        with patch.dict(os.environ, COLUMNS=str(_HELP_WIDTH)), redirect_stdout(printed), suppress(SystemExit):
+            main([command, "--help"])
+        sections.append(f"### sppo {command}\n\n```\n{printed.getvalue().strip()}\n```")
+    return "\n\n".join(sections)
+
+
 # All blocks by page and name, and what makes them.
 BLOCKS: dict[tuple[str, str], Callable[[], str]] = {
     **{(printed.page, "plan"): printed.text for printed in PRINTED},
     ("docs/learn/why-chunks-stream.md", "streams"): streams,
+    ("docs/cli.md", "help"): help_texts,
 }
 
 

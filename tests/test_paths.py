@@ -79,7 +79,6 @@ ADDRESSES = {
     "--run-dir": "train c.yaml --run-dir {}",
     "checkpoint.dir": "train c.yaml --run-dir new checkpoint.dir={}",
     "checkpoint.dir of a plan": "plan c.yaml checkpoint.dir={}",
-    "data.cache": "train c.yaml --run-dir new data.cache={}",
     "--html": "plan c.yaml --html {}",
     "--trace": "plan c.yaml --trace {}",
     "flex --json": "flex c.yaml --json {}",

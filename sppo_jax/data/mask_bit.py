@@ -14,7 +14,7 @@ def split_words(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         words: what a corpus holds, integers [num_tokens]; only uint32 has the bit.
     """
     if words.dtype != np.uint32:
-        return words, np.ones(len(words), bool)
+        return words.astype(np.int32), np.ones(len(words), bool)
     return (words & np.uint32(NO_LOSS - 1)).astype(np.int32), words < NO_LOSS
 
 

@@ -5,7 +5,7 @@ PYTHON :=
 VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 FAST := $(filter-out tests/test_plan_contract.py, $(foreach name, cli commands_plan config files hardware imports \
-  models_counts output plan planner rendezvous report units version, $(wildcard tests/test_$(name).py tests/test_$(name)_*.py)))
+  models_counts output plan predict program rendezvous report rules schedule search units version, $(wildcard tests/test_$(name).py tests/test_$(name)_*.py)))
 
 .PHONY: quickstart check test-fast test clean
 

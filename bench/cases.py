@@ -15,7 +15,7 @@ from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 # (inputs, attention, rest, kv_grad_dtype) of the stash
 PLACES = {

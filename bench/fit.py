@@ -22,8 +22,8 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.fit.compiled import GRAPHS, compile_plan, prepare_environment
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.evaluate import memory_of
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.evaluate import memory_of
+from sppo_jax.search.make import make_plan
 
 HERE = Path(__file__).parent
 RESULTS, DOCUMENT = HERE / "results" / "fit.json", HERE.parent / "docs" / "figures.md"

@@ -1,4 +1,4 @@
-"""Fits the numbers of the memory model (sppo_jax/planner/fitted.py) on compiled plans of results/fit.json.
+"""Fits the numbers of the memory model (sppo_jax/predict/fitted.py) on compiled plans of results/fit.json.
 
 Run: python bench/fit_numbers.py            a minute: print the best numbers, what tells each, and all errors
      python bench/fit_numbers.py --stored   print the same of the numbers that stand in the file
@@ -20,11 +20,11 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import parse_cluster
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.evaluate import shape_of_plan
-from sppo_jax.planner.fitted import NUMBERS, Numbers
-from sppo_jax.planner.holders import Held, holders_of, sums
-from sppo_jax.planner.memory import held_by_table
-from sppo_jax.planner.shape import Shape
+from sppo_jax.predict.fitted import NUMBERS, Numbers
+from sppo_jax.predict.holders import Held, holders_of, sums
+from sppo_jax.predict.memory import held_by_table
+from sppo_jax.predict.shape import Shape
+from sppo_jax.search.evaluate import shape_of_plan
 
 GRIDS = {
     "token_arrays": tuple(quarters / 4 for quarters in range(16, 33)),

@@ -47,7 +47,7 @@ from sppo_jax.flex.lengths import sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.flex.shape import Shape
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import costs_of, make_plan
+from sppo_jax.search.make import costs_of, make_plan
 
 RESULT = Path(__file__).parent / "results" / "flex.json"
 LENGTH, NUM_CHUNKS, ROWS, SCALE, SEED = 4096, 4, 8, 32, 0

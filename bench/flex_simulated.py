@@ -33,7 +33,7 @@ from sppo_jax.flex.cells import plan_cells, today
 from sppo_jax.flex.lengths import Quantiles, corpora, sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.flex.shape import Shape
-from sppo_jax.planner.make import costs_of, make_plan
+from sppo_jax.search.make import costs_of, make_plan
 
 SEVEN_B = {
     "vocab_size": 32000,

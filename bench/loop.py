@@ -25,7 +25,7 @@ from typing import Any
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import Config, load_config
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 HERE = Path(__file__).parent
 RESULT, CONFIG = HERE / "results" / "loop.json", HERE.parent / "configs" / "quickstart.yaml"

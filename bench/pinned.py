@@ -17,8 +17,8 @@ from sppo_jax.hardware.pinned_limit import limit_of, requests_of
 from sppo_jax.hardware.pinned_pool import REFUSED_BYTES, PinnedPool
 from sppo_jax.plan.host_pieces import ONE_PIECE
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import resolve_cluster
-from sppo_jax.planner.search import search
+from sppo_jax.search.make import resolve_cluster
+from sppo_jax.search.search import search
 from sppo_jax.units import format_bytes
 
 GIB = 2**30

@@ -18,13 +18,13 @@ from unittest.mock import patch
 from bench.blocks import write_block
 from sppo_jax.cli import COMMANDS, main
 from sppo_jax.config import load_config
-from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.simulate import simulate
-from sppo_jax.plan.table import Table, TickShape, Unit
-from sppo_jax.planner.search import search
+from sppo_jax.predict.simulate import simulate
 from sppo_jax.report.draw.timeline import timeline_svg
 from sppo_jax.report.plan.figures import figures_of
 from sppo_jax.report.plan.text import brief_text
+from sppo_jax.schedule.generators import make_table
+from sppo_jax.schedule.table import Table, TickShape, Unit
+from sppo_jax.search.search import search
 
 ROOT = Path(__file__).parents[1]
 # Lines of the answer: what is planned for, the verdict, and what the verdict says.

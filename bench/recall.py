@@ -76,7 +76,7 @@ def train(config: Config, *, cut: bool, show: bool = True) -> list[dict[str, Any
     from sppo_jax.data.recall import with_distances
     from sppo_jax.models import build_model
     from sppo_jax.pipeline import api
-    from sppo_jax.planner.make import make_plan
+    from sppo_jax.search.make import make_plan
     from sppo_jax.train.evaluate import evaluate
     from sppo_jax.train.step import make_optimizer, make_schedule
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import parse_cluster
-from sppo_jax.planner.search import search
+from sppo_jax.search.search import search
 
 K = 1024
 SLOW = (3.1e9, 12.5e9)  # bytes a second of a GPU between hosts

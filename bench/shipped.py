@@ -25,8 +25,8 @@ from sppo_jax.fit.compiled import CUBLAS, GRAPHS, compile_plan, prepare_environm
 from sppo_jax.hardware import pool_bytes, usable_bytes
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import stall_limit_s
-from sppo_jax.planner.make import resolve_cluster
-from sppo_jax.planner.search import Found, search
+from sppo_jax.search.make import resolve_cluster
+from sppo_jax.search.search import Found, search
 
 HERE = Path(__file__).parent
 RESULTS, CONFIGS = HERE / "results" / "shipped.json", HERE.parent / "configs"

@@ -68,8 +68,8 @@ shape = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "
 small = config_from_dict({"model": shape, "sequence": {"length": 64}, "train": {"steps": 1}})
 assert small.sequence.chunks == "auto"
 
-# == sppo_jax.planner.search.search
-from sppo_jax.planner.search import search
+# == sppo_jax.search.search.search
+from sppo_jax.search.search import search
 
 found = search(
     config_from_dict(

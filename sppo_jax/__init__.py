@@ -8,7 +8,7 @@ from sppo_jax.version import __version__ as __version__
 
 _HOMES = {
     "load_config": "sppo_jax.config",
-    "make_plan": "sppo_jax.planner.make",
+    "make_plan": "sppo_jax.search.make",
     "Plan": "sppo_jax.plan.plan",
     "build_model": "sppo_jax.models.build",
     "value_and_grad": "sppo_jax.pipeline.api",

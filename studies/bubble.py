@@ -18,15 +18,15 @@ from bench.figures import write
 from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster
 from sppo_jax.models.counts import balance_weights
-from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.simulate import simulate
-from sppo_jax.plan.table import TickShape, Unit
-from sppo_jax.planner.chunks import equal_lengths, flops_balanced_lengths
-from sppo_jax.planner.costs import CostModel, Recompute, StageShape, cost_model
-from sppo_jax.planner.search import search
+from sppo_jax.predict.costs import CostModel, Recompute, StageShape, cost_model
+from sppo_jax.predict.simulate import simulate
 from sppo_jax.report.draw.chart import Axis, Panel, Series
+from sppo_jax.schedule.generators import make_table
+from sppo_jax.schedule.table import TickShape, Unit
+from sppo_jax.search.chunks import equal_lengths, flops_balanced_lengths
+from sppo_jax.search.search import search
 
 DOCS = Path(__file__).parents[1] / "docs"
 LENGTH, MODEL = 2**20, "gpt-30b"  # 64 layers, so that 16 stages have four groups

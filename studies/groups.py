@@ -24,9 +24,9 @@ from sppo_jax.data.lengths import rows_of_corpus
 from sppo_jax.flex.lengths import corpora
 from sppo_jax.flex.placement import Placement
 from sppo_jax.flex.rows import documents_of
-from sppo_jax.planner.make import make_plan
 from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
 from sppo_jax.report.flex.figures import GroupFigures, figures_of_groups
+from sppo_jax.search.make import make_plan
 
 DOCS = Path(__file__).parents[1] / "docs"
 WINDOWS = 2

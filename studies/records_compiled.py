@@ -19,7 +19,7 @@ from sppo_jax.hardware import Cluster, parse_cluster, pool_bytes, usable_bytes, 
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.evaluate import memory_of
+from sppo_jax.search.evaluate import memory_of
 
 ROOT = Path(__file__).parents[1]
 PAGE, RESULTS = ROOT / "docs" / "records.md", ROOT / "bench" / "results" / "fit.json"

@@ -14,7 +14,7 @@ from sppo_jax.config import Config, config_from_dict
 from sppo_jax.hardware import Device, parse_cluster
 from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.search import search
+from sppo_jax.search.search import search
 from studies.record_cells import PEOPLE, K, M
 from studies.records_planned import leader, quiet
 

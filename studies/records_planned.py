@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from bench.blocks import print_block
 from sppo_jax.hardware import parse_cluster
-from sppo_jax.planner.limits import Bound, max_length
-from sppo_jax.planner.search import search
+from sppo_jax.search.limits import Bound, max_length
+from sppo_jax.search.search import search
 from studies.record_cells import LENGTHS, THROUGHPUT, Record
 
 PAGE = Path(__file__).parents[1] / "docs" / "records.md"

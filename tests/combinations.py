@@ -7,10 +7,10 @@ from itertools import combinations
 
 from programs import KV_GRAD_ROUNDINGS, Case, host_kinds
 
-from sppo_jax.plan.check import check
-from sppo_jax.plan.csv_format import to_csv
-from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.table import Table
+from sppo_jax.schedule.check import check
+from sppo_jax.schedule.csv_format import to_csv
+from sppo_jax.schedule.generators import make_table
+from sppo_jax.schedule.table import Table
 
 MESHES = [
     (data, pipe, seq)

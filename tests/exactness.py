@@ -12,11 +12,11 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.plan.csv_format import from_csv
-from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.table import MIN_HOST_GAP
+from sppo_jax.schedule.csv_format import from_csv
+from sppo_jax.schedule.generators import make_table
+from sppo_jax.schedule.table import MIN_HOST_GAP
 
 TINY = dict(vocab_size=53, hidden_size=24, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=6, mlp_size=40)
 

@@ -8,7 +8,7 @@ from sppo_jax.data.best_fit import best_fit
 from sppo_jax.flex.placement import Pieces, Placement
 from sppo_jax.flex.rows import Content
 from sppo_jax.flex.shape import Shape, simple_weights
-from sppo_jax.plan.generators import make_table
+from sppo_jax.schedule.generators import make_table
 
 WIKIPEDIA = Path(__file__).parents[1] / "sppo_jax/flex/wikipedia_lengths.csv"
 KINDS = ("tail", "ones", "fifths", "two thirds", "uniform", "one long", "empty", "short")

@@ -13,7 +13,7 @@ from hlo_order import overtaking
 
 from sppo_jax.attention import blockwise, flash
 from sppo_jax.pipeline.api import Step, value_and_grad
-from sppo_jax.plan.table import MIN_HOST_GAP
+from sppo_jax.schedule.table import MIN_HOST_GAP
 
 # What a user's run has, and the tests' environment has not.
 NORMAL_LEVEL = {"xla_backend_optimization_level": 3}

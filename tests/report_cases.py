@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from sppo_jax.config import Config, config_from_dict
-from sppo_jax.planner.search import search
 from sppo_jax.report.plan.figures import Figures, figures_of
+from sppo_jax.search.search import search
 
 MODEL = {"vocab_size": 1024, "hidden_size": 512, "num_layers": 16, "num_heads": 8, "mlp_size": 2048}
 HOST = {"inputs": "host", "attention": "host"}

@@ -12,7 +12,7 @@ from report_cases import small_config
 
 from sppo_jax.config import Config, to_yaml
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 LENGTH, STEPS, EVAL_EVERY = 65536, 2000, 167
 _BEGIN = datetime.fromisoformat("2026-05-04T09:00:00+00:00")

@@ -3,8 +3,8 @@
 from functools import lru_cache
 from itertools import product
 
-from sppo_jax.plan.generators import GENERATORS, make_table
-from sppo_jax.plan.table import Table, Unit
+from sppo_jax.schedule.generators import GENERATORS, make_table
+from sppo_jax.schedule.table import Table, Unit
 
 
 @lru_cache(maxsize=1)

@@ -8,7 +8,7 @@ from flax import nnx
 
 from sppo_jax.config import config_from_dict, to_dict
 from sppo_jax.models import build_model
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 from sppo_jax.train.fingerprint import stamp
 
 SETTINGS = {

@@ -3,7 +3,7 @@
 import pytest
 
 from bench import fit_numbers
-from sppo_jax.planner.fitted import NUMBERS, TOLD, Numbers
+from sppo_jax.predict.fitted import NUMBERS, TOLD, Numbers
 
 # The most that the median and the worst error may be: what they were with twelve fitted numbers.
 LIMITS = {"counted in": (0.0116, 0.0479), "held out": (0.013, 0.0507), "TPUs": (0.024, 0.0695)}

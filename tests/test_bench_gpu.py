@@ -21,7 +21,7 @@ from bench.gpu_parts.runner import environment, run_case, why_not
 from sppo_jax.flex.contract import check_columns, far_cells
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.hardware import DEVICES
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 GIB = 2**30
 H200 = Machine(device="h200", description="NVIDIA H200", driver="580", hbm_bytes=140 * GIB, host_bytes=120 * GIB)

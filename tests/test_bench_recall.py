@@ -7,7 +7,7 @@ import pytest
 
 from bench import figures, recall
 from sppo_jax.config import load_config
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 CONFIG = Path(__file__).parents[1] / "configs" / "recall.yaml"
 # Smaller in everything, of the same make: ring of 2, 2 stages, 4 chunks, every distance longer than a chunk and odd.

@@ -10,7 +10,7 @@ from hf_configs import SMALL
 
 from sppo_jax.cli import main
 from sppo_jax.commands import plan
-from sppo_jax.planner.holders import MOMENTS
+from sppo_jax.predict.holders import MOMENTS
 
 SETTINGS = {
     "model": {"vocab_size": 256, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "mlp_size": 256},

@@ -415,7 +415,7 @@ import json, os, sys
 from unittest import mock
 from sppo_jax import cli, environment
 from sppo_jax.config import load_config
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 from sppo_jax.train import setup
 os.chdir({str(tmp_path)!r})
 values = make_plan(load_config("tiny.yaml")).to_dict()

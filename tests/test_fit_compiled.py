@@ -15,7 +15,7 @@ from sppo_jax.fit.compiled import Fit, Sizes, compile_lowered, compile_plan, pre
 from sppo_jax.fit.copies import HostCopies, LoopWait
 from sppo_jax.fit.nearest import nearest_change
 from sppo_jax.hardware import parse_cluster, pool_bytes
-from sppo_jax.planner.search import search
+from sppo_jax.search.search import search
 
 GIB = 2**30
 

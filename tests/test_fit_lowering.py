@@ -5,7 +5,7 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.fit.lowering import train_program
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 MODEL = {"vocab_size": 64, "num_layers": 2, "hidden_size": 32, "num_heads": 4, "mlp_size": 32, "kernel": "cudnn"}
 

@@ -3,8 +3,8 @@
 from exactness import small_plan
 
 from sppo_jax.fit.turns import turn_shares
-from sppo_jax.plan.program import lower
-from sppo_jax.plan.ring import AttentionShape
+from sppo_jax.program.program import lower
+from sppo_jax.program.ring import AttentionShape
 
 SHAPE = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=6, itemsize=8)
 ORDER = dict(chunks=(8,) * 8, schedule="breadth-first", interleave=4, kv="rebuild")

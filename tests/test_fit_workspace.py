@@ -8,7 +8,7 @@ import pytest
 
 from sppo_jax import compat
 from sppo_jax.fit.workspace import reserve_workspace
-from sppo_jax.planner.workspace import backward_bytes
+from sppo_jax.predict.workspace import backward_bytes
 
 
 def attend(q, k, v, out, lse, dout):

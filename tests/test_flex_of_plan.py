@@ -9,10 +9,10 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.flex.cells import today
 from sppo_jax.flex.of_plan import plan_weights, window_shape
 from sppo_jax.flex.placement import Pieces
-from sppo_jax.plan.csv_format import to_csv
 from sppo_jax.plan.parts import SchedulePlan
-from sppo_jax.plan.simulate import simulate
-from sppo_jax.planner.make import costs_of, make_plan
+from sppo_jax.predict.simulate import simulate
+from sppo_jax.schedule.csv_format import to_csv
+from sppo_jax.search.make import costs_of, make_plan
 
 LENGTH = 2**17
 

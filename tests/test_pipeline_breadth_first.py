@@ -6,9 +6,9 @@ import pytest
 from combinations import draw_by_groups
 from programs import HOST, NOTHING, Case, compare
 
-from sppo_jax.plan.fold import num_segments, unfold
-from sppo_jax.plan.program import lower
-from sppo_jax.plan.ring import AttentionShape
+from sppo_jax.program.fold import num_segments, unfold
+from sppo_jax.program.program import lower
+from sppo_jax.program.ring import AttentionShape
 
 SHAPE = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=6, itemsize=8)
 

@@ -12,7 +12,7 @@ from programs import HOST, NOTHING, Case, compare
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 WRITTEN = {
     "interleaved-hybrid-host-unequal-tied": Case(

@@ -11,8 +11,8 @@ from flax import nnx
 from programs import HOST, NOTHING, Case, compare
 
 from sppo_jax.pipeline.api import value_and_grad
-from sppo_jax.plan.csv_format import to_csv
-from sppo_jax.plan.generators import make_table
+from sppo_jax.schedule.csv_format import to_csv
+from sppo_jax.schedule.generators import make_table
 
 
 def own_table():

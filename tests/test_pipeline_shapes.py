@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 from programs import HOST, NOTHING, Case, compare
 
-from sppo_jax.plan.shapes import rounded_up, tick_shapes
-from sppo_jax.planner.equal_cost import ChunkSeconds, equal_cost_lengths
+from sppo_jax.schedule.shapes import rounded_up, tick_shapes
+from sppo_jax.search.equal_cost import ChunkSeconds, equal_cost_lengths
 
 SECONDS = ChunkSeconds(pair=1.0, token=6.0, prefix=0.5, fixed=3.0)
 

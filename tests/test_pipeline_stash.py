@@ -11,7 +11,7 @@ import pytest
 from sppo_jax.pipeline.host_traffic import row_to_fetch
 from sppo_jax.pipeline.rows import HostRow
 from sppo_jax.pipeline.stash import HostPlace, StashLayout, chunk_entries
-from sppo_jax.plan.stash import StashClass
+from sppo_jax.program.stash import StashClass
 
 PIECES = [(1024,), (858, 166), (300, 24, 700)]
 

@@ -13,7 +13,7 @@ from sppo_jax.pipeline import api, storage
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.layout import make_mesh
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.planner.stage_params import stage_params
+from sppo_jax.predict.stage_params import stage_params
 
 # Mesh, chunks and changes of the model: five divides nothing; six divides some dims of one model, and by two cuts.
 MESHES = {

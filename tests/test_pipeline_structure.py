@@ -16,7 +16,7 @@ from jaxprs import is_host, walk
 from sppo_jax.attention.validate import KEYS
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import Step, value_and_grad
-from sppo_jax.plan.fold import Loop, num_segments, unfold
+from sppo_jax.program.fold import Loop, num_segments, unfold
 
 HOST = ("host", "host", "recompute")
 NOTHING = ("recompute", "recompute", "recompute")

@@ -22,14 +22,14 @@ from sppo_jax.models import build_model
 from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights
 from sppo_jax.pipeline.stage import Stage
-from sppo_jax.plan.fold import unfold
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.plan.stash import slot_bytes, stash_classes
-from sppo_jax.plan.waiting import waiting_room
-from sppo_jax.planner.costs import Recompute, StageShape, cost_model
-from sppo_jax.planner.evaluate import costs_of, shape_of_plan
-from sppo_jax.planner.make import make_plan
-from sppo_jax.planner.stash_bytes import token_bytes
+from sppo_jax.predict.costs import Recompute, StageShape, cost_model
+from sppo_jax.predict.stash_bytes import token_bytes
+from sppo_jax.program.fold import unfold
+from sppo_jax.program.stash import slot_bytes, stash_classes
+from sppo_jax.schedule.waiting import waiting_room
+from sppo_jax.search.evaluate import costs_of, shape_of_plan
+from sppo_jax.search.make import make_plan
 
 NUM_PLANS = 200
 PLACES = [

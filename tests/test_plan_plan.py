@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 from exactness import small_plan
 
-from sppo_jax.plan.csv_format import to_csv
-from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.stash import recomputing_groups
+from sppo_jax.program.stash import recomputing_groups
+from sppo_jax.schedule.csv_format import to_csv
+from sppo_jax.schedule.generators import make_table
 
 
 def make(**changes) -> Plan:

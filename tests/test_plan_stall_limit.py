@@ -12,11 +12,11 @@ from sppo_jax.config import config_from_dict, load_config
 from sppo_jax.plan.json_format import read_object
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import first_step_pinning_s, pinning_s, stall_limit_s, stall_problem, stall_text
-from sppo_jax.planner.search import search
 from sppo_jax.report.plan.figures import figures_of
 from sppo_jax.report.plan.html import plan_html
 from sppo_jax.report.plan.json_report import plan_dict
 from sppo_jax.report.plan.text import plan_text
+from sppo_jax.search.search import search
 
 GiB = 2**30
 # Their predicted steps are longer than half an hour, the limit of every run once.

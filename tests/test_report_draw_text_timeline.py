@@ -3,9 +3,9 @@
 import pytest
 from schedule_cases import all_tables, wave_tables
 
-from sppo_jax.plan.csv_format import from_csv, to_csv
-from sppo_jax.plan.generators import make_table
 from sppo_jax.report.draw.text_timeline import text_passes, text_timeline
+from sppo_jax.schedule.csv_format import from_csv, to_csv
+from sppo_jax.schedule.generators import make_table
 
 
 def test_csv_round_trip():

@@ -4,8 +4,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from sppo_jax.plan.generators import make_table
 from sppo_jax.report.draw.timeline import COLORS, IDLE, timeline_svg
+from sppo_jax.schedule.generators import make_table
 
 
 def test_every_tick_of_every_stage_is_a_box_of_its_kind():

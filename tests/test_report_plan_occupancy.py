@@ -7,12 +7,12 @@ from report_cases import HOST, MODEL, small_figures
 from test_report_plan_figures import CASES
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.plan.waiting import waiting_room
-from sppo_jax.planner.shape import Shape
+from sppo_jax.predict.shape import Shape
 from sppo_jax.report.plan.occupancy import occupancy, unit_bytes
 from sppo_jax.report.plan.text import copies_text
+from sppo_jax.schedule.generators import make_table
+from sppo_jax.schedule.waiting import waiting_room
 
 GROUPS = [name for name in CASES if name != "copies too slow to hide"]
 

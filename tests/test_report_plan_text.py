@@ -6,8 +6,7 @@ import pytest
 from report_cases import small_figures, too_large
 from test_report_plan_figures import CASES
 
-from sppo_jax.plan.generators import make_table
-from sppo_jax.plan.simulate import simulate
+from sppo_jax.predict.simulate import simulate
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
 from sppo_jax.report.plan.text import brief_text, plan_text, scaled_timeline
 from sppo_jax.report.plan.words import (
@@ -19,6 +18,7 @@ from sppo_jax.report.plan.words import (
     schedule_of,
     seconds,
 )
+from sppo_jax.schedule.generators import make_table
 
 FIGURES = {name: lambda groups=groups: small_figures(**groups) for name, groups in CASES.items()}
 FIGURES["does not fit"] = too_large

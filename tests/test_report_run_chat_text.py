@@ -9,9 +9,9 @@ from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
 from sppo_jax.data.open import open_data
 from sppo_jax.data.summary import summarize
-from sppo_jax.planner.make import make_plan
 from sppo_jax.report.run.chat_text import learned_text
 from sppo_jax.report.run.trained_line import trained_line, trained_share
+from sppo_jax.search.make import make_plan
 
 pytest.importorskip("jinja2")
 from chat_cases import PLAIN

@@ -16,7 +16,7 @@ from hf_folders import SMALL, write_folder
 from run_pairs import ALONE, FEATURES, NEEDS, closed, runs, settings_of
 
 from sppo_jax.config import config_from_dict
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 RUNS = runs()
 IN_CI = 1
@@ -34,7 +34,7 @@ from pathlib import Path
 from sppo_jax import distributed
 from sppo_jax.commands.command import simulate_devices
 from sppo_jax.config import load_config
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 config = load_config(sys.argv[1], sys.argv[2:])
 simulate_devices(distributed.local_devices(4))
 distributed.start(config)

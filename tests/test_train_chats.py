@@ -26,7 +26,7 @@ from sppo_jax.models import from_hf
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.layout import make_mesh
 from sppo_jax.pipeline.storage import param_shardings
-from sppo_jax.planner.make import costs_of
+from sppo_jax.search.make import costs_of
 
 # One worker makes what all of these look at.
 pytestmark = pytest.mark.xdist_group("train_chats")

@@ -13,7 +13,7 @@ from tiny_runs import at_batch, losses_of, make_config, run
 from sppo_jax.data import flex
 from sppo_jax.flex import cells
 from sppo_jax.flex.baselines import per_batch
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 from sppo_jax.train.setup import prepare
 
 pytestmark = [pytest.mark.xdist_group("train_groups"), pytest.mark.usefixtures("compiled_once")]

@@ -11,7 +11,7 @@ from flax import nnx
 from tiny_runs import losses_of, make_config, quickly, run, write_documents
 
 from sppo_jax.config import ConfigError
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 from sppo_jax.train.checkpoint_read import read_run
 from sppo_jax.train.setup import begin, prepare
 

@@ -16,7 +16,7 @@ from sppo_jax.fit.lowering import train_program
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import storage
 from sppo_jax.pipeline.layout import make_mesh
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 from sppo_jax.train.checkpoint_read import load_params
 from sppo_jax.train.evaluate_saved import evaluate_saved
 from sppo_jax.train.fingerprint import stamp

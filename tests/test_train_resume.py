@@ -16,7 +16,7 @@ from tiny_runs import at_batch, lines_of, losses_of, make_config, quickly, run, 
 
 from sppo_jax.cli import main
 from sppo_jax.models import build_model
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 from sppo_jax.train.checkpoint import Checkpoints
 from sppo_jax.train.checkpoint_read import checkpoint_steps, load_params, read_run
 from sppo_jax.train.loop import RunFailed, to_save

@@ -10,7 +10,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, Device, make_cluster, with_profile
 from sppo_jax.hardware.measured_figures import profile_from_dict
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.evaluate import costs_of, simulation_of
+from sppo_jax.search.evaluate import costs_of, simulation_of
 
 FORWARD_SHARE, BACKWARD_SHARE, LONG_QUERIES = 0.70, 0.55, 8192
 LONG_TOKENS, MFU, PEER_SPEED, PEER_LENGTH, OFFLOAD_COST, PLANNER_ERROR = 131072, 0.50, 1.6, 3.0, 0.03, 0.15

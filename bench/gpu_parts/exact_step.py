@@ -30,7 +30,7 @@ from sppo_jax.config import Config, config_from_dict
 from sppo_jax.models.build import build_model
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline import api, layout
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 IN_WAVES, BREADTH_FIRST, WAITING = ", in waves", ", breadth-first", ", breadth-first, chunks wait on the host"
 # The stash kept, on the host, at another share for some diagonals, and with attention outputs of late chunks alone.

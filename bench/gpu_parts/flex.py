@@ -27,7 +27,7 @@ from sppo_jax.models.build import build_model
 from sppo_jax.models.dense import dense_value_and_grad
 from sppo_jax.pipeline import api, layout
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 GROUPS = ("flex", "static")
 # Part of a row that documents fill. Rows without padding leave nothing to deal.

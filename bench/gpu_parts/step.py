@@ -26,8 +26,8 @@ from sppo_jax.models.counts import flops_per_token
 from sppo_jax.pipeline.host_pool import fill_pools
 from sppo_jax.pipeline.layout import stripe
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
-from sppo_jax.planner.search import search
+from sppo_jax.search.make import make_plan
+from sppo_jax.search.search import search
 from sppo_jax.train.memory_peak import peak_memory
 from sppo_jax.train.state import TrainState, init_state
 

@@ -19,7 +19,7 @@ from sppo_jax.attention.blockwise import merge
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.spans import Spans, shift_rows
 from sppo_jax.dtypes import accumulator
-from sppo_jax.plan.past_tile import MAX_TILE, past_tile
+from sppo_jax.program.past_tile import MAX_TILE, past_tile
 
 
 class _Tile:

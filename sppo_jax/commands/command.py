@@ -14,8 +14,8 @@ from sppo_jax.distributed import local_devices
 from sppo_jax.environment import add_xla_flag
 from sppo_jax.paths import local_path
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.given import contradicted
-from sppo_jax.planner.make import check_plan
+from sppo_jax.search.given import contradicted
+from sppo_jax.search.make import check_plan
 
 _UNITS = {"K": 1024, "M": 1024**2}
 _HF = "hf:"

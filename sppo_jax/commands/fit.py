@@ -12,7 +12,7 @@ from sppo_jax.fit.compiled import MAX_EXPOSED, Fit, compile_plan, prepare_enviro
 from sppo_jax.fit.nearest import Change, nearest_change
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan, resolve_cluster
+from sppo_jax.search.make import make_plan, resolve_cluster
 
 
 def run(words: Sequence[str]) -> int:

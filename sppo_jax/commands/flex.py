@@ -17,11 +17,11 @@ from sppo_jax.data.rows import Rows
 from sppo_jax.flex.flexsp.costs import MODELS
 from sppo_jax.flex.lengths import corpora, read_lengths
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan
 from sppo_jax.report.flex.figures import figures_of_groups
 from sppo_jax.report.flex.flexsp import flexsp_dict, flexsp_figures, flexsp_text
 from sppo_jax.report.flex.json_report import flex_dict
 from sppo_jax.report.flex.text import flex_text
+from sppo_jax.search.make import make_plan
 
 _WINDOWS, _MOST_WINDOWS = 4, 256
 # Rows are packed from so many times the documents that are shown, as those of a large corpus are.

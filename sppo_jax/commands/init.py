@@ -11,9 +11,9 @@ from sppo_jax.commands.command import DOES_NOT_FIT, DONE, Parser, folder_setting
 from sppo_jax.commands.outputs import Output, check_outputs
 from sppo_jax.config import config_from_dict
 from sppo_jax.config.hf_length import warn_beyond_length
-from sppo_jax.planner.search import search
 from sppo_jax.report.plan.figures import figures_of
 from sppo_jax.report.plan.words import subject, verdict
+from sppo_jax.search.search import search
 
 _HEAD = "# Written by sppo init"
 # The model of a config without a folder: small enough for a CPU, on text that every Python has.

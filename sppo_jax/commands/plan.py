@@ -21,16 +21,16 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
-from sppo_jax.planner.given import without_effect
-from sppo_jax.planner.limits import Bound, max_length, min_devices
-from sppo_jax.planner.make import resolve_cluster
-from sppo_jax.planner.search import search
 from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html
 from sppo_jax.report.plan.json_report import plan_dict
 from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
 from sppo_jax.report.plan.text import brief_text, moments_text, plan_text
+from sppo_jax.search.given import without_effect
+from sppo_jax.search.limits import Bound, max_length, min_devices
+from sppo_jax.search.make import resolve_cluster
+from sppo_jax.search.search import search
 
 # Seconds of a search before its time is shown.
 _MOMENT_S = 2.0

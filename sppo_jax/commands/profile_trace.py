@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sppo_jax.commands.command import DONE, config_parser, load, read_plan, some_path
 from sppo_jax.environment import skip_cuda_without_driver
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 if TYPE_CHECKING:
     from sppo_jax.train.trace import Trace

@@ -15,9 +15,9 @@ from sppo_jax.environment import gpus_may_start, set_waiting_limits, skip_cuda_w
 from sppo_jax.hardware import Cluster, visible_gpus
 from sppo_jax.output import Output
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import make_plan, resolve_cluster
-from sppo_jax.planner.pinned import refusal
+from sppo_jax.predict.pinned import refusal
 from sppo_jax.report.draw.text_timeline import text_timeline
+from sppo_jax.search.make import make_plan, resolve_cluster
 
 
 def run(words: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from sppo_jax.paths import check_local
-from sppo_jax.plan.rules import Facts, check
+from sppo_jax.rules import Facts, check
 
 
 class ConfigError(ValueError):

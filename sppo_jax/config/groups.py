@@ -10,7 +10,7 @@ from sppo_jax.config.data import DataConfig
 from sppo_jax.config.group import ConfigError, Group
 from sppo_jax.config.hardware import HardwareConfig
 from sppo_jax.config.model import ModelConfig
-from sppo_jax.plan.rules import Facts
+from sppo_jax.rules import Facts
 
 Place = Literal["auto", "keep", "host", "recompute"]
 # Steps, seeds and positions are int32 on the devices.

@@ -18,8 +18,8 @@ from sppo_jax.fit.figures import Figures
 from sppo_jax.fit.thunks import graphed_loops
 from sppo_jax.hardware import Cluster, pool_bytes
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.evaluate import costs_of
-from sppo_jax.planner.request import COMPUTE_BYTES
+from sppo_jax.search.evaluate import costs_of
+from sppo_jax.search.request import COMPUTE_BYTES
 from sppo_jax.units import format_bytes
 
 # XLA's error where it would have to try kernels on a GPU.

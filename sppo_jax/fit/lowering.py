@@ -15,8 +15,8 @@ from sppo_jax.fit.turns import turn_shares
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import layout, storage
 from sppo_jax.pipeline.api import Step
-from sppo_jax.plan.fold import num_segments
 from sppo_jax.plan.plan import Plan
+from sppo_jax.program.fold import num_segments
 from sppo_jax.train.placement import batch_shapes
 from sppo_jax.train.signals import signal_sharding
 from sppo_jax.train.state import TrainState, shardings_of, state_shapes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.capacity import spare_share
-from sppo_jax.planner.search import search
+from sppo_jax.search.search import search
 from sppo_jax.units import format_bytes
 
 _MESH = ("mesh.data", "mesh.pipe", "mesh.seq", "mesh.weights", "optimizer.place")

@@ -5,9 +5,9 @@ A program's text does not say.
 
 from collections import Counter
 
-from sppo_jax.plan.fold import of_bodies
-from sppo_jax.plan.program import Program
-from sppo_jax.plan.tick_rows import FLAGS
+from sppo_jax.program.fold import of_bodies
+from sppo_jax.program.program import Program
+from sppo_jax.program.tick_rows import FLAGS
 
 # The scope of the loop of each flag of a row, by which the text of a compiled program names it.
 SCOPES = {"gathers": "gather_turn", "scatters": "scatter_turn", "attends_again": "attention_turn"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sppo_jax.planner.workspace import backward_bytes
+from sppo_jax.predict.workspace import backward_bytes
 
 _BACKWARD = "__cudnn$fmha"
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from sppo_jax.flex.shape import Shape, UnitWeights, Weights
 from sppo_jax.plan.plan import Plan, schedule_table
-from sppo_jax.plan.table import Table, TickShape, chunk_starts
-from sppo_jax.planner.costs import CostModel
+from sppo_jax.predict.costs import CostModel
+from sppo_jax.schedule.table import Table, TickShape, chunk_starts
 
 _FLOAT32 = 4
 # Bits of the cost of the longest unit: what is added up over ticks still fits an int64.

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.table import Table, chunk_starts
+from sppo_jax.schedule.table import Table, chunk_starts
 
 
 @dataclass(frozen=True, kw_only=True)

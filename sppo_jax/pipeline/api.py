@@ -54,12 +54,12 @@ from sppo_jax.pipeline.stash import StashLayout
 from sppo_jax.pipeline.state import evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.tables import Tables
-from sppo_jax.plan.counters import needs_tables
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.program import Program, lower
-from sppo_jax.plan.ring import AttentionShape
-from sppo_jax.plan.rules import Facts, check, layers_per_virtual_stage
-from sppo_jax.plan.stash import StashClass
+from sppo_jax.program.counters import needs_tables
+from sppo_jax.program.program import Program, lower
+from sppo_jax.program.ring import AttentionShape
+from sppo_jax.program.stash import StashClass
+from sppo_jax.rules import Facts, check, layers_per_virtual_stage
 
 
 class TokenScores(NamedTuple):

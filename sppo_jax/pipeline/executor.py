@@ -27,9 +27,9 @@ from sppo_jax.pipeline.stash import HostPlace
 from sppo_jax.pipeline.state import Coming, EvaluationState, State, TrainingState, begun
 from sppo_jax.pipeline.storage import sum_over_members
 from sppo_jax.pipeline.turn import when
-from sppo_jax.plan.fold import Loop, unfold
-from sppo_jax.plan.program import TickSpec
-from sppo_jax.plan.table import BREADTH_FIRST
+from sppo_jax.program.fold import Loop, unfold
+from sppo_jax.program.program import TickSpec
+from sppo_jax.rules import BREADTH_FIRST
 
 # Names under which a profile shows the operations of a tick. The names of ticks without ends have a suffix.
 TICK_NAMES = {"F": "forward_tick", "B": "backward_tick", "H": "head_tick"}

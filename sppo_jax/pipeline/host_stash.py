@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 
 from sppo_jax.compat import in_host_memory, to_host
 from sppo_jax.pipeline.stash import UNIT, Pieces, StashLayout
-from sppo_jax.plan.program import Program
-from sppo_jax.plan.stash import StashClass
+from sppo_jax.program.program import Program
+from sppo_jax.program.stash import StashClass
 
 Stash = dict[StashClass, Pieces]
 

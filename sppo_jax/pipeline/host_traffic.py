@@ -16,7 +16,7 @@ from sppo_jax.pipeline.run import Run
 from sppo_jax.pipeline.stash import HostPlace
 from sppo_jax.pipeline.state import Coming, TrainingState, begun
 from sppo_jax.pipeline.turn import when
-from sppo_jax.plan.program import TickSpec
+from sppo_jax.program.program import TickSpec
 
 
 def start(run: Run, spec: TickSpec, row, state: TrainingState) -> Coming | None:

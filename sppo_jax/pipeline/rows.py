@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.plan.counters import numbers_of_turns, step_of
-from sppo_jax.plan.tick_rows import FLAGS, HOST_ROWS
+from sppo_jax.program.counters import numbers_of_turns, step_of
+from sppo_jax.program.tick_rows import FLAGS, HOST_ROWS
 
 
 class HostRow(NamedTuple):

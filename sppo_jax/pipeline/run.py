@@ -17,8 +17,8 @@ from sppo_jax.pipeline import stash
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
 from sppo_jax.pipeline.tables import Tables
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.program import Program
-from sppo_jax.plan.stash import StashClass
+from sppo_jax.program.program import Program
+from sppo_jax.program.stash import StashClass
 
 
 class Sequences(NamedTuple):

@@ -17,7 +17,7 @@ from sppo_jax.pipeline.block import Block, Residuals, Weights
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
 from sppo_jax.pipeline.turn import when
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.plan.stash import StashClass
+from sppo_jax.program.stash import StashClass
 
 
 def _rest_names(q_TNH, leaves) -> dict:

@@ -20,7 +20,7 @@ from jax import lax
 from sppo_jax import buffers
 from sppo_jax.compat import to_device, to_host
 from sppo_jax.plan.host_pieces import ONE_PIECE, cut_line
-from sppo_jax.plan.stash import StashClass
+from sppo_jax.program.stash import StashClass
 
 Arrays = dict[str, jax.Array]
 Pieces = tuple[jax.Array, ...]  # one array of each piece

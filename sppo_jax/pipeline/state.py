@@ -16,7 +16,7 @@ from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline import stash, vocabulary
 from sppo_jax.pipeline.layout import Physical
 from sppo_jax.pipeline.run import Run
-from sppo_jax.plan.stash import StashClass
+from sppo_jax.program.stash import StashClass
 
 
 class EvaluationState(NamedTuple):

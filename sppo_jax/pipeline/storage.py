@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as Spec
 from sppo_jax.compat import in_host_memory, is_on_host
 from sppo_jax.pipeline.layout import SEQ, Physical, arrange, fit
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.spread import Cut, padded, spread
+from sppo_jax.program.spread import Cut, padded, spread
 
 # The devices of a stage, on the mesh within a step.
 MEMBERS = ("data", *SEQ)

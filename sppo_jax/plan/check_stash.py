@@ -1,9 +1,9 @@
 """What a plan may say of its stash: the places of activations, and what each place asks of the schedule."""
 
 from sppo_jax.plan.parts import SchedulePlan, StashPlan
-from sppo_jax.plan.rules import Facts, check
-from sppo_jax.plan.table import Table
-from sppo_jax.plan.waiting import waiting_room
+from sppo_jax.rules import Facts, check
+from sppo_jax.schedule.table import Table
+from sppo_jax.schedule.waiting import waiting_room
 
 STASH_PLACES = ("keep", "host", "recompute")
 # What each setting may be, in the order in which they are checked.

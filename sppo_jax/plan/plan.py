@@ -6,15 +6,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from sppo_jax.plan import rules
-from sppo_jax.plan.check import check
+from sppo_jax import rules
 from sppo_jax.plan.check_stash import check_places, check_stash
-from sppo_jax.plan.csv_format import from_csv
-from sppo_jax.plan.generators import make_table
 from sppo_jax.plan.host_arrays import HostArrays
 from sppo_jax.plan.host_pieces import ONE_PIECE, check_host_pieces, describe_pieces
 from sppo_jax.plan.json_format import SCHEMA_VERSION, read_object, read_plan
-from sppo_jax.plan.outline import make_outline
 from sppo_jax.plan.parts import (
     GROUPS,
     KERNELS,
@@ -28,8 +24,12 @@ from sppo_jax.plan.parts import (
     SchedulePlan,
     StashPlan,
 )
-from sppo_jax.plan.table import MIN_HOST_GAP, Table
-from sppo_jax.plan.waiting import with_late_heads
+from sppo_jax.schedule.check import check
+from sppo_jax.schedule.csv_format import from_csv
+from sppo_jax.schedule.generators import make_table
+from sppo_jax.schedule.outline import make_outline
+from sppo_jax.schedule.table import MIN_HOST_GAP, Table
+from sppo_jax.schedule.waiting import with_late_heads
 from sppo_jax.units import format_bytes
 
 

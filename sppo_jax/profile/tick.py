@@ -10,8 +10,8 @@ from sppo_jax.config import Config, ModelConfig, config_from_dict
 from sppo_jax.hardware import Device, make_cluster
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.pipeline import api, layout, storage
-from sppo_jax.planner.make import make_plan
 from sppo_jax.profile.timing import Timer
+from sppo_jax.search.make import make_plan
 
 _CHUNKS = 16
 _CHUNK_TILES = 16

@@ -16,7 +16,7 @@ from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.parts import MODEL_FIELDS
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import check_plan, make_plan
+from sppo_jax.search.make import check_plan, make_plan
 from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import load_params
 from sppo_jax.train.evaluate import Validation, validate

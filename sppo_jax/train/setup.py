@@ -25,7 +25,7 @@ from sppo_jax.models import build_model
 from sppo_jax.models.hf_read import load_hf_params
 from sppo_jax.pipeline import api, layout, storage
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.make import costs_of
+from sppo_jax.search.make import costs_of
 from sppo_jax.train import layer_order
 from sppo_jax.train.checkpoint_read import Restored, checkpoint_steps, other_folders, restore_newest
 from sppo_jax.train.evaluate import Scores

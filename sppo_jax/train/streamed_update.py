@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sppo_jax.compat import is_on_host, to_device, to_host
-from sppo_jax.plan.layers import divisors
+from sppo_jax.rules import divisors
 
 # A slice has at most so many bytes, and a parameter at least so many slices, if its rows allow.
 _SLICE_BYTES, _NUM_SLICES = 64 * 2**20, 16

@@ -1,6 +1,6 @@
 """A schedule table as text for a terminal: one row a stage, one column a tick."""
 
-from sppo_jax.plan.table import Table, Unit
+from sppo_jax.schedule.table import Table, Unit
 
 _LABEL = 9  # "stage 12 "
 _GROUP_LETTERS = "abcdefghijklmnopqrstuvwxyz"

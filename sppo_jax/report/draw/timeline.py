@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate, groupby
 
-from sppo_jax.plan.simulate import simulate
-from sppo_jax.plan.table import Table, TickShape, Unit
+from sppo_jax.predict.simulate import simulate
+from sppo_jax.schedule.table import Table, TickShape, Unit
 
 # Two shades of each kind tell neighbouring sequences apart; a label is white on the first and dark on the second.
 COLORS = {"F": ("#4878a8", "#a3c4e0"), "B": ("#3f8440", "#a5d19d"), "H": ("#e07b1a", "#ffc583")}

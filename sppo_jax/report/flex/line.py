@@ -9,7 +9,7 @@ from sppo_jax.data.flex import window_pieces
 from sppo_jax.data.rows import Rows
 from sppo_jax.flex.choose import LEAST_GAIN, gain
 from sppo_jax.flex.of_plan import window_shape
-from sppo_jax.planner.make import costs_of, make_plan
+from sppo_jax.search.make import costs_of, make_plan
 
 # A window of more documents takes too long to place beside the rest of `sppo data`.
 _MOST_PIECES = 2000

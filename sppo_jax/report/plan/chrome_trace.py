@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from sppo_jax.plan.table import Table, TickShape, Unit
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.report.plan.occupancy import occupancy
 from sppo_jax.report.plan.words import schedule_of, subject
+from sppo_jax.schedule.table import Table, TickShape, Unit
 
 Event = dict[str, Any]
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from sppo_jax.config import Config, ModelConfig
 from sppo_jax.hardware import DEVICES, Cluster
 from sppo_jax.models.counts import flops_per_token
-from sppo_jax.plan.outline import first_rounds
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
-from sppo_jax.plan.simulate import Simulation, simulate
 from sppo_jax.plan.stall_limit import AUTO
-from sppo_jax.plan.table import Table, TickShape, Unit
-from sppo_jax.planner.costs import CostModel
-from sppo_jax.planner.evaluate import costs_of, shape_of_plan
-from sppo_jax.planner.offload import copy_seconds
-from sppo_jax.planner.search import Found
-from sppo_jax.planner.shape import Shape
+from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
+from sppo_jax.schedule.outline import first_rounds
+from sppo_jax.schedule.table import Table, TickShape, Unit
+from sppo_jax.search.evaluate import costs_of, shape_of_plan
+from sppo_jax.search.offload import copy_seconds
+from sppo_jax.search.search import Found
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".
 COLUMNS = {

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from sppo_jax.plan.host_rows import refetching_tick
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.plan.stash import merged_classes, slot_bytes, stash_classes
-from sppo_jax.plan.table import Table, Unit
-from sppo_jax.plan.waiting import room_ticks
-from sppo_jax.planner.memory import Memory
-from sppo_jax.planner.shape import Shape
-from sppo_jax.planner.stash_bytes import refetch_bytes, token_bytes, waiting_bytes
+from sppo_jax.predict.memory import Memory
+from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.stash_bytes import refetch_bytes, token_bytes, waiting_bytes
+from sppo_jax.program.host_rows import refetching_tick
+from sppo_jax.program.stash import merged_classes, slot_bytes, stash_classes
+from sppo_jax.schedule.table import Table, Unit
+from sppo_jax.schedule.waiting import room_ticks
 
 UnitKey = tuple[int, int, int]  # sequence, chunk, virtual stage
 # Bytes that a device stashes for each unit: in its own memory, and on the host.

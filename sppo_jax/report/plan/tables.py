@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from sppo_jax.hardware import usable_bytes
 from sppo_jax.plan.stall_limit import stall_problem, stall_text
-from sppo_jax.planner.holders import MOMENTS
-from sppo_jax.planner.memory import Memory
+from sppo_jax.predict.holders import MOMENTS
+from sppo_jax.predict.memory import Memory
 from sppo_jax.report.plan.figures import COLUMNS, WORKING, Figures
 from sppo_jax.report.plan.words import (
     COLUMN_NAMES,

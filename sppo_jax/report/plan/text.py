@@ -4,8 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import accumulate
 
-from sppo_jax.plan.table import Table
-from sppo_jax.planner.holders import MOMENTS
+from sppo_jax.predict.holders import MOMENTS
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
 from sppo_jax.report.draw.text_timeline import text_passes, text_timeline
 from sppo_jax.report.draw.timeline import FADING
@@ -23,6 +22,7 @@ from sppo_jax.report.plan.tables import (
     stage_rows,
 )
 from sppo_jax.report.plan.words import COLUMN_HELP, DECIDED, seconds, subject, verdict
+from sppo_jax.schedule.table import Table
 
 # The choices that explain the step to someone who meets a plan for the first time, in the order of the question.
 _FIRST_CHOICES = ("mesh", "schedule", "chunks", "stash", "host share", "weights", "optimizer", "waiting", "hardware")

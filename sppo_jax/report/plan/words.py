@@ -6,8 +6,8 @@ from typing import Any
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.plan.plan import Plan
-from sppo_jax.planner.reasons import HOLDERS
 from sppo_jax.report.plan.figures import Figures
+from sppo_jax.search.reasons import HOLDERS
 from sppo_jax.units import format_bytes
 
 PART_NAMES = {

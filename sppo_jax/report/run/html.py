@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 
 from sppo_jax.files import write_whole
-from sppo_jax.planner.make import costs_of
 from sppo_jax.report.draw.chart import Panel, chart_svg
 from sppo_jax.report.draw.page import PAGE_LOOK, bar, cards, page, table
 from sppo_jax.report.draw.timeline import timeline_svg
@@ -25,6 +24,7 @@ from sppo_jax.report.run.words import (
     skip_rows,
     subject_of_run,
 )
+from sppo_jax.search.make import costs_of
 
 FILE = "report.html"
 # Widths in pixels: of a chart beside another, of a chart on a telephone, and of the timeline.

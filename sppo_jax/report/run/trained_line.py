@@ -6,7 +6,7 @@ import warnings
 
 from sppo_jax.config import Config
 from sppo_jax.data.summary import Summary
-from sppo_jax.planner.make import make_plan
+from sppo_jax.search.make import make_plan
 
 
 def trained_line(config: Config, summary: Summary) -> str:

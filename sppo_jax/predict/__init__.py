@@ -1,0 +1,1 @@
+"""How long a step takes and how much memory it holds; no jax."""

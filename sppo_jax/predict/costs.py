@@ -1,0 +1,538 @@
+"""Seconds of the units of a schedule, of what they send, and of the end of a step, for a causal decoder.
+
+Departures from the papers, each because the program that runs is another one:
+
+* SPPO writes a step as (p - 1 + N) / N * F(N) with F(N) read off a profile. Here every unit has its own seconds, from
+  FLOPs, bytes and a few rates, and the simulator adds up ticks.
+* Attention's backward is 2.5 times its forward in FLOPs (five matmuls to two), and 2.9 to 3.3 times in the seconds of
+  cuDNN's kernel; a linear layer's is 2 times. SPPO, Seq1F1B and the usual `6 P` rule take 2 for both; at a million
+  tokens a step is then at least a seventh too short.
+* Causal attention counts the pairs that exist, `tokens * start + tokens^2 / 2`; PipeOffload's formula counts all keys.
+* The fused kernel's forward takes whole waves of queries and both passes have a tail (`kernel_pairs`). SPPO
+  lets one efficiency fall with the length of a chunk.
+* A tick is lock-step: the linear parts of a chunk shorter than its tick are charged for the padding, and collectives
+  over the stages (embedding, head, their gradients) for every tick that has them. Attention skips padding.
+* Heads and tokens travel by all-to-all and ring, not by Megatron's all-gather and reduce-scatter, and weights are whole
+  on every device of a stage: so each B adds a gradient as large as the stage's weights to an accumulator in device
+  memory, whatever the length of the chunk. The papers have no such term; it is what makes chunks too short.
+* Nothing that is sent hides behind compute, except copies to the host, which the planner sizes to hide.
+
+The seconds of one unit are a function of its chunk, with all else worked out beforehand. The search asks for the
+seconds of hundreds of thousands of chunks. So what does not depend on the chunk is a constant
+of the function. Every function takes the same arguments:
+
+    start: tokens of the sequence before the chunk.
+    tokens: tokens of the chunk.
+    padded: tokens of the tick, where it is longer than the chunk; else at most `tokens`.
+    reach: tokens of the sequence up to the end of the tick's furthest chunk, where that is another one.
+    has_ends: whether the tick may meet the vocabulary (`plan.table.TickShape`).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.hardware import Cluster
+from sppo_jax.hardware.measured_figures import block_pairs
+from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs, num_tables
+from sppo_jax.plan.parts import MeshShape
+from sppo_jax.predict.stage_params import stage_params, table_params
+from sppo_jax.program.ring import AttentionShape, Ring
+from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
+
+# What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
+# waves), and in backward the start and the end of each tile (in tokens). Fitted on the kernel benchmarks that
+# `hardware/cluster.py` names.
+_TAIL_WAVES, _BACKWARD_TOKENS = 0.75, 160
+_FLOAT32 = 4
+# The tick of a chunk by itself.
+ALONE = TickShape(0, 0)
+# Passes over float32 parameters at the end of a step: the update reads four arrays (parameters, gradients and both
+# moments) and writes three; the norm for clipping reads gradients once more.
+_OPTIMIZER_PASSES = 8
+
+
+UnitSeconds = Callable[..., float]
+
+
+class StageShape(NamedTuple):
+    """A stage, and how its devices share a sequence.
+
+    Attributes:
+        mesh: devices along each axis.
+        ulysses: devices over which heads are spread.
+        ring: devices round which keys and values, or queries, travel; `ulysses * ring == mesh.seq`.
+        layers: layers of a virtual stage.
+        compute_bytes: bytes of an activation.
+        kernel: the attention kernel, "blockwise" or "cudnn".
+        length: tokens of a sequence.
+        ring_pass: what travels on the ring: "kv", "q", or "auto" for the fewer bytes.
+    """
+
+    mesh: MeshShape
+    ulysses: int
+    ring: int
+    layers: int
+    compute_bytes: int
+    kernel: str
+    length: int
+    ring_pass: str = "auto"
+
+
+class Recompute(NamedTuple):
+    """How much of a forward its backward computes again.
+
+    Attributes:
+        linear: how often the linear parts: 0, 1, or 2 from a stage's input alone.
+        attention: whether attention.
+        reach: the tokens of the sequence that a tick may reach for its backward to compute attention again.
+        rewrite_kv: the share of backwards in whose ticks keys and values are exchanged and written again.
+        kv: whether they are computed again there, too.
+    """
+
+    linear: int = 0
+    attention: bool = False
+    reach: float = math.inf
+    rewrite_kv: float = 0.0
+    kv: bool = False
+
+
+class Weights(NamedTuple):
+    """Where the weights of a stage are during a step.
+
+    Attributes:
+        again: how often a stage gathers the weights of all its layers, and scatters their sums, after the first time.
+        gathers_tables: whether the embedding and the head are gathered in each tick that needs them.
+        on_host: whether parameters and moments wait on the host.
+    """
+
+    again: tuple[float, float] = (0.0, 0.0)
+    gathers_tables: bool = False
+    on_host: bool = False
+
+
+_RESIDENT = Weights()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostModel:
+    """Seconds of the units of a schedule on one kind of device; made by `cost_model`.
+
+    Args:
+        layer: costs of a layer.
+        layers: layers of a virtual stage.
+        head_flops: FLOPs of a token in the whole head, forward and backward.
+        params: parameters of a stage with its share of the vocabulary.
+        kv_heads: key-value heads over all devices, replicated where `ulysses` needs it.
+        head_dim: elements of a head.
+        mesh: devices along each axis.
+        ulysses: devices over which heads are spread.
+        ring: the ring, and what travels on it.
+        compute_bytes: bytes of an activation.
+        recompute: how much of a forward its backward computes again.
+        cluster: the devices and what joins them.
+        again: how often a stage gathers the weights of all its layers, and scatters their sums, after the first time.
+        stage_layers: layers of a stage.
+        table_params: parameters of a stage's embedding, or of its head, where ticks gather these; else 0.
+        num_tables: 2, or 1 where the embedding and the head are tied.
+        host_params: a device's parameters in matrices of layers, and in tables, that wait on the host; else 0.
+    """
+
+    layer: LayerCosts
+    layers: int
+    head_flops: float
+    params: int
+    kv_heads: int
+    head_dim: int
+    mesh: MeshShape
+    ulysses: int
+    ring: Ring
+    compute_bytes: int
+    recompute: Recompute
+    cluster: Cluster
+    again: tuple[float, float]
+    stage_layers: int
+    table_params: int
+    num_tables: int
+    host_params: tuple[int, int] = (0, 0)
+
+    def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
+        """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
+
+        Args:
+            kind: "F", "B" or "H".
+            start: tokens of the sequence before the chunk.
+            tokens: tokens of the chunk.
+            tick: the shape of the tick, where it is larger than the chunk. Linear layers compute padding, attention
+                skips it. What travels on the ring depends on the tick's reach.
+        """
+        return self.seconds_of[kind](start, tokens, *tick)
+
+    def compute_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
+        """Returns the seconds in which a unit computes; arguments as `seconds`."""
+        return self.compute_of[kind](start, tokens, *tick)
+
+    def transfer_s(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
+        """Returns the seconds in which a unit sends to other devices; arguments as `seconds`."""
+        return self.transfer_of[kind](start, tokens, *tick)
+
+    @cached_property
+    def seconds_of(self) -> dict[str, UnitSeconds]:
+        """The functions behind `seconds`, by kind."""
+        return {kind: whole_seconds(self, kind) for kind in "FBH"}
+
+    @cached_property
+    def compute_of(self) -> dict[str, UnitSeconds]:
+        """The functions behind `compute_s`, by kind."""
+        return {kind: compute_seconds(self, kind) for kind in "FBH"}
+
+    @cached_property
+    def transfer_of(self) -> dict[str, UnitSeconds]:
+        """The functions behind `transfer_s`, by kind."""
+        return {kind: transfer_seconds(self, kind) for kind in "FBH"}
+
+    @cached_property
+    def wave_tokens(self) -> float:
+        """Tokens of a chunk whose queries occupy all compute units of the fused kernel once; 0: not counted."""
+        device = self.cluster.device
+        if device.attention_block or self.ring.kernel != "cudnn":
+            return 0.0
+        return device.attention_rows * self.mesh.seq * self.head_dim / self.layer.attention_elements
+
+    def token_s(self, kind: str) -> float:
+        """Returns the seconds of the linear layers for one token of a device."""
+        return self._compute_rates[kind][0]
+
+    def pair_s(self, kind: str) -> float:
+        """Returns the seconds of a (query, key) pair that a forward of attention computes."""
+        return self._compute_rates[kind][1] / self.mesh.seq
+
+    def ends_s(self, kind: str, tokens: float) -> float:
+        """Returns by how many seconds a tick of so many tokens is longer if it has ends."""
+        token_s = self.token_transfer_s[kind, True, False] - self.token_transfer_s[kind, False, False]
+        return token_s * tokens / self.mesh.seq + self.table_s[kind]
+
+    def ring_bytes(self, kind: str, tokens: int, reach: int) -> int:
+        """Returns the bytes that a device sends on the ring in one layer of a tick.
+
+        Args:
+            kind: "F" or "B".
+            tokens: of the tick on one device.
+            reach: tokens of the sequence up to the end of the tick's furthest chunk.
+        """
+        ring = self.ring
+        key = tokens, ring.bound(reach)
+        if key not in self._ring_bytes:
+            passes = ring.passes(tokens, reach)
+            of_kinds = (
+                ring.forward_bytes(passes.forward, tokens, passes.bound),
+                ring.backward_bytes(passes.backward, tokens, passes.bound),
+            )
+            self._ring_bytes[key] = of_kinds
+        forward, backward = self._ring_bytes[key]
+        if kind == "F":
+            return forward
+        return backward + (forward if self.recompute.attention and reach <= self.recompute.reach else 0)
+
+    def step_overhead_s(self) -> float:
+        """Returns the seconds of a step that belong to no tick.
+
+        The devices of a stage, over `data` and `seq`, share its float32 parameters and moments. At the start they
+        gather the weights in the compute dtype and zero the accumulators of the gradients; at the end these are summed
+        in float32 and each device updates its share. The update is bound by device memory. Where weights are gathered
+        group by group, `again` says how often that happens besides; the tables then belong to ticks.
+        """
+        members, (gathers, scatters) = self.mesh.data * self.mesh.seq, self.again
+        layers = self.stage_layers * self.layer.params
+        again = layers * (gathers * self.compute_bytes + scatters * 2 * _FLOAT32)
+        once = self.params - self.num_tables * self.table_params
+        sent = (members - 1) / members * (once * (self.compute_bytes + 2 * _FLOAT32) + again)
+        cast = _FLOAT32 + self.compute_bytes if self.compute_bytes < _FLOAT32 else 0
+        updated = self.params / members * (_OPTIMIZER_PASSES * _FLOAT32 + cast) + self.params * _FLOAT32
+        return sent / self._stage_link + updated / self.cluster.device.hbm_bytes_s + self.host_update_s()
+
+    def host_update_s(self) -> float:
+        """Returns the seconds of copies of parameters, moments and gradients on the host with no compute beside them.
+
+        The update fetches four arrays and writes three; a slice of an array is written while one of the next array
+        comes. Of the copies in the ticks, only the first group's weights and the last group's gradients have nothing
+        beside them (`offload.copy_seconds` has the others).
+        """
+        matrices, tables = self.host_params
+        copied = (matrices + tables) * 4 + 2 * matrices * self.layers / self.stage_layers
+        return copied * _FLOAT32 / self.cluster.host_link_bytes_s
+
+    def of_chunks(self, chunk_lengths: tuple[int, ...]) -> Callable[[Unit, TickShape], float]:
+        """Returns the costs that `simulate` asks for; a chunk's are the same on every stage and in every sequence."""
+        starts, lengths, functions = chunk_starts(chunk_lengths), chunk_lengths, self.seconds_of
+        known: dict[tuple, float] = {}
+        alike: dict[int, tuple[int, bool]] = {}  # what seconds depend on, of how far a tick reaches
+
+        def seconds(unit: Unit, tick: TickShape) -> float:
+            (kind, _, chunk, _), (tokens, reach, has_ends) = unit, tick
+            if reach not in alike:
+                alike[reach] = self.ring.bound(reach) if self.ring.members > 1 else 0, reach <= self.recompute.reach
+            key = kind, chunk, tokens, has_ends, alike[reach]
+            found = known.get(key)
+            if found is None:
+                found = known[key] = functions[kind](starts[chunk], lengths[chunk], tokens, reach, has_ends)
+            return found
+
+        return seconds
+
+    @cached_property
+    def _ring_bytes(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """What is known of `ring_bytes`: forward and backward, by tokens and by the keys that may travel."""
+        return {}
+
+    @cached_property
+    def _compute_rates(self) -> dict[str, tuple[float, float]]:
+        """Seconds of a token of a device and of a (query, key) pair forward, over the layers of a virtual stage."""
+        device = self.cluster.device
+        linear_flops_s = device.linear_flops_s(self.compute_bytes)
+        attention_flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, self.head_dim)
+        token_s = self.layers * self.layer.linear_flops / linear_flops_s
+        pair_s = self.layers * self.layer.pair_flops / attention_flops_s
+        kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
+        kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
+        head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
+        return {
+            "F": (token_s, pair_s),
+            "B": (token_s * (LINEAR_BACKWARD + self.recompute.linear) + kv_s, pair_s),
+            "H": (head_s, 0.0),
+        }
+
+    def memory_bytes(self, kind: str, again: bool) -> tuple[float, float]:
+        """Returns the bytes that a unit moves in device memory whatever the length of its chunk.
+
+        Attention takes keys and values of the prefix out of their buffer. Backward adds to dK and dV of the prefix and
+        to the gradients of the weights: a part in the compute dtype is written and read, a sum in float32 read and
+        written.
+
+        Args:
+            kind: "F" or "B".
+            again: whether the backward computes attention again.
+
+        Returns:
+            Bytes for each token up to the end of the chunk, and bytes besides.
+        """
+        copied, added = 2 * self.compute_bytes, 2 * self.compute_bytes + 2 * _FLOAT32
+        prefix = self.layers / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
+        if kind == "F":
+            return prefix * copied, 0.0
+        return prefix * (again * copied + copied + added), self.layers * self.layer.params * added
+
+    @cached_property
+    def table_s(self) -> dict[str, float]:
+        """Seconds in which a tick with ends gathers a table, or writes, reads and scatters its whole gradient.
+
+        Ticks of the last group of layers are charged for the embedding too, though they do without it.
+        """
+        members = self.mesh.data * self.mesh.seq
+        sent = (members - 1) / members * self.table_params / self._stage_link
+        gather_s = sent * self.compute_bytes
+        scatter_s = sent * 2 * _FLOAT32 + self.table_params * 2 * _FLOAT32 / self.cluster.device.hbm_bytes_s
+        return {"F": gather_s, "B": scatter_s, "H": gather_s + scatter_s}
+
+    @property
+    def _stage_link(self) -> float:
+        """Bytes a second of a sum over the devices of a stage, by the adapters of all its members on a host."""
+        device, seq = self.cluster.device, self.mesh.seq
+        span = seq if self.mesh.data == 1 else self.mesh.num_devices
+        if span <= self.cluster.devices_per_host:
+            return device.link_bytes_s
+        return min(device.link_bytes_s, device.network_bytes_s * min(seq, self.cluster.devices_per_host))
+
+    @cached_property
+    def token_transfer_s(self) -> dict[tuple[str, bool, bool], float]:
+        """Seconds in which a unit sends for one token of a device.
+
+        By its kind, whether its tick has ends, and whether its backward computes attention again.
+
+        What depends on the prefix is not in it.
+        """
+        exchange_link = self.cluster.link_bytes_s(self.ulysses)
+        pipe, hidden = self.mesh.pipe, self.layer.input_elements * self.compute_bytes
+        pipe_link = self.cluster.link_bytes_s(self.mesh.seq * pipe)
+        share = (pipe - 1) / pipe
+        hop = hidden if pipe > 1 else 0
+        # Embedding: a sum. Backward: the head's dX is gathered, the embedding's gradient summed. Head: x summed, dX in
+        # float32 summed and scattered. A sum passes everything twice.
+        seconds = {}
+        exchanged = {again: self.exchange_bytes(again) for again in (False, True)}
+        for has_ends, again in product((False, True), repeat=2):
+            forward, backward = exchanged[again]
+            ends = share * hidden if has_ends else 0
+            seconds["F", has_ends, again] = self.layers * forward / exchange_link + (hop + 2 * ends) / pipe_link
+            seconds["B", has_ends, again] = self.layers * backward / exchange_link + (hop + 3 * ends) / pipe_link
+            seconds["H", has_ends, again] = share * (2 * hidden + self.layer.input_elements * _FLOAT32) / pipe_link
+        return seconds
+
+    def exchange_bytes(self, again: bool) -> tuple[float, float]:
+        """Returns the bytes that ulysses sends for a token of a device and a layer, forward and backward.
+
+        Of all heads a device keeps one share. Forward: q, k, v and out in the compute dtype, LSE in the dtype of sums.
+        Backward: q, dout and dq in the compute dtype, LSE, dk and dv in the dtype of sums; then the whole out for the
+        fused kernel, or a row sum for the blockwise one. If attention is computed `again`: q, out and LSE once more. If
+        keys and values are written again: k and v.
+        """
+        layer, size, sum_bytes = self.layer, self.compute_bytes, self.ring.shape.sum_bytes
+        kv, rows = 2 * self.kv_heads * self.head_dim, sum_bytes * layer.lse_elements
+        forward = (2 * layer.attention_elements + kv) * size + rows
+        summary = layer.attention_elements * size if self.ring.kernel == "cudnn" else rows
+        backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
+        if again:
+            backward += 2 * layer.attention_elements * size + rows
+        rewritten = self.recompute.rewrite_kv * kv * size
+        away = (self.ulysses - 1) / self.ulysses
+        return away * forward, away * (backward + rewritten)
+
+
+def cost_model(
+    model: ModelConfig, cluster: Cluster, stage: StageShape, recompute: Recompute, weights: Weights = _RESIDENT
+) -> CostModel:
+    """Returns the seconds of units of a model on a mesh.
+
+    Args:
+        model: the model shape.
+        cluster: the devices and what joins them.
+        stage: a stage, and how its devices share a sequence.
+        recompute: how much of a forward its backward computes again.
+        weights: where the weights of a stage are.
+
+    Raises:
+        ValueError: the factors do not make up the `seq` axis.
+    """
+    mesh, ulysses, ring = stage.mesh, stage.ulysses, stage.ring
+    if ulysses * ring != mesh.seq:
+        raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}; change a factor")
+    stage_layers = -(-model.num_layers // mesh.pipe)
+    params = stage_params(model, stage_layers, mesh.pipe, mesh.data, mesh.seq)
+    kv_heads = math.lcm(model.num_kv_heads, ulysses)
+    heads = AttentionShape(
+        num_heads=model.num_heads // ulysses,
+        num_kv_heads=kv_heads // ulysses,
+        head_dim=model.head_dim,
+        itemsize=stage.compute_bytes,
+    )
+    return CostModel(
+        layer=layer_costs(model),
+        layers=stage.layers,
+        head_flops=3 * head_flops(model),
+        params=params.whole,
+        kv_heads=kv_heads,
+        head_dim=model.head_dim,
+        mesh=mesh,
+        ulysses=ulysses,
+        ring=Ring(
+            members=ring,
+            ulysses=ulysses,
+            length=stage.length,
+            asked=stage.ring_pass,
+            kernel=stage.kernel,
+            shape=heads,
+        ),
+        compute_bytes=stage.compute_bytes,
+        recompute=recompute,
+        cluster=cluster,
+        again=weights.again,
+        stage_layers=stage_layers,
+        table_params=table_params(model, mesh.pipe) if weights.gathers_tables else 0,
+        num_tables=num_tables(model),
+        host_params=(params.matrices, params.tables) if weights.on_host else (0, 0),
+    )
+
+
+def whole_seconds(costs: CostModel, kind: str) -> UnitSeconds:
+    """Returns the seconds of a unit of a kind: its compute, what it sends, and what any tick takes."""
+    compute_s, transfer_s = costs.compute_of[kind], costs.transfer_of[kind]
+    overhead_s = costs.cluster.device.overhead_s
+
+    def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
+        sent_s = transfer_s(start, tokens, padded, reach, has_ends)
+        return compute_s(start, tokens, padded, reach, has_ends) + sent_s + overhead_s
+
+    return seconds
+
+
+def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
+    """Returns the seconds in which a unit of a kind computes."""
+    device, seq = costs.cluster.device, costs.mesh.seq
+    linear_s, pair_s = costs.token_s(kind), costs.pair_s(kind)
+    extra_s = linear_s * device.overhead_tokens  # a short matmul waits for its weights, as if it had some tokens more
+    linear_s /= seq
+
+    def head_seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
+        return linear_s * max(tokens, padded) + extra_s
+
+    if kind == "H":
+        return head_seconds
+    once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
+    recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
+    pairs_of, backward = kernel_pairs(costs), device.attention_backward
+
+    def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
+        end = start + tokens
+        recomputed = recomputes and max(end, reach) <= recompute_reach
+        prefix_s, fixed_s = again if recomputed else once
+        pairs, back_pairs = pairs_of(start, tokens)
+        if kind == "B":
+            pairs = backward * back_pairs + (pairs if recomputed else 0.0)
+        linear = linear_s * (tokens if tokens > padded else padded)
+        return linear + extra_s + prefix_s * end + fixed_s + pair_s * pairs
+
+    return seconds
+
+
+def kernel_pairs(costs: CostModel) -> Callable[[int, int], tuple[float, float]]:
+    """Returns the (query, key) pairs that the kernel takes the time of for a chunk, forward and backward.
+
+    The blockwise kernel computes whole blocks. The fused kernel's forward deals tiles of queries to the compute
+    units. Tiles that meet the whole prefix take equally long, so a last wave of tiles that is not full takes as
+    long as a full one. Tiles on the diagonal differ, and the kernel waits for the longest. The fused backward deals
+    tiles of keys, of which a long prefix has enough.
+    """
+    # Every ring member has its own blocks, of tokens that lie `ring` apart.
+    block, wave = costs.cluster.device.attention_block * costs.ring.members, costs.wave_tokens
+    if block:
+        return lambda start, tokens: (block_pairs(start, tokens, block),) * 2
+    if not wave:
+        return lambda start, tokens: (chunk_pairs(start, tokens),) * 2
+    tail, ceil = _TAIL_WAVES * wave, math.ceil
+
+    def pairs(start: int, tokens: int) -> tuple[float, float]:
+        counted = chunk_pairs(start, tokens) + tail * tokens
+        unfilled = ceil(tokens / wave) * wave - tokens
+        return counted + unfilled * start, counted + _BACKWARD_TOKENS * tokens
+
+    return pairs
+
+
+def transfer_seconds(costs: CostModel, kind: str) -> UnitSeconds:
+    """Returns the seconds in which a unit of a kind sends to other devices.
+
+    That is the all-to-all of ulysses and the hops of the ring in every layer, the hop to the next stage, and the
+    sums over the stages: the head's, and where a tick has ends those of the embedding and of both gradients; and
+    tables that are gathered and scattered. Copies to the host are not in it: they hide.
+    """
+    seq, layers, link = costs.mesh.seq, costs.layers, costs.cluster.link_bytes_s(costs.mesh.seq)
+    recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
+    by_again = {ends: [costs.token_transfer_s[kind, ends, again] for again in (False, True)] for ends in (False, True)}
+    rates = {ends: [rate / seq for rate in of_again] for ends, of_again in by_again.items()}
+    table_s, on_ring = costs.table_s[kind], costs.ring.members > 1 and kind != "H"
+
+    def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
+        reach = max(start + tokens, reach)
+        longer = tokens if tokens > padded else padded
+        sent_s = rates[has_ends][recomputes and reach <= recompute_reach] * longer
+        if has_ends or kind == "H":
+            sent_s += table_s
+        if on_ring:
+            sent_s += layers * costs.ring_bytes(kind, math.ceil(longer / seq), reach) / link
+        return sent_s
+
+    return seconds

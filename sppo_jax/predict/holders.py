@@ -1,0 +1,343 @@
+"""What holds device memory in a training step: each holder's bytes, and the moments in which it is alive.
+
+The peak is the largest sum of a moment. What depends on a schedule comes in as `Held`: the counts of a table give the
+bytes of a plan, and the least counts of a choice give their lower bound.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from sppo_jax.models.counts import layer_costs, num_tables
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.fitted import NUMBERS, Numbers
+from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.stage_params import largest_matrix, stage_params_of, table_params
+from sppo_jax.predict.stash_bytes import StashBytes
+from sppo_jax.predict.workspace import kv_heads_per_device, workspace_bytes
+from sppo_jax.schedule.turns import slot_counts
+
+# The moments of a step, and what a device does in each.
+MOMENTS = {
+    "forward": "a layer goes forward",
+    "head": "the loss of a chunk, and its gradient",
+    "turn": "the first backward of a stage: of the last group of layers",
+    "mlp": "the backward of an MLP",
+    "attention": "the backward of attention",
+    "rebuild": "keys and values of the group before are made again",
+    "tables": "the gradient of the embedding or of the head is summed",
+    "update": "the optimizer changes the parameters",
+}
+ALL = frozenset(MOMENTS)
+TICKS = ALL - {"update"}
+BACKWARD = frozenset({"turn", "mlp", "attention", "rebuild"})
+_LAYER = BACKWARD - {"rebuild"}
+_AFTER = BACKWARD - {"turn"}
+# Before the first backward; behind it.
+_BEFORE = frozenset({"forward", "head"})
+_BEHIND = ALL - _BEFORE
+
+# Logits of a tile of tokens: in float32, their exponentials or gradient in float32, the gradient in the compute dtype.
+_LOSS_TOKENS, _LOSS_BYTES = 1024, 10
+# A parameter and the two moments that Adam keeps of it.
+_STATES = 3
+# The most layers of a group that are no loop: the last one stands alone, see `pipeline.stage.run_layers`.
+_LAYERS_WITHOUT_LOOP = 2
+# XLA:TPU keeps arrays in tiles of 8 x 128.
+_TPU_LANES = 128
+
+
+class Holder(NamedTuple):
+    """Something that holds device memory.
+
+    Attributes:
+        name: what it is called; several holders may have one name.
+        size_bytes: its bytes on one device.
+        moments: those of `MOMENTS` in which it is alive.
+    """
+
+    name: str
+    size_bytes: float
+    moments: frozenset[str]
+
+
+class Held(NamedTuple):
+    """What one device of a stage holds at once, as a table counts it, or at least.
+
+    Attributes:
+        num_stages: stages of the pipeline.
+        num_groups: groups of layers of a stage.
+        num_parts: ticks over which the weights of a group come from the host.
+        tick_tokens: tokens of the longest tick.
+        prefix_tokens: tokens whose keys and values it has after the all-to-all, with space for a longest tick.
+        kv_prefixes: prefixes with keys and values, each of one sequence and one group of layers.
+        grad_prefixes: the same with dK and dV.
+        waiting_tokens: tokens that wait between two groups of layers.
+        head_tokens: tokens whose gradients come from heads and wait.
+        batch_bytes: of the batch.
+        stash: of the stash.
+        heads_first: whether all heads come before the first backward.
+        is_one_chunk: whether a step has one chunk.
+    """
+
+    num_stages: int
+    num_groups: int
+    num_parts: int
+    tick_tokens: int
+    prefix_tokens: int
+    kv_prefixes: int
+    grad_prefixes: int
+    waiting_tokens: float
+    head_tokens: float
+    batch_bytes: int
+    stash: StashBytes
+    heads_first: bool
+    is_one_chunk: bool
+
+
+def sums(holders: Iterable[Holder]) -> dict[str, float]:
+    """Returns the bytes that are alive in each moment."""
+    found: dict[str, float] = dict.fromkeys(MOMENTS, 0)
+    for _, size_bytes, moments in holders:
+        for moment in moments:
+            found[moment] += size_bytes
+    return found
+
+
+def holders_of(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+    """Returns all holders of one device.
+
+    Unlike the papers, which count model states, K and V, and activations of a token, these are the buffers of the
+    program that runs: with the space of one longest tick behind each prefix, the spare slots of idle stages, weights
+    gathered in the compute dtype, and float32 sums of gradients.
+
+    Args:
+        shape: of the model on a stage.
+        stash: places; alpha is in `held`.
+        held: what the schedule tells.
+        numbers: the fitted ones.
+    """
+    return [*beside_stash(shape, stash, held, numbers), *stash_holders(shape, held, numbers)]
+
+
+def beside_stash(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+    """Returns the holders that do not depend on `held.stash`; arguments as `holders_of`."""
+    return [
+        *_parameters(shape, held.num_groups, held.num_stages, held.num_parts, stash.kv),
+        *_gradients(shape, held),
+        *_tables(shape, held),
+        *_prefixes(shape, stash, held),
+        *_between(shape, held),
+        *_work(shape, stash, held, numbers),
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _parameters(shape: Shape, num_groups: int, num_stages: int, num_parts: int, kv: str) -> tuple[Holder, ...]:
+    """Returns parameters with their moments, and the working weights of layers, with those that come from the host."""
+    params, _ = optimizer_bytes(shape, num_groups, num_stages)
+    coming, _ = on_way_bytes(shape, num_groups, num_stages, num_parts)
+    # Every device has the final norm.
+    if shape.weights == "resident":
+        whole = stage_params_of(shape, num_groups, num_stages).whole
+        layers = (whole - _params_of_tables(shape, num_stages)) * shape.works_on_copies
+    else:
+        layers = shape.model.hidden_size + slot_counts(num_stages, num_groups, kv)[0] * _params_of_group(shape)
+    return Holder("params", params, ALL), Holder("weights", layers * shape.compute_bytes + coming, TICKS)
+
+
+def _gradients(shape: Shape, held: Held) -> list[Holder]:
+    """Returns the sums of gradients of layers: of all groups, or of those that are not scattered yet and a share."""
+    stage, size = stage_params_of(shape, held.num_groups, held.num_stages), shape.sum_bytes
+    _, leaving = on_way_bytes(shape, held.num_groups, held.num_stages, held.num_parts)
+    first = _BEHIND if held.heads_first else ALL
+    if shape.weights == "gathered":
+        totals = stage.own
+        if shape.optimizer == "host":
+            # The embedding's sum begins with the last group, when no keys and values are made again.
+            totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
+        group = slot_counts(held.num_stages, held.num_groups, "keep")[1] * _params_of_group(shape)
+        return [Holder("grads", (group + totals) * size + leaving, first)]
+    layers, tables = stage.whole - _params_of_tables(shape, held.num_stages), _params_of_tables(shape, held.num_stages)
+    # Where a stage turns once, the sums of the other groups come into being behind the last group's backward.
+    others = (held.num_groups - 1) * _params_of_group(shape) if held.heads_first else 0
+    late = tables // 2 if _adds_embedding_last(shape, held) else 0
+    return [
+        Holder("grads", (layers - others) * size, first),
+        Holder("grads", others * size, _BEHIND - {"turn"}),
+        Holder("grads", (tables - late) * size, ALL),
+        Holder("grads", late * size, frozenset({"tables", "update"})),
+    ]
+
+
+def _tables(shape: Shape, held: Held) -> list[Holder]:
+    """Returns the weights of the embedding and the head, and a tile of logits.
+
+    Resident ones are copies for the whole of the ticks, but no backward reads them behind the last head. Of gathered
+    ones a tick with ends has one, and its whole gradient.
+    """
+    tile = min(held.tick_tokens, _LOSS_TOKENS) * -(-shape.model.vocab_size // held.num_stages)
+    logits = Holder("work", tile * _LOSS_BYTES * shape.compute_bytes // 2, frozenset({"head"}))
+    if shape.weights == "resident":
+        of_tables = _params_of_tables(shape, held.num_stages) * shape.compute_bytes * shape.works_on_copies
+        return [Holder("weights", of_tables, _BEFORE if held.heads_first else TICKS), logits]
+    table = table_params(shape.model, held.num_stages)
+    return [
+        logits,
+        Holder("work", table * shape.compute_bytes, _BEFORE),
+        Holder("work", table * shape.sum_bytes, frozenset({"head", "tables"})),
+    ]
+
+
+def _prefixes(shape: Shape, stash: StashPlan, held: Held) -> list[Holder]:
+    """Returns keys and values with their gradients, of all layers of the groups that have some."""
+    head_dim = shape.model.head_dim
+    if shape.platform == "tpu":
+        head_dim = -(-head_dim // _TPU_LANES) * _TPU_LANES
+    of_group = shape.layers * held.prefix_tokens * 2 * kv_heads_per_device(shape.model, shape.ulysses) * head_dim
+    kv = of_group * held.kv_prefixes * shape.compute_bytes
+    sum_bytes = 2 if stash.kv_grad_dtype == "bfloat16" else shape.sum_bytes
+    backward = BACKWARD | {"tables"} if held.heads_first else TICKS
+    found = [Holder("kv", kv, TICKS), Holder("kv_grad", of_group * held.grad_prefixes * sum_bytes, backward)]
+    # XLA:TPU copies them once between forward and backward, which want other layouts.
+    return [*found, Holder("work", kv, TICKS)] if shape.platform == "tpu" else found
+
+
+def stash_holders(shape: Shape, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+    """Returns the slots of the stash on the device, and the copies on their way; arguments as `holders_of`.
+
+    Of a class with one stash that stays on the device, the stash is gone behind the last group's backward. A fetched
+    one is used in its place. A loop over layers reads the stash to its end.
+    """
+    device, _, copy, last, fetched = held.stash
+    if shape.platform == "tpu":
+        # As keys and values, the stash is copied between forward and backward.
+        copies = [Holder("copies", int(copy * numbers.tpu_copies), TICKS), Holder("work", device, TICKS)]
+    else:
+        copies = [Holder("copies", copy, TICKS)]
+    is_loop = shape.layers > _LAYERS_WITHOUT_LOOP or not fetched
+    if is_loop or held.num_groups == 1 or not held.heads_first:
+        return [Holder("stash", device, TICKS), *copies]
+    return [
+        Holder("stash", device - last, TICKS),
+        Holder("stash", last, _BEFORE | {"turn"}),
+        Holder("stash", min(last, fetched), _AFTER | {"tables"}),
+        *copies,
+    ]
+
+
+def _between(shape: Shape, held: Held) -> list[Holder]:
+    """Returns what travels between stages, waits between groups of layers, and comes from heads; and the batch."""
+    token = shape.model.hidden_size * shape.compute_bytes
+    return [
+        Holder("waiting", held.waiting_tokens * token, TICKS),
+        Holder("carries", 2 * held.tick_tokens * token, TICKS),
+        Holder("carries", held.head_tokens * token, TICKS - {"forward"} if held.heads_first else TICKS),
+        Holder("batch", held.batch_bytes, TICKS),
+    ]
+
+
+def _work(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers) -> list[Holder]:
+    """Returns what the forward or the backward of a layer works on."""
+    model, size, tokens = shape.model, shape.compute_bytes, held.tick_tokens
+    layer = layer_costs(model)
+    # Under ulysses heads of keys and values are replicated until they divide evenly.
+    heads = kv_heads_per_device(model, shape.ulysses) * shape.ulysses
+    elements = layer.input_elements + layer.attention_elements + heads * model.head_dim
+    gated = model.mlp == "swiglu"
+    # Of the MLP there are gate, up, their product, and a cotangent, until XLA computes the gradients of its matrices:
+    # behind the backward of attention. What the rest of a stash brings is there already.
+    of_mlp = (3 + gated - (0 if stash.rest == "recompute" else 1 + gated)) * model.mlp_size
+    # Where chunks wait on the host and devices exchange, XLA puts these gradients off for layers outside a loop.
+    outside_loop = shape.layers if shape.layers <= _LAYERS_WITHOUT_LOOP else 1
+    late = 1 + (numbers.late_share * outside_loop if stash.waiting == "host" and shape.seq > 1 else 0)
+    # Gradients of the MLP's matrices in float32, and one as it is computed.
+    matrices = largest_matrix(model) * ((2 + gated) * shape.sum_bytes + size)
+    exchanged = ring_work(shape, tokens, held.prefix_tokens) + group_work(shape, tokens)
+    found = [
+        Holder("work", tokens * (elements + layer.rest_elements) * size, frozenset({"forward"})),
+        Holder("work", int(late * tokens * numbers.token_arrays * elements * size), BACKWARD),
+        Holder("work", int(late * tokens * of_mlp * size), _LAYER),
+        Holder("work", matrices, _LAYER),
+        Holder("work", exchanged + workspace_bytes(shape, tokens, held.prefix_tokens), BACKWARD - {"mlp"}),
+    ]
+    if stash.inputs == "recompute":
+        # A chunk's stash is made again for all layers of the virtual stage.
+        stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
+        found.append(Holder("work", shape.layers * tokens * stashed, _LAYER))
+    return found
+
+
+def ring_work(shape: Shape, tokens: int, prefix_tokens: int) -> int:
+    """Returns what a hop of the ring sends and receives in a backward, whichever travels; without a ring 0.
+
+    That is queries, output, its cotangent, LSE and the gradient of the queries; or keys, values and their gradients.
+
+    Args:
+        shape: of the model on a stage.
+        tokens: of the tick on one device.
+        prefix_tokens: whose keys and values a device holds, after the all-to-all.
+    """
+    if shape.seq == shape.ulysses:
+        return 0
+    model, size = shape.model, shape.compute_bytes
+    rows = tokens * shape.ulysses * (model.num_heads // shape.ulysses)
+    queries = rows * (model.head_dim * (3 * size + shape.sum_bytes) + shape.sum_bytes)
+    heads = kv_heads_per_device(model, shape.ulysses)
+    keys_values = 2 * prefix_tokens * heads * model.head_dim * (size + shape.sum_bytes)
+    return 2 * min(queries, keys_values)
+
+
+def group_work(shape: Shape, tokens: int) -> int:
+    """Returns what the attention of grouped chunks holds: keys, values and their gradients of half the members.
+
+    A message with a part of these, sent and received, comes on top: the gradients' are larger. Without groups: 0.
+    """
+    if not shape.groups:
+        return 0
+    members, model = shape.seq // 2, shape.model
+    elements = 2 * members * tokens * model.num_kv_heads * model.head_dim
+    return elements * (shape.compute_bytes + 2 * shape.sum_bytes)
+
+
+def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int, int]:
+    """Returns the bytes of a device's parameters and moments between steps in its own memory, and on the host.
+
+    On the host the gradients of layers wait as well.
+    """
+    stage = stage_params_of(shape, num_groups, num_stages)
+    whole = state_bytes(shape, num_groups, num_stages)
+    if shape.optimizer == "device":
+        return whole, 0
+    away = (stage.matrices + stage.tables) * _STATES * shape.sum_bytes
+    return whole - away, away + stage.matrices * shape.sum_bytes
+
+
+def state_bytes(shape: Shape, num_groups: int, num_stages: int) -> int:
+    """Returns the bytes of a device's parameters and moments, wherever they wait."""
+    return stage_params_of(shape, num_groups, num_stages).own * _STATES * shape.sum_bytes
+
+
+def on_way_bytes(shape: Shape, num_groups: int, num_stages: int, num_parts: int) -> tuple[int, int]:
+    """Returns the bytes of a group's weights that come from the host and of gradients that leave for it; else 0.
+
+    A device's share of either waits, and a part of it moves in float32; see `plan.share_trips`.
+    """
+    if shape.optimizer == "device":
+        return 0, 0
+    share = stage_params_of(shape, num_groups, num_stages).matrices // num_groups
+    part = 4 * -(-share // num_parts)
+    return share * shape.compute_bytes + part, share * shape.sum_bytes + part
+
+
+def _adds_embedding_last(shape: Shape, held: Held) -> bool:
+    """Returns whether the embedding's sum comes into being behind the backwards of all layers: of a lone chunk's."""
+    return held.is_one_chunk and held.heads_first and held.num_groups > 1 and num_tables(shape.model) > 1
+
+
+def _params_of_group(shape: Shape) -> int:
+    return shape.layers * layer_costs(shape.model).params
+
+
+def _params_of_tables(shape: Shape, num_stages: int) -> int:
+    return num_tables(shape.model) * table_params(shape.model, num_stages)

@@ -1,0 +1,68 @@
+"""Parameters of a stage: those that it works with, and those that a device owns between steps."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sppo_jax.config import ModelConfig
+from sppo_jax.models.counts import layer_matrices, layer_vectors, num_tables
+from sppo_jax.predict.shape import Shape
+from sppo_jax.program.spread import padded, spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageParams:
+    """Parameters of a stage.
+
+    Args:
+        whole: all of them, which a step works with.
+        own: those that a device owns between steps.
+        matrices: of these, those in matrices of layers.
+        tables: of these, those in the embedding and the head.
+    """
+
+    whole: int
+    own: int
+    matrices: int
+    tables: int
+
+
+@lru_cache(maxsize=1024)
+def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int) -> StageParams:
+    """Counts a stage's layers and its share of the vocabulary, spread over its devices as `pipeline.storage` does.
+
+    Args:
+        model: the model shape.
+        layers: layers of a stage.
+        pipe: stages.
+        data: pipelines.
+        seq: devices of a stage in one pipeline.
+    """
+    arrays = [*layer_matrices(model), *layer_vectors(model)]
+    table, tables = (-(-model.vocab_size // pipe), model.hidden_size), num_tables(model)
+    whole = layers * sum(map(math.prod, arrays)) + tables * math.prod(table)
+    matrices = layers * sum(_share(dims, data, seq) for dims in layer_matrices(model))
+    vectors = layers * sum(_share(dims, data, seq) for dims in layer_vectors(model))
+    of_tables = tables * _share(table, data, seq)
+    # Every device has the final norm.
+    own = matrices + vectors + of_tables + model.hidden_size
+    return StageParams(whole=whole + model.hidden_size, own=own, matrices=matrices, tables=of_tables)
+
+
+def stage_params_of(shape: Shape, num_groups: int, num_stages: int) -> StageParams:
+    """Returns the parameters of a stage of so many groups of layers."""
+    return stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
+
+
+def table_params(model: ModelConfig, num_stages: int) -> int:
+    """Returns the parameters of a stage's rows of the embedding, or of the head."""
+    return -(-model.vocab_size // num_stages) * model.hidden_size
+
+
+def largest_matrix(model: ModelConfig) -> int:
+    """Returns the parameters of a layer's largest matrix."""
+    return max(map(math.prod, layer_matrices(model)))
+
+
+def _share(dims: tuple[int, ...], data: int, seq: int) -> int:
+    return math.prod(padded(dims, spread(dims, data, seq))) // (data * seq)

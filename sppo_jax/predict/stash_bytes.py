@@ -1,0 +1,107 @@
+"""Bytes of a device's stash: of a token, of the buffers on the device and on the host, and of copies under way."""
+
+from typing import NamedTuple
+
+from sppo_jax.models.counts import layer_costs
+from sppo_jax.plan.check_stash import STASH_PLACES
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.shape import Shape
+from sppo_jax.program.stash import (
+    StashClass,
+    TokenBytes,
+    classes_of,
+    merged_classes,
+    short_rows,
+    slot_bytes,
+    stash_classes,
+)
+from sppo_jax.schedule.table import Table
+
+
+class StashBytes(NamedTuple):
+    """Bytes of a stage's stash buffers on one device and its host.
+
+    Attributes:
+        device: on the device.
+        host: on the host.
+        copy: of the largest copy under way.
+        last: of `device`, the slots of a class with one stash at a time that stays on the device.
+        fetched: the most that comes back from the host for one chunk, where anything does.
+    """
+
+    device: int
+    host: int
+    copy: int
+    last: int = 0
+    fetched: int = 0
+
+
+def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
+    """Returns the bytes that a virtual stage stashes of a token."""
+    layer, size = layer_costs(shape.model), shape.compute_bytes
+    inputs = layer.input_elements * size
+    attention = layer.attention_elements * size + shape.sum_bytes * layer.lse_elements
+    of_place = dict.fromkeys(STASH_PLACES, 0)
+    of_place[stash.inputs] += inputs
+    of_place[stash.attention] += attention
+    rest = layer.rest_elements * size
+    # Without the layers' inputs, the virtual stage's input is what everything is computed from.
+    chunk_input = inputs if stash.inputs == "recompute" else 0
+    return TokenBytes(
+        kept=shape.layers * (of_place["keep"] + (rest if stash.rest == "keep" else 0)) + chunk_input,
+        shared=shape.layers * of_place["host"],
+        rest=shape.layers * rest if stash.rest == "host" else 0,
+        kv=shape.layers * layer.kv_elements * size if stash.kv == "host" else 0,
+        kept_attention=shape.layers * attention if stash.attention == "keep" else 0,
+        shared_attention=shape.layers * attention if stash.attention == "host" else 0,
+    )
+
+
+def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> StashBytes:
+    """Returns the bytes of a device's stash buffers.
+
+    Each class of stashes has a slot more on the device than it needs: what an idle stage writes has to go somewhere.
+    """
+    token, alone = token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
+    merged = merged_classes(table, stash, alone)
+    classes = list(alone)
+    if merged:
+        of_id = {id(one): merged.get(one, one) for one in classes_of(alone)}
+        classes = [of_id[id(one)] for one in alone]
+    num_rows, num_short = table.host_rows(classes), short_rows(table, alone, merged)
+    device = host = copy = last = fetched = 0
+    for of_class, count in table.stash_peaks(classes).items():
+        (kept, away), back = slot_bytes(of_class, token), fetched_bytes(of_class, shape, stash)
+        device, host = device + (count + 1) * kept, host + num_rows[of_class] * away
+        copy = max(copy, away, back)
+        if of_class.uses_host:
+            fetched = max(fetched, back)
+        elif count == 1:
+            last += 2 * kept
+    for early, late in merged.items():
+        host -= num_short[late] * (slot_bytes(late, token)[1] - slot_bytes(early, token)[1])
+    return StashBytes(device, host, copy, last, fetched)
+
+
+def refetch_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
+    """Returns the bytes that come back from the host so that a chunk's keys and values are there again.
+
+    That is the keys and values themselves, or the layer inputs to compute them from.
+    """
+    if stash.kv == "host":
+        return of_class.host_kv * token_bytes(shape, stash).kv
+    if stash.kv != "rebuild":
+        return 0
+    return of_class.host_inputs * shape.layers * layer_costs(shape.model).input_elements * shape.compute_bytes
+
+
+def fetched_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
+    """Returns the bytes that come back from the host for one chunk: its stash, and for its keys and values."""
+    token = token_bytes(shape, stash)
+    unread = of_class.host_kv * token.kv
+    return slot_bytes(of_class, token)[1] - unread + refetch_bytes(of_class, shape, stash)
+
+
+def waiting_bytes(shape: Shape, tokens: int) -> int:
+    """Returns the bytes of so many tokens of a device that wait between two groups of layers."""
+    return tokens * shape.model.hidden_size * shape.compute_bytes

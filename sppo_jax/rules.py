@@ -1,0 +1,373 @@
+"""The rules that join the settings of a plan, each with its text in one place.
+
+The config, the search and the plan check the same RULES, each with the facts it knows. A rule holds where one of its
+facts is still open.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+# Each shape of a tick costs segments to compile.
+MOST_SHAPES = 6
+BREADTH_FIRST = "breadth-first"
+# Schedules whose sequences are one chunk.
+UNCUT = ("1f1b", "interleaved-1f1b")
+
+
+class Broken(ValueError):
+    """A rule that is broken: what must hold, what was found, and what to change."""
+
+    def __init__(self, must: str, got: object, change: str) -> None:
+        super().__init__(f"{must}, got {got}; {change}")
+        self.must, self.got, self.change = must, got, change
+        self.number = 0  # among RULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a plan; None: still open.
+
+    Args:
+        num_layers: layers of the model.
+        num_heads: query heads of the model.
+        data: pipelines.
+        pipe: stages.
+        seq: devices that share the tokens of a chunk.
+        tile: tokens of which a device's part of each chunk is a multiple.
+        per_step: sequences of a step over all pipelines; 0: not given.
+        sequences: sequences of a pipeline in a step.
+        length: tokens of a sequence.
+        chunks: number of chunks, or the tokens of each.
+        shapes: tokens that a tick may have, rising.
+        kind: kind of sequence parallelism.
+        ulysses: devices that exchange heads; 0: not given.
+        groups: "static", or "flex": each document has devices of its own.
+        schedule: name of the schedule.
+        one_group_at_a_time: whether the schedule passes one group of layers at a time.
+        interleave: groups of layers of a stage.
+        wave: sequences of a wave.
+        table_stages: stages of a schedule table given by hand.
+        weights: what a device holds of its stage's layers.
+        optimizer: where parameters and moments wait.
+        kv: how keys and values reach the backward pass.
+        waiting: where chunks wait between two groups of layers.
+        places: the places of layer inputs, attention outputs and the rest.
+    """
+
+    num_layers: int | None = None
+    num_heads: int | None = None
+    data: int | None = None
+    pipe: int | None = None
+    seq: int | None = None
+    tile: int = 1
+    per_step: int = 0
+    sequences: int | None = None
+    length: int | None = None
+    chunks: int | tuple[int, ...] | None = None
+    shapes: tuple[int, ...] = ()
+    kind: str | None = None
+    ulysses: int = 0
+    groups: str | None = None
+    schedule: str | None = None
+    one_group_at_a_time: bool | None = None
+    interleave: int | None = None
+    wave: int | None = None
+    table_stages: int | None = None
+    weights: str | None = None
+    optimizer: str | None = None
+    kv: str | None = None
+    waiting: str | None = None
+    places: tuple[str, str, str] | None = None
+
+    @property
+    def unit(self) -> str:
+        """The tokens that a chunk's length is a multiple of, in words."""
+        return "mesh.seq" if self.tile == 1 else f"mesh.seq * {self.tile} (the tile of a device)"
+
+    @property
+    def asked(self) -> Iterator[tuple[str, str]]:
+        """The settings that need a schedule of one group of layers at a time, each with the setting that does not."""
+        if self.weights == "gathered":
+            yield "mesh.weights=gathered", "mesh.weights=auto"
+        if self.optimizer == "host":
+            yield "optimizer.place=host", "optimizer.place=device"
+        if self.kv in ("recompute", "rebuild", "host"):
+            # A plan of an only chunk says "recompute" for the setting's "rebuild".
+            yield f"stash.kv={'host' if self.kv == 'host' else 'rebuild'}", "stash.kv=keep"
+        if self.waiting == "host":
+            yield "stash.waiting=host", "stash.waiting=keep"
+
+
+def check(facts: Facts) -> None:
+    """Checks all rules.
+
+    Raises:
+        Broken: the first rule that is broken.
+    """
+    for error in broken(facts):
+        raise error
+
+
+def broken(facts: Facts) -> Iterator[Broken]:
+    """Yields each rule that is broken, in the order of RULES."""
+    for number, rule in enumerate(RULES):
+        error = rule(facts)
+        if error is not None:
+            error.number = number
+            yield error
+
+
+def _pipelines(facts: Facts) -> Broken | None:
+    if not facts.per_step or facts.data is None or facts.per_step % facts.data == 0:
+        return None
+    must = f"mesh.data must divide sequence.per_step={facts.per_step}"
+    return Broken(must, f"mesh.data={facts.data}", "change one of the two")
+
+
+def _stages_of_table(facts: Facts) -> Broken | None:
+    if facts.table_stages is None or facts.pipe in (None, facts.table_stages):
+        return None
+    must = f"mesh.pipe must be {facts.table_stages}, the number of stages of schedule.table"
+    return Broken(must, f"mesh.pipe={facts.pipe}", f"set mesh.pipe={facts.table_stages}")
+
+
+def _layers_of_stages(facts: Facts) -> Broken | None:
+    if facts.num_layers is None or facts.pipe is None:
+        return None
+    layers, groups = facts.num_layers, facts.interleave or 1
+    stages = facts.pipe * groups
+    if layers % stages == 0:
+        return None
+    what = "mesh.pipe" if groups == 1 else f"mesh.pipe * schedule.interleave={groups}"
+    got = f"mesh.pipe={facts.pipe}"
+    counts = [str(count) for count in divisors(layers)]
+    below = [count for count in counts if int(count) < stages][-1:]
+    above = [count for count in counts if int(count) > stages][:1]
+    models = {layers // stages * stages, (layers // stages + 1) * stages} - {0}
+    change = (
+        f"use {' or '.join(below + above)} virtual stages, or a model of {' or '.join(map(str, sorted(models)))} layers"
+    )
+    return Broken(f"{what} must divide model.num_layers={layers}", got, change)
+
+
+def _layers_of_groups(facts: Facts) -> Broken | None:
+    known = facts.interleave is None and facts.num_layers is not None and facts.pipe is not None
+    if not known or facts.schedule != BREADTH_FIRST or facts.num_layers != facts.pipe:
+        return None
+    must = f"schedule {BREADTH_FIRST} must have at least 2 layers a stage"
+    got = f"{facts.num_layers} layers on {facts.pipe} stages"
+    return Broken(must, got, "use fewer stages, or schedule.name=sppo")
+
+
+def _flexible_members(facts: Facts) -> Broken | None:
+    if facts.groups != "flex" or facts.seq is None or (facts.seq >= 2 and facts.seq & (facts.seq - 1) == 0):
+        return None
+    must = "mesh.seq must be a power of two of at least 2 for sequence.groups=flex"
+    return Broken(must, facts.seq, "change mesh.seq, or use sequence.groups=static")
+
+
+def _length(facts: Facts) -> Broken | None:
+    if facts.length is None or facts.seq is None or isinstance(facts.chunks, tuple):
+        return None
+    multiple = facts.seq * facts.tile
+    if facts.length > 0 and facts.length % multiple == 0:
+        return None
+    must = f"{facts.unit} must divide sequence.length={facts.length}"
+    return Broken(must, f"mesh.seq={facts.seq}", f"use {nearest_multiples(facts.length, multiple)} tokens")
+
+
+def _count(facts: Facts) -> Broken | None:
+    if facts.length is None or facts.seq is None or not isinstance(facts.chunks, int):
+        return None
+    most = facts.length // (facts.seq * facts.tile)
+    if 1 <= facts.chunks <= most:
+        return None
+    must = f"each of sequence.chunks={facts.chunks} chunks must have at least {facts.unit} tokens"
+    got = f"mesh.seq={facts.seq} and sequence.length={facts.length}"
+    return Broken(must, got, f"use 1 to {most} chunks" if most else "use a longer sequence")
+
+
+def _chunk_lengths(facts: Facts) -> Broken | None:
+    if not isinstance(facts.chunks, tuple) or facts.seq is None:
+        return None
+    for chunk, tokens in enumerate(facts.chunks):
+        if tokens < 1 or tokens % facts.seq:
+            must = "the tokens of every chunk must be a positive multiple of mesh.seq"
+            got = f"{tokens} in chunk {chunk} with mesh.seq={facts.seq}"
+            return Broken(must, got, f"use {nearest_multiples(tokens, facts.seq)}")
+    return None
+
+
+def _chunks_add_up(facts: Facts) -> Broken | None:
+    if not isinstance(facts.chunks, tuple) or facts.length is None or sum(facts.chunks) == facts.length:
+        return None
+    missing = facts.length - sum(facts.chunks)
+    must = f"sequence.chunks must add up to sequence.length={facts.length}"
+    return Broken(must, sum(facts.chunks), f"change a chunk by {missing:+d}, or change sequence.length")
+
+
+def _rising_shapes(facts: Facts) -> Broken | None:
+    shapes = facts.shapes
+    if len(shapes) > MOST_SHAPES:
+        must = f"sequence.shapes must be at most {MOST_SHAPES} token counts"
+        return Broken(must, len(shapes), "leave some out")
+    if shapes and (shapes[0] < 1 or any(low >= high for low, high in pairwise(shapes))):
+        return Broken("sequence.shapes must be positive and rise", list(shapes), "sort them")
+    return None
+
+
+def _shared_shapes(facts: Facts) -> Broken | None:
+    multiple = (facts.seq or 1) * facts.tile
+    uneven = [tokens for tokens in facts.shapes if tokens % multiple]
+    if not uneven:
+        return None
+    must = f"{facts.unit} must divide each of sequence.shapes={list(facts.shapes)}"
+    return Broken(must, f"mesh.seq={facts.seq or 1} and {uneven}", f"round up to multiples of {multiple}")
+
+
+def _longest_shape(facts: Facts) -> Broken | None:
+    if not facts.shapes or not isinstance(facts.chunks, tuple) or facts.shapes[-1] >= max(facts.chunks):
+        return None
+    must = f"the last of sequence.shapes must hold the longest chunk, {max(facts.chunks)} tokens"
+    return Broken(must, facts.shapes[-1], "add a longer shape, or cut shorter chunks")
+
+
+def _factor(facts: Facts) -> Broken | None:
+    kind, factor, seq = facts.kind, facts.ulysses, facts.seq
+    if not factor or seq is None:
+        return None
+    got = f"sequence.ulysses={factor}"
+    if kind in ("ulysses", "ring") and factor != (seq if kind == "ulysses" else 1):
+        wanted = "mesh.seq" if kind == "ulysses" else "1"
+        must = f"sequence.ulysses must be {wanted} (or 0) for sequence.kind={kind}"
+        return Broken(must, f"{got} and mesh.seq={seq}", "set sequence.ulysses=0, or use sequence.kind=hybrid")
+    if seq % factor:
+        must = f"sequence.ulysses={factor} must divide mesh.seq"
+        return Broken(must, f"mesh.seq={seq}", f"use one of {divisors(seq)}, or 0 for auto")
+    return None
+
+
+def _heads(facts: Facts) -> Broken | None:
+    by_mesh = facts.kind == "ulysses"
+    factor = facts.seq if by_mesh else facts.ulysses
+    if facts.num_heads is None or not factor or facts.num_heads % factor == 0:
+        return None
+    name, instead = ("mesh.seq", "sequence.kind=ring") if by_mesh else ("sequence.ulysses", "0 for auto")
+    must = f"{name} must divide model.num_heads={facts.num_heads} for ulysses"
+    return Broken(must, f"{name}={factor}", f"use one of {divisors(facts.num_heads)}, or {instead}")
+
+
+def _wave(facts: Facts) -> Broken | None:
+    if facts.wave is None:
+        return None
+    if facts.sequences is not None and (facts.wave < 1 or facts.sequences % facts.wave):
+        possible = divisors(facts.sequences)
+        near = [count for count in possible if count < facts.wave][-1:]
+        near += [count for count in possible if count > facts.wave][:1]
+        must = f"schedule.wave={facts.wave} must divide the sequences of a pipeline"
+        return Broken(must, facts.sequences, f"use {' or '.join(map(str, near))}, or change the number of sequences")
+    if facts.wave > 1 and facts.schedule in UNCUT:
+        must = f"schedule.wave must be 1 with schedule.name={facts.schedule}, which does not cut sequences"
+        return Broken(must, facts.wave, f"use schedule.name={facts.schedule.replace('1f1b', 'seq1f1b')}")
+    return None
+
+
+def _one_group_at_a_time(facts: Facts) -> Broken | None:
+    if facts.one_group_at_a_time in (None, True):
+        return None
+    for setting, instead in facts.asked:
+        must = f"{setting} must have schedule.name={BREADTH_FIRST}, which passes one group of layers at a time"
+        return Broken(must, f"schedule.name={facts.schedule}", f"use schedule.name={BREADTH_FIRST}, or {instead}")
+    return None
+
+
+def _several_groups(facts: Facts) -> Broken | None:
+    gathered = facts.weights == "gathered" or facts.optimizer == "host"
+    if not gathered or facts.interleave is None or facts.interleave >= 2:
+        return None
+    setting, instead = next(facts.asked)
+    must = f"{setting} must have at least 2 groups of layers a stage"
+    return Broken(must, facts.interleave, f"change mesh.pipe or schedule.interleave, or use {instead}")
+
+
+def _several_members(facts: Facts) -> Broken | None:
+    if facts.weights != "gathered" or facts.data is None or facts.seq is None or facts.optimizer != "device":
+        return None
+    if facts.data * facts.seq > 1:
+        return None
+    must = "mesh.weights=gathered must have stages of at least 2 devices, which share the weights"
+    return Broken(must, "mesh.data=1 and mesh.seq=1", "use mesh.weights=resident, or optimizer.place=host")
+
+
+def _gathered_for_host(facts: Facts) -> Broken | None:
+    if facts.optimizer != "host" or facts.weights in (None, "gathered"):
+        return None
+    must = "optimizer.place=host must have mesh.weights=gathered"
+    return Broken(must, f"mesh.weights={facts.weights}", "use mesh.weights=auto, or optimizer.place=device")
+
+
+def _one_wave_for_host(facts: Facts) -> Broken | None:
+    if facts.optimizer != "host" or facts.wave is None or facts.sequences in (None, facts.wave):
+        return None
+    must = f"optimizer.place=host must have all {facts.sequences} sequences of a pipeline in one wave"
+    change = f"use schedule.wave={facts.sequences}, or optimizer.place=device"
+    return Broken(must, f"schedule.wave={facts.wave}", change)
+
+
+def _all_recomputed(facts: Facts) -> Broken | None:
+    if facts.places is None or facts.places[0] != "recompute":
+        return None
+    if all(place in ("auto", "recompute") for place in facts.places[1:]):
+        return None
+    must = "stash.attention and stash.rest must be recompute where stash.inputs=recompute"
+    got = f"{facts.places[1]} and {facts.places[2]}"
+    return Broken(must, got, "set stash.inputs=keep, or set all three to recompute")
+
+
+RULES = (
+    _pipelines,
+    _stages_of_table,
+    _layers_of_stages,
+    _layers_of_groups,
+    _flexible_members,
+    _length,
+    _count,
+    _chunk_lengths,
+    _chunks_add_up,
+    _rising_shapes,
+    _shared_shapes,
+    _longest_shape,
+    _factor,
+    _heads,
+    _wave,
+    _one_group_at_a_time,
+    _several_groups,
+    _several_members,
+    _gathered_for_host,
+    _one_wave_for_host,
+    _all_recomputed,
+)
+
+
+def nearest_multiples(value: int, multiple: int) -> str:
+    """Returns the nearest positive multiples below and above a value, in words."""
+    below = max(value, 0) // multiple * multiple
+    return f"{below} or {below + multiple}" if below else f"{multiple}"
+
+
+def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int:
+    """Returns the layers of a virtual stage.
+
+    Raises:
+        Broken: the layers do not divide evenly.
+    """
+    check(Facts(num_layers=num_layers, pipe=pipe, interleave=interleave))
+    return num_layers // (pipe * interleave)
+
+
+def divisors(value: int) -> list[int]:
+    """Returns the whole numbers that divide `value`, rising."""
+    small = [count for count in range(1, math.isqrt(value) + 1) if value % count == 0]
+    return small + [value // count for count in reversed(small) if count * count != value]

@@ -1,0 +1,1 @@
+"""When what runs: schedule tables, their generators and their proof; no jax."""

@@ -1,0 +1,483 @@
+"""The schedule table: which stage computes which unit in which lock-step tick, and what follows from that.
+
+What follows: the anti-diagonals, whose units share a tick's static shape and its share of offloaded tokens; and how
+many stashes, prefixes and head gradients a stage holds at once (`slots` says where each lies).
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate, chain
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from sppo_jax.rules import BREADTH_FIRST
+from sppo_jax.schedule.peaks import Change, Repeat, peak
+from sppo_jax.schedule.shapes import rounded_up
+
+# Kinds of units: forward, backward, and head. All stages compute the units of SHARED_KINDS together.
+KINDS = ("F", "B", "H")
+SHARED_KINDS = ("H",)
+# The schedule in which all chunks of a wave pass a group of layers before any of them passes the next.
+# Compute ticks that must lie between writing a stash and reading it back for the copies to hide.
+MIN_HOST_GAP = 3
+Class = TypeVar("Class", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Unit(NamedTuple):
+    """One piece of work: forward (F), backward (B) or head (H) of one chunk on one virtual stage.
+
+    Args:
+        kind: "F", "B" or "H". An H unit is computed by all stages together.
+        sequence: number of the sequence inside its pipeline.
+        chunk: number of the chunk inside its sequence.
+        virtual_stage: number of the group of layers, in the order in which a chunk meets them; an H unit
+            carries the last one.
+    """
+
+    kind: str
+    sequence: int
+    chunk: int
+    virtual_stage: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.sequence},{self.chunk},{self.virtual_stage})"
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One lock-step tick: a kind and, for each stage, a unit of that kind or None where the stage idles."""
+
+    kind: str
+    units: tuple[Unit | None, ...]
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether each stage computes a unit of its own, on its own layers."""
+        return self.kind not in SHARED_KINDS
+
+
+class TickShape(NamedTuple):
+    """What all stages' units of a tick have in common.
+
+    Args:
+        tokens: the tokens of the tick, padding included, over all devices of a stage.
+        reach: tokens of the sequence up to the end of the tick's furthest chunk.
+        has_ends: whether a chunk may be on the first or the last virtual stage, where it meets the vocabulary.
+    """
+
+    tokens: int
+    reach: int
+    has_ends: bool = True
+
+
+class PrefixPeaks(NamedTuple):
+    """How many prefixes, each of one sequence and one group of layers, a stage holds at once; the most of any stage.
+
+    Args:
+        kept: whose keys and values stay from the forward of the first chunk to the backward of the first chunk.
+        rebuilt: whose keys and values leave after the forward, but for the last group, and are made again while the
+            group behind goes backward. Where a sequence is one chunk, its own backward makes them again.
+        grads: whose dK and dV have a buffer. Where groups pass in turn, from the backward of the last chunk to that of
+            the first; else as long as `kept`.
+    """
+
+    kept: int
+    rebuilt: int
+    grads: int
+
+
+class property_of_ticks(Generic[Value]):  # noqa: N801
+    """A property that follows from ticks and waves alone; tables of the same ticks with other chunks share it."""
+
+    def __init__(self, work_out: Callable[[Any], Value]) -> None:
+        self._work_out = work_out
+        self.__doc__ = work_out.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, table: "Table", owner: type) -> Value:
+        if self._name not in table.known_of_ticks:
+            table.known_of_ticks[self._name] = self._work_out(table)
+        return table.known_of_ticks[self._name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A whole training step as a table of ticks by stages; `check` says whether it can run.
+
+    Virtual stage `k * num_stages + s` runs on stage `s`. If each virtual stage has `n` layers, it holds the
+    layers from `(k * num_stages + s) * n` on.
+
+    A table with repeats is an outline (`outline.make_outline`): enough to plan with, not to run. Its units have the
+    sequence numbers of a first round, which go on where a round is over.
+
+    Args:
+        num_stages: number of pipeline stages, P.
+        num_groups: number of virtual stages of each stage, v.
+        num_sequences: number of sequences of one pipeline in a step, M.
+        chunk_lengths: tokens of each chunk, over all devices of a stage; the same for every sequence.
+        ticks: the ticks in the order in which they run.
+        name: what the table is called in plans and pictures.
+        repeats: which ticks run several times, in their order; none in a table that can run.
+        wave: sequences that run as one, k: those from k q on are wave q (`waves.make_in_waves`).
+        shapes: the tokens that a tick may have over all devices of a stage, rising; a tick has the least of them that
+            holds its chunks. None: it has those of its longest chunk.
+    """
+
+    num_stages: int
+    num_groups: int
+    num_sequences: int
+    chunk_lengths: tuple[int, ...]
+    ticks: tuple[Tick, ...]
+    name: str
+    repeats: tuple[Repeat, ...] = ()
+    wave: int = 1
+    shapes: tuple[int, ...] = ()
+    known_of_ticks: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def with_chunks(self, chunk_lengths: tuple[int, ...], shapes: tuple[int, ...] = ()) -> "Table":
+        """Returns the table with as many chunks of other lengths; what follows from the ticks is worked out once."""
+        table = replace(self, chunk_lengths=chunk_lengths, shapes=shapes)
+        object.__setattr__(table, "known_of_ticks", self.known_of_ticks)
+        return table
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.chunk_lengths)
+
+    @property
+    def num_virtual_stages(self) -> int:
+        return self.num_stages * self.num_groups
+
+    @property
+    def chunk_starts(self) -> tuple[int, ...]:
+        """First token of each chunk, and behind them the length of a sequence."""
+        return chunk_starts(self.chunk_lengths)
+
+    @property_of_ticks
+    def unit_ticks(self) -> dict[Unit, int]:
+        """Returns the tick in which each unit of the table runs (an index into `self.ticks`)."""
+        return {unit: index for index, tick in enumerate(self.ticks) for unit in tick.units if unit is not None}
+
+    @property_of_ticks
+    def unit_diagonals(self) -> dict[tuple[int, int, int], int]:
+        """Returns the diagonal of each (sequence, chunk, virtual stage).
+
+        The diagonal is the number of forward ticks from the first one of the wave to that of the unit; its backward
+        lies on the same diagonal. In a generated table of one group and waves of one sequence, it is chunk + stage.
+        """
+        first: dict[int, int] = {}
+        diagonals: dict[tuple[int, int, int], int] = {}
+        for number, tick in enumerate(tick for tick in self.ticks if tick.kind == "F"):
+            for unit in tick.units:
+                if unit is not None:
+                    # Counted from each sequence's own first, the diagonals of a wave would all share ticks.
+                    start = first.setdefault(unit.sequence // self.wave, number)
+                    diagonals[unit[1:]] = number - start
+        return diagonals
+
+    @property_of_ticks
+    def diagonal_groups(self) -> tuple[int, ...]:
+        """Returns the group of each diagonal; groups are numbered from 0 in the order of their first diagonal.
+
+        Diagonals whose units stand in one tick, forward or backward, share that tick's shape, so they are one
+        group. With one wave at a time every diagonal is a group; with several in a stream of N chunks each,
+        diagonals that differ by a multiple of N are.
+        """
+        diagonals = self.unit_diagonals
+        parent = list(range(max(diagonals.values()) + 1))
+
+        def root(diagonal: int) -> int:
+            while parent[diagonal] != diagonal:
+                diagonal = parent[diagonal]
+            return diagonal
+
+        for tick in self.ticks:
+            if not tick.is_compute:
+                continue
+            first, *others = {diagonals[unit[1:]] for unit in tick.units if unit is not None}
+            for other in others:
+                # The smaller root wins, so that numbering by roots follows the first diagonals.
+                low, high = sorted((root(first), root(other)))
+                parent[high] = low
+        roots = [root(diagonal) for diagonal in range(len(parent))]
+        numbers = {value: number for number, value in enumerate(sorted(set(roots)))}
+        return tuple(numbers[value] for value in roots)
+
+    @property_of_ticks
+    def group_gaps(self) -> tuple[int, ...]:
+        """Returns, for each group, the fewest compute ticks (F and B, counted together) from a unit's F to its B."""
+        groups, diagonals = self.diagonal_groups, self.unit_diagonals
+        compute = [tick for tick in self.ticks if tick.is_compute]
+        forward: dict[tuple[int, int, int], int] = {}
+        gaps = [len(compute)] * (max(groups) + 1)
+        for number, tick in enumerate(compute):
+            keys = [unit[1:] for unit in tick.units if unit is not None]
+            if tick.kind == "F":
+                forward.update(dict.fromkeys(keys, number))
+                continue
+            # All units of a tick are in one group.
+            group = groups[diagonals[keys[0]]]
+            gaps[group] = min(gaps[group], number - max(map(forward.__getitem__, keys)))
+        return tuple(gaps)
+
+    @property_of_ticks
+    def hides_copies(self) -> tuple[bool, ...]:
+        """Returns, for each group, whether its stashes wait long enough for copies to the host and back to hide."""
+        return tuple(gap >= MIN_HOST_GAP for gap in self.group_gaps)
+
+    @cached_property
+    def group_tokens(self) -> tuple[int, ...]:
+        """Returns the tokens of each diagonal group's ticks: of its longest chunk, rounded up to a shape."""
+        return tuple(rounded_up(longest, self.shapes) for longest in self._longest_chunks)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that any tick has, over all devices of a stage."""
+        return max(self.group_tokens)
+
+    @cached_property
+    def _longest_chunks(self) -> tuple[int, ...]:
+        """Returns the longest chunk of each diagonal group, in tokens over all devices of a stage."""
+        lengths, members = self.chunk_lengths, self.group_members
+        longest = {chunks: max(lengths[chunk] for chunk in chunks) for chunks in set(members)}
+        return tuple(longest[chunks] for chunks in members)
+
+    @property_of_ticks
+    def group_members(self) -> tuple[tuple[int, ...], ...]:
+        """Returns the numbers of the chunks that each diagonal group has, rising; many groups have the same chunks."""
+        groups = self.diagonal_groups
+        members: list[set[int]] = [set() for _ in range(max(groups) + 1)]
+        for (_, chunk, _), diagonal in self.unit_diagonals.items():
+            members[groups[diagonal]].add(chunk)
+        return tuple(tuple(sorted(chunks)) for chunks in members)
+
+    @property_of_ticks
+    def group_chunks(self) -> tuple[int, ...]:
+        """Returns the number of the last chunk, in the order of the sequence, that each diagonal group has."""
+        return tuple(chunks[-1] for chunks in self.group_members)
+
+    @property_of_ticks
+    def tick_groups(self) -> tuple[int | None, ...]:
+        """Returns the diagonal group of each tick; None for a head tick."""
+        groups, diagonals = self.diagonal_groups, self.unit_diagonals
+        # All units of a tick are in one group, by construction of the groups.
+        return tuple(
+            groups[diagonals[next(unit for unit in tick.units if unit is not None)[1:]]] if tick.is_compute else None
+            for tick in self.ticks
+        )
+
+    @cached_property
+    def tick_tokens(self) -> tuple[int, ...]:
+        """Returns the static token count of each tick: that of its diagonal group.
+
+        It depends on the group alone, so the forward, the head and the backward tick of a unit have one shape.
+        """
+        of_group, groups, diagonals = self.group_tokens, self.diagonal_groups, self.unit_diagonals
+
+        def group_of(tick: Tick) -> int:
+            # All units of a tick are in one group, by construction of the groups.
+            return groups[diagonals[next(unit for unit in tick.units if unit is not None)[1:]]]
+
+        return tuple(of_group[group_of(tick)] for tick in self.ticks)
+
+    @cached_property
+    def tick_shapes(self) -> tuple[TickShape, ...]:
+        """Returns the shape of each tick."""
+        ends = self.chunk_starts[1:]
+        return tuple(
+            TickShape(tokens, max(ends[unit.chunk] for unit in tick.units if unit is not None), self._has_ends(tick))
+            for tick, tokens in zip(self.ticks, self.tick_tokens, strict=True)
+        )
+
+    def _has_ends(self, tick: Tick) -> bool:
+        # With one group the few ticks without ends fill or drain the pipeline, and share bodies with the others.
+        ends = 0, self.num_virtual_stages - 1
+        return self.num_groups == 1 or any(unit is not None and unit.virtual_stage in ends for unit in tick.units)
+
+    @property_of_ticks
+    def tick_rounds(self) -> tuple[int, ...]:
+        """Returns how often each tick that is written runs."""
+        rounds = [1] * len(self.ticks)
+        for start, stop, count, _ in self.repeats:
+            rounds[start:stop] = [count] * (stop - start)
+        return tuple(rounds)
+
+    @property_of_ticks
+    def waits(self) -> dict[Unit, tuple[int, int]]:
+        """Returns, for each unit whose input waits, the ticks in which the input comes and is used.
+
+        An input is in the register until the next tick of the kind that it comes from is over.
+        """
+        before: dict[str, list[int]] = {"F": [], "B": []}  # of each tick the ticks of a kind before it
+        for tick in self.ticks:
+            for kind, numbers in before.items():
+                numbers.append((numbers[-1] if numbers else 0) + (tick.kind == kind))
+        found: dict[Unit, tuple[int, int]] = {}
+        unit_ticks = self.unit_ticks
+        for unit, index in unit_ticks.items():
+            kind, sequence, chunk, virtual_stage = unit
+            # The unit whose output is the input; none of this name for the first.
+            of_kind, step = {"F": ("F", -1), "B": ("B", 1), "H": ("F", 0)}[kind]
+            came = unit_ticks.get((of_kind, sequence, chunk, virtual_stage + step), index)  # type: ignore[call-overload]
+            if came != index and before[of_kind][index - 1] != before[of_kind][came]:
+                found[unit] = came, index
+        return found
+
+    def waits_at(self, unit: Unit) -> int:
+        """Returns the stage where the input of a unit waits; the last stage's output has travelled on to the first."""
+        return 0 if unit.kind == "H" else unit.virtual_stage % self.num_stages
+
+    @property_of_ticks
+    def waiting_peak(self) -> int:
+        """Returns the number of chunks that wait at once between two groups of layers, the most of any stage."""
+        changes: dict[int, list[Change]] = {}
+        for unit, (came, tick) in self.waits.items():
+            changes.setdefault(self.waits_at(unit), []).extend([(came + 1, 1), (tick, -1)])
+        return max((peak(of_stage, self.repeats) for of_stage in changes.values()), default=0)
+
+    @property_of_ticks
+    def kv_peak(self) -> int:
+        """Returns the number of sequences that a stage has in flight at once, the most of any stage.
+
+        A stage holds a sequence from the forward of its first chunk on the stage's first virtual stage to the backward.
+        """
+        changes: list[list[Change]] = [[] for _ in range(self.num_stages)]
+        for index, tick in enumerate(self.ticks):
+            for stage, unit in enumerate(tick.units):
+                if unit is not None and unit.chunk == 0 and unit.virtual_stage == stage and unit.kind != "H":
+                    changes[stage].append((index, 1 if unit.kind == "F" else -1))
+        return max(peak(of_stage, self.repeats) for of_stage in changes)
+
+    @property_of_ticks
+    def prefix_peaks(self) -> PrefixPeaks:
+        """Returns how many prefixes a stage holds at once."""
+        changes: tuple[list[list[Change]], ...] = tuple(
+            [[] for _ in range(self.num_stages)] for _ in PrefixPeaks._fields
+        )
+        ends = 0, self.num_chunks - 1
+        for index, tick in enumerate(self.ticks):
+            for stage, unit in enumerate(tick.units):
+                if unit is not None and unit[2] in ends and tick.is_compute:
+                    for of_stage, change in zip(changes, self._prefix_changes(unit), strict=True):
+                        of_stage[stage] += [(index, one) for one in change]
+        kept, rebuilt, grads = (max(peak(one, self.repeats) for one in of_kind) for of_kind in changes)
+        return PrefixPeaks(kept, rebuilt, grads if self.passes_groups_in_turn else kept)
+
+    def _prefix_changes(self, unit: Unit) -> tuple[list[int], list[int], list[int]]:
+        """Returns how a unit changes the prefixes of `PrefixPeaks`, field by field."""
+        begins, ends = unit.chunk == 0, unit.chunk == self.num_chunks - 1
+        own_tick = [1, -1] if begins and ends else []
+        is_last = unit.virtual_stage // self.num_stages == self.num_groups - 1
+        if unit.kind == "F":
+            return [1] * begins, own_tick or [1] * begins + [-1] * (ends and not is_last), []
+        # The first backward of a group begins to rebuild the group before.
+        rebuilds = ends and unit.virtual_stage >= self.num_stages
+        return [-1] * begins, own_tick or [1] * rebuilds + [-1] * begins, [1] * ends + [-1] * begins
+
+    @property
+    def passes_groups_in_turn(self) -> bool:
+        """Whether in each stage all backwards of a group of layers come before any of the group before it."""
+        return self.name == BREADTH_FIRST
+
+    @property_of_ticks
+    def head_peak(self) -> int:
+        """Returns the number of head gradients that wait at once, each from its H to the chunk's first B."""
+        last = self.num_virtual_stages - 1
+        changes = []
+        for index, tick in enumerate(self.ticks):
+            unit = tick.units[-1]
+            if unit is not None and unit.kind != "F" and unit.virtual_stage == last:
+                changes.append((index, 1 if unit.kind == "H" else -1))
+        return peak(changes, self.repeats)
+
+    @property_of_ticks
+    def in_flight(self) -> tuple[int, ...]:
+        """Returns the greatest number of chunk stashes that each stage holds at once."""
+        return tuple(peak(chain(*groups), self.repeats) for groups in zip(*self._stash_changes, strict=True))
+
+    def stash_peaks(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
+        """Returns the number of stashes of each class that a stage holds at once, the most of any stage.
+
+        Args:
+            class_of_group: the class of each diagonal group; only stashes of one class share a buffer.
+        """
+        return self._by_class("stash_peaks", self._stash_peaks, class_of_group)
+
+    def _stash_peaks(self, numbers: Sequence[int]) -> list[int]:
+        stages: list[list[list[Iterable[Change]]]] = [[[] for _ in range(self.num_stages)] for _ in set(numbers)]
+        for number, changes in zip(numbers, self._stash_changes, strict=True):
+            for of_class, of_stage in zip(stages[number], changes, strict=True):
+                of_class.append(of_stage)
+        return [max(peak(chain(*of_stage), self.repeats) for of_stage in of_class) for of_class in stages]
+
+    def _by_class(
+        self, name: str, work_out: Callable[[Sequence[int]], list[int]], class_of_group: Sequence[Class]
+    ) -> dict[Class, int]:
+        """Returns a count for each class, which follows from the ticks and from which groups have one class."""
+        # Of many groups few objects differ, and an `id` takes far less time than the hash of a class.
+        ids = list(map(id, class_of_group))
+        numbers: dict[Class, int] = {}
+        objects = dict(zip(ids, class_of_group, strict=True))
+        number_of = {key: numbers.setdefault(of_class, len(numbers)) for key, of_class in objects.items()}
+        pattern = tuple(map(number_of.__getitem__, ids))
+        known = self.known_of_ticks.setdefault(name, {})
+        if pattern not in known:
+            known[pattern] = work_out(pattern)
+        return dict(zip(numbers, known[pattern], strict=True))
+
+    @property_of_ticks
+    def ticks_share_diagonals(self) -> bool:
+        """Returns whether all units of a compute tick are of one wave and one diagonal."""
+        diagonals = self.unit_diagonals
+        return all(
+            len({(unit.sequence // self.wave, diagonals[unit[1:]]) for unit in tick.units if unit is not None}) == 1
+            for tick in self.ticks
+            if tick.is_compute
+        )
+
+    def host_rows(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
+        """Returns the rows of each class in a stage's buffer on the host; see `plan.host_rows`.
+
+        They are two at least: compilers know the only row, and drop what its number depends on.
+        """
+        if not self.ticks_share_diagonals:
+            return {name: count + 1 for name, count in self.stash_peaks(class_of_group).items()}
+        return self._by_class("host_rows", self._host_rows, class_of_group)
+
+    def _host_rows(self, numbers: Sequence[int]) -> list[int]:
+        changes: list[list[Change]] = [[] for _ in set(numbers)]
+        for index, (tick, group) in enumerate(zip(self.ticks, self.tick_groups, strict=True)):
+            if group is not None:
+                changes[numbers[group]].append((index, 1 if tick.kind == "F" else -1))
+        return [max(2, peak(found, self.repeats)) for found in changes]
+
+    @property_of_ticks
+    def _stash_changes(self) -> list[list[list[Change]]]:
+        """Returns for each diagonal group and stage how many stashes come and go, from F to B."""
+        groups = self.tick_groups
+        num_groups = 1 + max(group for group in groups if group is not None)
+        changes: list[list[list[Change]]] = [[[] for _ in range(self.num_stages)] for _ in range(num_groups)]
+        for index, (tick, group) in enumerate(zip(self.ticks, groups, strict=True)):
+            if group is None:
+                continue
+            change = index, 1 if tick.kind == "F" else -1
+            for of_stage, unit in zip(changes[group], tick.units, strict=True):
+                if unit is not None:
+                    of_stage.append(change)
+        return changes
+
+    @property_of_ticks
+    def heads_among_backwards(self) -> bool:
+        """Returns whether a head comes after a backward, be it in the next round."""
+        kinds = [tick.kind for tick in self.ticks]
+        rounds = any({"B", "H"} <= set(kinds[repeat.start : repeat.stop]) for repeat in self.repeats)
+        return rounds or ("B" in kinds and "H" in kinds[kinds.index("B") :])
+
+
+@lru_cache(maxsize=1024)
+def chunk_starts(chunk_lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the first token of each chunk, and behind them the length of a sequence."""
+    return tuple(accumulate(chunk_lengths, initial=0))

@@ -1,0 +1,1 @@
+"""Which plan is best: candidates, bounds, the heap, and the reasons; no jax."""

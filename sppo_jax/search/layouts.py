@@ -1,0 +1,233 @@
+"""The layouts that are possible for what is asked: how devices share layers, tokens and sequences."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from sppo_jax import rules
+from sppo_jax.plan.parts import MeshShape
+from sppo_jax.predict.shape import Shape
+from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
+from sppo_jax.search.advice import nearest_changes
+from sppo_jax.search.request import Request
+from sppo_jax.search.splits import SequenceSplit, sequence_splits
+
+# A mesh without a layout, and the rules that it breaks.
+Refused = tuple[MeshShape, tuple[Broken, ...]]
+
+
+# Equal if the same: two requests may have layouts of the same numbers.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layout:
+    """How devices share layers, tokens and sequences.
+
+    Args:
+        request: what the layout is for.
+        mesh: devices along each axis.
+        sequences: sequences of a pipeline in a step.
+        split: sequence parallelism.
+        interleave: virtual stages of a stage.
+        layers: layers of a virtual stage.
+        weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
+    """
+
+    request: Request = field(repr=False)
+    mesh: MeshShape
+    sequences: int
+    split: SequenceSplit
+    interleave: int
+    layers: int
+    weights: str = "resident"
+
+    @property
+    def multiple_tokens(self) -> int:
+        """Chunk lengths are multiples of so many tokens."""
+        return _multiple_tokens(self.request, self.mesh)
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What memory depends on besides table and stash."""
+        return Shape(
+            model=self.request.config.model,
+            layers=self.layers,
+            seq=self.mesh.seq,
+            ulysses=self.split.ulysses,
+            compute_bytes=self.request.compute_bytes,
+            data=self.mesh.data,
+            platform=self.request.cluster.device.platform,
+            groups=self.request.config.sequence.groups != "static",
+            kernel=self.request.kernel,
+            weights=self.weights,
+            optimizer=self.request.optimizer,
+        )
+
+
+def layouts(request: Request) -> list[Layout]:
+    """Returns every layout that the config, the model and the devices allow, plainest first.
+
+    Raises:
+        ValueError: no layout exists; the message says why.
+    """
+    try:
+        found, refused = _find(request)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_advice(request)}") from None
+    if found:
+        return found
+    first = refused[0][1][0]
+    if len(refused) > 1:
+        rules = f"no mesh of {request.cluster.num_devices} devices suits the model and the sequence"
+        raise ValueError(f"{rules}: {_rules_of(request, refused)}; {_advice(request)}")
+    if math.prod(request.config.mesh.pinned.values()) > request.cluster.num_devices:
+        raise first  # a mesh of its own size
+    # What the only mesh's rule says to change need not leave a mesh of all devices.
+    raise ValueError(f"{first.must}, got {first.got}; {_advice(request)}")
+
+
+def _rules_of(request: Request, refused: list[Refused]) -> str:
+    """Returns the rules that meshes break, and what else limits the meshes."""
+    sequence, pinned = request.config.sequence, request.config.mesh.pinned
+    limits = [f"mesh.{axis}={size}" for axis, size in pinned.items()]
+    if not sequence.per_step and "data" not in pinned:
+        limits.insert(0, "mesh.data must be 1 where sequence.per_step is not given")
+    broken = [error for _, errors in refused for error in errors]
+    broken.sort(key=lambda error: error.number)
+    return ", ".join([*dict.fromkeys(error.must for error in broken), *limits])
+
+
+def _multiple_tokens(request: Request, mesh: MeshShape) -> int:
+    """Returns the tokens that chunk lengths are multiples of."""
+    return mesh.seq * request.cluster.device.tile
+
+
+def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
+    """Returns every layout, and the meshes that have none with the rules that each breaks.
+
+    Raises:
+        ValueError: no mesh takes all devices.
+    """
+    config = request.config
+    found: list[Layout] = []
+    refused: list[Refused] = []
+    for mesh, sequences in _meshes(request):
+        broken = tuple(rules.broken(_facts(request, mesh, sequences)))
+        if broken:
+            refused.append((mesh, broken))
+            continue
+        splits = sequence_splits(config.model, config.sequence, mesh.seq, request.cluster.devices_per_host)
+        for interleave in _interleaves(request, mesh.pipe):
+            found += [
+                Layout(
+                    request=request,
+                    mesh=mesh,
+                    sequences=sequences,
+                    split=split,
+                    interleave=interleave,
+                    layers=config.model.num_layers // (mesh.pipe * interleave),
+                    weights=_weights(request, mesh, interleave),
+                )
+                for split in splits
+            ]
+    return found, refused
+
+
+def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
+    """Returns what rules may know of a mesh."""
+    config, table = request.config, request.table
+    sequence, schedule = config.sequence, config.schedule
+    interleave = table[0].num_groups if table is not None else None
+    if interleave is None and schedule.interleave != "auto":
+        interleave = schedule.interleave
+    chunks = table[0].chunk_lengths if table is not None else sequence.chunks
+    weights = config.mesh.weights
+    by_groups = request.schedule_name == BREADTH_FIRST
+    return Facts(
+        num_layers=config.model.num_layers,
+        num_heads=config.model.num_heads,
+        data=mesh.data,
+        pipe=mesh.pipe,
+        seq=mesh.seq,
+        tile=request.cluster.device.tile,
+        per_step=sequence.per_step,
+        sequences=sequences,
+        length=sequence.length,
+        chunks=None if chunks == "auto" else chunks,
+        shapes=() if sequence.shapes == "auto" else sequence.shapes,
+        kind=None if sequence.kind == "auto" else sequence.kind,
+        ulysses=sequence.ulysses,
+        groups=sequence.groups,
+        schedule=request.schedule_name,
+        one_group_at_a_time=by_groups if weights == "gathered" or request.optimizer == "host" else None,
+        interleave=interleave,
+        wave=None if schedule.wave == "auto" else schedule.wave,
+        table_stages=None if table is None else table[0].num_stages,
+        weights=None if weights == "auto" else weights,
+        optimizer=request.optimizer,
+    )
+
+
+def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
+    """Returns what a device holds of its stage's layers: as asked, or its share where the schedule allows."""
+    asked = request.config.mesh.weights
+    if asked != "auto":
+        return asked
+    shared = mesh.data * mesh.seq > 1 or request.optimizer == "host"
+    possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and shared
+    return "gathered" if possible and request.way.weights != "resident" else "resident"
+
+
+def _advice(request: Request) -> str:
+    """Returns what to change where there is no mesh."""
+
+    by_choice = request.way.breadth_first and not request.asks_for_breadth_first
+
+    def find(changed: Request) -> list[Layout]:
+        way = replace(changed.way, breadth_first=by_choice or changed.asks_for_breadth_first)
+        try:
+            return _find(replace(changed, way=way))[0]
+        except ValueError:
+            return []
+
+    changes = nearest_changes(request, find)
+    several = "change several of sequence.length, sequence.per_step, the axes of the mesh and the number of devices"
+    return f"use {changes}" if changes else several
+
+
+def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
+    """Yields the meshes of all devices with the pinned axes, and the sequences of a pipeline on each.
+
+    A mesh that is given may have more devices than there are here: one can plan for a machine one does not sit at.
+    """
+    config = request.config
+    pinned, sequence = dict(config.mesh.pinned), config.sequence
+    if sequence.per_step and sequence.per_pipeline > 1:
+        pinned.setdefault("data", sequence.per_step // sequence.per_pipeline)
+    if not sequence.per_step:
+        pinned.setdefault("data", 1)
+    given, total = math.prod(pinned.values()), request.cluster.num_devices
+    if len(pinned) == 3 or given > total:
+        total = given
+    elif total % given:
+        shown = " * ".join(f"mesh.{name}={size}" for name, size in pinned.items() if size > 1)
+        raise ValueError(f"the given axes of the mesh must divide the {total} devices, got {shown}")
+    for data in divisors(total):
+        for pipe in divisors(total // data):
+            mesh = MeshShape(data=data, pipe=pipe, seq=total // data // pipe)
+            if all(getattr(mesh, name) == size for name, size in pinned.items()):
+                yield mesh, max(1, sequence.per_step // data) if sequence.per_step else sequence.per_pipeline
+
+
+def _interleaves(request: Request, pipe: int) -> list[int]:
+    """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
+    asked, layers = request.config.schedule.interleave, request.config.model.num_layers
+    name = request.schedule_name
+    if request.table is not None:
+        return [request.table[0].num_groups]
+    if asked != "auto":
+        return [int(asked)]
+    by_groups = name == BREADTH_FIRST
+    if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
+        return [1]
+    depths = divisors(layers // pipe)
+    return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths

@@ -1,0 +1,88 @@
+"""From a config to a Plan, and what a Plan must agree with."""
+
+import math
+import warnings
+from typing import Any
+
+from sppo_jax.config import Config
+from sppo_jax.hardware import Cluster
+from sppo_jax.plan.parts import MODEL_FIELDS
+from sppo_jax.plan.plan import Plan
+from sppo_jax.rules import Facts, check
+from sppo_jax.search.evaluate import costs_of
+from sppo_jax.search.given import without_effect
+from sppo_jax.search.request import resolve_cluster
+from sppo_jax.search.search import search
+
+__all__ = ["check_plan", "costs_of", "make_plan", "resolve_cluster"]
+
+
+def make_plan(config: Config, cluster: Cluster | None = None) -> Plan:
+    """Decides everything static about a training step.
+
+    Args:
+        config: the settings; what is "auto" is chosen.
+        cluster: the devices; None: `hardware.cluster`, `train.devices` if simulated, else those of this machine.
+
+    Raises:
+        ValueError: the settings do not fit together; says the rule, what was got and what to change.
+    """
+    found = search(config, cluster)
+    if not found.fits:
+        warnings.warn(found.problem, stacklevel=2)
+    for line in without_effect(config, found.plan):
+        warnings.warn(line, stacklevel=2)
+    return found.plan
+
+
+def check_plan(plan: Plan, config: Config) -> None:
+    """Checks that a plan that was given is one for this config: its sequences, its mesh and its model.
+
+    Raises:
+        ValueError: it is not; says in what, and what to change.
+    """
+    sequence, mesh = config.sequence, plan.mesh
+    wanted: dict[str, tuple[Any, Any]] = {"sequence.length": (sequence.length, plan.sequence_length)}
+    if sequence.per_step:
+        wanted["sequence.per_step"] = (sequence.per_step, mesh.data * plan.sequences_per_pipeline)
+    else:
+        wanted["sequence.per_pipeline"] = (sequence.per_pipeline, plan.sequences_per_pipeline)
+    alone = {} if sequence.per_step else {"data": 1}
+    for axis, size in (alone | config.mesh.pinned).items():
+        wanted[f"mesh.{axis}"] = (size, getattr(mesh, axis))
+    if plan.model and set(plan.model) != set(MODEL_FIELDS):
+        raise ValueError(
+            f"the plan's model must have the fields {', '.join(MODEL_FIELDS)}, got {', '.join(plan.model)}; plan again"
+        )
+    for name, size in plan.model.items():
+        wanted[f"model.{name}"] = (getattr(config.model, name), size)
+    if sequence.groups != "auto" and sequence.groups != plan.groups:
+        raise ValueError(
+            f"the plan must agree with sequence.groups = {sequence.groups}, got {plan.groups}; set "
+            f"sequence.groups={plan.groups}, or plan again"
+        )
+    for name, (want, got) in wanted.items():
+        if want != got:
+            raise ValueError(f"the plan must agree with {name} = {want}, got {got}; set {name}={got}, or plan again")
+    if config.optimizer.place not in ("auto", plan.optimizer):
+        raise ValueError(
+            f"the plan must agree with optimizer.place = {config.optimizer.place}, got {plan.optimizer}; set "
+            f"optimizer.place={plan.optimizer}, or plan again"
+        )
+    simulated, devices = config.train.num_simulated_devices, math.prod((mesh.data, mesh.pipe, mesh.seq))
+    if simulated and simulated != devices:
+        raise ValueError(
+            f"the plan must agree with train.devices = cpu:{simulated}, got a mesh of {devices}; "
+            f"set train.devices=cpu:{devices}, or plan again"
+        )
+    check(
+        Facts(
+            num_layers=config.model.num_layers,
+            num_heads=config.model.num_heads,
+            pipe=mesh.pipe,
+            seq=mesh.seq,
+            kind=plan.sequence_kind,
+            ulysses=plan.ulysses,
+            interleave=plan.schedule.interleave,
+        )
+    )

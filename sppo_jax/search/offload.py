@@ -1,0 +1,251 @@
+"""Where activations wait for their backward, and what share of them goes to the host."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+
+from sppo_jax.config import StashConfig
+from sppo_jax.hardware import usable_host_bytes
+from sppo_jax.plan.check_stash import STASH_PLACES
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.holders import optimizer_bytes
+from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes, token_bytes, waiting_bytes
+from sppo_jax.program.stash import classes_of, merged_classes, recomputing_groups, slot_bytes, stash_classes
+from sppo_jax.rules import BREADTH_FIRST, Facts, check
+from sppo_jax.schedule.table import MIN_HOST_GAP, Table, TickShape
+from sppo_jax.schedule.waiting import waiting_room
+from sppo_jax.search.because import Because, joined
+from sppo_jax.units import format_bytes
+
+# Where diagonals differ, the planner rounds their shares down to these values: each distinct one is a segment to
+# compile. A share that all diagonals have, and the largest that the host has room for, are solved to a hundredth.
+ALPHA_LEVELS = (0.0, 0.25, 0.5, 1.0)
+_PARTS = 100
+
+Places = tuple[str, str, str]  # of layer inputs, attention outputs and the rest
+# Those to consider, preferred in this order where times are equal.
+_PLACES: tuple[Places, ...] = (
+    ("keep", "keep", "keep"),
+    ("keep", "keep", "recompute"),
+    ("keep", "recompute", "recompute"),
+    ("recompute", "recompute", "recompute"),
+    ("host", "host", "keep"),
+    ("host", "host", "recompute"),
+    ("host", "recompute", "recompute"),
+    ("host", "host", "host"),
+)
+
+
+def kv_ways(config: StashConfig, schedule: str, places: Places, num_chunks: int) -> tuple[str, ...]:
+    """Returns how keys and values may reach the backward, least device memory last: as asked, or every possible way.
+
+    The backward of an only chunk makes them for itself.
+    """
+    again = "rebuild" if num_chunks > 1 else "recompute"
+    if config.kv != "auto":
+        return (again if config.kv == "rebuild" else config.kv,)
+    if schedule != BREADTH_FIRST or places[0] == "recompute":
+        return ("keep",)
+    return ("keep", "host", again) if num_chunks > 1 else ("keep", again)
+
+
+def place_options(config: StashConfig) -> list[Places]:
+    """Returns the places to consider.
+
+    Args:
+        config: the request.
+
+    Raises:
+        ValueError: a place is asked for that the other places do not allow.
+    """
+    asked = (config.inputs, config.attention, config.rest)
+    # Keys and values that come again need a stash of every layer; see `StashPlan`.
+    needs_stash = config.kv in ("rebuild", "host") and config.inputs == "auto"
+    open_places = [places for places in _PLACES if not needs_stash or places[0] != "recompute"]
+
+    def as_asked(places: Places) -> bool:
+        return all(want in ("auto", place) for want, place in zip(asked, places, strict=True))
+
+    found = [places for places in open_places if as_asked(places)]
+    if not found:
+        found = [
+            (one, two, three) for one, two, three in product(STASH_PLACES, repeat=3) if as_asked((one, two, three))
+        ]
+        # Without the layers' inputs everything is computed from the virtual stage's input.
+        found = [places for places in found if places[0] != "recompute"]
+    check(Facts(places=asked))
+    if config.alpha != "auto" and config.alpha != 0 and any("host" in places[:2] for places in found):
+        # A share for the host is asked for.
+        found = [places for places in found if "host" in places[:2]]
+    return found
+
+
+def choose_alpha(
+    stash: StashPlan, requested: str | float | Sequence[float], table: Table, shape: Shape, costs: CostModel
+) -> tuple[StashPlan, str]:
+    """Resolves alpha, one value for each diagonal of the table.
+
+    With "hidden" it is the largest share of a chunk's tokens of which the copy hides behind the chunk's own forward,
+    `min(1, bandwidth * seconds / bytes)`, less what `rest` takes if it is on the host; where diagonals differ, rounded
+    down to one of ALPHA_LEVELS. With "all" it is 1, hidden or not, and so it is where a breadth-first schedule sends
+    `rest` to the host: different shares in one pass would cut the loops of ticks, and what stays of each pass took up
+    to a half more memory than is predicted. Either is at most the largest share that the host memory holds, and 0
+    where a stash is read back at once.
+
+    Args:
+        stash: the places.
+        requested: "hidden", "all", one value for all diagonals, or a value each.
+        table: the schedule.
+        shape: shape of the model on its stages.
+        costs: seconds of units, and the cluster.
+
+    Returns:
+        The stash with alpha, and the reason.
+
+    Raises:
+        ValueError: a list of the wrong length.
+    """
+    cluster, optimizer = costs.cluster, optimizer_bytes(shape, table.num_groups, table.num_stages)[1]
+    host_bytes = max(0, usable_host_bytes(costs.cluster) - optimizer)
+    groups, hides = table.diagonal_groups, table.hides_copies
+    if isinstance(requested, Sequence) and not isinstance(requested, str):
+        if len(requested) != len(groups):
+            raise ValueError(
+                f"stash.alpha as a list must have one value for each of the {len(groups)} diagonals of the schedule, "
+                f"got {len(requested)}; give {len(groups)} values, one number, or auto"
+            )
+        return replace(stash, alpha=tuple(float(value) for value in requested)), Because.ASKED()
+    if "host" not in (stash.inputs, stash.attention):
+        stash = replace(stash, alpha=(0.0,) * len(groups))
+        return stash, Because.NOT_ON_HOST()
+    late = sum(not hides[group] for group in groups)
+    zeros = Because.READ_BACK_SOON(count=late, num_diagonals=len(groups), ticks=MIN_HOST_GAP - 1) if late else ""
+    if not isinstance(requested, str):
+        by_group = [float(requested) if hidden else 0.0 for hidden in hides]
+        asked = joined(Because.SHARE_ASKED(share=requested), zeros)
+        return replace(stash, alpha=tuple(by_group[group] for group in groups)), asked
+    whole_goes = stash.rest == "host" and table.passes_groups_in_turn and table.num_groups > 1
+    if requested == "hidden" and not whole_goes:
+        shares = _hidden_shares(stash, table, shape, costs)
+        why = joined(Because.HIDDEN_SHARE(rate_gb_s=cluster.host_link_bytes_s / 1e9), zeros)
+    else:
+        shares = [float(hidden) for hidden in hides]
+        why = joined(Because.WHOLE_WITH_REST() if whole_goes else Because.WHOLE_SAVES(), zeros)
+    levels = _levels(shares)
+
+    def capped(cap: float) -> StashPlan:
+        values = {share: min(cap, level) for share, level in levels.items()}
+        return replace(stash, alpha=tuple(values[shares[group]] for group in groups))
+
+    # Every unit in a slot of its own is the most that a host can need.
+    most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
+    if most / shape.seq * token_bytes(shape, stash).away <= host_bytes:
+        return capped(1.0), why
+    cap = _largest_cap(lambda cap: stash_bytes(table, shape, capped(cap)).host - host_bytes)
+    if cap < 1:
+        why = joined(why, Because.HOST_FULL(cap=cap, size=format_bytes(host_bytes)))
+    return capped(cap), why
+
+
+def largest_alpha(table: Table) -> tuple[float, ...]:
+    """Returns the largest alpha that a table allows: 1, but 0 where a stash is read back at once."""
+    hides = table.hides_copies
+    return tuple(float(hides[group]) for group in table.diagonal_groups)
+
+
+def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
+    """Returns the seconds for which each tick's copies to or from the host last.
+
+    A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
+    alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal. Where keys and values are
+    made again, the layer inputs come back a second time; keys and values on the host come back once. Where parameters
+    wait on the host, a part of the next group's weights comes as well, in a forward beside what leaves.
+    """
+    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
+    waiting_s, weights_s = _waiting_seconds(table, shape, stash, link_bytes_s), _weights_seconds(table, shape, costs)
+    if not token.away:
+        return tuple(
+            max(more, weights_s) if tick.is_compute else more for tick, more in zip(table.ticks, waiting_s, strict=True)
+        )
+    classes = stash_classes(table, stash, shape.seq)
+    merged = merged_classes(table, stash, classes)
+    # Many groups of diagonals have few classes.
+    moved = {id(one): merged.get(one, one) for one in classes_of(classes)}
+    of_class = {
+        one: {"F": slot_bytes(of, token)[1] / link_bytes_s, "B": fetched_bytes(of, shape, stash) / link_bytes_s}
+        for one, of in moved.items()
+    }
+    of_group = [of_class[id(one)] for one in classes]
+    if weights_s:
+        of_group = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_group]
+    ticks = zip(table.ticks, table.tick_groups, waiting_s, strict=True)
+    return tuple(more if group is None else of_group[group][tick.kind] + more for tick, group, more in ticks)
+
+
+def _weights_seconds(table: Table, shape: Shape, costs: CostModel) -> float:
+    """Returns the seconds in which a part of a group's weights comes from the host; 0 where they are on the device."""
+    num_parts = max(table.num_stages, table.wave * table.num_chunks)  # the ticks of a group's turn
+    return costs.host_params[0] / table.num_groups / num_parts * 4 / costs.cluster.host_link_bytes_s
+
+
+def _waiting_seconds(table: Table, shape: Shape, stash: StashPlan, link_bytes_s: float) -> tuple[float, ...]:
+    """Returns the seconds for which each tick copies chunks to and from the waiting room: one after the other."""
+    if stash.waiting == "keep":
+        return (0.0,) * len(table.ticks)
+    room, one_s = waiting_room(table), waiting_bytes(shape, -(-table.most_tokens // shape.seq)) / link_bytes_s
+    return tuple(one_s * ((index in room.puts) + (index in room.takes)) for index in range(len(table.ticks)))
+
+
+def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:
+    """Returns, for each diagonal group, the share of tokens whose copy hides behind its shortest forward."""
+    starts, lengths, token = table.chunk_starts, table.chunk_lengths, token_bytes(shape, stash)
+    link_bytes_s = costs.cluster.host_link_bytes_s
+    forward_s: dict[tuple[int, int], float] = {}
+
+    def seconds(chunk: int, tokens: int) -> float:
+        if (chunk, tokens) not in forward_s:
+            # The tick behind which a copy hides may have no ends.
+            tick = TickShape(tokens, 0, table.num_groups == 1)
+            forward_s[chunk, tokens] = costs.seconds("F", starts[chunk], lengths[chunk], tick)
+        return forward_s[chunk, tokens]
+
+    def share(chunks: tuple[int, ...], of_tick: int, recomputes: bool) -> float:
+        tokens = of_tick / shape.seq
+        spare_bytes = link_bytes_s * min(seconds(chunk, of_tick) for chunk in chunks) - (token.rest + token.kv) * tokens
+        return min(1.0, max(0.0, spare_bytes / (token.stashed(recomputes).shared * tokens)))
+
+    # Many groups are alike.
+    alike = list(zip(table.group_members, table.group_tokens, recomputing_groups(table, stash), strict=True))
+    shares = {group: share(*group) for group in set(alike)}
+    return [shares[group] if hides else 0.0 for group, hides in zip(alike, table.hides_copies, strict=True)]
+
+
+def _levels(shares: Sequence[float]) -> dict[float, float]:
+    """Returns the value of alpha for each share: one share to a hundredth, several in levels."""
+    found = set(shares)
+    if len(found - {0.0}) == 1:
+        return {share: int(share * _PARTS) / _PARTS for share in found}
+    return {share: max(level for level in ALPHA_LEVELS if level <= share) for share in found}
+
+
+def _largest_cap(over: Callable[[float], int]) -> float:
+    """Returns the largest cap of alpha, to a hundredth, with which the host holds its part; 0 if it holds none.
+
+    Args:
+        over: by how many bytes a cap is too much for the host; about linear in the cap.
+    """
+    most = over(1.0)
+    if most <= 0:
+        return 1.0
+    none = over(0.0)
+    guess = int(_PARTS * none / (none - most)) if none < 0 else 0
+    low, high = 0, _PARTS  # low may not fit, where the host does not even hold what alpha does not tell
+    for middle in (guess, guess + 1):
+        if low < middle < high:
+            low, high = (middle, high) if over(middle / _PARTS) <= 0 else (low, middle)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if over(middle / _PARTS) <= 0 else (low, middle)
+    return low / _PARTS

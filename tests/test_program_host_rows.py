@@ -1,0 +1,53 @@
+"""Rows of the stash on the host: one of each forward tick, free again after its backward."""
+
+import pytest
+
+from sppo_jax.program.host_rows import host_rows
+from sppo_jax.schedule.generators import make_table
+from sppo_jax.schedule.outline import make_outline
+
+TABLES = {
+    "one-stage": ("sppo", 1, 3, (8, 8, 8)),
+    "sppo": ("sppo", 3, 2, (8,) * 5),
+    "few-chunks": ("sppo", 4, 2, (8,) * 2),
+    "breadth-first": ("breadth-first", 2, 2, (8,) * 3, 4),
+    "wave": ("sppo", 3, 4, (8,) * 4, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_row_holds_one_stash_from_its_forward_to_its_backward(name, every):
+    table = make_table(*TABLES[name])
+    of_group = [group % every for group in range(max(table.diagonal_groups) + 1)]
+    classes = [None if group is None else of_group[group] for group in table.tick_groups]
+    rows, held = host_rows(table, classes), {}
+    for index, tick in enumerate(table.ticks):
+        units = {unit[1:] for unit in tick.units if unit is not None}
+        place = (classes[index], rows.get(index))
+        if tick.kind == "F":
+            assert place not in held
+            held[place] = units
+        elif tick.kind == "B":
+            assert held.pop(place) == units
+    assert not held
+    most = {made: 2 for made in of_group}
+    for index, row in rows.items():
+        most[classes[index]] = max(most[classes[index]], row + 1)
+    assert table.host_rows(of_group) == most
+    outline = make_outline(*TABLES[name])
+    assert outline.host_rows(of_group) == most
+
+
+def test_ticks_that_mix_sequences_have_rows_by_stage():
+    table = make_table("seq1f1b", 2, 4, (8,) * 4)
+    of_group = [0] * (max(table.diagonal_groups) + 1)
+    assert host_rows(table, [None if group is None else 0 for group in table.tick_groups]) is None
+    assert table.host_rows(of_group) == {0: table.stash_peaks(of_group)[0] + 1}
+
+
+def test_rows_of_one_sequence_are_a_line_forward_and_back():
+    table = make_table("sppo", 3, 1, (8,) * 6)
+    rows = host_rows(table, [None if group is None else 0 for group in table.tick_groups])
+    forward, backward = ([rows[i] for i, tick in enumerate(table.ticks) if tick.kind == kind] for kind in "FB")
+    assert forward == list(range(8)) == backward[::-1]

@@ -1,0 +1,160 @@
+"""Tests of the rules that config, search and plan share."""
+
+import ast
+import collections
+from pathlib import Path
+
+import pytest
+
+from sppo_jax.rules import RULES, Broken, Facts, broken, check, divisors, layers_per_virtual_stage, nearest_multiples
+
+# Facts that break one rule each, in the order of RULES, and a part of the text.
+CASES = {
+    "_pipelines": (dict(per_step=4, data=3), "mesh.data must divide sequence.per_step=4, got mesh.data=3; "),
+    "_stages_of_table": (dict(table_stages=2, pipe=4), "mesh.pipe must be 2, the number of stages of schedule.table"),
+    "_layers_of_stages": (
+        dict(num_layers=6, pipe=4),
+        "mesh.pipe must divide model.num_layers=6, got mesh.pipe=4; use 3 ",
+    ),
+    "_layers_of_groups": (
+        dict(num_layers=4, pipe=4, schedule="breadth-first"),
+        "schedule breadth-first must have at least 2 layers a stage, got 4 layers on 4 stages",
+    ),
+    "_flexible_members": (dict(groups="flex", seq=6), "mesh.seq must be a power of two of at least 2"),
+    "_length": (
+        dict(length=1000, seq=8, tile=16),
+        "mesh.seq * 16 (the tile of a device) must divide sequence.length=1000",
+    ),
+    "_count": (dict(length=64, seq=8, chunks=9), "9 chunks must have at least mesh.seq tokens, got mesh.seq=8"),
+    "_chunk_lengths": (
+        dict(chunks=(8, 10), seq=4),
+        "a positive multiple of mesh.seq, got 10 in chunk 1 with mesh.seq=4",
+    ),
+    "_chunks_add_up": (dict(chunks=(12, 8), length=24), "add up to sequence.length=24, got 20; change a chunk by +4"),
+    "_rising_shapes": (dict(shapes=(16, 8)), "sequence.shapes must be positive and rise, got [16, 8]"),
+    "_shared_shapes": (
+        dict(shapes=(12, 32), seq=8),
+        "mesh.seq must divide each of sequence.shapes=[12, 32], got mesh.seq=8",
+    ),
+    "_longest_shape": (dict(shapes=(8, 16), chunks=(24, 8)), "must hold the longest chunk, 24 tokens, got 16"),
+    "_factor": (
+        dict(ulysses=3, seq=8),
+        "sequence.ulysses=3 must divide mesh.seq, got mesh.seq=8; use one of [1, 2, 4, 8]",
+    ),
+    "_heads": (dict(kind="ulysses", seq=8, num_heads=12), "mesh.seq must divide model.num_heads=12 for ulysses"),
+    "_wave": (
+        dict(sequences=12, wave=5),
+        "schedule.wave=5 must divide the sequences of a pipeline, got 12; use 4 or 6, ",
+    ),
+    "_one_group_at_a_time": (
+        dict(kv="rebuild", schedule="sppo", one_group_at_a_time=False),
+        "stash.kv=rebuild must have schedule.name=breadth-first, which passes one group of layers at a time, got "
+        "schedule.name=sppo; use schedule.name=breadth-first, or stash.kv=keep",
+    ),
+    "_several_groups": (
+        dict(weights="gathered", interleave=1),
+        "weights=gathered must have at least 2 groups of layers",
+    ),
+    "_several_members": (
+        dict(weights="gathered", data=1, seq=1, optimizer="device"),
+        "mesh.weights=gathered must have stages of at least 2 devices",
+    ),
+    "_gathered_for_host": (
+        dict(weights="resident", optimizer="host"),
+        "must have mesh.weights=gathered, got mesh.weights=re",
+    ),
+    "_one_wave_for_host": (
+        dict(optimizer="host", wave=1, sequences=2),
+        "optimizer.place=host must have all 2 sequences of a pipeline in one wave, got schedule.wave=1; use "
+        "schedule.wave=2",
+    ),
+    "_all_recomputed": (
+        dict(places=("recompute", "keep", "auto")),
+        "must be recompute where stash.inputs=recompute, got keep",
+    ),
+}
+
+
+def test_there_is_a_case_for_each_rule():
+    assert [rule.__name__ for rule in RULES] == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_names_what_must_hold_what_was_found_and_what_to_change(name):
+    facts, words = CASES[name]
+    (error,) = broken(Facts(**facts))
+    assert words in str(error) and error.number == list(CASES).index(name)
+    must, _, got = str(error).partition(", got ")
+    assert (must, got) == (error.must, f"{error.got}; {error.change}") and "\n" not in str(error)
+    with pytest.raises(Broken):
+        check(Facts(**facts))
+
+
+# Facts without which a rule is broken all the same.
+NOT_NEEDED = {"_one_group_at_a_time": ("schedule",)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_holds_where_one_of_its_facts_is_open(name):
+    facts, _ = CASES[name]
+    for open_fact in facts.keys() - {"tile"} - set(NOT_NEEDED.get(name, ())):
+        left = Facts(**{key: value for key, value in facts.items() if key != open_fact})
+        assert name not in [RULES[error.number].__name__ for error in broken(left)], open_fact
+
+
+def test_each_factor_suits_the_kind_of_sequence_parallelism():
+    for kind in (None, "ulysses", "ring", "hybrid"):
+        for seq in range(1, 9):
+            for factor in range(9):
+                allowed = {"ulysses": (0, seq), "ring": (0, 1)}.get(kind, (0, factor))
+                holds = factor in allowed and (factor == 0 or seq % factor == 0)
+                assert holds == (not list(broken(Facts(kind=kind, seq=seq, ulysses=factor))))
+
+
+def test_nearest_layers_and_waves_by_all_cases():
+    for layers in range(1, 13):
+        for pipe in range(1, 14):
+            for interleave in (1, 2):
+                stages = pipe * interleave
+                if layers % stages == 0:
+                    assert layers_per_virtual_stage(layers, pipe, interleave) == layers // stages
+                else:
+                    with pytest.raises(Broken):
+                        layers_per_virtual_stage(layers, pipe, interleave)
+    for wave, words in ((0, "use 1, "), (5, "use 4 or 6, "), (7, "use 6 or 12, "), (13, "use 12, ")):
+        (error,) = broken(Facts(sequences=12, wave=wave))
+        assert error.change.startswith(words)
+    assert (nearest_multiples(10, 4), nearest_multiples(3, 4), nearest_multiples(-1, 4)) == ("8 or 12", "4", "4")
+
+
+def _texts(path):
+    """Yields the rule of each message of a file, values left out."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        else:
+            continue
+        rule = text.partition(", got ")[0]
+        # What begins with a name that is filled in is another rule for each name.
+        named = not rule.startswith(("{}", " must"))
+        if named and " must " in rule and ", got " in text and "\n" not in text:
+            yield rule
+
+
+def test_no_rule_stands_twice():
+    """The rule of each message is in one file, once."""
+    root = Path(__file__).parent.parent / "sppo_jax"
+    found = collections.defaultdict(set)
+    for path in sorted(set(root.rglob("*.py")) - set(root.glob("data/*.py"))):
+        for rule in _texts(path):
+            found[rule].add(str(path.relative_to(root)))
+    assert len(found) > 200
+    assert {rule: files for rule, files in found.items() if len(files) > 1} == {}
+
+
+def test_divisors_rise_and_are_all():
+    for value in range(1, 200):
+        assert divisors(value) == [count for count in range(1, value + 1) if value % count == 0]
+    assert len(divisors(2**30)) == 31

@@ -1,0 +1,124 @@
+"""The longest sequence and the smallest cluster: both sides of the bound are searched, and nothing twice."""
+
+import pytest
+from report_cases import HOST, small_config
+
+from sppo_jax.report.plan.limits_text import bound_dict, max_length_text, min_devices_text
+from sppo_jax.search.limits import max_length, min_devices
+from sppo_jax.search.make import resolve_cluster
+from sppo_jax.search.search import search
+
+FREE = {"mesh": {"pipe": "auto"}, "sequence": {"length": 65536, "chunks": "auto"}}
+
+
+@pytest.mark.parametrize("length", [2**14, 2**17, 2**21])
+def test_the_longest_sequence_fits_and_the_next_does_not(length):
+    config = small_config(mesh={"pipe": 4}, sequence={"length": length, "chunks": 8}, hardware={"hbm_bytes": 2**30})
+    bound = max_length(config, budget_s=600)
+    assert bound.best is not None and bound.stopped is not None
+    assert bound.best.found.fits and bound.best.found.plan.sequence_length == bound.best.size
+    assert bound.stopped.problem and bound.best.size < bound.stopped.size <= bound.best.size * 1.2
+    assert {trial.size: trial.problem for trial in bound.tried}[bound.best.size] == ""
+    assert len({trial.size for trial in bound.tried}) == len(bound.tried) <= 16
+
+
+def test_from_wherever_one_starts_the_longest_sequence_is_about_the_same():
+    found = [
+        max_length(small_config(sequence={"length": length}, hardware={"hbm_bytes": 2**30}), budget_s=600).best.size
+        for length in (2**14, 2**21)
+    ]
+    assert max(found) <= 1.13 * min(found)
+
+
+def test_nothing_fits_at_any_length():
+    config = small_config(hardware={"hbm_bytes": 2**20})
+    bound = max_length(config, budget_s=600)
+    assert bound.best is None and "No sequence fits h100:1x4" in max_length_text(bound, resolve_cluster(config))
+    assert bound_dict(bound)["value"] is None
+
+
+def test_a_known_answer_is_not_searched_again(monkeypatch):
+    config = small_config(hardware={"hbm_bytes": 2**30})
+    found, sizes = search(config), []
+
+    def counted(config, cluster=None):
+        sizes.append(config.sequence.length)
+        return search(config, cluster)
+
+    monkeypatch.setattr("sppo_jax.search.limits.search", counted)
+    bound = max_length(config, found=found, budget_s=600)
+    assert config.sequence.length not in sizes and len(set(sizes)) == len(sizes) == len(bound.tried) - 1
+
+
+def test_without_time_the_answer_is_coarse_but_right():
+    bound = max_length(small_config(hardware={"hbm_bytes": 2**30}), budget_s=0.0)
+    assert bound.stopped.size == 2 * bound.best.size and bound.best.found.fits
+
+
+@pytest.mark.parametrize("start", [pytest.param("h100:1x1", marks=pytest.mark.slow), "h100:1x8", "h100:4x8"])
+def test_the_smallest_cluster_fits_and_the_next_smaller_does_not(start):
+    config = small_config(
+        start, **FREE | {"sequence": {"length": 2**21, "chunks": "auto"}}, hardware={"hbm_bytes": 2**30}
+    )
+    bound = min_devices(config, budget_s=600)
+    assert bound.best.found.fits
+    mesh = bound.best.found.plan.mesh
+    assert mesh.data * mesh.pipe * mesh.seq == bound.best.size
+    smaller = [trial for trial in bound.tried if trial.size < bound.best.size]
+    assert smaller and all(trial.problem for trial in smaller)
+    assert bound.stopped in smaller and bound.stopped.size == bound.best.size // 2
+    text = min_devices_text(bound, resolve_cluster(config), 2**21)
+    assert f"{bound.best.size} devices, {bound.best.name}" in text and "too large" in text
+
+
+def test_one_device_may_do():
+    bound = min_devices(small_config("h100:2x8", **FREE))
+    assert (bound.best.size, bound.best.name, bound.stopped) == (1, "h100:1x1", None)
+
+
+def test_pinned_axes_are_kept():
+    bound = min_devices(small_config("h100:1x8", **FREE | {"mesh": {"pipe": 4}}))
+    assert bound.best.size == 4 and bound.best.found.plan.mesh.pipe == 4
+    assert "mesh.pipe=4 does not divide 2 devices" in {trial.problem for trial in bound.tried}
+
+
+def test_where_no_cluster_will_do():
+    config = small_config("h100:1x8", **FREE, hardware={"hbm_bytes": 2**20})
+    bound = min_devices(config, budget_s=600)
+    assert bound.best is None
+    assert "No cluster of up to 1024 h100 fits" in min_devices_text(bound, resolve_cluster(config), 65536)
+
+
+WRONG = {
+    "a list of chunks": (
+        max_length,
+        {"sequence": {"chunks": [32768, 32768]}},
+        "sequence.chunks must be auto or one number for --max-length",
+    ),
+    "a list of alpha": (
+        max_length,
+        {"stash": HOST | {"alpha": [0.0] * 11}},
+        "stash.alpha must be auto or one number for --max-length",
+    ),
+    "a whole mesh": (
+        min_devices,
+        {"mesh": {"data": 1, "pipe": 4, "seq": 1}},
+        "one axis of the mesh must be auto for --min-devices",
+    ),
+}
+
+
+@pytest.mark.parametrize(("bound", "groups", "message"), WRONG.values(), ids=WRONG)
+def test_settings_that_pin_the_answer_are_refused(bound, groups, message):
+    with pytest.raises(ValueError, match=message):
+        bound(small_config(**groups))
+
+
+def test_text_and_json_say_the_same():
+    config = small_config(hardware={"hbm_bytes": 2**30})
+    bound = max_length(config, budget_s=600)
+    text, values = max_length_text(bound, resolve_cluster(config)), bound_dict(bound)
+    assert f"{values['value']:,} tokens" in text and values["stopped"]["problem"].split(":")[0] in text
+    assert sum(values["best"]["plan"]["chunk_lengths"]) == values["value"]
+    assert len(values["tried"]) == len(bound.tried)
+    assert max(map(len, text.splitlines())) <= 100

@@ -249,7 +249,7 @@ def test_one_share_is_solved_and_several_are_in_levels():
 def test_one_alpha_for_all_but_what_is_read_back_at_once():
     made = plan(mesh={"pipe": 2}, sequence={"chunks": 4}, stash={"alpha": 0.3})
     assert made.stash.alpha == (0.3, 0.3, 0.3, 0.3, 0.0)
-    assert "1 of 5 diagonals" in made.reasons["alpha"]
+    assert "1 of 5 forward ticks" in made.reasons["alpha"]
 
 
 def test_alpha_as_a_list_is_taken_as_given():

@@ -94,6 +94,10 @@ def at_batch(number, act):
             return next(self._loader)
 
         @property
+        def rows(self):
+            return self._loader.rows
+
+        @property
         def state(self):
             return self._loader.state
 

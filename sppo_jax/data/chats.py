@@ -11,7 +11,8 @@ import numpy as np
 
 from sppo_jax.config.data import BYTES, DataConfig
 from sppo_jax.data.cache import Writer
-from sppo_jax.data.chat import Rendered
+from sppo_jax.data.chat import Chat, Rendered
+from sppo_jax.data.chat_controls import ControlTokens, warn_of_controls
 from sppo_jax.data.chat_rows import chat_of, rows_of
 from sppo_jax.data.chat_spans import overlaps, whole_turns
 from sppo_jax.data.chat_template import ChatTemplate
@@ -45,6 +46,7 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
     assert entry.tokens is not None
     found = learned_of(entry.facts["learned"])
     warn_of_dropped(found, length)
+    warn_of_controls(found)
     corpus = corpus_of(
         entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
     )
@@ -63,6 +65,7 @@ def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length
         "encoder": encoder.key,
         "chat": dataclasses.asdict(chat) | {"template": source, "variables": variables, "format": _FORMAT},
         "length": length if chat.too_long != "cut" else None,
+        "counts": "control tokens",
     }
 
     def tokenize(some: Sequence[File], writer: Writer) -> None:
@@ -120,14 +123,14 @@ def _tokenize(
     files: Sequence[File], config: DataConfig, template: ChatTemplate, encoder: Encoder, writer: Writer, length: int
 ) -> None:
     """Writes the words of all conversations, and counts."""
-    found = Learned(marks=(template.whose_marks,))
+    found, controls = Learned(marks=(template.whose_marks,)), ControlTokens(encoder)
     documents, end = [0] * len(files), 0
     for batch in _batches(files, config, template):
-        encoded = encoder.locate([rendered.text for _, _, rendered in batch])
-        for (number, where, rendered), located in zip(batch, encoded, strict=True):
+        encoded = encoder.locate([rendered.text for _, _, _, rendered in batch])
+        for (number, where, chat, rendered), located in zip(batch, encoded, strict=True):
             learned = overlaps(located, rendered.trained)
             kept = _kept(config, rendered, located, learned, length, where)
-            found += count(learned, kept, length)
+            found += count(learned, kept, length) + controls.count(chat)
             if not learned[1:kept].any():
                 continue
             words = join_words(located.tokens[:kept], learned[:kept])
@@ -140,15 +143,15 @@ def _tokenize(
 
 def _batches(
     files: Sequence[File], config: DataConfig, template: ChatTemplate
-) -> Iterator[list[tuple[int, str, Rendered]]]:
-    """Gives conversations as text, with the number of their file and their place."""
-    batch: list[tuple[int, str, Rendered]] = []
+) -> Iterator[list[tuple[int, str, Chat, Rendered]]]:
+    """Gives conversations, also as text, with the number of their file and their place."""
+    batch: list[tuple[int, str, Chat, Rendered]] = []
     for number, file in enumerate(files):
         with unchanged(file):
             for where, row in rows_of(file.path):
                 chat = chat_of(row, config.chat, where)
                 try:
-                    batch.append((number, where, template.render(chat)))
+                    batch.append((number, where, chat, template.render(chat)))
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}") from error
                 if len(batch) == _BATCH:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _WARN_SHARE = 0.01
+_TEXTS = ("marks", "controls")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,9 @@ class Learned:
         dropped_tokens: tokens of those left out.
         trained_tokens: tokens that are targets.
         marks: who says what is learned.
+        control_tokens: number of control tokens in messages that are not the assistant's.
+        with_controls: number of conversations that have some.
+        controls: the texts of these tokens.
     """
 
     read: int = 0
@@ -36,6 +40,9 @@ class Learned:
     dropped_tokens: int = 0
     trained_tokens: int = 0
     marks: tuple[str, ...] = ()
+    control_tokens: int = 0
+    with_controls: int = 0
+    controls: tuple[str, ...] = ()
 
     @property
     def kept_tokens(self) -> int:
@@ -43,17 +50,14 @@ class Learned:
 
     def __add__(self, other: Learned) -> Learned:
         """Returns the counts of both."""
-        counts = {
-            field.name: getattr(self, field.name) + getattr(other, field.name)
-            for field in dataclasses.fields(self)
-            if field.name != "marks"
-        }
-        return Learned(**counts, marks=tuple(dict.fromkeys((*self.marks, *other.marks))))
+        names = [field.name for field in dataclasses.fields(self)]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Learned(**sums | {name: tuple(dict.fromkeys(sums[name])) for name in _TEXTS})
 
 
 def learned_of(facts: dict[str, object]) -> Learned:
     """Returns the counts that `dataclasses.asdict` made facts of."""
-    return Learned(**{**facts, "marks": tuple(facts["marks"])})  # type: ignore[arg-type]
+    return Learned(**{key: tuple(fact) if key in _TEXTS else fact for key, fact in facts.items()})  # type: ignore[arg-type]
 
 
 def count(learned: np.ndarray, kept: int, length: int) -> Learned:

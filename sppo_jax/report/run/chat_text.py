@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sppo_jax.data.chat_controls import control_line
 from sppo_jax.data.learned import Learned
 from sppo_jax.data.summary import Summary
 from sppo_jax.data.summary_chats import Conversation, Part
@@ -34,8 +35,9 @@ def _counts(found: Learned) -> str:
         f"{found.dropped:,} left out with nothing to learn",
         f"{found.cut_tokens / max(1, found.tokens):.1%} of all tokens lie behind cuts, "
         f"{found.dropped_tokens / max(1, found.tokens):.1%} in what is left out",
+        control_line(found),
     ]
-    return "\n".join(f"  {line}" for line in lines)
+    return "\n".join(f"  {line}" for line in lines if line)
 
 
 def _shown(conversation: Conversation, *, colour: bool) -> str:

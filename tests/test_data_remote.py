@@ -208,6 +208,6 @@ def test_other_services_go_the_same_way(tmp_path, monkeypatch, address):
     fs.copy_files(str(tmp_path), "data/in", source_filesystem=fs.LocalFileSystem(), destination_filesystem=mock)
     monkeypatch.setattr(places, "_gs", lambda: mock)
     monkeypatch.setattr(places, "_azure", lambda account: mock)
-    files = find_files(address)
+    files, _ = find_files(address)
     assert str(files[0].path).startswith(address + "/")
     same(load(tmp_path, separator=0), load(address, separator=0))

@@ -12,8 +12,12 @@ import pytest
 ACCESS_KEY, SECRET_KEY = "AKIAEXAMPLEEXAMPLE", "a-secret-of-the-tests"
 
 
+# How a service answers where the bucket lies in another region.
+_ELSEWHERE = {"moved": (301, "PermanentRedirect"), "malformed": (400, "AuthorizationHeaderMalformed")}
+
+
 class Proxy(ThreadingHTTPServer):
-    """Hands requests on; `faults` are asked about each: None, "fail", "stall", "cut" or "deny"."""
+    """Hands requests on; `fault` is asked about each: None, "fail", "stall", "cut", "deny", "moved" or "malformed"."""
 
     daemon_threads = True
 
@@ -34,6 +38,15 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "stall":
             time.sleep(0.8)
             self.close_connection = True
+            return
+        if fault in _ELSEWHERE:
+            code, told = _ELSEWHERE[fault]
+            content = b"" if self.command == "HEAD" else f"<Error><Code>{told}</Code></Error>".encode()
+            self.send_response(code)
+            self.send_header("x-amz-bucket-region", "eu-west-1")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
             return
         if fault in ("fail", "deny"):
             self.send_response(503 if fault == "fail" else 403)

@@ -45,7 +45,7 @@ def test_links_are_followed_in_directories_as_in_patterns(tmp_path, kind):
     assert found == names_in(tmp_path / "in" / "**" / "*") == names_in(tmp_path / "in" / "**" / "*.txt")
     assert found == names_in(tmp_path / "in" / "**")
     assert "a.txt" in found and (len(found) > 1 or kind == "the folder itself")
-    assert len(find_files(str(tmp_path / "in"))) == len(found)
+    assert len(find_files(str(tmp_path / "in"))[0]) == len(found)
 
 
 @pytest.mark.parametrize("target", [".", "..", "../..", "deep", "../in"])

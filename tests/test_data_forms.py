@@ -107,6 +107,18 @@ def test_folders_that_are_not_one_whole_data_set_are_refused(tmp_path):
         load(tmp_path / "mds")
 
 
+@pytest.mark.parametrize(("form", "listed"), [("saved", "state.json"), ("mds", "index.json")])
+def test_a_folder_whose_list_is_broken_is_refused(tmp_path, form, listed):
+    """Without its list a folder has files that are no data, such as a cache."""
+    shutil.copytree(FORMS / form, tmp_path / "in")
+    whole = (FORMS / form / listed).read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"[" * 200_000, whole.replace(b"a", b"\xe9")):
+        (tmp_path / "in" / listed).write_bytes(content)
+        with pytest.raises(ValueError, match=f"must be readable JSON, got .*{listed}; copy the folder") as error:
+            load(tmp_path / "in")
+        assert "\n" not in str(error.value)
+
+
 CUT = ("stream.arrow", "mds/shard.00001.mds", "mds-zstd/shard.00001.mds.zstd", "samples.tar", "plain.array_record")
 
 

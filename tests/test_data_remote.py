@@ -176,6 +176,16 @@ def test_a_bucket_without_permission_is_one_line_without_the_keys(s3, tmp_path):
     assert SECRET_KEY not in str(error.value) and ACCESS_KEY not in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["a.arrow", "a.*"])
+@pytest.mark.parametrize("answer", ["moved", "malformed"])
+def test_a_wrong_region_is_one_line_at_once(s3, monkeypatch, name, answer):  # noqa: F811
+    monkeypatch.setattr("time.sleep", None)
+    s3.fault = lambda *_: answer
+    with pytest.raises(ValueError, match=r"got s3://data.*; set AWS_REGION to the region of the bucket") as error:
+        load(f"s3://data/{name}")
+    assert "\n" not in str(error.value) and SECRET_KEY not in str(error.value)
+
+
 def test_a_key_that_a_service_repeats_is_hidden(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     assert SECRET_KEY not in str(remote.remote_error("s3://b/x", OSError(f"bad\nkey {SECRET_KEY}"), "do"))
@@ -208,6 +218,6 @@ def test_other_services_go_the_same_way(tmp_path, monkeypatch, address):
     fs.copy_files(str(tmp_path), "data/in", source_filesystem=fs.LocalFileSystem(), destination_filesystem=mock)
     monkeypatch.setattr(places, "_gs", lambda: mock)
     monkeypatch.setattr(places, "_azure", lambda account: mock)
-    files = find_files(address)
+    files, _ = find_files(address)
     assert str(files[0].path).startswith(address + "/")
     same(load(tmp_path, separator=0), load(address, separator=0))

@@ -9,19 +9,24 @@ from sppo_jax.data.chat import ASSISTANT, Chat, Message
 from sppo_jax.data.folders import Place
 from sppo_jax.data.forms.record import Rows
 from sppo_jax.data.forms.rows import read_rows
+from sppo_jax.data.left_out import Tally
 from sppo_jax.files import parse_json
 
 _ROLES = {"human": "user", "gpt": ASSISTANT, "bing": ASSISTANT, "chatgpt": ASSISTANT, "observation": "tool"}
 SHAREGPT = "conversations"
 
 
-def rows_of(path: Place) -> Rows:
+def rows_of(path: Place, left_out: Tally | None = None) -> Rows:
     """Yields the rows of a file in order, each with its place for messages; nulls are dropped at every depth.
+
+    Args:
+        path: a file of rows.
+        left_out: takes the number of what is not read.
 
     Raises:
         ValueError: the file cannot be read; the message names file and place.
     """
-    return ((where, without_nulls(row)) for where, row in read_rows(path))
+    return ((where, without_nulls(row)) for where, row in read_rows(path, left_out=left_out))
 
 
 def without_nulls(value: Any) -> Any:

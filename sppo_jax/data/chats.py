@@ -20,13 +20,15 @@ from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.encoding import Encoder, Located
 from sppo_jax.data.folders import File, beginnings, unchanged
 from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
+from sppo_jax.data.left_out import NOTHING_LEARNED, Tally, as_facts, of_facts
 from sppo_jax.data.mask_bit import join_words
 from sppo_jax.data.parts import Job, tokenized
 from sppo_jax.files import parse_json
 from sppo_jax.paths import file_error, local_path
 
 _BATCH = 64
-_FORMAT = 2  # of the words in the cache
+_FORMAT = 3  # of the words in the cache
+_TOO_LONG = "they are longer than a sequence, and nothing in what is kept is learned"
 
 
 def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Corpus:
@@ -51,7 +53,7 @@ def load_chats(config: DataConfig, files: Sequence[File], encoder: Encoder, leng
         entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
     )
     digest = f"{entry.facts['crc']} {json.dumps(job.key['chat'], sort_keys=True)}"
-    return dataclasses.replace(corpus, digest=digest, learned=found)
+    return dataclasses.replace(corpus, digest=digest, learned=found, left_out=of_facts(entry.facts["left_out"]))
 
 
 def chat_job(config: DataConfig, files: Sequence[File], encoder: Encoder, length: int) -> Job:
@@ -124,31 +126,32 @@ def _tokenize(
 ) -> None:
     """Writes the words of all conversations, and counts."""
     found, controls = Learned(marks=(template.whose_marks,)), ControlTokens(encoder)
-    documents, end = [0] * len(files), 0
-    for batch in _batches(files, config, template):
+    documents, end, left_out = [0] * len(files), 0, Tally()
+    for batch in _batches(files, config, template, left_out):
         encoded = encoder.locate([rendered.text for _, _, _, rendered in batch])
         for (number, where, chat, rendered), located in zip(batch, encoded, strict=True):
             learned = overlaps(located, rendered.trained)
             kept = _kept(config, rendered, located, learned, length, where)
             found += count(learned, kept, length) + controls.count(chat)
             if not learned[1:kept].any():
+                left_out["conversations", NOTHING_LEARNED if kept == len(learned) else _TOO_LONG] += 1
                 continue
             words = join_words(located.tokens[:kept], learned[:kept])
             end += kept
             documents[number] += 1
             writer.add_tokens(words)
             writer.add_ends(np.array([end], np.int64))
-    writer.facts.update(documents=documents, learned=dataclasses.asdict(found))
+    writer.facts.update(documents=documents, learned=dataclasses.asdict(found), left_out=as_facts(left_out))
 
 
 def _batches(
-    files: Sequence[File], config: DataConfig, template: ChatTemplate
+    files: Sequence[File], config: DataConfig, template: ChatTemplate, left_out: Tally
 ) -> Iterator[list[tuple[int, str, Chat, Rendered]]]:
     """Gives conversations, also as text, with the number of their file and their place."""
     batch: list[tuple[int, str, Chat, Rendered]] = []
     for number, file in enumerate(files):
         with unchanged(file):
-            for where, row in rows_of(file.path):
+            for where, row in rows_of(file.path, left_out):
                 chat = chat_of(row, config.chat, where)
                 try:
                     batch.append((number, where, chat, template.render(chat)))

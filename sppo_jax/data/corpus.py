@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.data.learned import Learned
+from sppo_jax.data.left_out import LeftOut, summed
 from sppo_jax.data.order import mix_array
 from sppo_jax.data.token_map import TokenMap
 
@@ -29,6 +30,7 @@ class Corpus:
             held out.
         digest: a text that differs between conversations that differ in what is learned; "": all tokens are learned.
         learned: counts of what is learned, before documents were chosen; None: all tokens are learned.
+        left_out: what of the source is not among the documents.
     """
 
     parts: tuple[Tokens, ...]
@@ -37,6 +39,7 @@ class Corpus:
     hashes: np.ndarray
     digest: str = ""
     learned: Learned | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def num_documents(self) -> int:
@@ -107,6 +110,7 @@ def join(corpora: list[Corpus]) -> Corpus:
         hashes=np.concatenate([corpus.hashes for corpus in corpora]),
         digest=" ".join(corpus.digest for corpus in corpora if corpus.digest),
         learned=sum(counted, Learned()) if counted else None,
+        left_out=summed(one for corpus in corpora for one in corpus.left_out),
     )
 
 

@@ -16,6 +16,7 @@ from sppo_jax.config import Config
 from sppo_jax.config.data import DataConfig, SourceConfig, Sources
 from sppo_jax.data.corpus import Corpus, split_corpus, within
 from sppo_jax.data.encoding import open_encoder
+from sppo_jax.data.left_out import LeftOut, summed
 from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.packing import PackedRows
 from sppo_jax.data.parts import Job, Part, write_part
@@ -153,7 +154,8 @@ def _within(name: str, corpus: Corpus, own: SourceConfig) -> Corpus:
             "are left out, as min_tokens and max_tokens say",
             stacklevel=4,
         )
-    return found
+    why = LeftOut(what="documents", why=f"they do not have {limits} tokens", count=left_out)
+    return dataclasses.replace(found, left_out=summed((*corpus.left_out, why)))
 
 
 def _check_held_out(name: str, corpus: Corpus, held_out: Corpus | None, fraction: float) -> None:

@@ -50,7 +50,8 @@ def place_of(address: str, name: str) -> Remote:
     if not path or not rest.split("/")[0]:
         raise ValueError(f"{name} must name a bucket, got {address}; write {scheme}://BUCKET/FOLDER")
     try:
-        files, path = _open(scheme, path)
+        # Only the hub is asked for something here: what a branch stands for.
+        files, path = patiently(address, lambda: _hf(path)) if scheme == "hf" else _open(scheme, path)
     except ImportError as error:
         package = "huggingface_hub" if scheme == "hf" else "pyarrow"
         raise ValueError(f"{name}={address} needs the {package} library; run pip install {package}") from error
@@ -76,8 +77,6 @@ def _open(scheme: str, path: str) -> tuple[Any, str]:
         return _s3(bucket, os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")), path
     if scheme == "gs":
         return _gs(), path
-    if scheme == "hf":
-        return _hf(path)
     container, _, host = bucket.partition("@")
     return _azure(host.split(".")[0]), "/".join([container, *path.split("/")[1:]])
 
@@ -125,7 +124,13 @@ def _hf(path: str) -> tuple[Any, str]:
     hub = HfFileSystem()
     magic = next((at for at, part in enumerate(path.split("/")) if at > 2 and glob.has_magic(part)), None)
     parts = path.split("/")
-    resolved: Any = hub.resolve_path("/".join(parts[:magic]))
+    try:
+        resolved: Any = hub.resolve_path("/".join(parts[:magic]))
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"an address of the hub must have an owner and a name, got hf://{path}; write "
+            "hf://datasets/OWNER/NAME@REVISION/PATH"
+        ) from error
     kind = {"dataset": "datasets/", "space": "spaces/"}.get(resolved.repo_type, "")
     info = hub._api.repo_info(resolved.repo_id, repo_type=resolved.repo_type, revision=resolved.revision)
     rest = [part for part in (resolved.path_in_repo, *parts[magic:]) if part] if magic else [resolved.path_in_repo]

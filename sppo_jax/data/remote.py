@@ -107,11 +107,11 @@ class Remote:
         return patiently(self, read)
 
 
-def patiently(place: Remote, action: Callable[[], _T], at_byte: Callable[[], int] | None = None) -> _T:
+def patiently(place: Remote | str, action: Callable[[], _T], at_byte: Callable[[], int] | None = None) -> _T:
     """Does something remote again, after growing waits, until it succeeds; says once that it waits.
 
     Args:
-        place: what is read or written.
+        place: what is read or written, or its address.
         action: raises OSError where it fails.
         at_byte: tells where reading goes on.
 
@@ -136,8 +136,8 @@ def patiently(place: Remote, action: Callable[[], _T], at_byte: Callable[[], int
 
 def _faults() -> tuple[type[Exception], ...]:
     """Returns the errors of services; those of the hub's library are its own."""
-    httpx = sys.modules.get("httpx")
-    return (OSError, httpx.HTTPError) if httpx else (OSError,)
+    found = (sys.modules.get(name) for name in ("httpx", "httpx2"))
+    return (OSError, *(library.HTTPError for library in found if library))
 
 
 def remote_error(place: object, error: Exception, change: str) -> ValueError:

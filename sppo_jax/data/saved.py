@@ -57,7 +57,7 @@ def _take_folder(
     """Applies the list of one folder, if a library wrote the folder."""
     inside = [name for name in by_name if _parent(name) == folder]
     if any(name.endswith(".arrow") for name in inside):
-        state = _read(_below(root, folder, _STATE), by_name.get(f"{folder}{_STATE}"))
+        state = _list_of(_below(root, folder, _STATE), by_name.get(f"{folder}{_STATE}"))
         if isinstance(state, dict) and isinstance(state.get("_data_files"), list):
             names = [f"{folder}{one.get('filename')}" for one in state["_data_files"] if isinstance(one, dict)]
             described.update({f"{folder}{_STATE}", f"{folder}{_INFO}"} & by_name.keys())
@@ -66,11 +66,12 @@ def _take_folder(
             )
     index = f"{folder}{_INDEX}"
     if index in by_name:
-        found = _read(by_name[index].path, by_name[index])
+        shards = [name for name in inside if ".mds" in name]
+        found = (_list_of if shards else _read)(by_name[index].path, by_name[index])
         if isinstance(found, dict) and isinstance(found.get("shards"), list) and "version" in found:
             described.add(index)
             names = [f"{folder}{_check_shard(shard, folder, by_name)}" for shard in found["shards"]]
-            _keep(names, [name for name in inside if ".mds" in name], index, by_name, order, left_out)
+            _keep(names, shards, index, by_name, order, left_out)
 
 
 def _keep(
@@ -123,6 +124,20 @@ def _refuse_splits(file: File) -> None:
         f"data.source must name one split of a folder with several, got {file.path.parent} with {names}; write e.g. "
         f"{file.path.parent}/{splits[0] if splits else 'train'}"
     )
+
+
+def _list_of(path: Place, listed: File | None) -> Any:
+    """Returns the value of the file that lists a folder's data; None if it is missing.
+
+    Raises:
+        ValueError: the list is broken: without it, files that are no data would be read.
+    """
+    found = _read(path, listed)
+    if found is None and (listed is not None or exists(path)):
+        raise ValueError(
+            f"the list of a folder must be readable JSON, got another content in {path}; copy the folder again"
+        )
+    return found
 
 
 def _read(path: Place, listed: File | None) -> Any:

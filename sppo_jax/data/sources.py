@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 import sysconfig
 import warnings
@@ -17,6 +18,7 @@ from sppo_jax.data.cache import Writer
 from sppo_jax.data.corpus import Corpus, corpus_of, join
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import EVERYTHING, File, Place, beginnings, files_in, is_pattern, look_at
+from sppo_jax.data.left_out import LeftOut, of_facts, summed
 from sppo_jax.data.parts import Job, tokenized
 from sppo_jax.data.places import is_address, place_of, remote_files
 from sppo_jax.data.remote import Remote
@@ -33,6 +35,7 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests"
 # The end of a file's name that says its kind, such as .json.gz.
 _SUFFIX = re.compile(r"((\.[A-Za-z]+)?\.[A-Za-z0-9]+)?$")
 _MOST_KINDS = 6
+_FORMAT = 2  # of the facts in the cache
 
 
 def load_corpus(
@@ -50,7 +53,7 @@ def load_corpus(
     Raises:
         ValueError: the source is unknown, unreadable or empty, or a token does not fit the vocabulary.
     """
-    of = _by_kind(config, source)
+    of, left_out = _by_kind(config, source)
     corpora = [_text_corpus(config, of["text"], encoder())] if of["text"] else []
     corpora += [_chats().load_chats(config, of["chat"], encoder(), length)] if of["chat"] else []
     rows = of["rows of tokens"]
@@ -59,25 +62,26 @@ def load_corpus(
     corpus = join(corpora)
     if not corpus.num_documents:
         raise ValueError(f"data.source must hold tokens, got none in {source}; choose another source")
-    return corpus
+    return dataclasses.replace(corpus, left_out=summed((*left_out, *corpus.left_out)))
 
 
 def jobs_of(
     config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int, length: int
 ) -> list[Job]:
     """Returns what of a source is tokenized, which parts may do; the arguments are those of `load_corpus`."""
-    of = _by_kind(config, source)
+    of, _ = _by_kind(config, source)
     jobs = [_text_job(config, of["text"], encoder())] if of["text"] else []
     jobs += [_chats().chat_job(config, of["chat"], encoder(), length)] if of["chat"] else []
     rows = of["rows of tokens"]
     return jobs + ([token_rows_job(rows, vocab_size, length)] if rows else [])
 
 
-def _by_kind(config: DataConfig, source: str) -> dict[Kind, list[File]]:
+def _by_kind(config: DataConfig, source: str) -> tuple[dict[Kind, list[File]], list[LeftOut]]:
     of: dict[Kind, list[File]] = {kind: [] for kind in KINDS}
-    for file in find_files(source):
+    files, left_out = find_files(source)
+    for file in files:
         of[kind_of(config, file)].append(file)
-    return of
+    return of, left_out
 
 
 def _chats() -> Any:
@@ -91,16 +95,18 @@ def _chats() -> Any:
     return chats
 
 
-def find_files(source: str) -> list[File]:
-    """Returns the files of a source, in the order of their names within it.
+def find_files(source: str) -> tuple[list[File], list[LeftOut]]:
+    """Returns the files of a source, in the order of their names within it, and those that are left out.
 
     Raises:
         ValueError: there is no file, or a file is of an unknown kind.
     """
     if source == LIBRARY:
         root, paths = _library()
-        return sorted((look_at(path, path.relative_to(root).as_posix()) for path in paths), key=lambda file: file.name)
+        found = (look_at(path, path.relative_to(root).as_posix()) for path in paths)
+        return sorted(found, key=lambda file: file.name), []
     is_folder, files, unlisted = _found(source)
+    left_out = [_left_out(file, "is not named by state.json or index.json") for file in unlisted]
     if unlisted:
         warnings.warn(
             f"data.source={source} must hold files that state.json or index.json name, got {len(unlisted)} others, "
@@ -110,6 +116,7 @@ def find_files(source: str) -> list[File]:
     if is_folder:
         others = [file for file in files if not _is_known(file.name)]
         files = [file for file in files if _is_known(file.name)]
+        left_out += [_left_out(file, "is of another kind") for file in others]
         _tell_of_others(source, others)
     for file in files:
         if not _is_known(file.name):
@@ -118,7 +125,11 @@ def find_files(source: str) -> list[File]:
         raise ValueError(
             f"data.source must name files that exist, got {source} with no {_kinds()}; choose another source"
         )
-    return files
+    return files, list(summed(left_out))
+
+
+def _left_out(file: File, why: str) -> LeftOut:
+    return LeftOut(what="files", why=f"{_suffix(file.name) or 'no suffix'} {why}", count=1)
 
 
 def _found(source: str) -> tuple[bool, list[File], list[File]]:
@@ -185,9 +196,10 @@ def _text_corpus(config: DataConfig, files: list[File], encoder: Encoder) -> Cor
     """Opens the documents of text files, which are tokenized once."""
     entry = tokenized(config, _text_job(config, files, encoder))
     assert entry.tokens is not None
-    return corpus_of(
+    corpus = corpus_of(
         entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
     )
+    return dataclasses.replace(corpus, left_out=of_facts(entry.facts["left_out"]))
 
 
 def _text_job(config: DataConfig, files: list[File], encoder: Encoder) -> Job:
@@ -197,6 +209,7 @@ def _text_job(config: DataConfig, files: list[File], encoder: Encoder) -> Job:
         "begins": beginnings(files),
         "text_key": config.text_key,
         "encoder": encoder.key,
+        "format": _FORMAT,
     }
 
     def write(some: Sequence[File], writer: Writer) -> None:

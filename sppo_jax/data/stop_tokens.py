@@ -22,7 +22,7 @@ def has_chats(data: DataConfig) -> bool:
     try:
         for name in data.sources:
             own = data.with_settings(data.settings_of(name, data.source))
-            if name not in (LIBRARY, "recall") and any(kind_of(own, file) == "chat" for file in find_files(name)):
+            if name not in (LIBRARY, "recall") and any(kind_of(own, file) == "chat" for file in find_files(name)[0]):
                 return True
     except ValueError:
         return data.chat.template != "auto" or data.format == "chat"

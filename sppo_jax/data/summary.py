@@ -11,6 +11,7 @@ import numpy as np
 from sppo_jax.config import Config
 from sppo_jax.data.corpus import Corpus
 from sppo_jax.data.learned import Learned
+from sppo_jax.data.left_out import LeftOut
 from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.mixture import Mixture
 from sppo_jax.data.open import Data, Source
@@ -36,6 +37,7 @@ class SourceSummary:
         split: number of documents that are cut into pieces.
         run_epochs: number of times that the run reads the source.
         learned: counts of what is learned, of documents held out too; None: all tokens are learned.
+        left_out: what of the source is not read, and why.
     """
 
     name: str
@@ -49,6 +51,7 @@ class SourceSummary:
     split: int
     run_epochs: float
     learned: Learned | None
+    left_out: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +203,7 @@ def _source(source: Source, drawn: int) -> SourceSummary:
         split=rows.layout.num_split if rows else 0,
         run_epochs=drawn / len(rows) if rows else 0.0,
         learned=either.corpus.learned if either else None,
+        left_out=either.corpus.left_out if either else (),
     )
 
 

@@ -11,6 +11,7 @@ from sppo_jax.data.compressed import COMPRESSED_SUFFIXES, reading
 from sppo_jax.data.folders import Place
 from sppo_jax.data.forms.record import not_utf8
 from sppo_jax.data.forms.rows import ROW_SUFFIXES, columns_of, read_rows
+from sppo_jax.data.left_out import NO_TEXT, Tally
 
 _PLAIN_SUFFIXES = (".txt", *(f".txt{packed}" for packed in COMPRESSED_SUFFIXES))
 TEXT_SUFFIXES = (*_PLAIN_SUFFIXES, *ROW_SUFFIXES)
@@ -21,27 +22,37 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 Piece = tuple[str, bool]
 
 
-def read_pieces(path: Place, *, text_key: str, strict: bool) -> Iterator[Piece]:
+def read_pieces(path: Place, *, text_key: str, strict: bool, left_out: Tally | None = None) -> Iterator[Piece]:
     """Yields the documents of a file in order, long ones in pieces that end with a line, without empty or null ones.
 
     Args:
         path: a file with one of ROW_SUFFIXES; any other file is plain text, and one document.
         text_key: key of the text in a row.
         strict: whether plain text that is not UTF-8 is refused; otherwise such bytes become lone surrogates.
+        left_out: takes the number of what is not read.
 
     Raises:
         ValueError: the file cannot be read, or is not of the kind that its name says; the message names file and line.
     """
     if not path.name.endswith(ROW_SUFFIXES):
-        yield from _cut(_plain_blocks(path, strict))
+        yield from _told(_cut(_plain_blocks(path, strict)), left_out)
         return
     columns = columns_of(path)
     if columns is not None and text_key not in columns:
         names = ", ".join(map(repr, columns)) or "none"
         raise ValueError(f"data.text_key must be a column, got {text_key!r}, but {path} has {names}; name one of these")
-    for where, row in read_rows(path, text_key=text_key, columns=(text_key,)):
+    for where, row in read_rows(path, text_key=text_key, columns=(text_key,), left_out=left_out):
         text = _text_of(row, text_key, where)
-        yield from _cut(text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS))
+        yield from _told(_cut(text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)), left_out)
+
+
+def _told(pieces: Iterator[Piece], left_out: Tally | None) -> Iterator[Piece]:
+    """Yields the pieces of one document, and counts a document of none."""
+    is_last = False
+    for piece, is_last in pieces:
+        yield piece, is_last
+    if left_out is not None and not is_last:
+        left_out[NO_TEXT] += 1
 
 
 def _cut(blocks: Iterator[str]) -> Iterator[Piece]:

@@ -14,6 +14,7 @@ from sppo_jax.data.chat_rows import rows_of
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.folders import File, beginnings, unchanged
 from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
+from sppo_jax.data.left_out import NOTHING_LEARNED, Tally, as_facts, of_facts
 from sppo_jax.data.mask_bit import join_words
 from sppo_jax.data.parts import Job, tokenized
 
@@ -22,7 +23,7 @@ IDS = ("input_ids", "token_ids")
 LABELS, IGNORED = "labels", -100
 MASKS = ("loss_mask", "labels_mask", "assistant_masks", "assistant_mask", "completion_mask")
 _PADDING = "attention_mask"
-_FORMAT = 1  # of the words in the cache
+_FORMAT = 2  # of the words in the cache
 
 
 def load_token_rows(config: DataConfig, files: Sequence[File], vocab_size: int, length: int) -> Corpus:
@@ -44,7 +45,9 @@ def load_token_rows(config: DataConfig, files: Sequence[File], vocab_size: int, 
     corpus = corpus_of(
         entry.tokens, entry.ends, [file.name for file in files], entry.facts["documents"], starts=entry.starts
     )
-    return dataclasses.replace(corpus, digest=str(entry.facts["crc"]), learned=found)
+    return dataclasses.replace(
+        corpus, digest=str(entry.facts["crc"]), learned=found, left_out=of_facts(entry.facts["left_out"])
+    )
 
 
 def token_rows_job(files: Sequence[File], vocab_size: int, length: int) -> Job:
@@ -72,20 +75,21 @@ def token_rows_job(files: Sequence[File], vocab_size: int, length: int) -> Job:
 
 def _fill(files: Sequence[File], writer: Writer, vocab_size: int, length: int) -> None:
     """Writes the words of all rows, and counts."""
-    found, documents, end = Learned(), [0] * len(files), 0
+    found, documents, end, left_out = Learned(), [0] * len(files), 0, Tally()
     for number, file in enumerate(files):
         with unchanged(file):
-            for where, row in rows_of(file.path):
+            for where, row in rows_of(file.path, left_out):
                 tokens, learned, marks = tokens_of(row, vocab_size, where)
                 found += dataclasses.replace(count(learned, len(tokens), length), marks=(marks,))
                 if not learned[1:].any():
+                    left_out["rows of tokens", NOTHING_LEARNED] += 1
                     continue
                 words = join_words(tokens, learned)
                 end += len(words)
                 documents[number] += 1
                 writer.add_tokens(words)
                 writer.add_ends(np.array([end], np.int64))
-    writer.facts.update(documents=documents, learned=dataclasses.asdict(found))
+    writer.facts.update(documents=documents, learned=dataclasses.asdict(found), left_out=as_facts(left_out))
 
 
 def tokens_of(row: dict[str, Any], vocab_size: int, where: str) -> tuple[np.ndarray, np.ndarray, str]:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from sppo_jax.data.cache import Writer
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import File, unchanged
+from sppo_jax.data.left_out import Tally, as_facts
 from sppo_jax.data.stitch import Stitcher
 from sppo_jax.data.text import read_pieces
 
@@ -20,7 +21,7 @@ _SHOWN_AFTER_S = 2.0
 
 
 def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, text_key: str, strict: bool) -> None:
-    """Writes the tokens of all documents of some files, and the number of documents of each file as a fact.
+    """Writes the tokens of all documents of some files, and as facts the documents of each file and what is left out.
 
     Args:
         files: files of text.
@@ -34,8 +35,9 @@ def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, text_ke
     """
     num_documents = [0] * len(files)
     num_tokens, begins, stitcher, start_s = 0, True, Stitcher(encoder), time.monotonic()
+    left_out = Tally()
     with _progress(files) as progress:
-        for batch in _batches(files, text_key, strict, progress):
+        for batch in _batches(files, text_key, strict, progress, left_out):
             encoded = stitcher.encode([(piece, is_last) for _, piece, is_last in batch])
             parts, ends = [], []
             for (number, _, is_last), tokens in zip(batch, encoded, strict=True):
@@ -50,7 +52,7 @@ def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, text_ke
             writer.add_ends(np.array(ends, np.int64))
             rate = num_tokens / max(time.monotonic() - start_s, 1e-9)
             progress.set_postfix_str(f"{tqdm.format_sizeof(rate)} tokens/s", refresh=False)
-    writer.facts["documents"] = num_documents
+    writer.facts.update(documents=num_documents, left_out=as_facts(left_out))
 
 
 def _progress(files: Sequence[File]) -> tqdm:
@@ -65,14 +67,14 @@ def _progress(files: Sequence[File]) -> tqdm:
 
 
 def _batches(
-    files: Sequence[File], text_key: str, strict: bool, progress: tqdm
+    files: Sequence[File], text_key: str, strict: bool, progress: tqdm, left_out: Tally
 ) -> Iterator[list[tuple[int, str, bool]]]:
     """Gives pieces of documents with the number of their file, some megabytes at a time."""
     batch: list[tuple[int, str, bool]] = []
     num_chars = done = 0
     for number, file in enumerate(files):
         with unchanged(file):
-            for piece, is_last in read_pieces(file.path, text_key=text_key, strict=strict):
+            for piece, is_last in read_pieces(file.path, text_key=text_key, strict=strict, left_out=left_out):
                 batch.append((number, piece, is_last))
                 num_chars += len(piece)
                 # About one byte a character; a compressed file counts at most its own bytes.

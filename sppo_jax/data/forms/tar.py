@@ -15,17 +15,20 @@ from typing import Any, BinaryIO
 from sppo_jax.data.compressed import COMPRESSED_SUFFIXES, reading
 from sppo_jax.data.folders import Place
 from sppo_jax.data.forms.record import Rows, json_object, not_utf8, not_whole
+from sppo_jax.data.left_out import Tally
 
 TAR_SUFFIXES = (".tar", *(f".tar{packed}" for packed in COMPRESSED_SUFFIXES))
 _BLOCK_BYTES = 512
+_MEMBERS, _LINKS = "members of .tar files", "links"
 
 
-def tar_rows(path: Place, text_key: str) -> Rows:
+def tar_rows(path: Place, text_key: str, left_out: Tally | None = None) -> Rows:
     """Yields the samples of a file in order; none is written to the disk.
 
     Args:
         path: a .tar file, which may be compressed.
         text_key: the key that the text of a `.txt` member gets, where the sample's JSON does not have it.
+        left_out: takes the number of other members.
 
     Raises:
         ValueError: the file cannot be read, is not whole, or has members outside its folder.
@@ -51,6 +54,8 @@ def tar_rows(path: Place, text_key: str) -> Rows:
             raise not_whole(".tar", f"{path} behind member {number}", problem, "copy the file again")
         if seen:
             yield f"{path} sample {key}", row
+    if left_out is not None:
+        left_out.update({(_MEMBERS, _why(kind)): count for kind, count in others.items()})
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(6))
         warnings.warn(f"{path}: members must be .json or .txt, got others, which are left out ({kinds})", stacklevel=2)
@@ -70,7 +75,7 @@ def _members(file: BinaryIO, path: Place, others: Counter[str]) -> Any:
                 continue
             suffix = _parts(member.name)[1]
             if not member.isfile() or suffix not in (".json", ".txt"):
-                others[suffix if member.isfile() else "links"] += 1
+                others[suffix if member.isfile() else _LINKS] += 1
                 continue
             reader = tar.extractfile(member)
             content = reader.read() if reader else b""
@@ -79,6 +84,10 @@ def _members(file: BinaryIO, path: Place, others: Counter[str]) -> Any:
             yield member.name, content
             # Members that were read are not kept.
             tar.members = []  # type: ignore[attr-defined]
+
+
+def _why(kind: str) -> str:
+    return "links are not followed" if kind == _LINKS else f"{kind or 'no suffix'} is neither .json nor .txt"
 
 
 def _parts(name: str) -> tuple[str, str]:

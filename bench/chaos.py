@@ -105,7 +105,7 @@ class Life:
             self.text += line
             if found := re.match(r"step\s+(\d+)/", line):
                 self.reached = int(found[1])
-            elif found := re.match(r"goes on from \S+/(\d+),", line):
+            elif found := re.match(r"resumes from \S+/(\d+),", line):
                 self.resumed = int(found[1])
             elif line.startswith("starts in"):
                 self.resumed = 0

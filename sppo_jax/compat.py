@@ -141,8 +141,8 @@ def check_cudnn(device: jax.Device, version: tuple[int, ...] | None = None) -> N
         )
     if version < _PROVEN_CUDNN:
         warnings.warn(
-            "attention by cuDNN should run on cuDNN 9.18 or newer (the backward of older ones may read memory that "
-            f"nobody has written, NVIDIA/TransformerEngine#2186), got {got}; {another_cudnn()}",
+            "attention by cuDNN should run on cuDNN 9.18 or newer (the backward of older ones may read "
+            f"uninitialized memory, NVIDIA/TransformerEngine#2186), got {got}; {another_cudnn()}",
             stacklevel=3,
         )
 

@@ -71,7 +71,7 @@ def skip_cuda_without_driver() -> None:
     if os.environ.get("JAX_PLATFORMS") or not _has_cuda_plugin() or _driver_loads():
         return
     warnings.warn(
-        "jax for CUDA needs NVIDIA's driver, got no libcuda.so.1 on this machine, so jax takes the CPU; install the "
+        "jax for CUDA needs NVIDIA's driver, got no libcuda.so.1 on this machine, so jax uses the CPU; install the "
         "driver (in a container: docker run --gpus all), or set JAX_PLATFORMS=cpu",
         stacklevel=2,
     )
@@ -151,7 +151,7 @@ def _check_given_limit(plan: Plan) -> None:
         return
     pinned_gb = math.ceil(pinned_with(plan, given_gb, needed_gb, machine.refused_bytes()) / _GiB)
     if not pinned_gb or pinned_gb > needed_gb:
-        does = f"makes XLA pin {pinned_gb}" if pinned_gb else f"lets XLA pin {given_gb}, in which the plan has no room"
+        does = f"makes XLA pin {pinned_gb}" if pinned_gb else f"lets XLA pin {given_gb}, too little for the plan"
         _warn_late(
             f"the plan needs {needed_gb} GiB of pinned host memory a device, {HOST_LIMIT}={given_gb} {does}",
             f"{HOST_LIMIT}={needed_gb} or nothing",

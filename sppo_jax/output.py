@@ -104,7 +104,7 @@ class Output(io.TextIOBase):
 
     def _lose(self, error: OSError) -> None:
         first = self.lost is None
-        self.lost = self.lost or f"{self._name} is lost ({error.strerror}): its lines are dropped, the run goes on"
+        self.lost = self.lost or f"{self._name} is lost ({error.strerror}): its lines are dropped, the run continues"
         if not self.drops:
             raise OutputLost(error.errno, error.strerror) from None
         if first and sys.stderr is not self:

@@ -138,8 +138,8 @@ def troubled(run_dir: Path) -> Path:
         if step % 250 == 0:
             events.append(event(step, "save", f"saved checkpoints/{step}"))
         if step in (250, 500, 1000):
-            events.append(event(step, "resume", f"goes on from checkpoints/{step}", step * 0.008 + 30))
-    events.append(event(1000, "corrupt", "checkpoints/1100 is torn (no commit mark); passed over"))
+            events.append(event(step, "resume", f"resumes from checkpoints/{step}", step * 0.008 + 30))
+    events.append(event(1000, "corrupt", "checkpoints/1100 is torn (no commit mark); skipped"))
     return write_run(run_dir, lines, events)
 
 

@@ -162,7 +162,7 @@ def test_a_run_goes_on_without_its_output(config, tmp_path, monkeypatch, capfd):
         assert main(["train", config, "--run-dir", "run", "data.validation_fraction=0", *small]) == 0
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events].count("warning") == 1
-    told = "standard output is lost (No space left on device): its lines are dropped, the run goes on\n"
+    told = "standard output is lost (No space left on device): its lines are dropped, the run continues\n"
     assert capfd.readouterr().err == told
     assert (tmp_path / "run" / "finished").exists()
 

@@ -291,7 +291,7 @@ def test_a_model_that_transformers_has_not_is_refused(converted, tmp_path, capsy
     assert "model.mlp=swiglu, got gelu" in capsys.readouterr().err
     (checkpoint / "run" / "metadata").write_text("{}")
     assert main(["convert", "to-hf", str(tmp_path), str(tmp_path / "new")]) == 2
-    assert "must say of which model it is" in capsys.readouterr().err
+    assert "must name its model" in capsys.readouterr().err
     run["config"]["model"] = SMALL
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(run["config"]))
     assert main(["convert", "to-hf", str(tmp_path), str(tmp_path / "new")]) == 2

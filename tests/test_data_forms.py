@@ -146,7 +146,7 @@ def test_megatrons_pair_must_fit(tmp_path, name, suffix):
     whole = (tmp_path / f"a{suffix}").read_bytes()
     for size in range(0, len(whole), 10):
         (tmp_path / f"a{suffix}").write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=r"an (index of Megatron|.idx file beside a .bin file) must .*a\.idx"):
+        with pytest.raises(ValueError, match=r"an (index of Megatron|.idx file next to a .bin file) must .*a\.idx"):
             load(tmp_path / "a.bin")
 
 

@@ -58,10 +58,10 @@ def test_the_compiler_decides_what_fits():
     text = fit(exposed=2).describe()
     assert text.endswith("12 s by jax 0.12.0") and values["jax"] == "0.12.0"
     assert "39 bodies of ticks" in text and "70 GiB" in text and "88.6%" in text
-    assert "host copies             100 GiB a step\n" in text and "2.0% of it with no compute beside it\n" in text
-    assert "longer than the compute beside it for 1.2% of a step\n" in text
+    assert "host copies             100 GiB a step\n" in text and "2.0% of it exposed\n" in text
+    assert "longer than the overlapped compute for 1.2% of a step\n" in text
     of_optimizer = replace(fit(exposed=40), copies=replace(fit(exposed=40).copies, optimizer_bytes=40 * GIB))
-    assert "40.0% of it with no compute beside it, the optimizer's 40.0% among it\n" in of_optimizer.describe()
+    assert "40.0% of it exposed, the optimizer's 40.0% included\n" in of_optimizer.describe()
     assert (of_optimizer.exposed_share, of_optimizer.exposed_activations_share) == (0.4, 0.0)
     assert "25.0% of it by kernels on the compute units, the rest by DMA engines\n" in fit(kernel=25).describe()
 
@@ -85,7 +85,10 @@ def test_loops_that_wait_are_said_with_and_without_graphs():
     assert "\nloops in CUDA graphs    71 GiB of HBM, 89.9% of the capacity, compiled in 12 s\n" in text
     assert text.count("no loop waits for a write to the host") == 1
     assert slow.to_dict()["host_copies"]["loop_bytes"] == 6 * GIB
-    assert "takes up to 516 MiB for itself, by formula" in replace(fit(), workspace_bytes=516 * 2**20).describe()
+    assert (
+        "its workspace in a backward is up to 516 MiB, by formula"
+        in replace(fit(), workspace_bytes=516 * 2**20).describe()
+    )
 
 
 class Lowered:
@@ -200,7 +203,7 @@ def test_exposed_copies_are_said_aloud(tmp_path, capsys, monkeypatch):
         )
         monkeypatch.setattr("sppo_jax.commands.fit.prepare_environment", lambda: None)
         assert main(["fit", str(path)]) == 0
-        assert capsys.readouterr().err.count("should be without compute beside the copy, got 2.0%") == lines
+        assert capsys.readouterr().err.count("should be exposed (not overlapped with compute), got 2.0%") == lines
 
 
 @pytest.fixture

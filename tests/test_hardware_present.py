@@ -37,7 +37,7 @@ def test_visible_devices_are_read_as_cuda_reads_them(tmp_path, visible, chosen):
     [
         ("7", "name GPUs of this machine, got '7' on one with 4 GPUs; correct"),
         ("GPU-77", "got 'GPU-77' on one with 4 GPUs"),
-        ("MIG-1", "got 'MIG-1' on one without slices that nvidia-smi tells of"),
+        ("MIG-1", "got 'MIG-1' on one without slices that nvidia-smi lists"),
         ("1,1", "name each GPU once, got '1,1'"),
     ],
 )
@@ -131,6 +131,6 @@ def test_the_drivers_files_count_where_nvidia_smi_is_missing_or_broken(tmp_path,
     monkeypatch.setattr(present, "_of_driver", lambda _: own(folder))
     environ = {"PATH": f"{broken}:/bin"}
     assert num_gpus(environ) == 2 and num_gpus(environ | {"CUDA_VISIBLE_DEVICES": "GPU-11"}) == 1
-    with pytest.raises(ValueError, match="got 'MIG-1' on one without slices that nvidia-smi tells of"):
+    with pytest.raises(ValueError, match="got 'MIG-1' on one without slices that nvidia-smi lists"):
         visible_gpus(environ | {"CUDA_VISIBLE_DEVICES": "MIG-1"})
     assert present_device(DEVICES["l40s"], visible_gpus(environ)[0]) == DEVICES["l40s"]

@@ -41,7 +41,7 @@ def test_without_a_reader_lines_are_dropped_and_told_once(pipe, capsys):
     os.close(pipe[0])
     print("one", file=stream)
     print("two", file=stream, flush=True)
-    assert stream.lost == "standard output is lost (Broken pipe): its lines are dropped, the run goes on"
+    assert stream.lost == "standard output is lost (Broken pipe): its lines are dropped, the run continues"
     assert capsys.readouterr().err == stream.lost + "\n"
 
 

@@ -77,7 +77,7 @@ class OddHeads(DecoderLayer):
 
 
 REFUSED = {
-    MixesAfter: r"MixesAfter.after_attention must treat every token by itself, .* on the tokens beside it",
+    MixesAfter: r"MixesAfter.after_attention must treat every token by itself, .* on the tokens next to it",
     MixesBefore: r"MixesBefore.before_attention must treat every token by itself",
     CountsTokens: r"CountsTokens.after_attention must treat every token by itself",
     Drops: r"Drops must do the same to a token every time, .* random numbers; .*deterministic=True",

@@ -144,5 +144,5 @@ def test_waves_are_named():
     figures = small_figures(schedule={"wave": 2}, sequence={"per_pipeline": 4})
     words = " ".join(plan_text(figures).split())
     assert figures.plan.schedule.wave == 2 and "seq1f1b, waves of 2 sequences, K/V of" in words
-    assert "2 sequences run as one, so the costs of chunks rise once for 2 sequences" in words
+    assert "2 sequences run as one, so the cost of chunks rises only once for 2 sequences" in words
     assert schedule_of(figures.plan) == "seq1f1b k=2"

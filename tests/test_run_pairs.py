@@ -149,7 +149,7 @@ def test_a_run_with_features_has_the_losses_of_a_plain_run(place, plain, feature
     if "resume" in features:
         call(place, *train, "train.steps=2", processes=processes)
     out = call(place, *train, processes=processes)
-    assert ("goes on from" in out) == ("resume" in features)
+    assert ("resumes from" in out) == ("resume" in features)
     got = rows_of(place / run_dir)
     for key in ("loss", "grad_norm"):
         np.testing.assert_allclose([got[k][key] for k in (1, 2, 3)], [want[k][key] for k in (1, 2, 3)], rtol=2e-5)

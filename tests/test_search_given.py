@@ -243,7 +243,7 @@ def test_a_plan_that_is_followed_against_a_setting_says_so(tmp_path, given, name
     (tmp_path / "plan.json").write_text(made.to_json())
     assert contradicted(config_from_dict(settings_of({})), made) == {}
     assert contradicted(config_from_dict(settings_of(given)), made) == {name: said}
-    line = f"is followed where the config says otherwise: {re.escape(f'{name} = {said[1]}, not {said[0]}')}$"
+    line = f"overrides the config: {re.escape(f'{name} = {said[1]}, not {said[0]}')}$"
     with pytest.warns(UserWarning, match=line):
         assert read_plan(tmp_path / "plan.json", config_from_dict(settings_of(given))) == made
 

@@ -211,7 +211,9 @@ def test_alpha_is_lowered_to_what_the_host_holds():
     # Plans leave 5% of a host free. The share is the largest that the rest holds, to a hundredth.
     most = need * 0.6 * 0.95
     assert most * 0.97 < tight.predicted.host_bytes[0] <= most
-    assert f"at most {max(tight.stash.alpha):g} of the stash goes there, because the host has" in tight.reasons["alpha"]
+    assert (
+        f"at most {max(tight.stash.alpha):g} of the stash is offloaded, because the host has" in tight.reasons["alpha"]
+    )
 
 
 @pytest.mark.parametrize(

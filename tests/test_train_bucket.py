@@ -81,7 +81,7 @@ def check(runs, server, processes):
                 os.kill(worker.pid, signal.SIGKILL)
                 worker.communicate()
             continue
-        assert "goes on from" in finish(workers)
+        assert "resumes from" in finish(workers)
     alone, killed = losses(runs / "alone"), losses(runs / "killed")
     assert sorted(killed) == list(range(1, STEPS + 1)) and killed == alone
     secret = environ["AWS_SECRET_ACCESS_KEY"].encode()

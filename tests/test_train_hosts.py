@@ -138,7 +138,7 @@ def test_layers_that_processes_run_in_groups_are_saved_in_order(folder, saves):
     done(train(folder, 2, "two", *words, *groups, "train.steps=2"))
     assert json.loads((folder / "two" / "plan.json").read_text())["saves"] == saves
     out = done(train(folder, 1, "two", *words, "schedule.interleave=1"))
-    assert "goes on from" in out and list(losses(folder / "two")) == [1, 2, 3, 4]
+    assert "resumes from" in out and list(losses(folder / "two")) == [1, 2, 3, 4]
     np.testing.assert_allclose(list(losses(folder / "two").values()), list(losses(folder / "one").values()), rtol=1e-6)
 
 

@@ -128,7 +128,7 @@ def test_a_run_is_finished_only_if_its_last_save_succeeded(source, tmp_path, pro
     record.close()
     assert (tmp_path / "finished").exists() == (problem is None and stopped_by is None)
     text = lines_of(tmp_path, "events")[-1]["text"]
-    assert (f"the same command with --run-dir {tmp_path} goes on" in text) == bool(problem or stopped_by)
+    assert (f"rerun the same command with --run-dir {tmp_path} to resume" in text) == bool(problem or stopped_by)
 
 
 @pytest.mark.slow

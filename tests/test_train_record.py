@@ -80,7 +80,7 @@ def test_a_full_disk_loses_no_line(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr("sppo_jax.train.record._append_line", full)
-        with pytest.warns(UserWarning, match="No space left on device.*tries again"):
+        with pytest.warns(UserWarning, match="No space left on device.*retries"):
             record.metrics({"step": 2, **LINE})
         record.metrics({"step": 3, **LINE})
     record.metrics({"step": 4, **LINE})
@@ -100,7 +100,7 @@ def test_output_that_nobody_reads_is_an_event(tmp_path, monkeypatch, capsys):
     os.close(writer)
     warning, save = lines_of(tmp_path, "events")
     assert (warning["kind"], warning["step"], save["kind"]) == ("warning", 2, "save")
-    assert "(Broken pipe): its lines are dropped, the run goes on" in warning["text"]
+    assert "(Broken pipe): its lines are dropped, the run continues" in warning["text"]
     assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3]
     assert capsys.readouterr().err == warning["text"] + "\n"
 

@@ -58,7 +58,7 @@ def test_a_tracker_that_fails_is_named_once_and_the_others_go_on():
     trackers = Trackers([bad, good])
     trackers.log({"step": 1, "loss": 1.0})
     with pytest.warns(
-        UserWarning, match="Recorder failed to log, and the run goes on without this tracker.*no space left on device"
+        UserWarning, match="Recorder failed to log, and the run continues without this tracker.*no space left on device"
     ) as found:
         trackers.log({"step": 2, "loss": 1.0})
     assert len(found) == 1
@@ -120,7 +120,7 @@ def test_a_server_that_is_down_costs_the_tracker_and_not_the_run(tmp_path, monke
 
     monkeypatch.setattr(wandb, "init", init)
     with pytest.warns(
-        UserWarning, match="Wandb could not be opened, and the run goes on without this tracker: CommError"
+        UserWarning, match="Wandb could not be opened, and the run continues without this tracker: CommError"
     ):
         open_trackers(config("metrics.wandb=p"), tmp_path, step=0).log({"step": 1, "loss": 1.0})
 

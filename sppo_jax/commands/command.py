@@ -139,5 +139,5 @@ def read_plan(path: Path, config: Config) -> Plan:
         raise ValueError(f"--plan {path}: {error}") from None
     others = [f"{name} = {got}, not {want}" for name, (want, got) in contradicted(config, plan).items()]
     if others:
-        warnings.warn(f"the plan {path} is followed where the config says otherwise: {', '.join(others)}", stacklevel=2)
+        warnings.warn(f"the plan {path} overrides the config: {', '.join(others)}", stacklevel=2)
     return plan

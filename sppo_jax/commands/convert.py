@@ -35,7 +35,7 @@ def run(words: Sequence[str]) -> int:
         "source",
         metavar="RUN_OR_CHECKPOINT",
         type=some_path,
-        help="a run, whose newest checkpoint is taken, or a checkpoint",
+        help="a run (its newest checkpoint is used), or a checkpoint",
     )
     out.add_argument("target", metavar="DIR", type=some_path, help="folder to write, new or empty")
     out.add_argument(
@@ -80,7 +80,7 @@ def _from_hf(args: Namespace) -> None:
         (folder / "config.yaml").write_text(_short_yaml(config, args.target), encoding="utf-8")
     print(
         f"wrote {num_params(config.model):,} parameters to {args.target / '0'} in {time.perf_counter() - start_s:.1f} s"
-        f" and to {args.target / 'config.yaml'} a config that trains on from {args.source}"
+        f" and to {args.target / 'config.yaml'} a config that continues training from {args.source}"
     )
     print(f"copied the tokenizer: {', '.join(copied)}" if copied else f"there is no tokenizer in {args.source}")
 
@@ -167,8 +167,7 @@ def _config_of(checkpoint: Path) -> Config:
     if beside.is_file():
         return load_config(beside)
     raise ValueError(
-        f"a checkpoint must say of which model it is, got {checkpoint} without a config and no {beside}; "
-        "use another checkpoint"
+        f"a checkpoint must name its model, got {checkpoint} without a config and no {beside}; use another checkpoint"
     )
 
 

@@ -52,7 +52,7 @@ def _parser() -> Parser:
         "checkpoint",
         metavar="RUN_OR_CHECKPOINT",
         type=some_path,
-        help="a run, whose newest checkpoint is taken, or a checkpoint",
+        help="a run (its newest checkpoint is used), or a checkpoint",
     )
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="settings that replace the run's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

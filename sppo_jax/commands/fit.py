@@ -72,7 +72,7 @@ def _headline(plan: Plan, cluster: Cluster) -> str:
 
 def _exposed(fit: Fit) -> str:
     return (
-        f"at most {MAX_EXPOSED:.0%} of the bytes of host copies should be without compute beside the copy, got "
+        f"at most {MAX_EXPOSED:.0%} of the bytes of host copies should be exposed (not overlapped with compute), got "
         f"{fit.exposed_activations_share:.1%}; use longer chunks, more layers a stage, or a lower stash.alpha"
     )
 

@@ -64,7 +64,7 @@ def _table(profile: Profile) -> str:
         ("device memory", rate(profile.hbm_bytes_s, "")),
         ("link to the next device", rate(profile.link_bytes_s, "one device")),
         ("host copies, slower way", rate(profile.host_link_bytes_s, "a CPU's memory is the host's")),
-        ("a tick", f"{profile.overhead_s * 1e6:.0f} us whatever its length"),
-        ("a layer", f"the time of {profile.overhead_tokens:.0f} tokens whatever its length"),
+        ("a tick", f"{profile.overhead_s * 1e6:.0f} us at any length"),
+        ("a layer", f"the time of {profile.overhead_tokens:.0f} tokens at any length"),
     ]
     return "\n".join(f"{name:27} {value}" for name, value in rows)

@@ -41,7 +41,9 @@ def run(words: Sequence[str]) -> int:
     if isinstance(sys.stdout, Output):
         sys.stdout.drops = True  # a run continues without a reader
     if args.resume and args.run_dir:
-        raise ValueError(f"--resume must stand without --run-dir, got --run-dir {args.run_dir}; leave out one of them")
+        raise ValueError(
+            f"--resume must be used without --run-dir, got --run-dir {args.run_dir}; leave out one of them"
+        )
     config = load(args, together=True)
     skip_cuda_without_driver()
     distributed.start(config)

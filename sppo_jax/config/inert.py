@@ -60,7 +60,7 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
     (
         ("data.validation_fraction",),
         lambda config: config.data.validation_source is None and _of(*_FILES)(config),
-        "nothing is held out of data.source beside data.validation_source or the recall task",
+        "nothing is held out of data.source with data.validation_source or the recall task",
     ),
     (
         ("data.recall.pairs", "data.recall.values", "data.recall.distances"),

@@ -113,7 +113,7 @@ def check_start(start: int, window: int) -> None:
     """
     if start % window:
         raise ValueError(
-            f"with sequence.groups=flex a run must go on at a multiple of the {window} sequences of a step, got "
+            f"with sequence.groups=flex a run must resume at a multiple of the {window} sequences of a step, got "
             f"sequence {start}; set sequence.per_step to a divisor of {start}, or sequence.groups=static"
         )
 

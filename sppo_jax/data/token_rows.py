@@ -119,8 +119,8 @@ def tokens_of(row: dict[str, Any], vocab_size: int, where: str) -> tuple[np.ndar
         if (labels != tokens)[learned].any():
             at = int(np.flatnonzero(learned & (labels != tokens))[0])
             raise ValueError(
-                f"{LABELS} must be {IGNORED} or the token at the same place, got {labels[at]} beside {tokens[at]} at "
-                f"place {at} in {where}; do not shift them"
+                f"{LABELS} must be {IGNORED} or the token at the same place, got {labels[at]} for token {tokens[at]} "
+                f"at place {at} in {where}; do not shift them"
             )
     elif mask:
         learned, marks = _integers(row, mask, len(tokens), where) != 0, mask

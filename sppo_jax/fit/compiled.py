@@ -160,7 +160,7 @@ class Fit:
         text = f"{self.flash_calls} calls of a fused kernel in the program"
         if not self.workspace_bytes:
             return text
-        return f"{text}; in a backward it takes up to {format_bytes(self.workspace_bytes)} for itself, by formula"
+        return f"{text}; its workspace in a backward is up to {format_bytes(self.workspace_bytes)}, by formula"
 
     def _describe_variant(self, capacity_bytes: int) -> list[str]:
         hbm_bytes = self.compiler.hbm_bytes
@@ -187,11 +187,11 @@ class Fit:
             share = copies.kernel_bytes / moved
             text += f", {share:.1%} of it by kernels on the compute units, the rest by DMA engines"
         of_optimizer = copies.optimizer_bytes / moved
-        optimizer = f", the optimizer's {of_optimizer:.1%} among it" if of_optimizer else ""
+        optimizer = f", the optimizer's {of_optimizer:.1%} included" if of_optimizer else ""
         return [
             text,
-            f"{self.exposed_share:.1%} of it with no compute beside it{optimizer}",
-            f"longer than the compute beside it for {self.waiting_share:.1%} of a step",
+            f"{self.exposed_share:.1%} of it exposed{optimizer}",
+            f"longer than the overlapped compute for {self.waiting_share:.1%} of a step",
             self._describe_loops(),
         ]
 

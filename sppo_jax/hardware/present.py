@@ -118,7 +118,7 @@ def _chosen(gpus: tuple[Gpu, ...], variable: str, text: str) -> tuple[Gpu, ...]:
         )
     if not found and (words[0].isdecimal() or words[0].startswith(_NAMES)):
         # Only nvidia-smi knows slices.
-        others = "out slices that nvidia-smi tells of" if words[0].startswith("MIG-") else f" {len(gpus)} GPUs"
+        others = "out slices that nvidia-smi lists" if words[0].startswith("MIG-") else f" {len(gpus)} GPUs"
         raise ValueError(
             f"{variable} must name GPUs of this machine, got {text!r} on one with{others}; correct the variable "
             "(nvidia-smi -L lists GPUs and slices), or leave it empty for the CPU"

@@ -62,9 +62,7 @@ def to_hf(
     params = nnx.state(model, nnx.Param) if isinstance(model, Decoder) else model
     config = model.config if isinstance(model, Decoder) and config is None else config
     if config is None:
-        raise ValueError(
-            "to_hf must be given the config of the model beside the parameters, got no config; pass config="
-        )
+        raise ValueError("to_hf must be given the config of the model with the parameters, got no config; pass config=")
     path, like = local_path(path, "the folder to write"), None if like is None else local_path(like, "like")
     origin = {} if like is None else read_config(like)
     # Refused by its settings first: what has no name there has no tensors either.

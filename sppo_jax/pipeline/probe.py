@@ -125,7 +125,7 @@ def _check_tokens(what: str, method: Callable[..., Any], x_TD, other_T, dtype) -
     if not (close and same):
         _refuse(
             f"{what} must treat every token by itself, because a device sees only some of the tokens",
-            "a result for a token that depends on the tokens beside it",
+            "a result for a token that depends on the tokens next to it",
             "mix tokens only in attention",
         )
 

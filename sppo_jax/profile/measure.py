@@ -196,7 +196,7 @@ def _layers(timer: Timer, model: ModelConfig, layer: DecoderLayer, sizes: Sizes,
     extra = max(0.0, short_s / token_s - _FEW_TOKENS)
     say(
         f"layer of {sizes.tokens} tokens, without attention: {flops / token_s / 1e12:.4g} TFLOP/s, "
-        f"and {extra:.0f} tokens' time whatever its length"
+        f"and a fixed cost of {extra:.0f} tokens' time"
     )
     return flops / token_s, extra
 
@@ -333,5 +333,5 @@ def _host_link(timer: Timer, sizes: Sizes, say: Say) -> float | None:
     out, back = jax.jit(to_host), jax.jit(to_device)
     on_host = jax.block_until_ready(out(array))
     bytes_s = [array.nbytes / timer.call_seconds(call) for call in (lambda: out(array), lambda: back(on_host))]
-    say(f"host copies: {bytes_s[0] / 1e9:.4g} GB/s there, {bytes_s[1] / 1e9:.4g} GB/s back")
+    say(f"host copies: {bytes_s[0] / 1e9:.4g} GB/s to the host, {bytes_s[1] / 1e9:.4g} GB/s back")
     return min(bytes_s)

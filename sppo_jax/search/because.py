@@ -22,27 +22,27 @@ class Because(Enum):
     HEADS = "the model has {num_heads} heads and {num_kv_heads} key-value heads"
     HEADS_DIVIDE = "{num_heads} heads {divide} evenly over seq={seq}"
     QUERIES_ON_RING = (
-        "queries travel on the ring in every tick, although keys and values are fewer bytes in some: the step changes "
-        "by {change:+.2%}, a tie, and {fewer} bodies of ticks are compiled instead of {more}"
+        "the ring passes queries in every tick, although keys and values are fewer bytes in some: the step changes by "
+        "{change:+.2%}, a tie, and {fewer} tick bodies are compiled instead of {more}"
     )
     # Of chunks.
     FEW_SHAPES = (
-        "{count} tick shapes keep the bodies of ticks within {most} times those of equal chunks, and change the step "
-        "by {lost_s:+.2g} s"
+        "{count} tick shapes keep the compiled tick bodies within {most} times those of equal chunks, and change the "
+        "step by {lost_s:+.2g} s"
     )
     # Of the schedule.
     TABLE = "{path} holds the table {name}"
     NEEDED_BY = "{settings} needs it"
-    ONE_GROUP = "all chunks pass one group of layers before any chunk enters the next, forward and back"
-    UNCUT = "sequences are not cut"
+    ONE_GROUP = "all chunks pass one group of layers before any chunk enters the next, forward and backward"
+    UNCUT = "sequences are not split into chunks"
     SEVERAL = "several sequences of a pipeline overlap, so the pipeline fills and drains once"
-    ONE_BY_ONE = "one sequence at a time goes forward over its chunks and back"
-    WAVE = "{wave} sequences run as one, so the costs of chunks rise once for {wave} sequences"
+    ONE_BY_ONE = "one sequence at a time runs forward and backward over its chunks"
+    WAVE = "{wave} sequences run as one, so the cost of chunks rises only once for {wave} sequences"
     VIRTUAL_STAGES = "a stage has {count} virtual stages"
     NO_OTHER_ORDER = "no other schedule fits"
     OTHER_ORDER = "the fastest of the other schedules, {name}, takes {times}x as long"
     NO_ONE_GROUP = "no breadth-first plan that fits takes {tie:.1%} less time"
-    ONE_GROUP_LAST = "{where}, breadth-first is tried only where nothing else fits"
+    ONE_GROUP_LAST = "{where}, breadth-first is tried only if nothing else fits"
     # Of what breadth-first plans hold, in another than the usual way.
     KV = "K/V are {held}, and {instead}"
     USUAL_SLOWER = "{usual} takes {times}x as long"
@@ -51,18 +51,20 @@ class Because(Enum):
     OPTIMIZER = "with parameters and moments in device memory nothing fits, or a step takes longer"
     # Of the stash and of dK and dV.
     LATE = (
-        "the attention outputs of the last {count} of {num_chunks} chunks, for which memory is left, save {gain:.1%} "
-        "of the step"
+        "keeping the attention outputs of the last {count} of {num_chunks} chunks in the remaining memory saves "
+        "{gain:.1%} of the step"
     )
-    NOT_ON_HOST = "neither layer inputs nor attention outputs go to the host"
+    NOT_ON_HOST = "neither layer inputs nor attention outputs are offloaded"
     SHARE_ASKED = "the config asks for {share}"
     HIDDEN_SHARE = "this is the largest share whose copy at {rate_gb_s:.3g} GB/s overlaps with the chunk's own forward"
-    WHOLE_SAVES = "the whole stash on the host saves device memory"
-    WHOLE_WITH_REST = "the rest of a layer goes to the host, and the whole stash with it"
-    READ_BACK_SOON = "{count} of {num_diagonals} forward ticks keep theirs, which is read back within {ticks} ticks"
-    HOST_FULL = "at most {cap:g} of the stash goes there, because the host has {size} a device for it"
+    WHOLE_SAVES = "offloading the whole stash saves device memory"
+    WHOLE_WITH_REST = "the rest of a layer is offloaded, and the whole stash with it"
+    READ_BACK_SOON = (
+        "{count} of {num_diagonals} forward ticks keep theirs, because the backward needs it within {ticks} ticks"
+    )
+    HOST_FULL = "at most {cap:g} of the stash is offloaded, because the host has {size} a device for it"
     SUMS = "gradients are summed over {chunks} chunks, and float32 fits"
-    NO_SUMS = "float32 fits, and one chunk leaves nothing to sum"
+    NO_SUMS = "float32 fits, and a single chunk needs no sums"
     NARROW = "nothing fits with float32 sums"
     # Of the paper's rules.
     PAPER = "the SPPO paper's heuristic; its multiplexed partitioning is not part of a plan"

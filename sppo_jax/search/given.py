@@ -58,7 +58,7 @@ _ACTS = (
     _Acts(
         "stash.alpha",
         lambda plan: any(plan.stash.alpha),
-        "neither inputs nor attention outputs wait on the host",
+        "neither inputs nor attention outputs are offloaded",
     ),
 )
 

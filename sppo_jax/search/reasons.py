@@ -273,8 +273,8 @@ def _way_reasons(results: Results) -> dict[str, str]:
     if not candidate.is_breadth_first or results.best is None:
         return reasons
     if config.stash.kv == "auto" and candidate.partition.num_chunks > 1 and candidate.kv in ("keep", "host"):
-        held = {"keep": "kept in device memory", "host": "sent to the host"}[candidate.kv]
-        reasons["kv"] = Because.KV(held=held, instead=instead("computing them again"))
+        held = {"keep": "kept in device memory", "host": "offloaded to the host"}[candidate.kv]
+        reasons["kv"] = Because.KV(held=held, instead=instead("recomputing them"))
     if candidate.way.weights == "resident":
         reasons["weights"] = instead("gathering them for one group of layers at a time")
     return reasons

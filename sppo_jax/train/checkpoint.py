@@ -138,7 +138,7 @@ class Checkpoints:
         self._manager = self._open()
         _collect_quietly()
         self.problem = f"the checkpoint of step {step} was not saved ({text})"
-        return f"{self.problem}; the run goes on and tries again"
+        return f"{self.problem}; the run continues and retries"
 
 
 class OwnSteps(ocp.path.step.NameFormat):

@@ -228,7 +228,7 @@ def restore_newest(directory: Path, shapes: TrainState, report: Callable[[str], 
         restored, why = _try(path, shapes)
         if restored:
             for torn, reason in broken.items():
-                report(f"passed over the checkpoint {torn}: {reason}; renamed to {_set_aside(torn).name}")
+                report(f"skipped the checkpoint {torn}: {reason}; renamed to {_set_aside(torn).name}")
             return restored
         broken[path] = why
     if broken:

@@ -68,7 +68,7 @@ def train(experiment: Experiment, run_dir: Path, start: Start) -> Result:
         if start.step >= config.train.steps:
             # The process may have died, or been stopped, between the last save and this mark.
             record.finish(f"{start.step} steps; saved {start.directory / str(start.step)}")
-            record.event("stop", start.step, f"all {config.train.steps} steps were done; raise train.steps to go on")
+            record.event("stop", start.step, f"all {config.train.steps} steps were done; raise train.steps to continue")
             return Result(step=start.step, validation=None, stopped_by=None)
         watchdog = _watchdog(experiment, start, record)
         step = _compile(experiment, start.state, signals, record)
@@ -196,7 +196,7 @@ def _end(record: Record, checkpoints: Checkpoints, done: int, failure: str | Non
     problem = checkpoints.problem
     newest = max(checkpoints.steps, default=None)
     saved = "nothing is saved" if newest is None else f"saved {checkpoints.directory / str(newest)}"
-    again = f"the same command with --run-dir {record.run_dir} goes on"
+    again = f"rerun the same command with --run-dir {record.run_dir} to resume"
     if failure:
         record.event("stop", done, f"{failure}; {saved}")
     elif stopped_by:

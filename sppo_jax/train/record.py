@@ -197,7 +197,7 @@ class Record:
         except OSError as error:
             if len(self._lost) == 1:
                 warnings.warn(
-                    f"{path} cannot be written ({error.strerror}); the run goes on and tries again at each line",
+                    f"{path} cannot be written ({error.strerror}); the run continues and retries at each line",
                     stacklevel=3,
                 )
 

@@ -190,9 +190,9 @@ def _go_on(experiment: Experiment, restored: Restored, directory: Path, notes: l
     plan = f"; the plan's {', '.join(changed)} changed" if changed else ""
     places = [values.get("optimizer", "device") for values in (before, after)]
     if places[0] != places[1]:
-        plan += f"; the optimizer waits on the {places[1]}, no more on the {places[0]}"
+        plan += f"; optimizer state moved from {places[0]} to {places[1]} memory"
     rate = rate_change(restored.run.get("config", {}), experiment.config, step - int(state.num_skipped))
-    text = f"goes on from {directory / str(step)}, {restored.run['data']['sequence']} sequences seen{plan}{rate}"
+    text = f"resumes from {directory / str(step)}, {restored.run['data']['sequence']} sequences read{plan}{rate}"
     events = (*(("corrupt", note) for note in notes), ("resume", text))
     return Start(state=state, step=step, directory=directory, events=events)
 

@@ -51,7 +51,7 @@ class Trackers:
                 call(tracker)
             except Exception as error:  # a failing tracker must not end a run
                 self._trackers.remove(tracker)
-                _warn(f"{type(tracker).__name__} failed to {what}, and the run goes on without this tracker", error)
+                _warn(f"{type(tracker).__name__} failed to {what}, and the run continues without this tracker", error)
 
 
 def check_trackers(config: Config) -> None:
@@ -95,7 +95,7 @@ def open_trackers(config: Config, run_dir: Path, *, step: int) -> Trackers:
             raise
         except Exception as error:  # a server that is down must not stop a run from being resumed
             _warn(
-                f"{getattr(kind, '__name__', 'a tracker')} could not be opened, and the run goes on without this "
+                f"{getattr(kind, '__name__', 'a tracker')} could not be opened, and the run continues without this "
                 "tracker",
                 error,
             )

@@ -145,7 +145,7 @@ class Watchdog:
             for process, seconds in self._silent_s.items()
             if process != self._me and not beats.get(process, Beat()).done
         }
-        again = "give the same command again, with the --run-dir of this run,"
+        again = "rerun the same command with the --run-dir of this run,"
         patience_s = _SILENT_PERIODS * self._period_s if self._broken else self._heartbeat_s
         dead = [process for process, seconds in silent_s.items() if seconds >= patience_s]
         if dead:

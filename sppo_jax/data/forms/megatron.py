@@ -45,7 +45,7 @@ def index_beside(path: Place) -> Index | None:
     magic, version, code, num_sequences, num_bounds = _HEAD.unpack(head.ljust(_HEAD.size, b"\0"))
     if len(head) < _HEAD.size or magic != _MAGIC or version != _VERSION or not 0 < code <= len(_DTYPES):
         raise ValueError(
-            f"an .idx file beside a .bin file must be an index of Megatron (version 1), got {place} with another "
+            f"an .idx file next to a .bin file must be an index of Megatron (version 1), got {place} with another "
             "beginning; write the index again, or move the file elsewhere"
         )
     dtype = np.dtype(_DTYPES[code - 1])
@@ -90,7 +90,7 @@ def document_ends(index: Index, num_bytes: int) -> np.ndarray:
 
 def _wrong(index: Index, got: str) -> ValueError:
     return ValueError(
-        f"an index of Megatron must fit the .bin file beside it, got {got} in {index.file.path}; copy or "
+        f"an index of Megatron must match the .bin file next to it, got {got} in {index.file.path}; copy or "
         "write both again"
     )
 

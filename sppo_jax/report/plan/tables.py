@@ -25,7 +25,7 @@ from sppo_jax.units import format_bytes
 
 # Parts of a step below this share are shown as one part.
 _SMALL_SHARE = 5e-4
-REJECTED_HEADER = ("step s", "data x pipe x seq", "chunks", "schedule", "stash in/attn/rest", "alpha", "lost because")
+REJECTED_HEADER = ("step s", "data x pipe x seq", "chunks", "schedule", "stash in/attn/rest", "alpha", "reason")
 STAGES_HEADER = ("stage", *COLUMN_NAMES.values(), "peak", "host", "F s", "B s", "H s", "idle s", "chunks")
 
 
@@ -62,7 +62,7 @@ def choice_rows(figures: Figures) -> list[tuple[str, str, tuple[str, ...]]]:
 
 
 def rejected_rows(figures: Figures) -> list[tuple[str, ...]]:
-    """Returns the best plans that lost, under REJECTED_HEADER."""
+    """Returns the best rejected plans, under REJECTED_HEADER."""
     return [
         (
             seconds(item.step_s, figures.plan.predicted.step_s),

@@ -156,7 +156,7 @@ def _considered(figures: Figures) -> str:
     title = f"Considered {found.num_considered:,} plans in {found.seconds:.2f} s"
     if not rows:
         return f"{title}; the settings allow no other plan"
-    return f"{title}; the best {len(rows)} that lost\n{aligned(REJECTED_HEADER, rows, left=(1, 3, 4, 6), wrap=6)}"
+    return f"{title}; the best {len(rows)} rejected\n{aligned(REJECTED_HEADER, rows, left=(1, 3, 4, 6), wrap=6)}"
 
 
 def _seconds(figures: Figures) -> str:

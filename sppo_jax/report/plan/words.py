@@ -22,7 +22,7 @@ PART_NAMES = {
     "bubble": "waiting (bubble)",
     "update": "gradient sum and optimizer",
 }
-_HOW_SAVED = {"async": "asynchronous, beside the next steps", "blocking": "blocking, array by array"}
+_HOW_SAVED = {"async": "asynchronous, overlapped with the next steps", "blocking": "blocking, array by array"}
 # Reasons that are shown beside other figures, or that say nothing if there is no choice.
 TOLD_ELSEWHERE = ("hbm", "host", "sequence_kind", "alpha")
 # Rows that the planner decides, and so explains.
@@ -32,7 +32,7 @@ DECIDED = (
 )
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
 COLUMN_HELP = (
-    "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations that wait for "
+    "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations kept for the "
     "backward; other: temporaries of a tick; peak: peak HBM, the sum of these; chunks: most stashes held at once"
 )
 
@@ -194,7 +194,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     of_groups = {"keep": "", "recompute": " in one group of layers"}.get(stash.kv, " in two groups of layers")
     sequences = f"{plan.kv_slots} {'sequence' if plan.kv_slots == 1 else 'sequences'}"
     schedule += f", K/V of {sequences} at once{of_groups}"
-    optimizer = "parameters and moments on the host, changed slice by slice at the end of a step"
+    optimizer = "parameters and moments on the host, updated slice by slice at the end of a step"
     weights = {
         "gathered": "gathered: whole weights and gradient sums of one group of layers at a time",
         "resident": "resident: whole weights and gradient sums of all layers of a stage",

@@ -32,8 +32,8 @@ def _counts(found: Learned) -> str:
     lines = [
         f"{found.trained_tokens / kept:.1%} of the tokens are trained, as these say: {', '.join(found.marks)}",
         f"{found.read:,} conversations read; {found.too_long:,} longer than a sequence, {found.cut:,} cut, "
-        f"{found.dropped:,} left out with nothing to learn",
-        f"{found.cut_tokens / max(1, found.tokens):.1%} of all tokens lie behind cuts, "
+        f"{found.dropped:,} left out without trained tokens",
+        f"{found.cut_tokens / max(1, found.tokens):.1%} of all tokens lie after cuts, "
         f"{found.dropped_tokens / max(1, found.tokens):.1%} in what is left out",
         control_line(found),
     ]

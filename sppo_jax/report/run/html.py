@@ -80,14 +80,14 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
         "",
     ),
     ("Tokens a second", "All devices together.", run_charts.speed_panel, "No step is logged yet."),
-    ("Model FLOPs used (MFU)", "Share of the peak; causal, nothing recomputed counts.", run_charts.mfu_panel, ""),
+    ("Model FLOPs used (MFU)", "Share of the peak; causal, without recomputation.", run_charts.mfu_panel, ""),
     (
         "Seconds of a step",
         "By part, without validations; cut off at four times the median.",
         run_charts.breakdown_panel,
         "Two logged steps are needed.",
     ),
-    ("Memory", "The most held so far.", run_charts.memory_panel, "No step is logged yet."),
+    ("Memory", "Peak so far.", run_charts.memory_panel, "No step is logged yet."),
     ("Gradient norm", "Before clipping.", run_charts.gradient_panel, "No step is logged yet."),
     ("Learning rate", "", run_charts.rate_panel, "No step is logged yet."),
 )

@@ -128,13 +128,13 @@ def _load(config: DataConfig, opening: _Opening, vocab_size: int) -> tuple[Corpu
 
     def fill(writer: Writer) -> None:
         with unchanged(file):
-            blocks = _mapped_blocks(mapped) if mapped else _copied_blocks(file, layout, writer)
+            blocks = _copied_blocks(file, layout, writer) if mapped is None else _mapped_blocks(mapped)
             ends = document_ends(layout.index, file.num_bytes) if layout.index else None
             _look_through(blocks, separator, ends, writer)
 
     mapped = _map(file, file.path, layout) if isinstance(file.path, Path) else None
     entry = named_entry(caches(config)[0], opening.name, fill, dtype=opening.copied)
-    tokens = mapped or entry.tokens
+    tokens = entry.tokens if mapped is None else mapped
     assert tokens is not None
     _check_range(entry.facts, vocab_size, file, is_plain)
     doubts = _doubts(entry.facts, tokens, vocab_size) if is_plain else []

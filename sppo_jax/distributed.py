@@ -7,13 +7,15 @@ Environment (launch/README.md has the table; sppo_jax/launchers.py reads the pla
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -32,6 +34,7 @@ Result = TypeVar("Result")
 _BACKSTOP_S = 60  # jax's own limits end a process without our line, so they must be longer
 _LEAVE_S = 2.0
 _JOINED_S = 3.0  # how much later than another a process may join
+_WORKING = "sppo/working"
 
 
 def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
@@ -179,30 +182,81 @@ def exchange(text: str) -> list[str]:
     turn = client.key_value_increment(f"sppo/turn/{me}", 1)
     client.key_value_set(f"sppo/exchange/{turn}/{me}", f"{_told_to_stop()}\n{text}")
     deadline = time.monotonic() + wait_s
-    posts = [_post_of(client, process, turn, deadline).partition("\n") for process in range(num_processes())]
+    posts = []
+    for process in range(num_processes()):
+        post, deadline = _post_of(client, process, turn, deadline)
+        posts.append(post.partition("\n"))
     if turn > 1:  # a process in this turn has read the turn before last
         client.key_value_delete(f"sppo/exchange/{turn - 2}/{me}")
     _stop_together([reason for reason, _, _ in posts])
     return [text for _, _, text in posts]
 
 
-def _post_of(client: Any, process: int, turn: int, deadline: float) -> str:
-    """Returns the text of a process in a turn; ends this process if no text comes in time."""
+def _post_of(client: Any, process: int, turn: int, deadline: float) -> tuple[str, float]:
+    """Returns the text of a process in a turn, and until when to wait for the next; ends this process if none comes.
+
+    A process at long work is waited for as long as it says that it works.
+    """
+    seen = ""
     while True:
         left_s = deadline - time.monotonic()
         # In the first turn another process may have been stopped just before it joined: then it never comes.
         part_s = min(left_s, _JOINED_S) if turn == 1 else left_s
         try:
-            return client.blocking_key_value_get(f"sppo/exchange/{turn}/{process}", max(1, int(part_s * 1000)))
+            post = client.blocking_key_value_get(f"sppo/exchange/{turn}/{process}", max(1, int(part_s * 1000)))
+            return post, max(deadline, time.monotonic() + timeout_s()) if seen else deadline
         except Exception as error:
             if turn == 1 and (reason := _told_to_stop()):
                 write_last(f"stopped by {reason}")
                 os._exit(STOPPED)
+            if part_s == left_s and "DEADLINE_EXCEEDED" in str(error):
+                before, seen = seen, _work_of(client, process)
+                if seen != before:
+                    deadline = time.monotonic() + timeout_s()
+                    continue
             if part_s == left_s or "DEADLINE_EXCEEDED" not in str(error):
                 give_up(
                     f"all processes must answer within {timeout_s():g} s, got no answer from process {process} "
                     f"({str(error).splitlines()[0][:80]}); look at its log, or raise SPPO_TIMEOUT_S"
                 )
+
+
+def _work_of(client: Any, process: int) -> str:
+    """Returns what a process said last about its long work; "" if it is at none."""
+    return dict(client.key_value_dir_get(_WORKING)).get(f"{_WORKING}/{process}", "")
+
+
+@contextlib.contextmanager
+def _at_work() -> Iterator[None]:
+    """Says again and again that this process works, so that the others wait for it longer than SPPO_TIMEOUT_S."""
+    if num_processes() == 1:
+        yield
+        return
+    from sppo_jax import compat
+
+    client, key, done, period_s = (
+        compat.distributed_client(),
+        f"{_WORKING}/{process_id()}",
+        threading.Event(),
+        timeout_s() / 4,
+    )
+
+    def run() -> None:
+        # The store is gone where process 0 has ended: the exchange says so.
+        with contextlib.suppress(Exception):
+            for number in itertools.count(1):
+                client.key_value_set(key, str(number), allow_overwrite=True)
+                if done.wait(period_s):
+                    client.key_value_delete(key)
+                    return
+
+    thread = threading.Thread(target=run, name="at-work", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(period_s)
 
 
 def _told_to_stop() -> str:
@@ -246,15 +300,21 @@ def agree(error: str | None) -> None:
             raise ValueError(f"process {process}: {text}")
 
 
-def together(work: Callable[[], Result]) -> Result:
+def together(work: Callable[[], Result], *, is_long: bool = False) -> Result:
     """Does work in every process; all processes must call it, and the work must not exchange texts.
+
+    Args:
+        work: what to do.
+        is_long: whether the work may take longer in one process than in another by more than SPPO_TIMEOUT_S, as
+            tokenizing does; the others then wait until it is done.
 
     Raises:
         ValueError: the work raised a ValueError, in this process or another.
     """
     error = None
     try:
-        result = work()
+        with _at_work() if is_long else contextlib.nullcontext():
+            result = work()
     except ValueError as problem:
         error = str(problem)
     agree(error)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -184,6 +185,25 @@ def test_a_wrong_region_is_one_line_at_once(s3, monkeypatch, name, answer):  # n
     with pytest.raises(ValueError, match=r"got s3://data.*; set AWS_REGION to the region of the bucket") as error:
         load(f"s3://data/{name}")
     assert "\n" not in str(error.value) and SECRET_KEY not in str(error.value)
+
+
+def test_too_little_disk_for_copies_is_one_line_before_the_first_byte(s3, tmp_path, monkeypatch):  # noqa: F811
+    for number in range(3):
+        np.arange(500, dtype=np.uint16).tofile(tmp_path / f"{number}.bin")
+    upload(s3, tmp_path, "data/tokens")
+    upload(s3, FORMS / "json.array_record", "data/a.array_record")
+    load("s3://data/tokens/1.bin", cache=str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "_FIRST_BYTES", 64)
+    free = {"free": 1999}
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(**free))
+    s3.requests.clear()
+    with pytest.raises(ValueError, match=r"must have room for the tokens, 2,000 bytes, got 1,999 free in .*cache"):
+        load("s3://data/tokens/*.bin", cache=str(tmp_path / "cache"))
+    assert not [range_ for _, path, range_ in s3.requests if path.endswith(".bin") and range_.endswith("-999")]
+    with pytest.raises(ValueError, match=r"room for a copy of s3://data/a.array_record, 131,072 bytes.*set TMPDIR"):
+        load("s3://data/a.array_record")
+    free["free"] = 2000  # one of three is there
+    assert load("s3://data/tokens/*.bin", cache=str(tmp_path / "cache")).num_documents == 3
 
 
 def test_a_key_that_a_service_repeats_is_hidden(monkeypatch):

@@ -142,6 +142,32 @@ def test_a_process_that_never_comes_ends_the_others_with_a_line():
             assert "got 2, without process 1;" in errors
 
 
+LONG = """
+    join(6)
+    os.environ["SPPO_TIMEOUT_S"] = "1"  # joining may take longer
+    me = distributed.process_id()
+    def work():
+        time.sleep({1: 3.5, 2: 2.3}.get(me, 0.0))
+        if me == 1 and sys.argv[1] == "dies":
+            os._exit(9)
+    distributed.together(work, is_long=True)
+    distributed.agree(None)
+    print("all are here", flush=True)
+    distributed.leave(0)
+"""
+
+
+@pytest.mark.parametrize("fate", ["lives", "dies"])
+def test_a_process_at_long_work_is_waited_for_and_no_longer(fate):
+    """Processes wait for a second for each other, but for as long as another one tokenizes."""
+    results = finish(start_processes(LONG, 3, fate))
+    if fate == "lives":
+        assert [(status, out) for status, out, _ in results] == [(0, "all are here\n")] * 3, results
+        return
+    status, out, errors = results[0]
+    assert (status, out) == (1, "") and "got no answer from process 1" in errors.splitlines()[-1], errors
+
+
 def test_a_process_that_fails_alone_does_not_wait_for_the_others():
     code = """
         join()

@@ -23,6 +23,7 @@ from sppo_jax.data.cache import Entry, Writer, name_of, named_entry, user_direct
 from sppo_jax.data.folders import File
 from sppo_jax.data.places import is_address, place_of
 from sppo_jax.data.remote import Remote, patiently
+from sppo_jax.data.room import check_cache
 from sppo_jax.files import parse_json
 from sppo_jax.paths import local_path
 
@@ -201,7 +202,8 @@ def _join(job: Job, writer: Writer, place: Path | Remote, count: int, finished: 
             f"{place} has {count - len(missing)} of {count} parts of the tokens; parts {named} are tokenized here",
             stacklevel=2,
         )
-    _check_room(place, sum(size for facts in finished.values() for size in facts["files"].values()))
+    num_bytes = sum(size for facts in finished.values() for size in facts["files"].values())
+    check_cache(place if isinstance(place, Path) else None, num_bytes)
     joined: dict[str, Any] = {}
     for number, files in enumerate(cut(job.files, count), 1):
         writer.begin_part()
@@ -213,18 +215,6 @@ def _join(job: Job, writer: Writer, place: Path | Remote, count: int, finished: 
             job.tokenize(files, writer)
         joined = _sum(joined, writer.facts) if joined else writer.facts
     writer.facts = joined
-
-
-def _check_room(place: Path | Remote, num_bytes: int) -> None:
-    directory = place if isinstance(place, Path) else user_directory()
-    while not directory.exists():
-        directory = directory.parent
-    free = shutil.disk_usage(directory).free
-    if free < num_bytes:
-        raise ValueError(
-            f"the cache must have room for the tokens, {num_bytes:,} bytes, got {free:,} free in {directory}; free "
-            "space, or set data.cache (of a bucket: XDG_CACHE_HOME) to another disk"
-        )
 
 
 def _copy(folder: Path | Remote, dtype: np.dtype, writer: Writer) -> None:

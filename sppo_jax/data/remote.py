@@ -17,7 +17,8 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_BLOCK_BYTES = 1 << 23
+# The first block is small: of many files only the beginning is looked at.
+_FIRST_BYTES, _BLOCK_BYTES = 1 << 18, 1 << 23
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _PATIENCE_S = 1.0, 60.0, 600.0
 # What will not pass by waiting, as services and their libraries say it, and what to do.
 _LASTING = {
@@ -189,6 +190,7 @@ class _RemoteFile(io.RawIOBase):
         self._file: Any = None
         self._etag: str | None = None
         self._at, self._block, self._block_at = 0, b"", 0
+        self._begun = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sppo-remote")
         self._next: tuple[int, Future[bytes]] | None = None
         self._size = patiently(place, self._connect)
@@ -205,8 +207,8 @@ class _RemoteFile(io.RawIOBase):
 
     def _fetch(self, start: int) -> bytes:
         """Reads a block, in the thread of the pool."""
-        size = min(_BLOCK_BYTES, self._size - start)
-        done = bytearray()
+        size = min(_BLOCK_BYTES if self._begun else min(_FIRST_BYTES, _BLOCK_BYTES), self._size - start)
+        self._begun, done = True, bytearray()
 
         def go_on() -> bytes:
             try:
@@ -251,7 +253,7 @@ class _RemoteFile(io.RawIOBase):
             self._block = self._pool.submit(self._fetch, self._at).result()
         self._block_at = self._at
         after = self._at + len(self._block)
-        if goes_on and after < self._size:
+        if goes_on and self._block_at > 0 and after < self._size:
             self._next = after, self._pool.submit(self._fetch, after)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.data.cache import Writer, entry_of
+from sppo_jax.data.cache import Writer, name_of, named_entry, read_entry, user_directory
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.folders import File, Place, unchanged, unreadable
 from sppo_jax.data.forms.megatron import Index, document_ends, index_beside
 from sppo_jax.data.parts import caches
+from sppo_jax.data.room import check_cache
 from sppo_jax.data.token_map import TokenMap
 
 TOKEN_SUFFIXES = (".bin", ".npy")
@@ -50,8 +51,10 @@ def load_tokens(config: DataConfig, source: str, files: Sequence[File], vocab_si
     """
     corpora: list[Corpus] = []
     doubts: dict[str, list[File]] = {}
-    for file in files:
-        corpus, found = _load(config, file, vocab_size)
+    opened = [_opening(config, file) for file in files]
+    _check_room(config, opened)
+    for file, opening in zip(files, opened, strict=True):
+        corpus, found = _load(config, opening, vocab_size)
         corpora.append(corpus)
         for doubt in found:
             doubts.setdefault(doubt, []).append(file)
@@ -71,25 +74,67 @@ class _Layout:
     index: Index | None = None
 
 
-def _load(config: DataConfig, file: File, vocab_size: int) -> tuple[Corpus, list[str]]:
-    """Opens one file; returns its documents, and what looks wrong."""
+@dataclass(frozen=True, kw_only=True)
+class _Opening:
+    """A file before its tokens are read.
+
+    Args:
+        file: the file.
+        layout: where its tokens lie.
+        separator: the token that ends a document, if one does.
+        name: the name of its entry in the cache.
+    """
+
+    file: File
+    layout: _Layout
+    separator: int | None
+    name: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the settings says what the tokens are."""
+        return self.file.path.suffix == ".bin" and not self.layout.index
+
+    @property
+    def copied(self) -> np.dtype | None:
+        """The dtype of the copy in the cache; None: the file is of this machine, and is not copied."""
+        return None if isinstance(self.file.path, Path) else self.layout.dtype
+
+
+def _opening(config: DataConfig, file: File) -> _Opening:
     is_bin = file.path.suffix == ".bin"
     layout = _bin_layout(file, np.dtype(config.token_dtype)) if is_bin else _npy_layout(file)
-    is_plain, separator = is_bin and not layout.index, None if layout.index else config.separator
-    _check_separator(separator, layout.dtype, file, is_plain)
+    separator = None if layout.index else config.separator
+    _check_separator(separator, layout.dtype, file, is_bin and not layout.index)
+    place = [str(file.path.resolve()) if isinstance(file.path, Path) else str(file.path), *file.key]
+    place += layout.index.file.key if layout.index else []
+    key = {"file": place, "dtype": layout.dtype.str, "separator": separator, "facts": sorted(_NO_FACTS)}
+    name = name_of(key, None if isinstance(file.path, Path) else layout.dtype)
+    return _Opening(file=file, layout=layout, separator=separator, name=name)
+
+
+def _check_room(config: DataConfig, opened: Sequence[_Opening]) -> None:
+    """Checks before the first byte that the disk has room for the copies that are not there yet."""
+    remote = [opening for opening in opened if opening.copied is not None]
+    cache = (caches(config)[0] or user_directory()) if remote else Path()
+    missing = [opening.layout for opening in remote if not read_entry(cache / opening.name, opening.copied)]
+    if missing:
+        check_cache(cache, sum(layout.length * layout.dtype.itemsize for layout in missing))
+
+
+def _load(config: DataConfig, opening: _Opening, vocab_size: int) -> tuple[Corpus, list[str]]:
+    """Opens one file; returns its documents, and what looks wrong."""
+    file, layout, separator, is_plain = opening.file, opening.layout, opening.separator, opening.is_plain
 
     def fill(writer: Writer) -> None:
         with unchanged(file):
-            blocks = _mapped_blocks(mapped) if mapped else _copied_blocks(file, layout, writer)
+            blocks = _copied_blocks(file, layout, writer) if mapped is None else _mapped_blocks(mapped)
             ends = document_ends(layout.index, file.num_bytes) if layout.index else None
             _look_through(blocks, separator, ends, writer)
 
     mapped = _map(file, file.path, layout) if isinstance(file.path, Path) else None
-    place = [str(file.path.resolve()) if isinstance(file.path, Path) else str(file.path), *file.key]
-    place += layout.index.file.key if layout.index else []
-    key = {"file": place, "dtype": layout.dtype.str, "separator": separator, "facts": sorted(_NO_FACTS)}
-    entry = entry_of(caches(config)[0], key, fill, dtype=None if mapped else layout.dtype)
-    tokens = mapped or entry.tokens
+    entry = named_entry(caches(config)[0], opening.name, fill, dtype=opening.copied)
+    tokens = entry.tokens if mapped is None else mapped
     assert tokens is not None
     _check_range(entry.facts, vocab_size, file, is_plain)
     doubts = _doubts(entry.facts, tokens, vocab_size) if is_plain else []

@@ -12,6 +12,7 @@ from typing import Any
 from sppo_jax.data.folders import Place, unreadable
 from sppo_jax.data.forms.example import example_features
 from sppo_jax.data.forms.record import Rows, json_object, not_utf8, not_whole
+from sppo_jax.data.room import check_room
 
 ARRAY_RECORD_SUFFIXES = (".array_record", ".arrayrecord")
 _BATCH_BYTES = 1 << 23
@@ -81,6 +82,8 @@ def _local(path: Place) -> Iterator[Path]:
     if isinstance(path, Path):
         yield path
         return
+    rule = f"the temporary directory must have room for a copy of {path}"
+    check_room(Path(tempfile.gettempdir()), path.look().size or 0, rule, "free space, or set TMPDIR to another disk")
     with tempfile.NamedTemporaryFile(suffix=path.suffix) as copy:
         with path.open("rb") as file:
             shutil.copyfileobj(file, copy, 1 << 22)

@@ -124,9 +124,7 @@ def compare(folder: Path, megabytes: int) -> float:
             + "  M tokens/s"
         )
     local, away = map(max, found.values())
-    print(
-        f"vocabulary {encoder.num_ids:,}, {megabytes} MB of text; best of the server / best of the disk: {away / local:.3f}"
-    )
+    print(f"vocabulary {encoder.num_ids:,}, {megabytes} MB of text: S3 / disk, the best of each: {away / local:.3f}")
     return away / local
 
 

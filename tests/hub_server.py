@@ -36,6 +36,8 @@ class Hub(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # An answer goes in one packet: of two, the second would wait for the first to be confirmed.
+    disable_nagle_algorithm, wbufsize = True, -1
 
     def _answer(self, code, content=b"", **headers):
         self.send_response(code)
@@ -119,7 +121,7 @@ def hub(monkeypatch):
     from sppo_jax.data import remote
 
     server = Hub()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     # HF_ENDPOINT is read only where the library is imported.
     here = f"http://127.0.0.1:{server.server_port}"
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, here)

@@ -29,6 +29,13 @@ class Proxy(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # An answer goes in one packet: of two, the second would wait for the first to be confirmed.
+    disable_nagle_algorithm, wbufsize = True, -1
+
+    def handle_expect_100(self):
+        goes_on = super().handle_expect_100()
+        self.wfile.flush()
+        return goes_on
 
     def _hand_on(self):
         body = self._body()

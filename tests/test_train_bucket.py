@@ -1,9 +1,7 @@
 """A run whose data lie in a bucket: losses as from this machine, killed and resumed, on 1, 2 and 4 processes."""
 
 import json
-import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -24,10 +22,37 @@ SETTINGS = {
 }
 
 
-def start(config, run, processes, **environ):
+# A process that kills itself when it reads its tenth batch, once the state behind step 6 is on the disk.
+DIES = """
+import itertools, os, signal, sys, time
+from pathlib import Path
+from sppo_jax.cli import main
+from sppo_jax.data.loader import Loader
+take, batches = Loader.__next__, itertools.count(1)
+
+def taken(self):
+    if next(batches) == 10:
+        while not (Path(sys.argv[-1]) / "checkpoints" / "6").is_dir():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return take(self)
+
+Loader.__next__ = taken
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def start(config, run, processes, *, dies=False, **environ):
     """Starts the processes of a run."""
     place = {"SPPO_COORDINATOR": f"127.0.0.1:{free_port()}", "SPPO_NUM_PROCESSES": processes}
-    words = [sys.executable, "-m", "sppo_jax.cli", "train", str(config), "--run-dir", str(run)]
+    words = [
+        sys.executable,
+        *(("-c", DIES) if dies else ("-m", "sppo_jax.cli")),
+        "train",
+        str(config),
+        "--run-dir",
+        str(run),
+    ]
     return [
         subprocess.Popen(
             words,
@@ -72,14 +97,10 @@ def check(runs, server, processes):
     finish(start(runs / "here.yaml", runs / "alone", processes, XDG_CACHE_HOME=str(runs / "a"), **environ))
     for life in range(2):
         own = {"XDG_CACHE_HOME": str(runs / f"life{life}"), **environ}  # each life copies the data anew
-        workers = start(runs / "away.yaml", runs / "killed", processes, **own)
+        workers = start(runs / "away.yaml", runs / "killed", processes, dies=life == 0, **own)
         if life == 0:
-            for line in workers[0].stdout:
-                if re.match(r"step\s+(9|1\d)/", line):
-                    break
-            for worker in workers:
-                os.kill(worker.pid, signal.SIGKILL)
-                worker.communicate()
+            said = [worker.communicate(timeout=240)[0] for worker in workers]
+            assert -signal.SIGKILL in [worker.returncode for worker in workers], said
             continue
         assert "resumes from" in finish(workers)
     alone, killed = losses(runs / "alone"), losses(runs / "killed")

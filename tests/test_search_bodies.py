@@ -62,7 +62,7 @@ def test_a_plan_of_equal_cost_has_three_times_the_bodies_of_equal_chunks_at_most
     assert few <= MOST_TIMES * equal < bodies_of(every)
     assert len(plan.schedule.shapes) < MOST_SHAPES == len(every.choice.shapes)
     assert plan.predicted.step_s <= every.step_s * 1.001
-    assert "tick shapes keep the bodies of ticks within 3 times" in plan.reasons["chunks"]
+    assert "tick shapes keep the compiled tick bodies within 3 times" in plan.reasons["chunks"]
 
 
 def test_shapes_are_left_out_one_by_one_and_only_where_there_are_too_many_bodies(found):

@@ -35,7 +35,7 @@ def vllm_length(config, tokenizer_config):
 
 
 def vllm_stops(generation_config, eos):
-    """The tokens at which vLLM stops, by the rules of its vllm/sampling_params.py: the tokenizer's, and these."""
+    """The tokens at which vLLM stops, by its vllm/sampling_params.py at 00388f6: the tokenizer's, and these."""
     found = generation_config.get("eos_token_id")
     return {eos} | ({found} if isinstance(found, int) else set(found or ()))
 

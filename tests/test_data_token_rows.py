@@ -69,7 +69,10 @@ def test_rows_without_a_target_are_left_out_and_other_labels_are_other_data(tmp_
     ("row", "told"),
     [
         ({"ids": IDS, "input": 1}, "a row of tokens must have input_ids, got keys ids, input in .*line 1"),
-        ({"input_ids": IDS, "labels": [*LABELS[1:], -100]}, "got 7 for token 6 at place 1 in .*line 1; do not shift them"),
+        (
+            {"input_ids": IDS, "labels": [*LABELS[1:], -100]},
+            "got 7 for token 6 at place 1 in .*line 1; do not shift them",
+        ),
         ({"input_ids": IDS, "labels": LABELS[1:]}, "labels must be as long as the ids, got 4 and 5 in .*line 1"),
         ({"input_ids": IDS, "loss_mask": [1]}, "loss_mask must be as long as the ids, got 1 and 5"),
         ({"input_ids": [5, 600]}, r"input_ids must lie in 0..256 \(model.vocab_size = 257\), got 600 in .*line 1"),

@@ -12,7 +12,6 @@ from sppo_jax import hardware
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import DEVICES, make_cluster, parse_cluster, usable_host_bytes
 from sppo_jax.plan.plan import Plan
-from sppo_jax.rules import layers_per_virtual_stage
 from sppo_jax.schedule.csv_format import to_csv
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.search.make import check_plan, make_plan, resolve_cluster
@@ -374,18 +373,6 @@ def test_unusual_chunk_list_warns_once():
     with pytest.warns(UserWarning) as record:
         make_plan(config(sequence={"chunks": [16, 32, 16]}), CPU)
     assert len(record) == 1
-
-
-def test_nearest_layers_by_all_cases():
-    for layers in range(1, 13):
-        for pipe in range(1, 14):
-            for interleave in (1, 2):
-                stages = pipe * interleave
-                if layers % stages == 0:
-                    assert layers_per_virtual_stage(layers, pipe, interleave) == layers // stages
-                else:
-                    with pytest.raises(ValueError):
-                        layers_per_virtual_stage(layers, pipe, interleave)
 
 
 def test_hardware_group_overrides_the_datasheet():

@@ -96,7 +96,7 @@ def check(runs, server, processes):
     environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     finish(start(runs / "here.yaml", runs / "alone", processes, XDG_CACHE_HOME=str(runs / "a"), **environ))
     for life in range(2):
-        own = {"XDG_CACHE_HOME": str(runs / f"life{life}"), **environ}  # each life copies the data anew
+        own = {"XDG_CACHE_HOME": str(runs / f"life{life}"), **environ}  # each life copies the data again
         workers = start(runs / "away.yaml", runs / "killed", processes, dies=life == 0, **own)
         if life == 0:
             said = [worker.communicate(timeout=240)[0] for worker in workers]

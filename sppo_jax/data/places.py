@@ -50,7 +50,7 @@ def place_of(address: str, name: str) -> Remote:
     if not path or not rest.split("/")[0]:
         raise ValueError(f"{name} must name a bucket, got {address}; write {scheme}://BUCKET/FOLDER")
     try:
-        # Only the hub is asked for something here: what a branch stands for.
+        # Only the hub is asked for something here: the commit of a branch.
         files, path = patiently(address, lambda: _hf(path)) if scheme == "hf" else _open(scheme, path)
     except ImportError as error:
         package = "huggingface_hub" if scheme == "hf" else "pyarrow"
@@ -117,7 +117,7 @@ def _azure(account: str) -> Any:
 
 
 def _hf(path: str) -> tuple[Any, str]:
-    """Opens the hub; a branch or no revision becomes the commit that it stands for now."""
+    """Opens the hub; a branch, or no revision, becomes its present commit."""
     from huggingface_hub import HfFileSystem
     from pyarrow import fs
 

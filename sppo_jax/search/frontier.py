@@ -153,7 +153,7 @@ class Frontier:
         self._push(tried.step_s, _SIMULATED, tried)
 
     def forget(self, tried: Tried) -> None:
-        """Leaves out a plan that `next` returned, because another one stands for it."""
+        """Leaves out a plan that `next` returned, because another one like it was kept."""
         self.tried = [one for one in self.tried if one is not tried]
 
     def next(self, limit_s: float = math.inf, of: Filter = ALL) -> Tried | None:

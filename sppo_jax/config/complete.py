@@ -72,7 +72,12 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
 
 
 def _fill(settings: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns `settings` with the fields that it leaves out, also within `rope`."""
-    rope = settings.get("rope")
-    merged = {**base, **settings, "rope": base["rope"] if rope is None else rope}
-    return merged | ({"rope": {**base["rope"], **rope}} if isinstance(rope, Mapping) else {})
+    """Returns `settings` with the fields that it leaves out, also within the groups `rope` and `experts`."""
+    merged = {**base, **settings}
+    for name in ("rope", "experts"):
+        own, given = base.get(name), settings.get(name)
+        if own is not None and given is None:
+            merged[name] = own
+        elif own is not None and isinstance(given, Mapping):
+            merged[name] = {**own, **given}
+    return merged

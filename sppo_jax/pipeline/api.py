@@ -40,7 +40,7 @@ from sppo_jax.dtypes import accumulator
 from sppo_jax.environment import check_memory_limits
 from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
-from sppo_jax.models.layers import DecoderLayer
+from sppo_jax.models.layers import layer_of
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_stash, host_traffic, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
@@ -467,7 +467,7 @@ def _compile_once(request: _Request) -> tuple[Step, Callable]:
 
 def _jitted(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tuple[Step, Callable]:
     model = structure.model()
-    if type(model.layers) is not DecoderLayer:
+    if type(model.layers) is not layer_of(model.config):
         check_block(model)
     step = Step(plan, model, mesh, train=train)
     return step, jax.jit(step.__call__, compiler_options=step.compiler_options)

@@ -73,7 +73,7 @@ def test_a_balance_loss_of_the_batch_is_exact_where_all_heads_come_first(x64):
 def test_sums_count_each_real_token_once(x64):
     model = small_model(experts=EXPERTS)
     batch = random_batch(np.random.default_rng(2), 4, 24, 53, padding=5, holes=2)
-    sums = totals_of(small_plan(**BREADTH_FIRST | dict(mesh=(2, 2, 2))), model, batch).sums
+    sums = totals_of(small_plan(**BREADTH_FIRST | dict(mesh=(2, 1, 2))), model, batch).sums
     num_tokens = np.sum(batch["document_ids"] >= 0)
     np.testing.assert_array_equal(sums.tokens, np.full(4, num_tokens))
     np.testing.assert_array_equal(sums.chosen.sum(-1), np.full(4, 2 * num_tokens))

@@ -58,7 +58,9 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
             f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give the path of the folder"
         )
     rope, experts = settings.get("rope"), settings.get("experts")
-    complete = isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings)
+    complete = (
+        isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings)
+    )
     # Runs from before there were experts have no such group.
     if complete and (experts is None or isinstance(experts, Mapping) and set(EXPERT_FIELDS) <= set(experts)):
         return settings

@@ -45,16 +45,16 @@ def experts_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         KeyError: a size is missing, or whether weights are normalised, which transformers does not do by default.
     """
     for key, plain in _OTHER_LAYERS.items():
-        if (config.get(key) or plain) != plain:
+        if config.get(key) not in (None, plain):
             raise ValueError(
-                f"{key} must be {plain}, because layers of several kinds are not supported, got {config[key]}; choose a "
-                "model whose layers all have experts"
+                f"{key} must be {plain}, because layers of several kinds are not supported, got {config[key]}; choose "
+                "a model whose layers all have experts"
             )
     count = config["num_local_experts"] if "num_experts" not in config else config["num_experts"]
     if config.get("num_local_experts", count) != count:
         raise ValueError(
-            f"num_experts and num_local_experts must be equal, got {count} and {config['num_local_experts']}; remove the "
-            "wrong key"
+            f"num_experts and num_local_experts must be equal, got {count} and {config['num_local_experts']}; remove "
+            "the wrong key"
         )
     if not count:
         raise ValueError(f"num_experts must be at least 1, got {count}; choose a model with experts")

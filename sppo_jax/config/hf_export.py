@@ -85,8 +85,7 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
     possible = [
         name
         for name, family in FAMILIES.items()
-        if (family.qkv_bias, family.qk_norm, bool(family.fused_experts))
-        == (model.qkv_bias, model.qk_norm, has_experts)
+        if (family.qkv_bias, family.qk_norm, bool(family.fused_experts)) == (model.qkv_bias, model.qk_norm, has_experts)
     ]
     if not possible and has_experts:
         raise ValueError(

@@ -90,14 +90,14 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
         ValueError: the folder has moved, is incomplete, or is of another model.
     """
     config = _model_config({"hf": str(path)})
-    got, wanted = shapes_by_path(shapes), parameter_shapes(config)
+    folder = TensorFolder(local_path(path, "the folder"))
+    got, wanted = shapes_by_path(shapes), parameter_shapes(config, folder.form)
     for name in sorted(set(got) | set(wanted)):
         if got.get(name) != wanted.get(name):
             raise ValueError(
                 f"the model must have the shape of the weights in {path}: {name} must be {wanted.get(name)}, got "
                 f"{got.get(name)}; set model: hf:{path} to take the shape from the folder"
             )
-    folder = TensorFolder(local_path(path, "the folder"))
     folder.check(config)
     rules, sizes = rules_for(config, folder.form), sizes_of(config)
 

@@ -1,7 +1,7 @@
 """Which tensor of a Hugging Face model is which parameter here, and in which layout; as data. Imports no jax.
 
-Letters: v vocabulary, d hidden size, n query heads, k key and value heads, h head size, f MLP size, l layers, e experts,
-x size of an expert, s size of the shared expert, g gates and ups, u one element.
+Letters: v vocabulary, d hidden size, n query heads, k key and value heads, h head size, f MLP size, l layers,
+e experts, x size of an expert, s size of the shared expert, g gates and ups, u one element.
 """
 
 from __future__ import annotations
@@ -101,13 +101,10 @@ def sizes_of(model: ModelConfig) -> dict[str, int]:
     }
 
 
-def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter of a model by its path, layers stacked."""
-    sizes = sizes_of(model)
-    return {
-        path: tuple(sizes[letter] for letter in (*rule.stack, *rule.letters))
-        for path, rule in rules_for(model).items()
-    }
+def parameter_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every parameter of a model by its path, layers stacked; arguments as `rules_for`."""
+    sizes, rules = sizes_of(model), rules_for(model, form)
+    return {path: tuple(sizes[letter] for letter in (*rule.stack, *rule.letters)) for path, rule in rules.items()}
 
 
 def tensor_shapes(model: ModelConfig, form: Form = "separate") -> dict[str, tuple[int, ...]]:

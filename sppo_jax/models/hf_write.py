@@ -52,8 +52,8 @@ def to_hf(
             process.
         path: the folder; must not be there, or be empty.
         config: the model's shape, where only parameters are given.
-        like: Hugging Face folder from which special tokens, family, tokenizer and the form of experts' tensors are taken;
-            None: none are.
+        like: Hugging Face folder from which special tokens, family, tokenizer and the form of experts' tensors are
+            taken; None: none are.
         dtype: of the tensors: float32, bfloat16, float16, or auto: that of the parameters.
         length: tokens of the longest sequence it was trained on, for `max_position_embeddings`; 0: not known.
         shard_bytes: size above which tensors are written to several files with an index.

@@ -93,11 +93,15 @@ class _DoubleTorch(types.ModuleType):
 
 
 @contextmanager
-def float64_transformers():
-    """Makes transformers compute in float64 where its code says float32: norms, angles and softmax."""
+def float64_transformers(*others):
+    """Makes transformers compute in float64 where its code says float32: norms, angles and softmax.
+
+    Args:
+        others: modules beside `MODULES`.
+    """
     double = _DoubleTorch("torch")
     with pytest.MonkeyPatch.context() as patch:
-        for module in MODULES:
+        for module in (*MODULES, *others):
             patch.setattr(module, "torch", double)
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         torch.set_default_dtype(torch.float64)

@@ -77,7 +77,9 @@ class Stage:
         named, chosen = {"x": x_TD}, shapes.chosen_Tk
         if self.places.inputs == "recompute":
             if chosen is not None:
-                named["chosen"] = jax.ShapeDtypeStruct((x_TD.shape[0], self.num_layers, *chosen.shape[1:]), chosen.dtype)
+                named["chosen"] = jax.ShapeDtypeStruct(
+                    (x_TD.shape[0], self.num_layers, *chosen.shape[1:]), chosen.dtype
+                )
             return StashLayout(chunk_entries(stash, named), 1, num_slots)
         if chosen is not None:
             named["chosen"] = chosen
@@ -105,8 +107,8 @@ class LayerShapes(NamedTuple):
 class Unit(NamedTuple):
     """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot.
 
-    Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward the
-    gradient of the shares' sums, if they have a penalty.
+    Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward
+    the gradient of the shares' sums, if they have a penalty.
     """
 
     group: jax.Array
@@ -121,7 +123,7 @@ class Unit(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What layers write to besides their outputs: keys and values, and in training the sums of shares if they have any."""
+    """What layers write to besides their outputs: keys and values, and in training the sums of shares, if any."""
 
     cache: Cache
     shares_MvnW: jax.Array | None = None
@@ -319,9 +321,7 @@ def _rerun(stage, unit, saved, cache, splits):
         chosen = None
         if shapes.chosen_Tk is not None:
             chosen = lax.dynamic_index_in_dim(saved["chosen"], layer, 1, keepdims=False)
-        y, _, values = _forward_layer(
-            stage, x, again, layer, Memory(cache), splits.forward, write=False, chosen=chosen
-        )
+        y, _, values = _forward_layer(stage, x, again, layer, Memory(cache), splits.forward, write=False, chosen=chosen)
         return y, layout.put(kept, None, 0, layer, values)[0]
 
     (_, kept), _ = run_layers(stage.num_layers, body, (x_TD, layout.kept_buffers()))

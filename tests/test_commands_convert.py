@@ -273,7 +273,7 @@ BROKEN = {
     "no config.json": (lambda f: (f / "config.json").unlink(), "must be a local folder with config.json"),
     "another architecture": (
         lambda f: edit(f, model_type="gemma"),
-        "one of llama, mistral, qwen2, qwen3, qwen3_moe, got",
+        "one of llama, mistral, qwen2, qwen3, qwen3_moe, got 'gemma'",
     ),
     "missing tensor": (
         lambda f: break_tensor(f, QUERY, lambda t, name: t.pop(name)),

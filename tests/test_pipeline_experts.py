@@ -9,6 +9,7 @@ import pytest
 from combinations import draw_experts
 from exactness import assert_exact, quick_jit, random_batch, small_model, small_plan
 from flax import nnx
+from group_cases import batches, case
 from jaxprs import walk
 from programs import compare
 
@@ -35,6 +36,14 @@ def test_drawn_experts_have_the_dense_loss_and_gradients(seed, request):
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
 def test_more_drawn_experts_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_experts(seed), seed, count=2, request=request)
+
+
+@pytest.mark.parametrize("seed", [130, *[pytest.param(seed, marks=pytest.mark.slow) for seed in (81, 188, 199, 215)]])
+def test_documents_with_members_of_their_own_have_the_dense_gradients(seed, request):
+    program = case(seed)
+    plan = program.plan | {"kv_grad_dtype": "float32"}
+    program = dataclasses.replace(program, plan=plan, model=program.model | {"experts": EXPERTS}, dtype="float64")
+    compare(program, seed, count=3, batches=batches, request=request)
 
 
 def totals_of(plan, model, batch):

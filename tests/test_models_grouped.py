@@ -1,5 +1,6 @@
 """Experts' products in both forms against every expert on every token: outputs, gradients, tiles, and neighbours."""
 
+import sys
 from functools import lru_cache, partial
 
 import chex
@@ -15,6 +16,7 @@ from sppo_jax.models import grouped
 from sppo_jax.models.experts import ACTIVATIONS
 
 NUM_TOKENS, HIDDEN, SIZE, NUM_EXPERTS = 11, 6, 5, 4
+TILES = sys.modules[grouped.tile_sizes.__module__]  # the module that has the sizes of tiles and lots
 FORMS = {"tiles": (), "ragged": ("cpu", "tpu")}
 
 
@@ -58,8 +60,8 @@ TWO = CHOICES["two of four"][0]
 def form(request, monkeypatch):
     """Computes with one form; tiles are so small that an expert has several, and lots have few."""
     monkeypatch.setattr(grouped, "RAGGED", FORMS[request.param])
-    monkeypatch.setattr(grouped, "TILE", 4)
-    monkeypatch.setattr(grouped, "LOT", 3)
+    monkeypatch.setattr(TILES, "TILE", 4)
+    monkeypatch.setattr(TILES, "LOT", 3)
     return request.param
 
 
@@ -97,8 +99,8 @@ def test_ragged_products_are_used_where_they_are_native(platform, is_native):
 def tiles_of(num_pairs, num_experts, tile, lot):
     """Compiles the search for tiles; returns it, and rows of a tile, tiles of a lot and all tiles."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouped, "TILE", tile)
-        patch.setattr(grouped, "LOT", lot)
+        patch.setattr(TILES, "TILE", tile)
+        patch.setattr(TILES, "LOT", lot)
         find = jax.jit(lambda sizes_E: grouped.find_tiles(sizes_E, num_pairs))
         find(jnp.zeros(num_experts, jnp.int32))
         return find, *grouped.tile_sizes(num_pairs, num_experts), grouped.num_tiles(num_pairs, num_experts)

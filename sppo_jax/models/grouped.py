@@ -173,7 +173,7 @@ def tile_sizes(num_pairs: int, num_experts: int) -> tuple[int, int]:
 
 
 def num_tiles(num_pairs: int, num_experts: int) -> int:
-    """Returns the tiles that any router fits in: P / B + E, rounded up to whole lots."""
+    """Returns the tiles that any router fits in, a whole number of lots: at most P / B + E."""
     tile, lot = tile_sizes(num_pairs, num_experts)
     return -(-(num_pairs // tile + num_experts) // lot) * lot
 

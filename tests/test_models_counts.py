@@ -136,4 +136,3 @@ def test_flops_count_the_experts_of_a_token():
     # The embedding, the norms and the idle experts multiply nothing.
     active = num_active_params(QWEN3_30B) - 151936 * 2048 - 48 * (2 * 2048 + 2 * 128) - 2048
     assert flops_per_token(QWEN3_30B, 8192) == 6 * active + 6 * 48 * 32 * 128 * 8192
-

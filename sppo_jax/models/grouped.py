@@ -20,9 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax.dtypes import accumulator
+from sppo_jax.models.tiles import num_tiles, tile_sizes
 
-# Rows of a tile, and tiles whose experts' arrays are copied at once.
-TILE, LOT = 512, 64
 # Platforms on which `lax.ragged_dot` is native.
 RAGGED = ("tpu",)
 
@@ -164,18 +163,6 @@ class Tiles(NamedTuple):
 
     rows_LNB: jax.Array
     expert_LN: jax.Array
-
-
-def tile_sizes(num_pairs: int, num_experts: int) -> tuple[int, int]:
-    """Returns rows of a tile and tiles of a lot: fewer where there are few pairs."""
-    tile = min(TILE, max(1, num_pairs // num_experts))
-    return tile, min(LOT, -(-num_pairs // tile) + num_experts)
-
-
-def num_tiles(num_pairs: int, num_experts: int) -> int:
-    """Returns the tiles that any router fits in, a whole number of lots: at most P / B + E."""
-    tile, lot = tile_sizes(num_pairs, num_experts)
-    return -(-(num_pairs // tile + num_experts) // lot) * lot
 
 
 def find_tiles(sizes_E: jax.Array, num_pairs: int) -> Tiles:

@@ -4,8 +4,8 @@
 not theirs. Both accept any leading dimensions and must not mix tokens or communicate.
 
 A layer that chooses, such as one with experts, has a third method: `choose(x, out)` returns integers of each token,
-which `after_attention(x, out, choices)` gets again in the backward. A layer may return shares beside its output, which the
-trainer adds up over tokens; the layer's attribute `penalty` is the loss of these sums (`models.balance.Penalty`).
+which `after_attention(x, out, choices)` gets again in the backward. A layer may return shares beside its output, which
+the trainer adds up over tokens; the layer's attribute `penalty` is the loss of these sums (`models.balance.Penalty`).
 
 Shape letters: T tokens, D hidden size, N query heads, K key and value heads, H head size, F MLP size, k experts of a
 token.

@@ -174,7 +174,11 @@ class Executor(Run):
         me = vocabulary.stage_index(self.num_stages)
         positions_T = self._own(self.sequences.positions, row, me, spec.tokens)
         slots = (row[name][me] for name in ("group", "weight_slot", "sum_slot"))
-        return stages.Unit(*slots, self._chunk(spec, row, passes, tags), positions_T, row["stash_slot"][me])
+        unit = stages.Unit(*slots, self._chunk(spec, row, passes, tags), positions_T, row["stash_slot"][me])
+        if self.stage.shares is None or not self.train:
+            return unit
+        is_real_T = self._real(row, me, spec.tokens) & (self._own(self.sequences.documents, row, me, spec.tokens) >= 0)
+        return unit._replace(sequence=row["sequence"][me], is_real_T=is_real_T)
 
     def _write_tags(self, spec: TickSpec, row, tags: Tags) -> Tags:
         """Puts the tags of this stage's chunk behind those of the chunks before it."""
@@ -235,14 +239,16 @@ class Executor(Run):
             # Behind the only layer nothing would be left for what goes to the waiting room next.
             coming, early = coming._replace(taken=None), coming.taken
         held = None if coming is None and not leaving else (coming, leaving)
-        y_TD, cache, filled, held, early = stages.forward(
-            self._held(state), unit, x_TD, state.cache, split, filling, held, early
+        memory = stages.Memory(state.cache, state.shares_MvnW if self.train else None)
+        y_TD, memory, filled, held, early = stages.forward(
+            self._held(state), unit, x_TD, memory, split, filling, held, early
         )
         chex.assert_equal_shape((x_TD, y_TD))
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
         waiting = self._let_wait(register, row, state)
-        state = state._replace(x_TD=register, waiting=waiting, cache=cache, tags=tags)
+        state = state._replace(x_TD=register, waiting=waiting, cache=memory.cache, tags=tags)
         if self.train:
+            state = state._replace(shares_MvnW=memory.shares_MvnW)
             coming, leaving = held or (coming, leaving)
             coming = coming or Coming()
             if coming.fetched is coming.refetched is coming.taken is early is None:
@@ -331,6 +337,9 @@ class Executor(Run):
         filled = (self.layout(spec.stash), state.kept[spec.stash], state.fetched)
         sums = stages.Sums(state.dcache, state.sums)
         unit = self._unit(spec, row, spec.passes.backward, state.tags)
+        if self.stage.shares is not None:
+            gradient_nW = self.stage.shares.gradient(state.shares_MvnW, row["sequence"], row["group"][me])
+            unit = unit._replace(gradient_nW=gradient_nW)
         stage = self._held(state)
         dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, state.cache, sums, splits, filled, coming)
         chex.assert_equal_shape((dx_TD, dy_TD))

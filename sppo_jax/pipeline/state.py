@@ -62,6 +62,7 @@ class TrainingState(NamedTuple):
             where parameters are on the device.
         sums: gradient sums of the layers: of all, or [slots, layers, elements] of the groups whose turn it is.
         loss: sum of the losses of all tokens.
+        shares_MvnW: sums of the shares that layers return; None where they return none.
         order: 0, known only once the last backward is done. Where a forward writes depends on it.
     """
 
@@ -86,6 +87,7 @@ class TrainingState(NamedTuple):
     sums: Any
     loss: jax.Array
     order: jax.Array
+    shares_MvnW: jax.Array | None
 
 
 State = EvaluationState | TrainingState
@@ -149,6 +151,7 @@ def training_state(run: Run, cache_shape: tuple[int, ...], kv_grad_dtype, host=N
         loss=jnp.zeros((), accumulator(tables.dtype)),
         dx_TD=in_every_run["x_TD"],
         order=jnp.zeros((), jnp.int32),
+        shares_MvnW=run.stage.shares.zeros(run.stage.num_layers) if run.stage.shares else None,
         dcache=_zero_cache((program.num_grad_slots, *cache_shape), kv_grad_dtype),
         kept={name: layout.kept_buffers() for name, layout in layouts.items()},
         host={

@@ -77,7 +77,9 @@ class Stage:
         named, chosen = {"x": x_TD}, shapes.chosen_Tk
         if self.places.inputs == "recompute":
             if chosen is not None:
-                named["chosen"] = jax.ShapeDtypeStruct((x_TD.shape[0], self.num_layers, *chosen.shape[1:]), chosen.dtype)
+                named["chosen"] = jax.ShapeDtypeStruct(
+                    (x_TD.shape[0], self.num_layers, *chosen.shape[1:]), chosen.dtype
+                )
             return StashLayout(chunk_entries(stash, named), 1, num_slots)
         if chosen is not None:
             named["chosen"] = chosen
@@ -319,9 +321,7 @@ def _rerun(stage, unit, saved, cache, splits):
         chosen = None
         if shapes.chosen_Tk is not None:
             chosen = lax.dynamic_index_in_dim(saved["chosen"], layer, 1, keepdims=False)
-        y, _, values = _forward_layer(
-            stage, x, again, layer, Memory(cache), splits.forward, write=False, chosen=chosen
-        )
+        y, _, values = _forward_layer(stage, x, again, layer, Memory(cache), splits.forward, write=False, chosen=chosen)
         return y, layout.put(kept, None, 0, layer, values)[0]
 
     (_, kept), _ = run_layers(stage.num_layers, body, (x_TD, layout.kept_buffers()))

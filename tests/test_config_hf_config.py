@@ -33,7 +33,8 @@ def test_a_published_config_is_the_preset_of_its_name(name):
 def test_every_preset_survives_the_way_there_and_back(name):
     model = ModelConfig(**apply_preset(name))
     content = json.loads(json.dumps(shape_to_hf(model, like={}, length=0, dtype="bfloat16")))
-    assert content["model_type"] in name.replace("2.5", "2") or name.startswith("mistral")
+    family = name.partition("-")[0].replace("2.5", "2") + ("_moe" if model.experts.count else "")
+    assert content["model_type"] in family or name.startswith("mistral")
     for leave_out in ([], ["rope_parameters"], ["rope_theta", "rope_scaling"]):  # each place alone is enough
         kept = {key: value for key, value in content.items() if key not in leave_out}
         assert without_length(ModelConfig(**shape_from_hf(kept))) == without_length(model)
@@ -82,7 +83,7 @@ def test_the_sliding_window_is_what_layers_use(changes, window):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(model_type="gpt2"), "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        (dict(model_type="gpt2"), "model_type must be one of llama, mistral, qwen2, qwen3, qwen3_moe, got 'gpt2'"),
         (dict(model_type=None), "model_type must be one of"),
         (dict(architectures=["LlamaForSequenceClassification"]), "must be a language model (LlamaForCausalLM), got"),
         (dict(attention_bias=True), "attention_bias must be false, got True"),

@@ -275,8 +275,9 @@ def _schedule_of(choice: Choice) -> SchedulePlan:
 def _layout_of(plan: Plan, request: Request) -> Layout:
     # The search may have chosen what travels on the ring.
     sequence = replace(request.config.sequence, ring_pass=plan.ring_pass)  # type: ignore[arg-type]
+    way = replace(request.way, optimizer=plan.optimizer)
     return Layout(
-        request=replace(request, config=replace(request.config, sequence=sequence)),
+        request=replace(request, config=replace(request.config, sequence=sequence), way=way),
         mesh=MeshShape(data=plan.mesh.data, pipe=plan.mesh.pipe, seq=plan.mesh.seq),
         sequences=plan.sequences_per_pipeline,
         split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring, reason=""),

@@ -245,10 +245,12 @@ def _tiles_backward(activate, x_TD, weights_Tk, chosen_Tk, experts, dy_TD):
         dweights_P = dweights_P.at[pairs].set(dweights, mode="drop", unique_indices=True)
         return (dx_PD, dweights_P, _add_tiles(sums, expert, grads)), None
 
+    # No expert has fewer than 0 rows, which XLA does not know: else it makes the zeros of all layers once, and holds them.
+    nothing = jnp.minimum(by_expert.sizes_E[0], 0)
     start = (
-        jnp.zeros((num_pairs, x_TD.shape[1]), x_TD.dtype),
-        jnp.zeros_like(weights_P),
-        jax.tree.map(lambda a: jnp.zeros(a.shape, accumulator(a.dtype)), experts),
+        jnp.full((num_pairs, x_TD.shape[1]), nothing, x_TD.dtype),
+        jnp.full_like(weights_P, nothing),
+        jax.tree.map(lambda a: jnp.full(a.shape, nothing, accumulator(a.dtype)), experts),
     )
     (dx_PD, dweights_P, sums), _ = lax.scan(lot, start, find_tiles(by_expert.sizes_E, num_pairs))
     dx_TD = dx_PD.reshape(*weights_Tk.shape, -1).sum(1, dtype=wide).astype(x_TD.dtype)

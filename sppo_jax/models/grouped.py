@@ -1,9 +1,9 @@
 """The experts' MLPs on the tokens that a router sent to them: no token is dropped, and no shape depends on the router.
 
 A token and one of its experts are a pair. Pairs are sorted by expert, so that the pairs of an expert are one run of
-rows. Two forms compute the same. "tiles" cuts each run into tiles of rows and multiplies them in batched products, which
-are plain matrix products on every device: XLA for GPUs makes `lax.ragged_dot` dense, with E times the work. "ragged" is
-`lax.ragged_dot`, native on TPUs.
+rows. Two forms compute the same. "tiles" cuts each run into tiles of rows and multiplies them in batched products,
+which are plain matrix products on every device: XLA for GPUs makes `lax.ragged_dot` dense, with E times the work.
+"ragged" is `lax.ragged_dot`, native on TPUs.
 
 Letters: T tokens, D hidden size, E experts, k experts of a token, P = T k pairs, F size of an expert, B rows of a tile,
 N tiles of a lot.

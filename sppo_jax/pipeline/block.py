@@ -4,7 +4,7 @@ Letters: T tokens, D hidden size, N query heads, K key/value heads, H head dim, 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from flax import nnx

@@ -1,13 +1,13 @@
-"""Sums over tokens of what layers return beside their outputs, and the gradient of the penalty that is a function of them.
+"""Sums over tokens of what layers return beside their outputs, and the gradient of the penalty of these sums.
 
-A forward adds the shares of a chunk's real tokens to the sums of its sequence, group of layers and layer. Before the first
-backward of a sequence all its sums are whole, so a backward can ask for the penalty's gradient at the whole sums. Each
-real token's share then has this gradient as its cotangent: nothing is counted once a chunk or once a recompute.
+A forward adds the shares of a chunk's real tokens to the sums of its sequence, group of layers and layer. Before the
+first backward of a sequence all its sums are whole, so a backward can ask for the penalty's gradient at the whole sums.
+Each real token's share then has this gradient as its cotangent: nothing is counted once a chunk or once a recompute.
 
 All shares of a layer lie in one vector, so that there is one sum over the devices and one exchange between stages.
 
-Letters: M sequences of this pipeline, v groups a stage, P stages, n layers of a group, L layers of the model, T tokens of a
-tick on one device, W elements of a layer's shares.
+Letters: M sequences of this pipeline, v groups a stage, P stages, n layers of a group, L layers of the model, T tokens
+of a tick on one device, W elements of a layer's shares.
 """
 
 import math
@@ -39,7 +39,7 @@ class Totals(NamedTuple):
 
 
 class SharesLayout:
-    """How the shares of a layer lie in a vector, and what becomes of their sums. Call the methods inside `shard_map`."""
+    """How the shares of a layer lie in a vector, and what becomes of their sums; for use inside `shard_map`."""
 
     def __init__(self, like: Any, penalty, plan: Plan, dtype):
         """Keeps the shapes of one token's shares.
@@ -81,7 +81,7 @@ class SharesLayout:
         return jax.tree.unflatten(self._tree, whole)
 
     def gradient(self, sums_MvnW: jax.Array, sequence_P: jax.Array, group: jax.Array) -> jax.Array | None:
-        """Returns the penalty's gradient at the sums of one group of this stage's layers, [n, W]; None without a penalty.
+        """Returns the penalty's gradient at the sums of a group of this stage's layers, [n, W]; None without a penalty.
 
         Args:
             sums_MvnW: of this device.

@@ -107,8 +107,8 @@ class LayerShapes(NamedTuple):
 class Unit(NamedTuple):
     """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot.
 
-    Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward the
-    gradient of the shares' sums, if they have a penalty.
+    Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward
+    the gradient of the shares' sums, if they have a penalty.
     """
 
     group: jax.Array
@@ -123,7 +123,7 @@ class Unit(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What layers write to besides their outputs: keys and values, and in training the sums of shares if they have any."""
+    """What layers write to besides their outputs: keys and values, and in training the sums of shares, if any."""
 
     cache: Cache
     shares_MvnW: jax.Array | None = None

@@ -136,8 +136,8 @@ class Meter:
 
         Args:
             step: its number, from 1.
-            outputs: scalars `loss`, `grad_norm`, `has_targets`, `num_skipped`, `num_skipped_in_row`, `signal`; others are
-                reported as they are.
+            outputs: scalars `loss`, `grad_norm`, `has_targets`, `num_skipped`, `num_skipped_in_row`, `signal`; others
+                are reported as they are.
         """
         self._pending = (step, outputs, clock_at_end(outputs["loss"]))
 

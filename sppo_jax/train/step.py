@@ -95,8 +95,8 @@ def make_train_step(
     A step whose loss or gradient is not finite is counted and does not change parameters or optimizer state.
 
     Args:
-        value_and_grad: `f(params, batch) -> (loss, grads)`; its attribute `with_totals`, if it has one, returns also the
-            totals of what layers share.
+        value_and_grad: `f(params, batch) -> (loss, grads)`; its attribute `with_totals`, if it has one, returns also
+            the totals of what layers share.
         optimizer: turns gradients into updates.
         shardings: of the state, in and out.
         experts: of the model, for the biases of their choice; None: no biases.

@@ -1,9 +1,9 @@
-"""Plans for what people really run, beside published figures of TRL, UPipe and ALST, in docs/records.md.
+"""Plans for what people really run, beside published figures of other systems, in docs/records.md.
 
     python -m studies.records_people --write
 
-8B and 32B, 128K, 256K and 1M tokens, on one and on eight H100. Theirs were run. Ours are plans: nothing was run on a
-GPU. No jax needed; takes half a minute.
+8B and 32B, 128K, 256K and 1M tokens, on one and on eight H100; a mixture of experts of 30B, 32K to 1M tokens, on 8 and
+16. Theirs were run. Ours are plans: nothing was run on a GPU. No jax needed; takes half a minute.
 """
 
 from dataclasses import dataclass
@@ -40,16 +40,17 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is planned, and the nearest published run, if there is one."""
+    """What is planned, sequences of a step among it, and the nearest published run, if there is one."""
 
     model: str
     cluster: str
     length: int
+    per_step: int = 1
     theirs: Run | None = None
 
     def config(self) -> Config:
         """Returns the settings to plan with; the planner chooses all else."""
-        sequence = {"length": self.length, "per_step": 1}
+        sequence = {"length": self.length, "per_step": self.per_step}
         return config_from_dict({"model": {"preset": self.model}, "sequence": sequence, "train": {"steps": 1}})
 
 
@@ -57,18 +58,21 @@ SETTINGS = tuple(
     Setting(**values | ({"theirs": Run(**values["theirs"])} if "theirs" in values else {})) for values in PEOPLE
 )
 _TEXT = """\
-One sequence a step on H100s. Ours are the planner's choice and its predicted seconds: nothing was run. Theirs were run.
+One sequence a step on H100s where nothing else is said. Ours are the planner's choice and its predicted seconds: nothing
+was run. Theirs were run.
 
-* MFU is causal: (6 P + 6 L N H S) FLOPs a token, of the peak of {peak:.0f} TFLOP/s. P has no embedding, N is query
-  heads, and nothing counts twice. MFU is what is compared, as some lengths differ.
+* MFU is causal: (6 P + 6 L N H S) FLOPs a token, of the peak of {peak:.0f} TFLOP/s. P has no embedding and of experts
+  those of a token, N is query heads, and nothing counts twice. MFU is what is compared, as some lengths differ.
 * The planner takes matrix products at {matmul:.0f} TFLOP/s, {share:.0%} of the peak: an assumption. It takes cuDNN's
   attention at {forward:.0f} TFLOP/s forward and {backward:.0f} backward over long prefixes: NVIDIA's benchmark of cuDNN
   9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in NVIDIA/cudnn-frontend. The H100
   has the same peak.
 * A host has 2 TB of memory. A GPU alone has all of it, each of eight an eighth. "With the rest" says that queries
   and products of the MLP wait as well, so that nothing but norms and activations is computed again.
-* TRL: trl#6846 [V], with cuDNN's attention and layers computed again. ALST: its paper's tables of steps [V], read in a
-  secondary copy. UPipe (arXiv 2602.21196): figures of a secondary source [R]. A dash: no such run was found.
+* TRL: trl#6846 and, with experts, trl#6845 [V], with cuDNN's attention and layers computed again. ALST: its paper's
+  tables of steps [V], read in a secondary copy. UPipe (arXiv 2602.21196): figures of a secondary source [R]. prime-rl:
+  its BENCHMARKS.md [V], full training in RL. Megatron-Bridge: its verification card of packed Tulu 3 [V], which is no
+  tuned run. A dash: no such run was found.
 
 """
 _COLUMNS = (
@@ -114,7 +118,7 @@ def row(setting: Setting) -> str:
     found = quiet(lambda: search(config, cluster))
     plan, peak = found.plan, cluster.device.matmul_flops_s
     devices = plan.mesh.num_devices
-    tokens_s = setting.length / (devices * plan.predicted.step_s)
+    tokens_s = setting.per_step * setting.length / (devices * plan.predicted.step_s)
     flops = flops_per_token(config.model, setting.length)
     ours = [*_plan_cells(plan), f"{plan.predicted.step_s:,.1f} s", f"{tokens_s:.1f}", f"{tokens_s * flops / peak:.1%}"]
     theirs = ["-"] * 4
@@ -124,7 +128,9 @@ def row(setting: Setting) -> str:
         their_mfu = run.tokens_s * flops_per_token(config.model, run.length) / peak
         leads = leader(tokens_s * flops / peak, their_mfu, run.system) if found.fits else run.system
         theirs = [_words(run, setting), f"{run.tokens_s:.1f}", f"{their_mfu:.1%}", leads]
-    cells = [setting.model, str(cluster.num_devices), _size(setting.length), *ours, *theirs]
+    gpus = f"{cluster.num_devices}" + ("" if cluster.device.name == "h100" else f" {cluster.device.name.upper()}")
+    several = f"{setting.per_step} x " if setting.per_step > 1 else ""
+    cells = [setting.model, gpus, several + _size(setting.length), *ours, *theirs]
     return f"| {' | '.join(cells)} |"
 
 

@@ -67,6 +67,11 @@ class ExpertsConfig(Group):
         """Whether training adds a loss of the router's sums."""
         return self.count > 0 and (self.balance > 0 or self.z > 0)
 
+    @property
+    def penalty_over(self) -> str | None:
+        """Whose tokens this loss is of, "sequence" or "batch"; None where training adds none."""
+        return self.balance_over if self.is_penalised else None
+
     def _check(self) -> None:
         self._at_least(0, "count", "shared_size", "balance", "z", "bias_rate", "size")
         self._at_least(1, "chosen", "expert_groups", "chosen_groups")

@@ -20,9 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax.dtypes import accumulator
+from sppo_jax.models.tiles import num_tiles, tile_sizes
 
-# Rows of a tile, and tiles whose experts' arrays are copied at once.
-TILE, LOT = 512, 64
 # Platforms on which `lax.ragged_dot` is native.
 RAGGED = ("tpu",)
 
@@ -166,18 +165,6 @@ class Tiles(NamedTuple):
     expert_LN: jax.Array
 
 
-def tile_sizes(num_pairs: int, num_experts: int) -> tuple[int, int]:
-    """Returns rows of a tile and tiles of a lot: fewer where there are few pairs."""
-    tile = min(TILE, max(1, num_pairs // num_experts))
-    return tile, min(LOT, -(-num_pairs // tile) + num_experts)
-
-
-def num_tiles(num_pairs: int, num_experts: int) -> int:
-    """Returns the tiles that any router fits in, a whole number of lots: at most P / B + E."""
-    tile, lot = tile_sizes(num_pairs, num_experts)
-    return -(-(num_pairs // tile + num_experts) // lot) * lot
-
-
 def find_tiles(sizes_E: jax.Array, num_pairs: int) -> Tiles:
     """Cuts the rows of each expert into tiles."""
     num_experts = sizes_E.size
@@ -258,10 +245,12 @@ def _tiles_backward(activate, x_TD, weights_Tk, chosen_Tk, experts, dy_TD):
         dweights_P = dweights_P.at[pairs].set(dweights, mode="drop", unique_indices=True)
         return (dx_PD, dweights_P, _add_tiles(sums, expert, grads)), None
 
+    # No expert has fewer than 0 rows, which XLA does not know: else it makes the zeros of all layers once, and holds them.
+    nothing = jnp.minimum(by_expert.sizes_E[0], 0)
     start = (
-        jnp.zeros((num_pairs, x_TD.shape[1]), x_TD.dtype),
-        jnp.zeros_like(weights_P),
-        jax.tree.map(lambda a: jnp.zeros(a.shape, accumulator(a.dtype)), experts),
+        jnp.full((num_pairs, x_TD.shape[1]), nothing, x_TD.dtype),
+        jnp.full_like(weights_P, nothing),
+        jax.tree.map(lambda a: jnp.full(a.shape, nothing, accumulator(a.dtype)), experts),
     )
     (dx_PD, dweights_P, sums), _ = lax.scan(lot, start, find_tiles(by_expert.sizes_E, num_pairs))
     dx_TD = dx_PD.reshape(*weights_Tk.shape, -1).sum(1, dtype=wide).astype(x_TD.dtype)

@@ -371,15 +371,22 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
         out, lse = attend(None)
     dshares = () if stage.shares is None else stage.shares.cotangents(unit.gradient_nW, layer, unit.is_real_T)
     dparams_after, dx_after, dout = vjp_after(out)((dy, dshares))
+    layers, place = sums.layers, (unit.sum_slot, layer)
+    if stage.block.chooses:
+        # The gradients of all experts are as large as a tick's work: they are gone before attention's backward.
+        dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
     dq, dk, dv, prefix = groups.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
     dparams_before, dx_before = vjp_before((dq, dk, dv))
-    layers = jax.tree.map(
-        lambda s, a, b: buffers.add(
-            s, (unit.sum_slot, layer), (a.astype(s.dtype) + b.astype(s.dtype)).reshape(s.shape[2:])
-        ),
-        sums.layers,
-        dparams_after,
-        dparams_before,
-    )
+    layers = _added(layers, place, *[dparams_after] * (not stage.block.chooses), dparams_before)
     return dx_after + dx_before, Sums(prefix, layers), cache
+
+
+def _added(sums, place, *parts):
+    """Adds the gradients of a layer's parameters, in parts, to their sums [slots, layers, ...]."""
+
+    def add(total, *grads):
+        first, *rest = (x.astype(total.dtype) for x in grads)
+        return buffers.add(total, place, sum(rest, start=first).reshape(total.shape[2:]))
+
+    return jax.tree.map(add, sums, *parts)

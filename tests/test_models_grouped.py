@@ -1,6 +1,5 @@
 """Experts' products in both forms against every expert on every token: outputs, gradients, tiles, and neighbours."""
 
-import sys
 from functools import lru_cache, partial
 
 import chex
@@ -12,11 +11,10 @@ from exactness import quick_jit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sppo_jax.models import grouped
+from sppo_jax.models import grouped, tiles
 from sppo_jax.models.experts import ACTIVATIONS
 
 NUM_TOKENS, HIDDEN, SIZE, NUM_EXPERTS = 11, 6, 5, 4
-TILES = sys.modules[grouped.tile_sizes.__module__]  # the module that has the sizes of tiles and lots
 FORMS = {"tiles": (), "ragged": ("cpu", "tpu")}
 
 
@@ -60,8 +58,8 @@ TWO = CHOICES["two of four"][0]
 def form(request, monkeypatch):
     """Computes with one form; tiles are so small that an expert has several, and lots have few."""
     monkeypatch.setattr(grouped, "RAGGED", FORMS[request.param])
-    monkeypatch.setattr(TILES, "TILE", 4)
-    monkeypatch.setattr(TILES, "LOT", 3)
+    monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "LOT", 3)
     return request.param
 
 
@@ -99,11 +97,11 @@ def test_ragged_products_are_used_where_they_are_native(platform, is_native):
 def tiles_of(num_pairs, num_experts, tile, lot):
     """Compiles the search for tiles; returns it, and rows of a tile, tiles of a lot and all tiles."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TILES, "TILE", tile)
-        patch.setattr(TILES, "LOT", lot)
+        patch.setattr(tiles, "TILE", tile)
+        patch.setattr(tiles, "LOT", lot)
         find = jax.jit(lambda sizes_E: grouped.find_tiles(sizes_E, num_pairs))
         find(jnp.zeros(num_experts, jnp.int32))
-        return find, *grouped.tile_sizes(num_pairs, num_experts), grouped.num_tiles(num_pairs, num_experts)
+        return find, *tiles.tile_sizes(num_pairs, num_experts), tiles.num_tiles(num_pairs, num_experts)
 
 
 @settings(max_examples=50)
@@ -116,8 +114,8 @@ def test_tiles_hold_every_row_once_whatever_the_router_does(shape, ends):
     find, size, tiles_of_lot, total = tiles_of(*shape)
     cuts = sorted(int(end * num_pairs) for end in ends[: num_experts - 1])
     sizes = np.diff([0, *cuts, num_pairs])
-    tiles = find(jnp.asarray(sizes, jnp.int32))
-    rows, expert = np.asarray(tiles.rows_LNB).reshape(-1, size), np.asarray(tiles.expert_LN).ravel()
+    found = find(jnp.asarray(sizes, jnp.int32))
+    rows, expert = np.asarray(found.rows_LNB).reshape(-1, size), np.asarray(found.expert_LN).ravel()
     assert len(rows) == len(expert) == total and total % tiles_of_lot == 0
     used = (rows < num_pairs).any(1)
     # Whole lots apart, no router needs more tiles than pairs fill, and one an expert.

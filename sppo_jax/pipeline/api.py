@@ -41,6 +41,7 @@ from sppo_jax.environment import check_memory_limits
 from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.layers import DecoderLayer
+from sppo_jax.models.leaves import TABLES, is_cast, part_of
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_stash, host_traffic, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
@@ -191,11 +192,11 @@ class Step:
         """Returns how the stash of a class lies on a device, and on its host."""
         dtype = jnp.dtype(self.model.dtype)
 
-        def on_stage(x, is_matrix: bool):  # [groups, layers, ...]
-            return jax.ShapeDtypeStruct((1, *x.shape), dtype if is_matrix else x.dtype)
+        def on_stage(x, dtype):  # [groups, layers, ...]
+            return jax.ShapeDtypeStruct((1, *x.shape), dtype)
 
-        params = jax.tree.map(lambda x: on_stage(x, x.ndim > 2), self.params["layers"])
-        others = jax.tree.map(lambda x: on_stage(x, False), self.block.others)
+        params = jax.tree.map(lambda x: on_stage(x, dtype if is_cast(x, 1) else x.dtype), self.params["layers"])
+        others = jax.tree.map(lambda x: on_stage(x, x.dtype), self.block.others)
         stage = Stage(self.block, Weights(params, others), self.num_layers, self.plan.stash)
         hidden_size = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((name.tokens, hidden_size), dtype)
@@ -253,8 +254,8 @@ class Step:
         """Returns parameters with the tables on the device, in the compute dtype, for the whole step."""
 
         def fetch(path, x):
-            is_table = is_on_host(x) and path[0].key != "layers"
-            return to_device(x).astype(self.model.dtype) if is_table else x
+            waits = is_on_host(x) and part_of(path) in TABLES
+            return to_device(x).astype(self.model.dtype) if waits else x
 
         return jax.tree_util.tree_map_with_path(fetch, params)
 
@@ -330,7 +331,7 @@ class Step:
 
         def whole(like):
             own = like.shape[1:]
-            return jax.ShapeDtypeStruct((self.num_layers, *own), dtype if _is_matrix(like, 3) else like.dtype)
+            return jax.ShapeDtypeStruct((self.num_layers, *own), dtype if is_cast(like, 1) else like.dtype)
 
         shards = jax.tree.map(
             lambda x, share: x if on_host else shard(x, share).squeeze(1), weights.layers.params, shares.layers
@@ -381,21 +382,17 @@ class Step:
         return Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
 
 
-def _is_matrix(x, ndim: int) -> bool:
-    return len(x.shape) >= ndim and jnp.issubdtype(x.dtype, jnp.floating)
-
-
 def _cast(weights: layout.Physical, dtype) -> layout.Physical:
     """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
 
-    def matrix(x, ndim):
-        return x.astype(dtype) if _is_matrix(x, ndim) else x
+    def cast(x, num_stacked):
+        return x.astype(dtype) if is_cast(x, num_stacked) else x
 
     return weights._replace(
-        embedding_VD=matrix(weights.embedding_VD, 2),
-        head_VD=None if weights.head_VD is None else matrix(weights.head_VD, 2),
+        embedding_VD=cast(weights.embedding_VD, 0),
+        head_VD=None if weights.head_VD is None else cast(weights.head_VD, 0),
         # [groups, stages, layers, in, out]
-        layers=jax.tree.map(lambda x: matrix(x, 5), weights.layers),
+        layers=jax.tree.map(lambda x: cast(x, 3), weights.layers),
     )
 
 

@@ -43,7 +43,7 @@ from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.models.leaves import TABLES, is_cast, part_of
 from sppo_jax.pipeline import executor as run
-from sppo_jax.pipeline import host_stash, host_traffic, layout, storage
+from sppo_jax.pipeline import host_stash, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.host_stash import Stash
@@ -119,14 +119,14 @@ class Step:
 
     @property
     def uses_host(self) -> bool:
-        return self.plan.optimizer == "host" or any(name.uses_host for name in self.program.classes)
+        return self.plan.optimizer == "host" or any(name.uses_host for name in self.program.stash.classes)
 
     @property
     def compiler_options(self) -> dict | None:
         """Options that the outermost jit should pass to the compiler."""
         # What waits on the host besides the stash adds copies to each tick.
         in_pieces = len(self.plan.host_pieces) > 1
-        more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0 or in_pieces
+        more = self.plan.optimizer == "host" or self.program.waiting.num_rows > 0 or in_pieces
         tables = needs_tables(self.program.items, self.program.rows)
         return compiler_options(self.platform, self.uses_host, many_copies=more, tables=tables)
 
@@ -201,7 +201,8 @@ class Step:
         hidden_size = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((name.tokens, hidden_size), dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
-        num_slots, is_short = self.program.classes[name], self.program.short_rows.get(name, 0) > 0
+        stash = self.program.stash
+        num_slots, is_short = stash.classes[name], stash.num_short.get(name, 0) > 0
         layout = stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=is_short)
         return replace(layout, host_pieces=self.plan.host_pieces)
 
@@ -292,15 +293,10 @@ class Step:
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
         trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype), *stash))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
-        num_members, layers, squares = plan.mesh.data * plan.mesh.seq, trained.sums, ()
-        if isinstance(sharded, HostLayers):
-            trained = host_traffic.flush(executor, trained)
-            squares = (sharded.squares(trained.grads.layers),)
-        if sharded is not None:
-            layers = sharded.gradients(trained.grads.layers)
-        grads = trained.grads._replace(layers=layers)
+        layers, *squares = trained.weights.gradients(executor)
+        grads, num_members = trained.grads._replace(layers=layers), plan.mesh.data * plan.mesh.seq
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
-        return loss, storage.stack(grads, shares), *squares, *[trained.host] * len(stash)
+        return loss, storage.stack(grads, shares), *squares, *[trained.stash.host] * len(stash)
 
     @property
     def _by_groups(self) -> bool:
@@ -345,7 +341,7 @@ class Step:
         sharded = ShardedLayers(shards, shares.layers, wholes)
         if on_host:
             # An evaluation fetches whole shares.
-            sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.num_parts))
+            sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.weights.num_parts))
         return weights, self._tables(weights, shares), sharded
 
     def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> Tables:

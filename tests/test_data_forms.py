@@ -17,11 +17,12 @@ from sppo_jax.config import DataConfig
 from sppo_jax.data.encoding import START_TOKEN, open_encoder
 from sppo_jax.data.forms import json_rows
 from sppo_jax.data.forms.rows import read_rows
+from sppo_jax.data.left_out import LeftOut
 from sppo_jax.data.sources import load_corpus
 from sppo_jax.data.text import read_pieces
 
 sys.path.insert(0, str(Path(__file__).parent / "forms"))
-from write import CHATS, TEXTS, TOKENS  # noqa: E402
+from write import CHATS, NUM_EMPTY, TEXTS, TOKENS  # noqa: E402
 
 FORMS = Path(__file__).parent / "forms"
 pa = pytest.importorskip("pyarrow")
@@ -61,6 +62,14 @@ def test_a_form_gives_the_texts_that_its_library_wrote(form):
 def test_an_index_of_megatron_says_the_dtype_and_the_documents(name, each, settings):
     wanted = [sum(TOKENS[first : first + each], []) for first in range(0, len(TOKENS), each)]
     assert documents(load(FORMS / "megatron" / f"{name}.bin", **settings)) == wanted
+
+
+def test_empty_documents_of_megatron_are_left_out_and_counted(tmp_path):
+    for _ in range(2):  # the second time from the cache
+        corpus = load(FORMS / "megatron" / "gaps.bin", cache=str(tmp_path))
+        assert documents(corpus) == TOKENS
+        assert corpus.left_out == (LeftOut(what="documents", why="they have no tokens", count=NUM_EMPTY),)
+    assert not load(FORMS / "megatron" / "wide.bin").left_out
 
 
 def test_rows_of_tokens_and_of_conversations():

@@ -104,13 +104,19 @@ def ours(files: list[Path]) -> tuple[float, int]:
 
 
 def ours_of_tokens(path: Path, cache: Path) -> tuple[float, int]:
-    """Open a file of tokens and read each document; the cache knows the file after the first opening."""
+    """Open a file of tokens and read each document; a file that the cache does not know is first looked through."""
     config = DataConfig(source=str(path), cache=str(cache))
     start = time.perf_counter()
     corpus = load_corpus(config, config.source, lambda: open_encoder(config, vocab_size=1 << 16), vocab_size=1 << 16)
     spans = zip(corpus.starts.tolist(), corpus.ends.tolist(), strict=True)
     count = sum(int(corpus.read(first, last).sum()) for first, last in spans)
     return time.perf_counter() - start, count
+
+
+def first_of_tokens(path: Path) -> tuple[float, int]:
+    """Do the same with an empty cache."""
+    with tempfile.TemporaryDirectory() as cache:
+        return ours_of_tokens(path, Path(cache))
 
 
 def elsewhere(python: str, script: str, folder: Path) -> tuple[float, int]:
@@ -199,12 +205,13 @@ def cases(folder: Path, rows: list[str], streaming: str | None, megatron: str | 
     if megatron:
         tokens = folder / "tokens"
         write_elsewhere(megatron, _MEGATRON, tokens, lines)
-        yield Case(
-            name="tokens, megatron-core", num_bytes=2 * total,
-            total=sum(int(np.frombuffer(text.encode(), np.uint8).sum()) for text in rows),
-            ours=functools.partial(ours_of_tokens, tokens.with_suffix(".bin"), folder / "cache"),
-            theirs=functools.partial(elsewhere, megatron, _MEGATRON, tokens),
-        )  # fmt: skip
+        path, theirs = tokens.with_suffix(".bin"), functools.partial(elsewhere, megatron, _MEGATRON, tokens)
+        count = sum(int(np.frombuffer(text.encode(), np.uint8).sum()) for text in rows)
+        for name, own in (
+            ("tokens, megatron-core", functools.partial(ours_of_tokens, path, folder / "cache")),
+            ("tokens, first opening", functools.partial(first_of_tokens, path)),
+        ):
+            yield Case(name=name, num_bytes=2 * total, total=count, ours=own, theirs=theirs)
 
 
 def rates(case: Case) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from sppo_jax.data.room import check_cache
 from sppo_jax.data.token_map import TokenMap
 
 TOKEN_SUFFIXES = (".bin", ".npy")
-_BLOCK_TOKENS = 1 << 24  # even, so that odd places of a block are odd places of the file
+_BLOCK_TOKENS = 1 << 20  # even, so that odd places of a block are odd places of the file
 # How other files begin that have the suffix .bin too.
 _BEGINNINGS = {
     b"\x93NUMPY": "a .npy file",

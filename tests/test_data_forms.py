@@ -26,6 +26,7 @@ from write import CHATS, NUM_EMPTY, TEXTS, TOKENS  # noqa: E402
 
 FORMS = Path(__file__).parent / "forms"
 pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 # Forms of the same 24 texts.
 TEXT_FORMS = (
     "stream.arrow", "saved", "mds", "mds-zstd", "samples.tar", "json.array_record", "plain.array_record",
@@ -129,12 +130,27 @@ def test_a_folder_whose_list_is_broken_is_refused(tmp_path, form, listed):
 
 
 CUT = ("stream.arrow", "mds/shard.00001.mds", "mds-zstd/shard.00001.mds.zstd", "samples.tar", "plain.array_record")
+COLUMNS = ("file.arrow", "packed.arrow", "a.parquet")
 
 
-@pytest.mark.parametrize("name", CUT)
+def write_columns(path):
+    """Writes the texts in several batches: an IPC file, a compressed stream, or row groups."""
+    table = pa.table({"text": TEXTS})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=5)
+        return
+    packed = pa.ipc.IpcWriteOptions(compression="zstd" if path.stem == "packed" else None)
+    new = pa.ipc.new_file if path.stem == "file" else pa.ipc.new_stream
+    with new(str(path), table.schema, options=packed) as writer:
+        writer.write_table(table, max_chunksize=5)
+
+
+@pytest.mark.parametrize("name", [*CUT, *COLUMNS])
 def test_a_file_that_is_cut_short_is_refused_by_name_and_place(tmp_path, name):
-    whole = (FORMS / name).read_bytes()
     path = tmp_path / Path(name).name
+    write_columns(path) if name in COLUMNS else shutil.copy(FORMS / name, path)
+    whole = path.read_bytes()
+    assert texts(path) == (texts(FORMS / name) if name in CUT else TEXTS)
     step = 10 if len(whole) < 4000 else max(10, len(whole) // 120)
     for size in [*range(0, min(len(whole), 2000), 10), *range(2000, len(whole), step), len(whole) - 1]:
         path.write_bytes(whole[:size])
@@ -206,6 +222,7 @@ def test_json_is_lines_or_one_array_read_in_blocks(tmp_path, monkeypatch, case, 
         ('[{"text": "a"}, 3]', "item 2 with a value of type int"),
         ('[{"text": a, "b": "' + "c" * 99 + '"}]', "behind item 0"),
         ("[" + "[" * 200_000, "lie too deep"),
+        ('[{"text": "a"}, {"text": "b", "id": ' + "1" * 5000 + "}]", r"behind item 1 \(Exceeds the limit"),
         ('{"text": "a"}\n[]', "line 2 with a value of type list"),
         ("{\n", "line 1"),
     ],

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from data_cases import write_tokenizer
 from s3_server import s3, s3_server, upload  # noqa: F401
 
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
+from sppo_jax.data.left_out import LeftOut
 from sppo_jax.data.open import open_data, write_parts
 from sppo_jax.data.parts import Part
 
@@ -102,6 +104,17 @@ def test_a_mixture_of_five_forms_from_two_places(mixture, capsys):
     lines = text[text.index("Left out") :].split("\n\n")[0].splitlines()[2:]
     assert len(lines) == sum(map(len, left_out)) and all(len(line) <= 120 for line in lines)
     assert lines[-3].split() == "s3://data/a.tar 1 members of .tar files: .cls is neither .json nor .txt".split()
+
+
+def test_text_of_no_tokens_is_left_out(tmp_path):
+    """A tokenizer may drop spaces, and add no token of its own."""
+    write_lines(tmp_path / "a.jsonl", *({"text": text} for text in ("the cat", "  ", "dog", " ")))
+    tokenizer = str(write_tokenizer(tmp_path / "tokenizer.json"))
+    data = {"source": str(tmp_path / "a.jsonl"), "tokenizer": tokenizer, "start_token": None, "validation_fraction": 0}
+    (source,) = open_data(config_from_dict(SETTINGS | {"data": data})).sources
+    corpus = source.training.corpus
+    assert (corpus.ends - corpus.starts).tolist() == [2, 1]
+    assert corpus.left_out == (LeftOut(what="documents", why="they have no tokens", count=2),)
 
 
 def test_nothing_is_said_where_nothing_is_left_out(tmp_path, capsys):

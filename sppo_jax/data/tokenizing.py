@@ -36,7 +36,7 @@ def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, text_ke
     with Progress(total_bytes(files)) as progress:
         for batch in _batches(files, text_key, strict, progress, left_out):
             encoded = stitcher.encode([(piece, is_last) for _, piece, is_last in batch])
-            parts, ends = [], []
+            parts, ends, before = [], [], num_tokens
             for (number, _, is_last), tokens in zip(batch, encoded, strict=True):
                 around = (encoder.start if begins else ()), (encoder.end if is_last else ())
                 parts += [np.array(around[0], np.int64), tokens, np.array(around[1], np.int64)]
@@ -47,10 +47,9 @@ def tokenize(files: Sequence[File], encoder: Encoder, writer: Writer, *, text_ke
                 elif is_last:
                     ends.append(last_end := num_tokens)
                     num_documents[number] += 1
-            found = np.concatenate(parts)
-            writer.add_tokens(found)
+            writer.add_tokens(np.concatenate(parts))
             writer.add_ends(np.array(ends, np.int64))
-            progress.add_tokens(len(found))
+            progress.add_tokens(num_tokens - before)
     writer.facts.update(documents=num_documents, left_out=as_facts(left_out))
 
 

@@ -18,6 +18,7 @@ from sppo_jax.data.encoding import START_TOKEN, open_encoder
 from sppo_jax.data.forms import json_rows
 from sppo_jax.data.forms.rows import read_rows
 from sppo_jax.data.left_out import LeftOut
+from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.sources import load_corpus
 from sppo_jax.data.text import read_pieces
 
@@ -80,6 +81,16 @@ def test_rows_of_tokens_and_of_conversations():
         assert row["input_ids"] == shard["input_ids"].tolist() == tokens
         assert row["labels"] == shard["labels"].tolist() == [-100, *tokens[1:]]
     assert [row["messages"] for _, row in read_rows(FORMS / "chats" / "data-00000-of-00001.arrow")] == CHATS
+
+
+@pytest.mark.parametrize("form", ["labelled", "mds-tokens", "a.parquet"])
+def test_labels_say_what_is_learned_in_every_form(tmp_path, form):
+    labels = [[-100, *tokens[1:]] for tokens in TOKENS]
+    pq.write_table(pa.table({"input_ids": TOKENS, "labels": labels}), tmp_path / "a.parquet")
+    corpus = load(tmp_path / form if form == "a.parquet" else FORMS / form)
+    found = [split_words(corpus.read(*span)) for span in zip(corpus.starts, corpus.ends, strict=True)]
+    assert [tokens.tolist() for tokens, _ in found] == TOKENS
+    assert [learned.tolist() for _, learned in found] == [[False, *[True] * (len(one) - 1)] for one in TOKENS]
 
 
 def test_a_folder_of_forms_is_read_in_the_order_of_its_names_and_lists(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,16 @@ def test_parts_in_any_order_give_what_one_process_gives(s3, tmp_path, monkeypatc
         monkeypatch.setattr("sppo_jax.data.tokenizing.read_pieces", None)  # all is there
         if place == "bucket":
             assert contents(open_data(config)) == whole
+
+
+def test_machines_may_mount_a_source_at_different_paths(tmp_path, monkeypatch):
+    write_files(tmp_path / "in", 8)
+    shutil.copytree(tmp_path / "in", tmp_path / "mnt" / "other")  # with the same times
+    for number, source in enumerate(("in", "mnt/other") * 2, 1):
+        write_parts(config_of(tmp_path, tmp_path / "parts", tmp_path / source), Part(number=number, count=4))
+    whole = contents(open_data(config_of(tmp_path, tmp_path / "whole")))
+    monkeypatch.setattr("sppo_jax.data.tokenizing.read_pieces", None)  # all is there
+    assert contents(open_data(config_of(tmp_path, tmp_path / "parts", tmp_path / "mnt" / "other"))) == whole
 
 
 def test_a_part_counts_once_its_facts_are_there(s3, tmp_path, monkeypatch):  # noqa: F811

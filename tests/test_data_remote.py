@@ -56,6 +56,19 @@ def test_the_same_bytes_give_the_same_tokens_here_and_in_a_bucket(s3, tmp_path, 
     same(local, away)
 
 
+def test_lists_of_folders_count_in_a_bucket_too(s3):  # noqa: F811
+    for form in ("splits", "mds"):
+        upload(s3, FORMS / form, f"data/{form}")
+    with pytest.raises(
+        ValueError, match=r"must name one split .*s3://data/splits with train, test; write e.g. s3://data"
+    ):
+        load("s3://data/splits")
+    same(load("s3://data/splits/test"), load(FORMS / "splits" / "test"))
+    s3.direct.delete_file("data/mds/shard.00001.mds")
+    with pytest.raises(ValueError, match="must hold every file that index.json names, got no shard.00001.mds"):
+        load("s3://data/mds")
+
+
 PATTERNS = ["*", "**/*", "a/*", "*/b/*.txt", "**/b/**/*.txt", ".h/*", "**/.h*", "a/**", "?/b/*", "[ab]/*", "**/*.jsonl"]
 
 

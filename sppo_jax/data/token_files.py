@@ -250,8 +250,8 @@ def _npy_layout(file: File) -> _Layout:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(file.path, error) from error
         raise ValueError(
-            f"data.source must be a readable .npy file, got {file.path} ({error}); write the file again, or name it .bin "
-            "if it holds tokens and no header, as OLMo's files do"
+            f"data.source must be a readable .npy file, got {file.path} ({error}); write the file again, or "
+            "name it .bin if it holds tokens without a header, as OLMo's files do"
         ) from error
     if len(shape) != 1 or not np.issubdtype(dtype, np.integer):
         raise ValueError(

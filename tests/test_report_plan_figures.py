@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 from report_cases import small_config, small_figures, too_large
 
+from sppo_jax.predict.documents import Documents
 from sppo_jax.report.plan import figures as module
 from sppo_jax.report.plan.figures import figures_of, hbm_columns
 from sppo_jax.report.plan.html import plan_html
-from sppo_jax.report.plan.text import plan_text
+from sppo_jax.report.plan.json_report import plan_dict
+from sppo_jax.report.plan.text import brief_text, plan_text
 
 CASES = {
     "one sequence": {},
@@ -87,3 +89,32 @@ def test_figures_of_a_step_too_long_to_draw_are_those_of_the_whole_step(schedule
     note = f"Shown is a step of {short.table.num_sequences} of the 24 sequences"
     assert note in " ".join(plan_text(short).split()) and note in plan_html(short)
     assert "Shown is" not in plan_text(whole)
+
+
+@pytest.mark.parametrize("groups", CASES.values(), ids=CASES)
+def test_documents_take_the_seconds_of_attention_away_and_the_plan_stays_for_full_ones(groups):
+    full = small_figures(**groups)
+    config = small_config(**groups)
+    steps = {}
+    for attended in (1.0, 0.25, 0.0):
+        figures = figures_of(full.found, config, Documents(mean_tokens=1234.0, attended=attended))
+        steps[attended] = figures.documents_step_s
+        assert figures.plan == full.plan and figures.parts == full.parts and figures.tokens_s == full.tokens_s
+    assert steps[1.0] == pytest.approx(full.plan.predicted.step_s, rel=1e-12)
+    assert steps[1.0] >= steps[0.25] >= steps[0.0] > 0
+    if len(full.stages) == 1:
+        assert steps[1.0] - steps[0.0] == pytest.approx(full.parts["attention"])
+    if groups == {}:
+        assert (steps[0.25] - steps[0.0]) / (steps[1.0] - steps[0.0]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_a_plan_says_what_a_step_of_known_documents_takes():
+    found, config = small_figures().found, small_config()
+    plain, figures = (figures_of(found, config, known) for known in (None, Documents(mean_tokens=1234, attended=0.25)))
+    text = " ".join(brief_text(figures).split())
+    assert f"about {figures.documents_step_s:.4g} s a step for the documents of data.source" in text
+    assert "(mean 1,234 tokens; attention 25.0% of that of a full document, counted in pairs of tokens)" in text
+    assert "documents of data.source" not in brief_text(plain)
+    assert plan_dict(plain)["documents"] is None
+    known = {"mean_tokens": 1234, "attended": 0.25, "step_s": figures.documents_step_s}
+    assert plan_dict(figures) == plan_dict(plain) | {"documents": known}

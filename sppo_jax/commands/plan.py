@@ -21,6 +21,7 @@ from sppo_jax.commands.command import (
 )
 from sppo_jax.commands.outputs import PAGE, TRACE, Output, check_outputs, files_read
 from sppo_jax.config import Config
+from sppo_jax.data.known import known_documents
 from sppo_jax.report.plan.chrome_trace import chrome_trace
 from sppo_jax.report.plan.figures import Figures, figures_of
 from sppo_jax.report.plan.html import plan_html
@@ -48,11 +49,12 @@ def run(words: Sequence[str]) -> int:
         inputs=[Path(args.config), *files_read(config)],
     )
     bounds: dict[str, Bound] = {}
+    documents = known_documents(config)
     with _seconds_shown():
         found = search(config)
         for line in without_effect(config, found.plan):
             warnings.warn(line, stacklevel=2)
-        figures = figures_of(found, config)
+        figures = figures_of(found, config, documents)
         if args.max_length:
             bounds["max_length"] = max_length(config, found=found)
         if args.min_devices:

@@ -8,6 +8,7 @@ import functools
 import itertools
 import zlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,6 +66,22 @@ class Corpus:
         """Returns the corpus of some documents, given as a mask or as indices."""
         chosen = {name: getattr(self, name)[documents] for name in ("starts", "ends", "hashes")}
         return dataclasses.replace(self, **chosen)
+
+
+class Spans(NamedTuple):
+    """Documents of some files, of which nothing but their places is known.
+
+    Args:
+        starts: first token of each document, int64 [num_documents].
+        ends: one past the last token of each document, int64 [num_documents].
+        names: the names of the files.
+        num_documents: the number of documents of each file.
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    names: list[str]
+    num_documents: list[int]
 
 
 def corpus_of(

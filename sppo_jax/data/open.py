@@ -72,7 +72,7 @@ def open_data(config: Config) -> Data:
     """
     if config.data.source == RECALL:
         return _open_recall(config)
-    data, vocab_size = _with_tokenizer(config), config.model.vocab_size
+    data, vocab_size = with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
 
     room = max(1, int(config.sequence.length * data.fill))
@@ -90,10 +90,10 @@ def open_data(config: Config) -> Data:
         parts = split_corpus(corpus, fraction)
         _check_held_out(name, corpus, parts[1], fraction)
         del corpus
-        training, held_out = (_pack(config, len(sources), part) for part in parts)
+        training, held_out = (pack_corpus(config, len(sources), part) for part in parts)
         sources.append(Source(name=name, weight=weight, training=training, validation=held_out))
     for name, weight, corpus in corpora(data.validation_source or {}, data.validation_sources):
-        held_out = _pack(config, len(sources), corpus)
+        held_out = pack_corpus(config, len(sources), corpus)
         sources.append(Source(name=name, weight=weight, training=None, validation=held_out))
     # The tokens of a token file can be decoded only if a tokenizer is given, or if another source was text.
     readable = config.data.tokenizer is not None or encoder.cache_info().currsize
@@ -115,7 +115,7 @@ def write_parts(config: Config, part: Part) -> list[str]:
     Raises:
         ValueError: no source has so many files, none is tokenized, or as `open_data`.
     """
-    data, vocab_size = _with_tokenizer(config), config.model.vocab_size
+    data, vocab_size = with_tokenizer(config), config.model.vocab_size
     encoder = functools.cache(lambda: open_encoder(data, vocab_size=vocab_size))
     room = max(1, int(config.sequence.length * data.fill))
     jobs: list[tuple[str, DataConfig, Job]] = []
@@ -186,13 +186,14 @@ def _open_recall(config: Config) -> Data:
     )
 
 
-def _with_tokenizer(config: Config) -> DataConfig:
+def with_tokenizer(config: Config) -> DataConfig:
     """Returns the settings; without a tokenizer, adds that of the model that training starts from."""
     data, imported = config.data, config.model.hf
     return dataclasses.replace(data, tokenizer=imported) if imported and data.tokenizer is None else data
 
 
-def _pack(config: Config, number: int, corpus: Corpus | None) -> PackedRows | None:
+def pack_corpus(config: Config, number: int, corpus: Corpus | None) -> PackedRows | None:
+    """Lays out the documents of the source of a number; of no documents returns None."""
     data = config.data
     if corpus is None:
         return None

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from sppo_jax.config.data import BYTES, DataConfig
-from sppo_jax.data.cache import Writer
-from sppo_jax.data.corpus import Corpus, corpus_of, join
+from sppo_jax.data import token_files
+from sppo_jax.data.cache import Writer, read_entry, user_directory
+from sppo_jax.data.corpus import Corpus, Spans, corpus_of, join
 from sppo_jax.data.encoding import Encoder
 from sppo_jax.data.folders import EVERYTHING, File, Place, beginnings, files_in, is_pattern, look_at
 from sppo_jax.data.left_out import LeftOut, of_facts, summed
-from sppo_jax.data.parts import Job, tokenized
+from sppo_jax.data.parts import Job, caches, tokenized
 from sppo_jax.data.places import is_address, place_of, remote_files
 from sppo_jax.data.remote import Remote
 from sppo_jax.data.row_kinds import KINDS, Kind, kind_of
@@ -69,7 +70,42 @@ def jobs_of(
     config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int, length: int
 ) -> list[Job]:
     """Returns what of a source is tokenized, which parts may do; the arguments are those of `load_corpus`."""
+    return _jobs(config, _by_kind(config, source)[0], encoder, vocab_size, length)
+
+
+def known_spans(
+    config: DataConfig, source: str, encoder: Callable[[], Encoder], *, vocab_size: int, length: int
+) -> list[Spans] | None:
+    """Returns the documents of each part of a source that `load_corpus` joins, where their places are known already.
+
+    Args:
+        config, source, encoder, vocab_size, length: as for `load_corpus`.
+
+    Returns:
+        None if text is not in the cache, if the source is behind an address, or as `token_files.known_spans`.
+
+    Raises:
+        ValueError: the source is unknown or unreadable.
+    """
+    cache = caches(config)[0] or user_directory()
+    if is_address(source):
+        return None
     of, _ = _by_kind(config, source)
+    if len(of["tokens"]) < sum(map(len, of.values())) and not (cache.is_dir() and any(cache.iterdir())):
+        return None
+    found: list[Spans] = []
+    for job in _jobs(config, of, encoder, vocab_size, length):
+        entry = read_entry(cache / job.name, job.dtype)
+        if entry is None:
+            return None
+        found.append(Spans(entry.starts, entry.ends, [file.name for file in job.files], entry.facts["documents"]))
+    tokens = token_files.known_spans(config, of["tokens"])
+    return None if tokens is None else found + tokens
+
+
+def _jobs(
+    config: DataConfig, of: dict[Kind, list[File]], encoder: Callable[[], Encoder], vocab_size: int, length: int
+) -> list[Job]:
     jobs = [_text_job(config, of["text"], encoder())] if of["text"] else []
     jobs += [_chats().chat_job(config, of["chat"], encoder(), length)] if of["chat"] else []
     rows = of["rows of tokens"]

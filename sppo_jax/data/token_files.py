@@ -13,7 +13,7 @@ import numpy as np
 
 from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Writer, name_of, named_entry, read_entry, user_directory
-from sppo_jax.data.corpus import Corpus, corpus_of
+from sppo_jax.data.corpus import Corpus, Spans, corpus_of
 from sppo_jax.data.folders import File, Place, unchanged, unreadable
 from sppo_jax.data.forms.megatron import Index, document_ends, index_beside
 from sppo_jax.data.left_out import NO_TOKENS, Tally, as_facts, of_facts
@@ -23,6 +23,7 @@ from sppo_jax.data.room import check_cache
 from sppo_jax.data.token_map import TokenMap
 
 TOKEN_SUFFIXES = (".bin", ".npy")
+_LOOKED_AT_BYTES = 1 << 25  # of files whose documents were never found
 _BLOCK_TOKENS = 1 << 20  # even, so that odd places of a block are odd places of the file
 # How other files begin that have the suffix .bin too.
 _BEGINNINGS = {
@@ -65,6 +66,48 @@ def load_tokens(config: DataConfig, source: str, files: Sequence[File], vocab_si
         more = f" and {len(doubtful) - 1} more files" if len(doubtful) > 1 else ""
         warnings.warn(f"data.source={source}: {doubt} (seen in {doubtful[0].path}{more})", stacklevel=2)
     return corpora
+
+
+def known_spans(config: DataConfig, files: Sequence[File]) -> list[Spans] | None:
+    """Returns the documents of each file of tokens; of files that were never scanned, those at their beginnings.
+
+    Args:
+        config: as for `load_tokens`.
+        files: files of this machine with one of TOKEN_SUFFIXES.
+
+    Returns:
+        None if a beginning has no whole document, or if an index is too large to be read here.
+
+    Raises:
+        ValueError: a file cannot be read, or is of another kind.
+    """
+    cache, found = caches(config)[0] or user_directory(), list[Spans]()
+    for file in files:
+        opening = _opening(config, file)
+        entry = read_entry(cache / opening.name, opening.copied)
+        ends = entry.ends if entry else _first_ends(opening, _LOOKED_AT_BYTES // len(files))
+        if ends is None:
+            return None
+        starts = entry.starts if entry else np.concatenate([np.zeros(min(1, len(ends)), np.int64), ends[:-1]])
+        found.append(Spans(starts, ends, [file.name], [len(ends)]))
+    return found
+
+
+def _first_ends(opening: _Opening, most_bytes: int) -> np.ndarray | None:
+    """Returns the ends of the whole documents in the first bytes of a file; None if there are none."""
+    file, layout = opening.file, opening.layout
+    if layout.index:
+        few = layout.index.file.num_bytes <= most_bytes
+        return document_ends(layout.index, file.num_bytes)[0] if few else None
+    if opening.separator is None:
+        return np.full(min(1, layout.length), layout.length, np.int64)
+    assert isinstance(file.path, Path)
+    count = min(layout.length, most_bytes // layout.dtype.itemsize)
+    block = _map(file, file.path, layout)[:count]
+    ends = 1 + np.flatnonzero(block == opening.separator).astype(np.int64)
+    if count == layout.length:
+        return ends if not count or (len(ends) and ends[-1] == count) else np.append(ends, count)
+    return ends if len(ends) else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ REPORT_KEYS = (
     "memory",
     "parts",
     "throughput",
+    "documents",
     "search",
     "stall_s",
     "max_length",

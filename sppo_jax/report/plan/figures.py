@@ -11,6 +11,7 @@ from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import AUTO
 from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.documents import Documents, costs_of_documents
 from sppo_jax.predict.shape import Shape
 from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
@@ -92,6 +93,8 @@ class Figures:
         copies: the copies between device and host, in what pictures show.
         num_steps: the config's `train.steps`.
         stall_s: the config's `train.stall_s`.
+        documents: how the documents of `data.source` lie in sequences; None where their lengths are not known.
+        documents_step_s: seconds of a step of such sequences, to first order; 0 where the documents are not known.
     """
 
     found: Found
@@ -109,6 +112,8 @@ class Figures:
     copies: tuple[Copy, ...]
     num_steps: int
     stall_s: float | str = AUTO
+    documents: Documents | None = None
+    documents_step_s: float = 0.0
 
     @property
     def plan(self) -> Plan:
@@ -128,21 +133,24 @@ class Figures:
         return self.plan.sequences_per_pipeline - self.table.num_sequences
 
 
-def figures_of(found: Found, config: Config) -> Figures:
+def figures_of(found: Found, config: Config, documents: Documents | None = None) -> Figures:
     """Derives a report's figures.
 
     Args:
         found: what the search found.
         config: the settings for which it searched.
+        documents: how the documents of `data.source` lie in sequences, if their lengths are known.
     """
     plan, outline = found.plan, found.plan.outline()
     costs, shape = costs_of(plan, config), shape_of_plan(plan, config)
     seconds_of = costs.of_chunks(outline.chunk_lengths)
-    step = simulate(outline, seconds_of, copy_seconds(outline, shape, plan.stash, costs))
+    copies = copy_seconds(outline, shape, plan.stash, costs)
+    step = simulate(outline, seconds_of, copies)
     table = drawn_table(plan)
     simulation = simulate(table, seconds_of, copy_seconds(table, shape, plan.stash, costs))
     stashed = unit_bytes(table, shape, plan.stash)
     step_s = plan.predicted.step_s
+    shorter = costs_of_documents(costs, documents.attended if documents else 1.0).of_chunks(outline.chunk_lengths)
     tokens_s = plan.sequence_length * plan.sequences_per_pipeline * plan.mesh.data / step_s
     return Figures(
         found=found,
@@ -160,6 +168,8 @@ def figures_of(found: Found, config: Config) -> Figures:
         copies=_copies(table, shape, plan.stash),
         num_steps=config.train.steps,
         stall_s=config.train.stall_s,
+        documents=documents,
+        documents_step_s=step_s - step.step_s + simulate(outline, shorter, copies).step_s if documents else 0.0,
     )
 
 
@@ -201,7 +211,7 @@ def step_parts(table: Table, costs: CostModel, simulation: Simulation, step_s: f
         Seconds by part, largest first; they sum to `step_s`.
     """
     layer, tick_s = costs.layer, costs.cluster.device.overhead_s
-    no_scores = replace(costs, layer=replace(layer, pair_flops=0.0))
+    no_scores = costs_of_documents(costs, 0.0)
     no_matmuls = replace(costs, layer=replace(layer, pair_flops=0.0, linear_flops=0.0, expert_flops=0.0), experts=None)
     starts = table.chunk_starts
     parts = dict.fromkeys(PARTS, 0.0)

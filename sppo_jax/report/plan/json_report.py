@@ -43,6 +43,12 @@ def plan_dict(figures: Figures, **answers: Any) -> dict[str, Any]:
             "tokens_s_device": figures.tokens_s / figures.num_devices,
             "mfu": figures.mfu,
         },
+        "documents": figures.documents
+        and {
+            "mean_tokens": figures.documents.mean_tokens,
+            "attended": figures.documents.attended,
+            "step_s": figures.documents_step_s,
+        },
         "search": {
             "considered": found.num_considered,
             "seconds": found.seconds,

@@ -159,10 +159,23 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
             "speed",
             f"{figures.tokens_s:,.0f} tokens/s, {each:,.0f} per device, for documents as long as a sequence",
         ),
+        *_documents(figures),
         *(run if figures.num_steps > 1 else []),
         *_parameters(figures.model),
         memory,
     ]
+
+
+def _documents(figures: Figures) -> list[tuple[str, str]]:
+    """Returns the row of the documents of the data, if their lengths are known."""
+    if figures.documents is None:
+        return []
+    mean, attended = figures.documents.mean_tokens, figures.documents.attended
+    text = (
+        f"about {seconds(figures.documents_step_s)} s a step for the documents of data.source (mean {mean:,.0f} "
+        f"tokens; attention {attended:.1%} of that of a full document, counted in pairs of tokens)"
+    )
+    return [("documents", text)]
 
 
 def _parameters(model: ModelConfig) -> list[tuple[str, str]]:

@@ -1,0 +1,97 @@
+"""What a plan says of the documents of a config's data, where their lengths are known without tokenizing anything."""
+
+import numpy as np
+import pytest
+from report_cases import MODEL
+
+from sppo_jax.config import config_from_dict
+from sppo_jax.data import known, token_files
+from sppo_jax.data.known import known_documents
+from sppo_jax.data.open import open_data
+
+LENGTH = 64
+
+
+def config_of(source, **data):
+    """Returns a config of a source whose tokens are uint16 and whose documents end with 0."""
+    data = {"source": source, "separator": 0, "validation_fraction": 0.0} | data
+    return config_from_dict({"model": MODEL, "sequence": {"length": LENGTH}, "train": {"steps": 1}, "data": data})
+
+
+def write(path, sizes, dtype=np.uint16):
+    """Writes documents of some sizes; the last token of each is 0."""
+    tokens = np.ones(sum(sizes), dtype)
+    tokens[np.cumsum(sizes) - 1] = 0
+    tokens.tofile(path)
+    return str(path)
+
+
+def counted(config):
+    """Returns the mean tokens of a document and the share of pairs, counted in every sequence of an epoch."""
+    rows = open_data(config).training
+    pairs, sizes = 0, []
+    for number in range(len(rows)):
+        ids = rows[number]["document_ids"]
+        same = (ids[:, None] == ids) & (ids[:, None] >= 0)
+        pairs += np.tril(same).sum()
+        sizes += np.unique(ids[ids >= 0], return_counts=True)[1].tolist()
+    return np.mean(sizes), pairs / len(rows) / np.tril(np.ones((LENGTH, LENGTH))).sum()
+
+
+def assert_as_counted(found, config):
+    mean_tokens, attended = counted(config)
+    assert found.mean_tokens == pytest.approx(mean_tokens) and found.attended == pytest.approx(attended)
+
+
+@pytest.mark.parametrize("pack", ["whole", "stream", "none"])
+@pytest.mark.parametrize("settings", [{}, {"separator": None}, {"validation_fraction": 0.3}, {"fill": 0.5}])
+def test_documents_of_token_files_are_counted_exactly(tmp_path, pack, settings):
+    rng = np.random.default_rng(0)
+    for name in ("a.bin", "b.bin"):
+        write(tmp_path / name, rng.integers(1, 150, 40).tolist())
+    config = config_of(str(tmp_path), pack=pack, **settings)
+    before = known_documents(config)
+    assert_as_counted(before, config)
+    assert known_documents(config) == before  # now that the files were scanned
+
+
+def test_documents_of_several_sources_count_by_their_weights(tmp_path):
+    long, short = write(tmp_path / "long.bin", [64] * 8), write(tmp_path / "short.bin", [8] * 64)
+    config = config_of({long: 3, short: 1})
+    found = known_documents(config)
+    assert found.attended == pytest.approx((3 + 8 * (8 * 9) / (64 * 65)) / 4)
+    assert found.mean_tokens == pytest.approx(64 / (3 / 4 + 8 / 4))
+    limited = known_documents(config_of({long: 3, short: {"weight": 1, "min_tokens": 8}}))
+    assert limited == found
+
+
+def test_text_is_known_once_the_cache_holds_its_tokens(tmp_path):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(9):
+        (texts / f"{number}.txt").write_text("word " * (number + 1))
+    config = config_of(str(texts), cache=str(tmp_path / "cache"))
+    assert known_documents(config) is None
+    assert_as_counted(known_documents(config) if open_data(config) else None, config)
+    (texts / "9.txt").write_text("another")
+    assert known_documents(config) is None
+
+
+@pytest.mark.parametrize("source", ["recall", "stdlib", "missing.bin", "s3://bucket/tokens", "hf://datasets/a/b"])
+def test_without_known_documents_nothing_is_said(tmp_path, source):
+    assert known_documents(config_of(source, cache=str(tmp_path / "cache"))) is None
+
+
+def test_of_many_documents_a_sample_counts(tmp_path, monkeypatch):
+    rng = np.random.default_rng(1)
+    config = config_of(write(tmp_path / "a.bin", rng.integers(1, 60, 40_000).tolist()))
+    exact = known_documents(config)
+    monkeypatch.setattr(known, "_MOST_DOCUMENTS", 8192)
+    monkeypatch.setattr(known, "_MOST_PIECES", 4096)
+    sample = known_documents(config)
+    assert sample != exact and sample.attended == pytest.approx(exact.attended, rel=0.05)
+    assert sample.mean_tokens == pytest.approx(exact.mean_tokens, rel=0.05)
+    monkeypatch.setattr(token_files, "_LOOKED_AT_BYTES", 1 << 16)
+    assert known_documents(config).attended == pytest.approx(exact.attended, rel=0.05)
+    monkeypatch.setattr(token_files, "_LOOKED_AT_BYTES", 0)
+    assert known_documents(config) is None

@@ -165,6 +165,32 @@ def test_nothing_of_any_order_or_way_is_faster_than_what_is_found(kind, figures,
         assert found.fastest_s == pytest.approx(least_s, rel=1e-9)
 
 
+GATHERED, RESIDENT = USUAL, replace(USUAL, weights="resident")
+LAST = [
+    {replace(USUAL, waiting="host"), replace(USUAL, optimizer="host")},
+    {replace(USUAL, waiting="host", optimizer="host")},
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ways"),
+    [
+        ("h100", {}, [{Way(), GATHERED, RESIDENT}, *LAST]),
+        ("v5p", {}, [{Way()}, {GATHERED, RESIDENT}, {replace(USUAL, waiting="host")}]),
+        ("h100", {"schedule": {"name": "breadth-first"}}, [{GATHERED, RESIDENT}, *LAST]),
+        ("h100", {"schedule": {"name": "sppo"}}, [{Way()}]),
+        ("h100", {"mesh": {"weights": "gathered"}}, [{GATHERED}, *LAST]),
+    ],
+)
+def test_the_ways_that_compete_are_all_there(kind, settings, ways):
+    """Written out here, because the test of brute force asks the search for them."""
+    request = read_request(config(length=2048, sequence={"per_step": 2}, **settings), make_cluster(DEVICES[kind], 2))
+    found = list(preferences(request))
+    dtypes = [trials[0].kv_grad_dtype for trials in found]
+    assert dtypes == ["float32", "bfloat16"] * len(ways)
+    assert [{trial.way for trial in trials} for trials in found] == [one for one in ways for _ in range(2)]
+
+
 def fitting_by_groups(request):
     """Breadth-first outcomes that fit, of the usual way, or else with waiting chunks or the optimizer on the host."""
     ways = [replace(USUAL, waiting=room, optimizer=place) for place in ("device", "host") for room in ("keep", "host")]

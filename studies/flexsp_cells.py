@@ -10,6 +10,7 @@ the only released list, `wikipedia`. The lengths of the other corpora are not pu
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from sppo_jax.flex.flexsp.costs import MEMORY_LIMIT_GB, MODELS, GroupCosts, flexsp_costs
 from sppo_jax.flex.flexsp.systems import PADDING, System, batch_ns
-from sppo_jax.flex.lengths import corpora, padded, stratified_lengths, wikipedia_documents
+from sppo_jax.flex.lengths import Quantiles, corpora, padded, wikipedia_documents
 
 BATCH_SIZE = 512
 # The authors' simulation of the published figure: its first batch (counted from 0) and its number of batches.
@@ -87,6 +88,26 @@ def released_batches(max_kilotokens: int, *, first: int = FIRST_BATCH, count: in
     lengths = padded(wikipedia_documents(), PADDING)
     kept = lengths[lengths <= max_kilotokens * 1000 - PADDING]
     return list(kept[first * BATCH_SIZE : (first + count) * BATCH_SIZE].reshape(count, BATCH_SIZE))
+
+
+def stratified_lengths(quantiles: Quantiles, *, count: int, seed: int, longest: int) -> np.ndarray:
+    """Draws one length from each of `count` equal shares of a distribution, in random order.
+
+    Args:
+        quantiles: the distribution.
+        count: number of lengths, at least 1.
+        seed: selects the random numbers.
+        longest: the longest length; the shares are those of the documents that are no longer.
+
+    Returns:
+        int64 [count].
+    """
+    numbers, most = random.Random(seed), float(np.interp(longest, quantiles.tokens, quantiles.shares))
+    draws = [(number + numbers.random()) / count * most for number in range(count)]
+    # Not random.shuffle: Python promises to keep the numbers of random() alone.
+    keys = np.array([numbers.random() for _ in range(count)])
+    lengths = np.interp(np.array(draws)[np.argsort(keys, kind="stable")], quantiles.shares, quantiles.tokens)
+    return np.maximum(1, lengths.astype(np.int64))
 
 
 def sample_batches(corpus: str, max_kilotokens: int, num_batches: int) -> list[np.ndarray]:

@@ -8,9 +8,9 @@ from sppo_jax.flex.lengths import (
     padded,
     read_lengths,
     sample_lengths,
-    stratified_lengths,
     wikipedia_documents,
 )
+from studies.flexsp_cells import stratified_lengths
 
 RULE = "one whole number of at least 1 per line"
 

@@ -106,26 +106,6 @@ def sample_lengths(
     return kept[:count]
 
 
-def stratified_lengths(quantiles: Quantiles, *, count: int, seed: int, longest: int) -> np.ndarray:
-    """Draws one length from each of `count` equal shares of a distribution, in random order.
-
-    Args:
-        quantiles: the distribution.
-        count: number of lengths, at least 1.
-        seed: selects the random numbers.
-        longest: the longest length; the shares are those of the documents that are no longer.
-
-    Returns:
-        int64 [count].
-    """
-    numbers, most = random.Random(seed), float(np.interp(longest, quantiles.tokens, quantiles.shares))
-    draws = [(number + numbers.random()) / count * most for number in range(count)]
-    # Not random.shuffle: Python promises to keep the numbers of random() alone.
-    keys = np.array([numbers.random() for _ in range(count)])
-    lengths = np.interp(np.array(draws)[np.argsort(keys, kind="stable")], quantiles.shares, quantiles.tokens)
-    return np.maximum(1, lengths.astype(np.int64))
-
-
 def padded(lengths: np.ndarray, multiple: int) -> np.ndarray:
     """Returns lengths rounded up to a multiple, int64 of the same shape."""
     return -(-lengths.astype(np.int64) // multiple) * multiple

@@ -3,8 +3,8 @@
     python -m studies.records                 print
     python -m studies.records --write         print, and write the blocks of docs/records.md and docs/records.svg
 
-The command takes up to half an hour, mostly for the longest sequences; nothing is compiled or run. The scripts of single
-blocks (`records_compiled.py`, `records_people.py`, `records_planned.py`) take the same options.
+The command takes up to half an hour, mostly for the longest sequences; nothing is compiled or run. The scripts of
+single blocks (`records_compiled.py`, `records_people.py`, `records_planned.py`) take the same options.
 """
 
 import argparse

@@ -58,10 +58,10 @@ was run. Theirs were run. All figures of memory are for one device.
 * "Host: optimizer" holds parameters, moments and gradients, if the plan keeps the optimizer on the host.
 * "Exposed" is the share of the copied bytes that overlap with no compute. The copies of an optimizer update on the host
   are always exposed; they have a column of their own.
-* "Copies outlast compute" is an upper bound: the seconds by which copies outlast the compute that overlaps with them, as
-  a share of the predicted step.
-* "Loops wait" is a further share of the step. Loops whose number of iterations is not known in advance wait for writes to
-  the host. A second figure is the share with these loops in CUDA graphs, where no loop waits.
+* "Copies outlast compute" is an upper bound: the seconds by which copies outlast the compute that overlaps with them,
+  as a share of the predicted step.
+* "Loops wait" is a further share of the step, also at most. Loops whose number of iterations is not known in advance
+  wait for writes to the host. A second figure is the share with these loops in CUDA graphs, where no loop waits.
 * "By kernels" is the share of the copied bytes that kernels move instead of DMA engines.
 * Tokens per second and MFU (causal, recomputation not counted) are the planner's predictions.
 

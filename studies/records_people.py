@@ -64,9 +64,9 @@ were run.
   N is the number of query heads, and recomputation does not count. The last column compares MFU, because some lengths
   differ.
 * The planner assumes {matmul:.0f} TFLOP/s for matrix products, {share:.0%} of the peak. For cuDNN's attention over long
-  prefixes it uses {forward:.0f} TFLOP/s forward and {backward:.0f} backward. These two rates come from NVIDIA's benchmark
-  of cuDNN 9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in NVIDIA/cudnn-frontend. The
-  H100 has the same peak.
+  prefixes it uses {forward:.0f} TFLOP/s forward and {backward:.0f} backward. These two rates come from NVIDIA's
+  benchmark of cuDNN 9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in
+  NVIDIA/cudnn-frontend. The H100 has the same peak.
 * A host has 2 TB of memory. A single GPU has all of it, and each of eight GPUs has an eighth. "With the rest" says that
   queries and MLP products are stashed too, so that only norms and activation functions are recomputed.
 * TRL: trl#6846 [V], with cuDNN's attention and recomputed layers. ALST: tables of steps in the paper [V], read in a

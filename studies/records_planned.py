@@ -92,7 +92,7 @@ def _row(record: Record, theirs: str, ours: str, words: str) -> str:
     return f"| {record.cell} | {record.theirs} | {theirs} | {record.source} | {ours} | {words} |"
 
 
-_HEAD = "| setting | their system | theirs, run | source | ours, planned, not run | who leads |\n|---|---|---|---|---|---|\n"
+_HEAD = "| setting | their system | theirs, run | source | ours, planned, not run | who leads |\n" + "|---" * 6 + "|\n"
 
 
 def report() -> str:

@@ -45,7 +45,7 @@ def test_the_report_says_what_one_asks():
     assert figures.found.rejected and len(figures.found.rejected) <= 5
     for item in figures.found.rejected:
         assert " ".join(item.why.split()[:2]) in words
-    for word in ("attention", "HBM in all", "host memory", "dK/dV", "peak HBM", "idle s", "stage 0", "F0.0"):
+    for word in ("attention", "HBM total", "host memory", "dK/dV", "peak HBM", "idle s", "stage 0", "F0.0"):
         assert word in text
 
 

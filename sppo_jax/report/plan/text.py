@@ -65,7 +65,7 @@ def moments_text(figures: Figures) -> str:
     memory = figures.found.memory
     unit, moments = byte_unit(memory), memory.moments
     peak = max(moments, key=lambda moment: sum(moments[moment].values()))
-    title = f"Memory of a device by moments of a step, in {unit.name}; the peak is in: {peak}"
+    title = f"Memory of a device at each moment of a step, in {unit.name}; the peak is at: {peak}"
     lines = [title, aligned(MOMENTS_HEADER, moment_rows(figures, unit), left=(0,))]
     return "\n".join([*lines, *(paragraph(moment, what, width=12) for moment, what in MOMENTS.items())])
 
@@ -121,8 +121,8 @@ def left_out_text(figures: Figures) -> str:
     """Returns what a picture of a step leaves out."""
     shown, planned = figures.table.num_sequences, figures.plan.sequences_per_pipeline
     return (
-        f"Shown is a step of {shown} of the {planned:,} sequences of a pipeline: "
-        f"in the ticks of the other {figures.sequences_left_out:,} the same repeats."
+        f"The timeline shows a step of {shown} of the {planned:,} sequences of a pipeline; "
+        f"the ticks of the other {figures.sequences_left_out:,} repeat the same pattern."
     )
 
 
@@ -178,7 +178,7 @@ def _memory(figures: Figures) -> str:
 
 def _stages(figures: Figures) -> str:
     unit = byte_unit(figures.found.memory)
-    title = f"Stages: a device of each, in {unit.name} and seconds a step"
+    title = f"Stages: one device of each, in {unit.name} and seconds per step"
     table = aligned(STAGES_HEADER, stage_rows(figures, unit))
     return f"{title}\n{table}\n{paragraph('', COLUMN_HELP, width=0)}"
 

@@ -32,8 +32,9 @@ DECIDED = (
 )
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
 COLUMN_HELP = (
-    "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations kept for the "
-    "backward; other: temporaries of a tick; peak: peak HBM, the sum of these; chunks: most stashes held at once"
+    "params: parameters, gradients, optimizer; K/V, dK/dV: keys and values of all tokens so far, and their gradients; "
+    "stash: activations kept for the backward; other: temporaries of a tick; peak: peak HBM, the sum of these; "
+    "chunks: the most stashes held at once"
 )
 
 
@@ -143,7 +144,7 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
     host = f"host {format_bytes(found.memory.host)} of {format_bytes(cluster.device_host_bytes)}"
     memory = ("memory", f"{hbm}, {host}, per device")
     if not found.fits:
-        return [("verdict", "DOES NOT FIT; the figures below are of the smallest plan"), memory]
+        return [("verdict", "DOES NOT FIT; the figures below are those of the smallest plan"), memory]
     mfu = "" if figures.mfu is None else f", causal MFU {figures.mfu:.1%}"
     step_s, each = plan.predicted.step_s, figures.tokens_s / figures.num_devices
     run = [("run", f"{duration(step_s * figures.num_steps)} for {figures.num_steps:,} steps")]
@@ -169,13 +170,13 @@ def name_of(model: ModelConfig) -> str:
 
 
 def subject(figures: Figures) -> str:
-    """Returns what the plan is for: model, sequences, devices."""
+    """Returns the model, the sequences and the devices of the plan."""
     plan, name = figures.plan, name_of(figures.model)
     sequences = plan.mesh.data * plan.sequences_per_pipeline
     several = "" if sequences == 1 else f"{sequences} sequences of "
     devices = figures.cluster.num_devices
     count = "1 device" if devices == 1 else f"{devices} devices"
-    return f"{name}, {several}{plan.sequence_length:,} tokens a step, on {figures.cluster.name} ({count})"
+    return f"{name}, {several}{plan.sequence_length:,} tokens per step, on {figures.cluster.name} ({count})"
 
 
 def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:

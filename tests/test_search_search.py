@@ -473,7 +473,7 @@ def test_the_optimizer_on_the_host_lets_one_device_train_what_it_cannot_hold():
     assert pinned == 12 * 2 * 128256 * 4096 + 16 * 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
     assert "parameters, moments and gradients 116 GiB" in plan.reasons["host"]
     assert plan.saves == "async" and away.memory.save == here.memory.save == 12 * 8_030_261_248
-    assert "takes 89.7 GiB of host memory a device until it is written" in plan.reasons["saves"]
+    assert "takes 89.7 GiB of host memory per device until the copy is written" in plan.reasons["saves"]
     usable = int(0.95 * (away.memory.host + away.memory.save))
     tight = search(
         large("llama3-8b", "h100:1x1", 2**18, optimizer={"place": "host"}, hardware={"host_bytes": usable})
@@ -615,11 +615,11 @@ def test_others_are_distinct_ordered_and_say_why():
     room = large_room = usable_bytes(parse_cluster("a100-80g:16x8"))
     for other in found.rejected:
         if other.memory.hbm_bytes > large_room:
-            assert other.why.startswith("over HBM by ") and other.why.endswith(" a device")
-        elif "slower" in other.why or "as fast" in other.why:
+            assert other.why.startswith("over HBM by ") and other.why.endswith(" per device")
+        elif "as long" in other.why or "as fast" in other.why:
             assert other.why == times_slower(other.step_s, found.plan.predicted.step_s)
             assert other.memory.hbm_bytes <= room
-    assert any("slower" in other.why for other in found.rejected)
+    assert any("as long" in other.why for other in found.rejected)
 
 
 def test_what_the_search_used_can_be_had_again():

@@ -42,7 +42,7 @@ class Because(Enum):
     NO_OTHER_ORDER = "no other schedule fits"
     OTHER_ORDER = "the fastest of the other schedules, {name}, takes {times}x as long"
     NO_ONE_GROUP = "no breadth-first plan that fits takes {tie:.1%} less time"
-    ONE_GROUP_LAST = "{where}, breadth-first is tried only if nothing else fits"
+    ONE_GROUP_LAST = "{where}, breadth-first is tried only if no other schedule fits"
     # Of what breadth-first plans hold, if they do not hold it in the usual way.
     KV = "K/V are {held}, and {instead}"
     USUAL_SLOWER = "{usual} takes {times}x as long"
@@ -50,10 +50,7 @@ class Because(Enum):
     WAITING = "no plan fits with the waiting chunks in device memory"
     OPTIMIZER = "with parameters and moments in device memory, no plan fits or a step takes longer"
     # Of the stash and of dK and dV.
-    LATE = (
-        "keeping the attention outputs of the last {count} of {num_chunks} chunks in the remaining memory saves "
-        "{gain:.1%} of the step"
-    )
+    LATE = "keeping the attention outputs of {chunks} in the remaining memory saves {gain:.1%} of the step"
     NOT_ON_HOST = "neither layer inputs nor attention outputs are offloaded"
     SHARE_ASKED = "the config asks for {share}"
     HIDDEN_SHARE = "this is the largest share whose copy at {rate_gb_s:.3g} GB/s overlaps with the chunk's own forward"
@@ -75,7 +72,7 @@ class Because(Enum):
     )
     PAPER_CHUNKS = "the paper's chunks have 2K to 16K tokens and about equal FLOPs"
     PAPER_KEEPS = "nothing is recomputed, as in the paper"
-    PAPER_RECOMPUTES = "the linear parts are recomputed, unlike in the paper, because the whole stash does not fit"
+    PAPER_RECOMPUTES = "the whole stash does not fit, so the linear parts are recomputed, unlike in the paper"
     PAPER_OTHER = "the config asks for it, or the layers of a stage allow no other place"
 
     def __call__(self, **values: object) -> str:

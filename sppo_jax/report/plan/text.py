@@ -28,6 +28,8 @@ from sppo_jax.schedule.table import Table
 _FIRST_CHOICES = ("mesh", "schedule", "chunks", "stash", "host share", "weights", "optimizer", "waiting", "hardware")
 # The parts of the step and the holders of memory that a line names.
 _MOST_NAMED = 5
+# Smaller parts of a step would be named with 0%.
+_SHARE_NAMED = 0.005
 
 
 def brief_text(figures: Figures) -> str:
@@ -143,7 +145,7 @@ def _choices(rows: Sequence[tuple[str, str, tuple[str, ...]]]) -> str:
 def _largest(figures: Figures) -> str:
     """Returns a line on what takes the time of a step, and a line on what takes the memory of a device."""
     unit = byte_unit(figures.found.memory)
-    parts = [f"{name} {share:.0%}" for name, _, share, _ in part_rows(figures)]
+    parts = [f"{name} {share:.0%}" for name, _, share, _ in part_rows(figures) if share >= _SHARE_NAMED]
     holders = [f"{name} {size} {unit.name}" for name, size, _, of in memory_rows(figures, unit) if not of]
     lines = [paragraph("memory", ", ".join(holders[:_MOST_NAMED]))]
     if figures.found.fits:

@@ -189,7 +189,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
         kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
     places = f"layer inputs {stash.inputs}, attention outputs {stash.late_attention}, the rest {stash.rest}"
     groups = plan.schedule.interleave
-    schedule = f"{plan.schedule.name}, {groups} groups of layers a stage" if groups > 1 else plan.schedule.name
+    schedule = f"{plan.schedule.name}, {groups} groups of layers per stage" if groups > 1 else plan.schedule.name
     if plan.schedule.wave > 1:
         schedule += f", waves of {plan.schedule.wave} sequences"
     of_groups = {"keep": "", "recompute": " in one group of layers"}.get(stash.kv, " in two groups of layers")

@@ -60,7 +60,7 @@ SETTINGS = [
     ("optimizer.place=host mesh.weights=resident", "must have mesh.weights=gathered, got mesh.weights=resident; use"),
     (
         "optimizer.place=host schedule.interleave=1",
-        "optimizer.place=host must have at least 2 groups of layers a stage",
+        "optimizer.place=host must have at least 2 groups of layers per stage",
     ),
     (
         "optimizer.place=host schedule.wave=1 sequence.per_pipeline=2 schedule.interleave=2",

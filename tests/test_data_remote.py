@@ -172,7 +172,7 @@ def test_keys_in_an_address_are_refused_and_not_echoed(address):
 def test_a_bucket_without_permission_is_one_line_without_the_keys(s3, tmp_path):  # noqa: F811
     upload(s3, FORMS / "stream.arrow", "data/a.arrow")
     s3.fault = lambda *_: "deny"
-    with pytest.raises(ValueError, match="s3://data/a.arrow .*; give credentials that may read it") as error:
+    with pytest.raises(ValueError, match="s3://data/a.arrow .*; set credentials with read access") as error:
         load("s3://data/a.arrow")
     assert SECRET_KEY not in str(error.value) and ACCESS_KEY not in str(error.value) and "\n" not in str(error.value)
 

@@ -1,4 +1,4 @@
-"""`sppo init`: a commented config for a model and the devices present or named; asks nothing, imports no jax."""
+"""`sppo init`: a commented config for a model and the devices present or named; asks no questions, imports no jax."""
 
 import argparse
 import sys
@@ -46,7 +46,9 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="sppo init", description="Write a commented config for a model and devices; asks nothing.")
+    parser = Parser(
+        prog="sppo init", description="Write a commented config for a model and devices, without questions."
+    )
     parser.add_argument(
         "model", metavar="hf:FOLDER", nargs="?", type=_folder, help="the model to continue training from"
     )

@@ -118,7 +118,7 @@ class SequenceConfig(Group):
     def _check_lengths(self) -> None:
         if self.balance != "auto" and isinstance(self.chunks, tuple):
             raise ConfigError(
-                "sequence.balance must be auto where sequence.chunks is a list, whose lengths are as they are, got "
+                "sequence.balance must be auto where sequence.chunks is a list of lengths, got "
                 f"{self.balance}; set sequence.balance=auto, or sequence.chunks={len(self.chunks)}"
             )
         if self.longest != "auto" and self.longest < 1:
@@ -415,7 +415,7 @@ class Config(Group):
         for name in ("balance", "longest") if self.schedule.table is not None else ():
             if (value := getattr(self.sequence, name)) != "auto":
                 raise ConfigError(
-                    f"sequence.{name} must be auto with schedule.table, whose chunks have lengths of their own, got "
+                    f"sequence.{name} must be auto with schedule.table, which gives the chunk lengths, got "
                     f"{value if isinstance(value, str) else f'{value:g}'}; set sequence.{name}=auto"
                 )
         if 0 < self.model.sliding_window < self.sequence.length:

@@ -89,7 +89,7 @@ def _array(file: BinaryIO, path: Place) -> Rows:
                     raise wrong(error) from error
                 break
             except RecursionError:
-                raise wrong("values lie too deep in each other") from None
+                raise wrong("values are nested too deeply") from None
             number, at = number + 1, at_end
             if not isinstance(found, dict):
                 raise ValueError(f"{rule}, got {path} item {number} with a value of type {type(found).__name__}")

@@ -173,8 +173,8 @@ class Fit:
         if not loop_bytes:
             return "no loop waits for a write to the host"
         return (
-            f"loops wait for the end of writes of {format_bytes(loop_bytes)} per step, which lengthens a step by at most "
-            f"{self.loops_share:.1%}"
+            f"loops wait for the end of writes of {format_bytes(loop_bytes)} per step, which lengthens a step by at "
+            f"most {self.loops_share:.1%}"
         )
 
     def _describe_copies(self) -> list[str]:

@@ -33,7 +33,7 @@ class Ordering:
 VERDICTS = {
     "right": "the predicted winner is the published one, and both lead by 2% or more",
     "wrong": "both lead by 2% or more, and the winners differ",
-    "undecided": "the published winner leads by 2% or more, and the predicted one by less, so the model does not decide",
+    "undecided": "the published winner leads by 2% or more, the predicted one by less, so the model does not decide",
     "not counted": "the published winner leads by less than 2%, so the runs do not decide",
 }
 

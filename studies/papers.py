@@ -110,9 +110,9 @@ the better baseline on: {same}. It is worse than the better baseline by more tha
 
 For ALST, TRL and MaxText the cost model and the two efficiencies hardly differ, because in the cost model every ring
 overlaps with compute. ALST keeps its optimizer on the CPU and gathers its weights layer by layer. The model has
-neither, which probably explains the error at 32K, where a step takes 17 s. The planner's constants of the v5p are assumptions
-({matmul} of the peak for matmuls, {attention} for attention), while MaxText's runs from 64K to 4M reach 65% to 70% of
-the peak (causal, without recomputation)."""
+neither, which probably explains the error at 32K, where a step takes 17 s. The planner's constants of the v5p are
+assumptions ({matmul} of the peak for matmuls, {attention} for attention), while MaxText's runs from 64K to 4M reach 65%
+to 70% of the peak (causal, without recomputation)."""
 
 
 def _reading(judged: list[Row], others: list[dict[str, Row]]) -> str:

@@ -184,7 +184,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     stash = plan.stash
     kind = plan.sequence_kind
     if plan.mesh.seq == 1:
-        kind = "none (one device a stage)"
+        kind = "none (one device per stage)"
     elif plan.ulysses > 1 and plan.ring > 1:
         kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
     places = f"layer inputs {stash.inputs}, attention outputs {stash.late_attention}, the rest {stash.rest}"

@@ -9,7 +9,7 @@ class Because(Enum):
     # Of any choice.
     ASKED = "the config asks for it"
     ONLY_CHOICE = "there is no other choice"
-    SMALLEST = "no plan fits, and this one is the smallest that was found"
+    SMALLEST = "no plan fits, and this plan is the smallest that was found"
     SLOWER = "the next best, {rival}, takes {bound}{times}x as long"
     AS_FAST = "the next best, {rival}, {verb} as fast (within 0.1%)"
     FASTER_TIE = "the next best, {rival}, is only {gain:.2%} faster, which counts as a tie"

@@ -320,7 +320,7 @@ def _saves_reason(memory: Memory, pinned: Pinned, cluster: Cluster) -> str:
     if pinned.saves == "async":
         return f"{copy} until the copy is written"
     left = format_bytes(max(0, usable_host_bytes(cluster) - memory.host))
-    return f"{copy}, and the plan leaves {left}; so training waits while one array after another is written"
+    return f"{copy}, and the plan leaves {left}; so training waits while each array is written, one after another"
 
 
 def _of_optimizer(memory: Memory) -> str:

@@ -397,7 +397,7 @@ def test_the_faster_order_is_chosen():
     assert on_rings.ring == 8 and on_rings.schedule.name == "breadth-first"
     on_cpus = search(config(), small(8))
     assert on_cpus.plan.schedule.name != "breadth-first"
-    assert "on CPUs and TPUs, breadth-first is tried only if nothing else fits" in on_cpus.plan.reasons["schedule"]
+    assert "on CPUs and TPUs, breadth-first is tried only if no other schedule fits" in on_cpus.plan.reasons["schedule"]
 
 
 def test_another_way_of_breadth_first_is_taken_where_it_gains_more_than_a_tie():
@@ -533,7 +533,7 @@ def test_dk_and_dv_of_one_chunk_are_not_summed():
 @pytest.mark.parametrize("groups", ["static", "auto"])
 def test_a_plan_says_that_groups_leave_breadth_first_out(groups):
     reasons = search(large(length=2**15, cluster="h100:1x8", sequence={"groups": groups, "per_step": 8})).plan.reasons
-    text = "with sequence.groups=auto, breadth-first is tried only if nothing else fits"
+    text = "with sequence.groups=auto, breadth-first is tried only if no other schedule fits"
     assert (text in reasons["schedule"]) == (groups == "auto")
 
 

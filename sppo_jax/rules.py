@@ -54,6 +54,8 @@ class Facts:
         kv: how keys and values reach the backward pass.
         waiting: where chunks wait between two groups of layers.
         places: the places of layer inputs, attention outputs and the rest.
+        balance_over: whose tokens a loss that balances experts is of, "sequence" or "batch".
+        forwards_first: whether every forward of a step comes before its first backward.
     """
 
     num_layers: int | None = None
@@ -80,6 +82,8 @@ class Facts:
     kv: str | None = None
     waiting: str | None = None
     places: tuple[str, str, str] | None = None
+    balance_over: str | None = None
+    forwards_first: bool | None = None
 
     @property
     def unit(self) -> str:
@@ -326,6 +330,22 @@ def _all_recomputed(facts: Facts) -> Broken | None:
     return Broken(must, got, "set stash.inputs=keep, or set all three to recompute")
 
 
+def _balance_over_batch(facts: Facts) -> Broken | None:
+    """A backward takes the gradient of this loss at the sums over all forwards."""
+    if facts.balance_over != "batch" or facts.sequences is None:
+        return None
+    wave = 1 if facts.schedule in UNCUT else facts.wave
+    is_first = facts.forwards_first
+    if is_first is None:
+        is_first = wave in (None, facts.sequences) or facts.schedule == "gpipe"
+    if is_first:
+        return None
+    must = "model.experts.balance_over=batch must have all forwards of a step before its first backward"
+    got = f"{facts.sequences} sequences of a pipeline in waves of {wave} with schedule.name={facts.schedule}"
+    change = f"schedule.wave={facts.sequences}" if facts.schedule not in UNCUT else "schedule.name=gpipe"
+    return Broken(must, got, f"use {change}, or model.experts.balance_over=sequence")
+
+
 RULES = (
     _pipelines,
     _stages_of_table,
@@ -348,6 +368,7 @@ RULES = (
     _gathered_for_host,
     _one_wave_for_host,
     _all_recomputed,
+    _balance_over_batch,
 )
 
 

@@ -1,9 +1,9 @@
-"""Plans common settings, and compares them with published figures of TRL, UPipe and ALST, in docs/records.md.
+"""Plans common settings, and compares them with published figures of other systems, in docs/records.md.
 
     python -m studies.records_people --write
 
-8B and 32B, 128K, 256K and 1M tokens, on one and on eight H100. Theirs were run. Ours are plans: nothing was run on a
-GPU. No jax needed; takes half a minute.
+8B and 32B, 128K, 256K and 1M tokens, on one and on eight H100; a mixture of experts of 30B, 32K to 1M tokens, on 8 and
+16. Theirs were run. Ours are plans: nothing was run on a GPU. No jax needed; takes half a minute.
 """
 
 from dataclasses import dataclass
@@ -40,16 +40,17 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting to plan, and the nearest published run, if there is one."""
+    """A setting to plan, with its sequences per step, and the nearest published run, if there is one."""
 
     model: str
     cluster: str
     length: int
+    per_step: int = 1
     theirs: Run | None = None
 
     def config(self) -> Config:
         """Returns the settings to plan with; the planner chooses all others."""
-        sequence = {"length": self.length, "per_step": 1}
+        sequence = {"length": self.length, "per_step": self.per_step}
         return config_from_dict({"model": {"preset": self.model}, "sequence": sequence, "train": {"steps": 1}})
 
 
@@ -57,20 +58,22 @@ SETTINGS = tuple(
     Setting(**values | ({"theirs": Run(**values["theirs"])} if "theirs" in values else {})) for values in PEOPLE
 )
 _TEXT = """\
-Each step has one sequence, on H100s. Ours are the planner's choice with its predicted seconds: nothing was run. Theirs
-were run.
+Each step has one sequence, on H100s, unless a row says otherwise. Ours are the planner's choice with its predicted
+seconds: nothing was run. Theirs were run.
 
-* MFU is causal: (6 P + 6 L N H S) FLOPs per token, divided by the peak of {peak:.0f} TFLOP/s. P excludes the embedding,
-  N is the number of query heads, and recomputation does not count. The last column compares MFU, because some lengths
-  differ.
+* MFU is causal: (6 P + 6 L N H S) FLOPs per token, divided by the peak of {peak:.0f} TFLOP/s. P excludes the embedding
+  and counts only the experts that a token uses, N is the number of query heads, and recomputation does not count. The
+  last column compares MFU, because some lengths differ.
 * The planner assumes {matmul:.0f} TFLOP/s for matrix products, {share:.0%} of the peak. For cuDNN's attention over long
   prefixes it uses {forward:.0f} TFLOP/s forward and {backward:.0f} backward. These two rates come from NVIDIA's
   benchmark of cuDNN 9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in
   NVIDIA/cudnn-frontend. The H100 has the same peak.
 * A host has 2 TB of memory. A single GPU has all of it, and each of eight GPUs has an eighth. "With the rest" says that
   queries and MLP products are stashed too, so that only norms and activation functions are recomputed.
-* TRL: trl#6846 [V], with cuDNN's attention and recomputed layers. ALST: tables of steps in the paper [V], read in a
-  secondary copy. UPipe (arXiv 2602.21196): figures of a secondary source [R]. A dash: we found no such run.
+* TRL: trl#6846 and, with experts, trl#6845 [V], with cuDNN's attention and recomputed layers. ALST: tables of steps in
+  the paper [V], read in a secondary copy. UPipe (arXiv 2602.21196): figures of a secondary source [R]. prime-rl: its
+  BENCHMARKS.md [V], full training in RL. Megatron-Bridge: its verification card of packed Tulu 3 [V], which is not a
+  tuned run. A dash: we found no such run.
 
 """
 _COLUMNS = (
@@ -116,7 +119,7 @@ def row(setting: Setting) -> str:
     found = quiet(lambda: search(config, cluster))
     plan, peak = found.plan, cluster.device.matmul_flops_s
     devices = plan.mesh.num_devices
-    tokens_s = setting.length / (devices * plan.predicted.step_s)
+    tokens_s = setting.per_step * setting.length / (devices * plan.predicted.step_s)
     flops = flops_per_token(config.model, setting.length)
     ours = [*_plan_cells(plan), f"{plan.predicted.step_s:,.1f} s", f"{tokens_s:.1f}", f"{tokens_s * flops / peak:.1%}"]
     theirs = ["-"] * 4
@@ -126,7 +129,9 @@ def row(setting: Setting) -> str:
         their_mfu = run.tokens_s * flops_per_token(config.model, run.length) / peak
         leads = leader(tokens_s * flops / peak, their_mfu, run.system) if found.fits else run.system
         theirs = [_words(run, setting), f"{run.tokens_s:.1f}", f"{their_mfu:.1%}", leads]
-    cells = [setting.model, str(cluster.num_devices), _size(setting.length), *ours, *theirs]
+    gpus = f"{cluster.num_devices}" + ("" if cluster.device.name == "h100" else f" {cluster.device.name.upper()}")
+    several = f"{setting.per_step} x " if setting.per_step > 1 else ""
+    cells = [setting.model, gpus, several + _size(setting.length), *ours, *theirs]
     return f"| {' | '.join(cells)} |"
 
 

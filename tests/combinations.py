@@ -203,6 +203,35 @@ def _draw_model(draws: Draws, layers: int, ulysses: int, kernel: str) -> dict:
     )
 
 
+def draw_experts(seed: int) -> Case:
+    """Draws a program of layers with experts: even seeds a depth-first one, odd seeds a breadth-first one.
+
+    Args:
+        seed: the same seed gives the same program.
+    """
+    case, draws = (draw_by_groups if seed % 2 else draw)(seed), Draws(seed + 5000)
+    count = draws.number(2, 9)
+    experts = dict(
+        count=count,
+        chosen=draws.number(1, count),
+        size=draws.number(3, 11),
+        mlp=draws.pick(("swiglu", "geglu", "clamped")),
+        bias=draws.chance(0.3),
+        shared_size=draws.pick((0, 0, 5)),
+        scores=draws.pick(("softmax", "sigmoid", "softmax_of_chosen")),
+        normalized=draws.chance(0.7),
+        scaling=draws.pick((1.0, 2.5)),
+        balance=draws.pick((0.0, 0.3, 0.3)),
+        balance_form=draws.pick(("model", "layer")),
+        z=draws.pick((0.0, 0.02)),
+    )
+    experts |= dict(shared_gate=experts["shared_size"] > 0 and draws.chance(0.5))
+    experts |= dict(choice_bias=experts["scores"] != "softmax_of_chosen" and draws.chance(0.4))
+    # Narrower dtypes choose other experts for some tokens, and dK and dV in bfloat16 have a tolerance of their own.
+    plan = case.plan | {"kv_grad_dtype": "float32"}
+    return replace(case, plan=plan, model=case.model | {"experts": experts}, dtype="float64")
+
+
 def features(case: Case) -> frozenset[str]:
     """Names the features of a program; a share for the host counts only where the schedule lets it leave."""
     plan, model = case.make_plan(), case.model

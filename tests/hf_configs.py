@@ -34,6 +34,23 @@ PUBLISHED = {
         num_attention_heads=32, num_hidden_layers=36, num_key_value_heads=8, rms_norm_eps=1e-6, rope_scaling=None,
         rope_theta=1000000, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
     ),
+    "qwen3-30b-a3b": dict(
+        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", attention_bias=False, attention_dropout=0.0,
+        decoder_sparse_step=1, head_dim=128, hidden_act="silu", hidden_size=2048, intermediate_size=6144,
+        max_position_embeddings=40960, max_window_layers=48, mlp_only_layers=[], moe_intermediate_size=768,
+        norm_topk_prob=True, num_attention_heads=32, num_experts=128, num_experts_per_tok=8, num_hidden_layers=48,
+        num_key_value_heads=4, output_router_logits=False, rms_norm_eps=1e-6, rope_scaling=None, rope_theta=1000000.0,
+        router_aux_loss_coef=0.001, sliding_window=None, tie_word_embeddings=False, use_sliding_window=False,
+        vocab_size=151936,
+    ),
+    "qwen3-235b-a22b": dict(
+        architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", attention_bias=False, decoder_sparse_step=1,
+        head_dim=128, hidden_act="silu", hidden_size=4096, intermediate_size=12288, max_position_embeddings=40960,
+        max_window_layers=94, mlp_only_layers=[], moe_intermediate_size=1536, norm_topk_prob=True,
+        num_attention_heads=64, num_experts=128, num_experts_per_tok=8, num_hidden_layers=94, num_key_value_heads=4,
+        rms_norm_eps=1e-6, rope_theta=1000000.0, router_aux_loss_coef=0.001, sliding_window=None,
+        tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
+    ),
     "mistral-7b-v0.3": dict(
         architectures=["MistralForCausalLM"], model_type="mistral", hidden_act="silu", hidden_size=4096,
         intermediate_size=14336, max_position_embeddings=32768, num_attention_heads=32, num_hidden_layers=32,

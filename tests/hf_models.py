@@ -11,6 +11,7 @@ from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 SIZES = dict(
     vocab_size=61, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
@@ -21,6 +22,11 @@ LLAMA3 = dict(
     high_freq_factor=4.0,
 )  # fmt: skip
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=16)
+
+# Modules whose float32 is float64 within `float64_transformers`.
+MODULES = (
+    modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3, modeling_qwen3_moe,
+)  # fmt: skip
 
 # Together: grouped heads of three ratios, heads that do not divide the width, tied or not, every scaling, bias, norm.
 MODELS = {
@@ -34,6 +40,18 @@ MODELS = {
     ),
     "qwen2-yarn": (transformers.Qwen2Config, dict(rope_parameters=YARN)),
     "qwen3-tied": (transformers.Qwen3Config, dict(head_dim=12, tie_word_embeddings=True)),
+    "qwen3-moe": (
+        transformers.Qwen3MoeConfig,
+        dict(
+            head_dim=12,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=20,
+            norm_topk_prob=True,
+            router_aux_loss_coef=0.1,
+            experts_implementation="eager",
+        ),
+    ),
     "mistral": (
         transformers.MistralConfig,
         dict(num_attention_heads=5, num_key_value_heads=1, head_dim=6, sliding_window=None),
@@ -53,6 +71,18 @@ def make_model(name, **changes):
     return model
 
 
+def balance_loss(model, out, mask=None):
+    """Returns transformers' loss that balances experts, times its coefficient, as a mean over sequences."""
+    config, rows = model.config, out.logits.shape[0]
+    of_sequences = zip(*(of_layer.reshape(rows, -1, config.num_experts) for of_layer in out.router_logits), strict=True)
+    masks = [None] * rows if mask is None else mask
+    losses = [
+        modeling_qwen3_moe.load_balancing_loss_func(of, config.num_experts, config.num_experts_per_tok, mask)
+        for of, mask in zip(of_sequences, masks, strict=True)
+    ]
+    return config.router_aux_loss_coef * sum(losses) / rows
+
+
 class _DoubleTorch(types.ModuleType):
     """torch, in which float32 is float64."""
 
@@ -63,11 +93,15 @@ class _DoubleTorch(types.ModuleType):
 
 
 @contextmanager
-def float64_transformers():
-    """Makes transformers compute in float64 where its code says float32: norms, angles and softmax."""
+def float64_transformers(*others):
+    """Makes transformers compute in float64 where its code says float32: norms, angles and softmax.
+
+    Args:
+        others: modules beside `MODULES`.
+    """
     double = _DoubleTorch("torch")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (modeling_rope_utils, modeling_llama, modeling_mistral, modeling_qwen2, modeling_qwen3):
+        for module in (*MODULES, *others):
             patch.setattr(module, "torch", double)
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         torch.set_default_dtype(torch.float64)

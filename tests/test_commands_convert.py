@@ -73,6 +73,18 @@ def test_the_length_of_the_run_is_what_the_model_is_for(converted, tmp_path):
     assert (tmp_path / "back" / "tokenizer.json").is_file()  # of the data, where no origin is known
 
 
+def test_experts_go_there_and_back(tmp_path):
+    tensors = write_folder(tmp_path / "hf", **EXPERTS)
+    assert main(["convert", "from-hf", str(tmp_path / "hf"), str(tmp_path / "out")]) == 0
+    config = load_config(tmp_path / "out" / "config.yaml", ["model.experts.balance=0.01"])
+    assert (config.model.experts.count, config.model.experts.chosen, config.model.experts.balance) == (5, 2, 0.01)
+    assert main(["convert", "to-hf", str(tmp_path / "out"), str(tmp_path / "back")]) == 0
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert {name: x.tobytes() for name, x in tensors.items()} == {name: x.tobytes() for name, x in back.items()}
+    before, after = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("hf", "back"))
+    assert after == before | {"max_position_embeddings": 512}
+
+
 def test_export_goes_on_where_the_origin_is_gone(converted, tmp_path, capsys):
     place, tensors = converted
     (place / "hf").rename(place / "moved")
@@ -157,10 +169,112 @@ def head_in_a_shard(folder):
     (folder / INDEX).write_text(json.dumps({"weight_map": files}))
 
 
+EXPERTS = dict(qkv_bias=False, qk_norm=True, experts=dict(count=5, chosen=2, size=12, balance=0.3))
+UP = "model.layers.1.mlp.experts.3.up_proj.weight"
+
+
+def drop_experts(tensors, count):
+    """Removes all tensors of the last experts of the last layer."""
+    for expert in range(5 - count, 5):
+        for part in ("gate", "up", "down"):
+            del tensors[f"model.layers.1.mlp.experts.{expert}.{part}_proj.weight"]
+
+
+def fuse(tensors, without=""):
+    """Puts the experts of each layer into two tensors."""
+    for layer in range(2):
+        name = f"model.layers.{layer}.mlp.experts."
+        gate, up, down = (
+            np.stack([tensors.pop(f"{name}{expert}.{part}_proj.weight") for expert in range(5)])
+            for part in ("gate", "up", "down")
+        )
+        tensors |= {name + "gate_up_proj": np.concatenate([gate, up], axis=1), name + "down_proj": down}
+    tensors.pop(without, None)
+
+
+def as_in_gpt_oss(tensors, _):
+    fuse(tensors)
+    for name in [name for name in tensors if "mlp.experts." in name]:
+        tensors[name] = np.ascontiguousarray(tensors[name].swapaxes(1, 2))
+
+
+BROKEN_EXPERTS = {
+    "an expert without a tensor": (
+        lambda f: break_tensor(f, UP, lambda t, name: t.pop(name)),
+        f"must have the tensor {UP}, got none (1 of 51 are missing)",
+    ),
+    "no last experts": (
+        lambda f: break_tensor(f, 2, drop_experts),
+        "must have the tensor model.layers.1.mlp.experts.3.gate_proj.weight, got none (6 of 51 are missing)",
+    ),
+    "more experts than config.json says": (
+        lambda f: edit(f, num_experts=4),
+        "model.layers.0.mlp.gate.weight must have the shape [4, 16] by config.json, got [5, 16]",
+    ),
+    "an expert too many": (
+        lambda f: break_tensor(f, UP, lambda t, name: t.update({name.replace("3", "5"): t[name]})),
+        "got model.layers.1.mlp.experts.5.up_proj.weight without a place (1 in all)",
+    ),
+    "an expert of another size": (
+        lambda f: break_tensor(f, UP, lambda t, name: t.update({name: np.ascontiguousarray(t[name].T)})),
+        f"the tensor {UP} must have the shape [12, 16] by config.json, got [16, 12]",
+    ),
+    "a shared expert": (
+        lambda f: break_tensor(
+            f, UP, lambda t, name: t.update({"model.layers.0.mlp.shared_expert_gate.weight": t[name]})
+        ),
+        "got model.layers.0.mlp.shared_expert_gate.weight without a place",
+    ),
+    "half of the fused": (
+        lambda f: break_tensor(f, "model.layers.1.mlp.experts.down_proj", fuse),
+        "must have the tensor model.layers.1.mlp.experts.down_proj, got none (1 of 25 are missing)",
+    ),
+    "fused as in gpt-oss": (
+        lambda f: break_tensor(f, UP, as_in_gpt_oss),
+        "model.layers.0.mlp.experts.gate_up_proj must have the shape [5, 24, 16] by config.json, got [5, 16, 24]",
+    ),
+    "MXFP4": (
+        lambda f: break_tensor(
+            f, UP, lambda t, _: t.update({"model.layers.0.mlp.experts.gate_up_proj_blocks": np.ones(3, np.uint8)})
+        ),
+        "tensors must be unquantized, got model.layers.0.mlp.experts.gate_up_proj_blocks in",
+    ),
+    "more chosen than there are": (
+        lambda f: edit(f, num_experts_per_tok=6),
+        "model.experts.chosen must be at most 5, the experts that a token may use, got 6",
+    ),
+    "dense layers": (lambda f: edit(f, mlp_only_layers=[0]), "mlp_only_layers must be [], because layers of several"),
+    "every other layer": (
+        lambda f: edit(f, decoder_sparse_step=2),
+        "decoder_sparse_step must be 1, because layers of several kinds are not supported, got 2",
+    ),
+    "dense layers first": (
+        lambda f: edit(f, first_k_dense_replace=1),
+        "first_k_dense_replace must be 0, because layers of several kinds are not supported, got 1",
+    ),
+    "two counts": (lambda f: edit(f, num_local_experts=4), "num_experts and num_local_experts must be equal, got 5"),
+    "no experts": (lambda f: edit(f, num_experts=0), "num_experts must be at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_EXPERTS)
+def test_broken_experts_are_refused_in_one_line(kind, tmp_path, capsys):
+    spoil, words = BROKEN_EXPERTS[kind]
+    write_folder(tmp_path / "hf", **EXPERTS)
+    spoil(tmp_path / "hf")
+    assert main(["convert", "from-hf", str(tmp_path / "hf"), str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
 NORM, QUERY = "model.norm.weight", "model.layers.1.self_attn.q_proj.weight"
 BROKEN = {
     "no config.json": (lambda f: (f / "config.json").unlink(), "must be a local folder with config.json"),
-    "another architecture": (lambda f: edit(f, model_type="gemma"), "one of llama, mistral, qwen2, qwen3, got 'gemma'"),
+    "another architecture": (
+        lambda f: edit(f, model_type="gemma"),
+        "one of llama, mistral, qwen2, qwen3, qwen3_moe, got 'gemma'",
+    ),
     "missing tensor": (
         lambda f: break_tensor(f, QUERY, lambda t, name: t.pop(name)),
         f"must have the tensor {QUERY}, got none (1 of 26 are missing)",
@@ -298,15 +412,16 @@ def test_a_model_that_transformers_has_not_is_refused(converted, tmp_path, capsy
     assert "must hold the whole model" in capsys.readouterr().err
 
 
-def test_a_run_trains_on_from_the_weights_and_is_exported(tmp_path, monkeypatch):
+@pytest.mark.parametrize("changes", [{}, pytest.param(EXPERTS, marks=pytest.mark.slow)], ids=["MLP", "experts"])
+def test_a_run_trains_on_from_the_weights_and_is_exported(tmp_path, monkeypatch, changes):
     """Without a learning rate what comes out is what went in, bit for bit, by way of mesh, step and checkpoint."""
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
     assert jax.device_count() == 8  # started before the command would simulate fewer
-    tensors = write_folder(tmp_path / "hf")
+    tensors = write_folder(tmp_path / "hf", **changes)
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 20)
     config = tmp_path / "config.yaml"
     config.write_text(f"model: hf:{tmp_path / 'hf'}\nsequence: {{length: 64, chunks: 2}}\ntrain: {{steps: 1}}\n")
-    changes = [
+    overrides = [
         f"data.source={tmp_path / 'text.txt'}",
         "data.validation_fraction=0",
         "mesh={data: 1, pipe: 2, seq: 2}",
@@ -315,7 +430,7 @@ def test_a_run_trains_on_from_the_weights_and_is_exported(tmp_path, monkeypatch)
         "model.rope={scaling: yarn, factor: 4}",
         f"data.cache={tmp_path / 'cache'}",
     ]
-    assert main(["train", str(config), *changes, "--run-dir", str(tmp_path / "run")]) == 0
+    assert main(["train", str(config), *overrides, "--run-dir", str(tmp_path / "run")]) == 0
     assert main(["convert", "to-hf", str(tmp_path / "run"), str(tmp_path / "back")]) == 0
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert {name: x.tobytes() for name, x in tensors.items()} == {name: x.tobytes() for name, x in back.items()}

@@ -13,6 +13,12 @@ BASE = {
     "sequence": {"length": 256},
     "train": {"steps": 1},
 }
+EXPERTS = "model.experts.count=8"
+# Settings that act wherever there are experts.
+OF_EXPERTS = dict(
+    chosen=2, mlp="geglu", bias="true", shared_size=8, scores="sigmoid", scaling=2, choice_bias="true", balance=0.1,
+    z=0.1, expert_groups=2,
+)  # fmt: skip
 # A setting, others beside which it changes nothing, and others beside which it acts.
 CASES = {
     "data.text_key=body": (["data.source=a.txt"], ["data.source=a.jsonl.gz"]),
@@ -44,6 +50,19 @@ CASES = {
     "model.rope.high_freq_factor=2": ([], ["model.rope={scaling: llama3, original_length: 64}"]),
     "model.rope.beta_fast=2": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
     "model.rope.beta_slow=2": ([], ["model.rope={scaling: yarn, original_length: 64}"]),
+    **{f"model.experts.{name}={value}": ([], [EXPERTS]) for name, value in OF_EXPERTS.items()},
+    "model.experts.size=24": ([], [EXPERTS, "model.mlp_size=24"]),
+    "model.experts.shared_gate=true": ([], [EXPERTS, "model.experts.shared_size=8"]),
+    "model.experts.chosen_groups=2": ([], [EXPERTS, "model.experts.expert_groups=4"]),
+    "model.mlp=gelu": ([EXPERTS], []),
+    "model.mlp_size=80": ([EXPERTS, "model.experts.size=24"], [EXPERTS]),
+    "model.experts.normalized=false": ([EXPERTS, "model.experts.scores=softmax_of_chosen"], [EXPERTS]),
+    "model.experts.bias_rate=0.01": ([EXPERTS], [EXPERTS, "model.experts.choice_bias=true"]),
+    "model.experts.balance_form=layer": ([EXPERTS, "model.experts.balance=0"], [EXPERTS]),
+    "model.experts.balance_over=batch": (
+        [EXPERTS, "model.experts.balance=0"],
+        [EXPERTS, "model.experts.balance=0", "model.experts.z=0.1"],
+    ),
     "checkpoint.keep_best=1": (["train.eval_sequences=0"], []),
     "checkpoint.keep_every=10": (["checkpoint={every_s: 0, final: false}"], ["checkpoint={every_s: 0}"]),
 }
@@ -77,3 +96,9 @@ def test_the_line_is_printed_once(tmp_path, monkeypatch, capfd):
     assert errors == (
         "warning: data.separator=0 changes nothing, because no source is a .bin or .npy file; leave it out\n"
     )
+
+
+def test_presets_with_experts_give_nothing_in_vain():
+    for name in ("qwen3-30b-a3b", "qwen3-235b-a22b"):
+        config = config_from_dict({**BASE, "model": {"preset": name}})
+        assert inert_settings(config) == []

@@ -1,12 +1,62 @@
 """Parameters and FLOPs by hand; a built model has as many parameters (`test_models_decoder.py`)."""
 
+import math
 from dataclasses import replace
 
-from sppo_jax.config import ModelConfig
-from sppo_jax.models.counts import chunk_pairs, flops_per_token, layer_costs, num_params, vocabulary_params
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from sppo_jax.config import ExpertsConfig, ModelConfig
+from sppo_jax.models.counts import (
+    chunk_pairs,
+    expert_arrays,
+    flops_per_token,
+    layer_costs,
+    layer_matrices,
+    layer_vectors,
+    num_active_params,
+    num_params,
+    vocabulary_params,
+)
+from sppo_jax.models.layers import ExpertsLayer
+from sppo_jax.pipeline.block import Residuals
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
 LAYER = layer_costs(MODEL)
+EXPERTS = {
+    "plain": dict(count=6, chosen=2, size=3),
+    "biases": dict(count=6, chosen=2, size=3, bias=True, mlp="clamped", scores="softmax_of_chosen"),
+    "a shared expert": dict(count=6, chosen=2, size=3, shared_size=7),
+    "all": dict(
+        count=6,
+        chosen=3,
+        size=3,
+        bias=True,
+        shared_size=7,
+        shared_gate=True,
+        choice_bias=True,
+        scores="sigmoid",
+        expert_groups=3,
+        chosen_groups=2,
+    ),
+}
+# Qwen3-30B-A3B, which its authors call a model of 30.5 billion parameters, 3.3 of them active.
+QWEN3_30B = ModelConfig(
+    vocab_size=151936,
+    hidden_size=2048,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    qk_norm=True,
+    experts=ExpertsConfig(count=128, chosen=8, size=768),
+)
+
+
+def abstract_layer(config: ModelConfig) -> nnx.Module:
+    return nnx.eval_shape(lambda: ExpertsLayer(config, rngs=nnx.Rngs(0)))
 
 
 def test_a_layer_by_hand():
@@ -37,3 +87,52 @@ def test_flops_of_a_token_are_those_of_a_known_model():
     )
     assert flops_per_token(llama, 8192) == 6 * (6_979_321_856 + 525_336_576) + 6 * 32 * 4096 * 8192
     assert flops_per_token(replace(llama, tied_embeddings=True), 8192) == flops_per_token(llama, 8192)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_have_the_parameters_of_a_layer_that_is_built(name):
+    model = replace(MODEL, experts=ExpertsConfig(**EXPERTS[name]))
+    built = [x.shape for x in jax.tree.leaves(nnx.state(abstract_layer(model), nnx.Param))]
+    assert sorted(built) == sorted((*layer_matrices(model), *layer_vectors(model)))
+    # The planner's matrices are those that wait on the host where the optimizer does.
+    assert {len(dims) for dims in expert_arrays(model)} == {3}
+    idle = (6 - model.experts.chosen) * (3 * 8 * 3 + model.experts.bias * (2 * 3 + 8))
+    assert num_params(model) - num_active_params(model) == 4 * idle
+    assert num_active_params(MODEL) == num_params(MODEL)
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_what_a_layer_with_experts_saves_is_what_its_vjp_keeps(name, qk_norm):
+    model = replace(MODEL, qk_norm=qk_norm, compute_dtype="bfloat16", experts=ExpertsConfig(**EXPERTS[name]))
+    graphdef, params, others = nnx.split(abstract_layer(model), nnx.Param, ...)
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16 if x.ndim > 1 else x.dtype), params)
+
+    def vjp(method, *args):
+        def call(params, *own):
+            return getattr(nnx.merge(graphdef, params, others), method)(*own, *args)
+
+        policy = jax.checkpoint_policies.dots_saveable
+        return lambda *primals: jax.vjp(jax.checkpoint(call, policy=policy, prevent_cse=False), *primals)
+
+    tokens, x, out = 5, *(jax.ShapeDtypeStruct((5, *dims), jnp.bfloat16) for dims in [(8,), (4, 2)])
+    choices = jnp.zeros((tokens, model.experts.chosen), jnp.int16)
+    before = Residuals.of(vjp("before_attention", jnp.arange(tokens)), params, x)
+    after = Residuals.of(vjp("after_attention", choices), params, x, out)
+    saved = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in (*before.shapes, *after.shapes))
+    layer = layer_costs(model)
+    queries = 4 * 2
+    assert saved == tokens * (2 * (layer.rest_elements - queries) + 4 * layer.rest_sums)
+    assert layer.choices == model.experts.chosen
+
+
+def test_flops_count_the_experts_of_a_token():
+    layer = layer_costs(QWEN3_30B)
+    attention = 2 * 2048 * 32 * 128 + 2 * 2048 * 4 * 128
+    assert layer.linear_flops == 2 * (attention + 2048 * 128 + 8 * 3 * 2048 * 768)
+    assert layer.expert_flops == 2 * 8 * 3 * 2048 * 768
+    assert num_params(QWEN3_30B) == 30_532_122_624
+    assert num_active_params(QWEN3_30B) == 3_353_032_704
+    # The embedding, the norms and the idle experts multiply nothing.
+    active = num_active_params(QWEN3_30B) - 151936 * 2048 - 48 * (2 * 2048 + 2 * 128) - 2048
+    assert flops_per_token(QWEN3_30B, 8192) == 6 * active + 6 * 48 * 32 * 128 * 8192

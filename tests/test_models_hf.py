@@ -14,7 +14,7 @@ import torch
 import transformers
 from exactness import TINY, dense_step, quick_jit, relative_errors, small_plan
 from flax import nnx
-from hf_models import MODELS, float64_transformers, make_model
+from hf_models import MODELS, balance_loss, float64_transformers, make_model
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 
@@ -32,11 +32,16 @@ logging.getLogger("torch").setLevel(logging.ERROR)
 
 # One worker makes the models that all of these look at.
 pytestmark = pytest.mark.xdist_group("models_hf")
+HAS_ROUTERS = {"qwen3-moe": dict(output_router_logits=True)}
 LENGTH = 48  # beyond the 16 tokens that the scaled ones were "trained" on
 
 
 class Reference(NamedTuple):
-    """A model in float64 on disk, and what transformers computes with it."""
+    """A model in float64 on disk, and what transformers computes with it.
+
+    Gradients are those of the tokens' loss, and of the loss that balances experts where there are some: the mean over
+    sequences, each sequence by itself.
+    """
 
     name: str
     folder: Path
@@ -53,11 +58,12 @@ def reference(request, tmp_path_factory):
     tokens = np.random.default_rng(3).integers(0, 61, (2, LENGTH)).astype(np.int32)
     with float64_transformers():
         model = make_model(request.param)
-        logits = model(torch.tensor(tokens, dtype=torch.long)).logits
+        out = model(torch.tensor(tokens, dtype=torch.long), **HAS_ROUTERS.get(request.param, {}))
+        logits = out.logits
         loss = torch.nn.functional.cross_entropy(
             logits[:, :-1].reshape(-1, 61), torch.tensor(tokens[:, 1:]).ravel().long()
         )
-        loss.backward()
+        (loss + (balance_loss(model, out) if "router_logits" in out else 0)).backward()
     assert logits.dtype == torch.float64
     model.save_pretrained(weights)
     grads.mkdir()
@@ -91,7 +97,7 @@ def test_export_of_an_import_is_the_same_bits_and_loads_in_transformers(x64, ref
     assert read_shape(tmp_path / "out") == read_shape(reference.folder)
     with float64_transformers(), torch.no_grad():
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            tmp_path / "out", dtype=torch.float64, attn_implementation="eager"
+            tmp_path / "out", dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
         )
         assert type(model).__name__ == MODELS[reference.name][0].__name__.replace("Config", "ForCausalLM")
         logits = model(torch.tensor(reference.tokens, dtype=torch.long)).logits.numpy()

@@ -43,6 +43,13 @@ PLACES = [
     ("host", "host", "host"),
     ("host", "keep", "keep"),
 ]
+EXPERTS = [
+    {},
+    {},
+    {"count": 4, "chosen": 2, "size": 16},
+    {"count": 6, "chosen": 3, "size": 8, "bias": True, "balance_over": "batch"},
+    {"count": 4, "chosen": 2, "size": 16, "shared_size": 24, "shared_gate": True, "choice_bias": True},
+]
 MESHES = [(1, 1, 4), (1, 2, 4), (2, 1, 4), (1, 1, 8), (1, 2, 2), (1, 4, 2), (1, 4, 1), (2, 2, 2), (1, 1, 6)]
 
 
@@ -73,6 +80,7 @@ def draw(generator: random.Random):
                 "num_kv_heads": pick([count for count in (1, 2, 4, heads) if heads % count == 0]),
                 "mlp_size": 48,
                 "mlp": pick(["swiglu", "gelu"]),
+                "experts": pick(EXPERTS),
                 "qk_norm": pick([False, True]),
                 "qkv_bias": pick([False, True]),
                 "compute_dtype": dtype,

@@ -18,6 +18,12 @@ def test_what_divides_gets_one_cut_of_its_largest_dim_and_no_zeros():
     assert spread((4096,), 1, 1) == () == spread((), 2, 3)
 
 
+def test_experts_lie_one_after_another_where_their_number_divides():
+    assert spread((128, 2048, 768), 1, 8) == (Cut(0, 8),) == spread((128, 768, 2048), 2, 4)
+    # Of 60 experts eight devices have no equal parts; a dim that divides has.
+    assert spread((60, 2048, 768), 1, 8) == (Cut(1, 8),)
+
+
 def test_what_does_not_divide_gets_few_zeros_or_two_cuts():
     assert padded((4096, 14336), spread((4096, 14336), 1, 6)) == (4096, 14340)
     assert spread((40, 63), 9, 8) == (Cut(1, 9), Cut(0, 8))

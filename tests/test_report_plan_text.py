@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from report_cases import small_figures, too_large
+from report_cases import MODEL, small_figures, too_large
 from test_report_plan_figures import CASES
 
 from sppo_jax.predict.simulate import simulate
 from sppo_jax.report.draw.columns import WIDTH, aligned, bar, paragraph
-from sppo_jax.report.plan.text import brief_text, plan_text, scaled_timeline
+from sppo_jax.report.plan.text import brief_text, moments_text, plan_text, scaled_timeline
 from sppo_jax.report.plan.words import (
     TOLD_ELSEWHERE,
     chunks_of,
@@ -47,6 +47,19 @@ def test_the_report_says_what_one_asks():
         assert " ".join(item.why.split()[:2]) in words
     for word in ("attention", "HBM total", "host memory", "dK/dV", "peak HBM", "idle s", "stage 0", "F0.0"):
         assert word in text
+
+
+def test_a_model_with_experts_says_how_many_parameters_and_where_experts_are():
+    model = {**MODEL, "experts": {"count": 8, "chosen": 2, "size": 2048}}
+    lines = brief_text(small_figures(model=model)).splitlines()
+    assert "  parameters      0.421 billion, 0.119 billion of them active for a token" in lines
+    assert any(
+        line.startswith("  experts         all 8 of a layer are held by each device of a stage;") for line in lines
+    )
+    gathered = small_figures(model=model, mesh={"pipe": 1}, schedule={"name": "breadth-first", "interleave": 4})
+    assert "are gathered with their group of layers" in plan_text(gathered)
+    assert "experts at work" in moments_text(gathered)
+    assert "parameters " not in brief_text(small_figures()).replace("parameters and", "")
 
 
 def test_what_does_not_fit_is_said_first():

@@ -72,6 +72,10 @@ CASES = {
         dict(places=("recompute", "keep", "auto")),
         "must be recompute where stash.inputs=recompute, got keep",
     ),
+    "_balance_over_batch": (
+        dict(balance_over="batch", sequences=4, wave=2),
+        "all forwards of a step before its first backward, got 4 sequences of a pipeline in waves of 2",
+    ),
 }
 
 

@@ -21,6 +21,8 @@ from sppo_jax.search.request import read_request
 from sppo_jax.search.search import search
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=64)
+EXPERTS = {**TINY, "experts": {"count": 8, "chosen": 2, "size": 16}}
+PER_BATCH = {**TINY, "experts": {"count": 8, "chosen": 2, "size": 16, "balance_over": "batch"}}
 LLAMA = dict(vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, mlp_size=14336)
 HOST = {"inputs": "host", "attention": "host", "rest": "recompute"}
 CPU, H200 = make_cluster(DEVICES["cpu"]), make_cluster(DEVICES["h200"], 8)
@@ -461,6 +463,41 @@ def test_a_plan_changed_by_hand_is_refused(changes, words):
     with pytest.raises(ValueError) as error:
         check_plan(edited(made, **changes), asked)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_plan_says_which_experts_it_was_made_for():
+    made, asked = plan(EXPERTS, length=64), config(EXPERTS)
+    assert made.model["experts.count"] == 8 and "mlp_size" not in made.model
+    check_plan(made, asked)
+    check_plan(made, config({**EXPERTS, "mlp_size": 128}))  # which no layer has
+    with pytest.raises(ValueError, match=r"agree with model.experts.size = 24, got 16; set model.experts.size=16"):
+        check_plan(made, config({**EXPERTS, "experts": {**EXPERTS["experts"], "size": 24}}))
+    with pytest.raises(ValueError, match="must have the fields .*mlp_size, got .*experts.count"):
+        check_plan(made, config(TINY))
+
+
+@pytest.mark.parametrize("name", ["auto", "sppo", "seq1f1b", "breadth-first", "gpipe"])
+@pytest.mark.parametrize("pipe", [1, 2])
+def test_a_loss_of_the_batch_has_all_forwards_first(name, pipe):
+    groups = dict(mesh={"pipe": pipe, "seq": 2}, schedule={"name": name}, sequence={"per_pipeline": 4})
+    made, asked = plan(PER_BATCH, length=4096, **groups), config(PER_BATCH, length=4096, **groups)
+    check_plan(made, asked)
+    kinds = [tick.kind for tick in made.table().ticks]
+    assert "F" not in kinds[kinds.index("B") :] and not made.outline().has_forwards_among_backwards
+
+
+def test_a_loss_of_the_batch_is_refused_in_several_waves():
+    groups = dict(mesh={"pipe": 2, "seq": 2}, sequence={"per_pipeline": 4})
+    must = "balance_over=batch must have all forwards of a step before its first backward"
+    for schedule in ({"wave": 2}, {"name": "1f1b"}):
+        with pytest.raises(ValueError, match=must):
+            plan(PER_BATCH, length=4096, **groups, schedule=schedule)
+    in_turn = plan(EXPERTS, length=4096, **groups, schedule={"wave": 1, "name": "seq1f1b"})
+    with pytest.raises(ValueError, match=f"{must}, got 4 sequences .* in waves of 1 with schedule.name=seq1f1b; use"):
+        check_plan(in_turn, config(PER_BATCH, length=4096, **groups))
+    # Without a coefficient there is no such loss.
+    free = {**PER_BATCH, "experts": {**PER_BATCH["experts"], "balance": 0.0}}
+    check_plan(plan(free, length=4096, **groups, schedule={"wave": 1, "name": "seq1f1b"}), config(free, 4096, **groups))
 
 
 def test_pipelines_that_cannot_share_the_sequences_are_refused():

@@ -1,6 +1,7 @@
 """Settings of a run: groups that convert and check themselves, YAML in and out, named and imported model shapes."""
 
 from sppo_jax.config.data import DataConfig, RecallConfig
+from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.group import ConfigError
 from sppo_jax.config.groups import (
     CheckpointConfig,
@@ -23,6 +24,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataConfig",
+    "ExpertsConfig",
     "HardwareConfig",
     "MeshConfig",
     "MetricsConfig",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
 from typing import Any
 
+from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.group import ConfigError
 from sppo_jax.config.hf_config import FREE_FIELDS, WEIGHT_FIELDS, read_shape
+from sppo_jax.config.hf_experts import WEIGHT_FIELDS as EXPERT_FIELDS
 from sppo_jax.config.presets import apply_preset
 from sppo_jax.paths import local_path
 
@@ -54,25 +57,44 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
         raise ConfigError(
             f"model.hf must be the folder of a Hugging Face model, got {settings['hf']!r}; give the path of the folder"
         )
-    rope = settings.get("rope")
-    if isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings):
+    rope, experts = settings.get("rope"), settings.get("experts")
+    complete = (
+        isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings)
+    )
+    # Runs from before there were experts have no such group.
+    if complete and (experts is None or isinstance(experts, Mapping) and set(EXPERT_FIELDS) <= set(experts)):
         return settings
     try:
         folder = local_path(settings["hf"], "the folder").absolute()
         base = read_shape(folder)
     except ValueError as error:
         raise ConfigError(f"model.hf: {error}") from error
-    for name in WEIGHT_FIELDS:
-        if name in settings and settings[name] != base[name]:
-            raise ConfigError(
-                f"model.{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; "
-                f"remove model.{name}"
-            )
+    _check_weight_fields("model.", WEIGHT_FIELDS, settings, base, folder)
+    if isinstance(experts, Mapping):
+        of_weights = {**{name: getattr(ExpertsConfig(), name) for name in EXPERT_FIELDS}, **base["experts"]}
+        _check_weight_fields("model.experts.", EXPERT_FIELDS, experts, of_weights, folder)
     return {**_fill(settings, base), "hf": str(folder)}
 
 
+def _check_weight_fields(
+    group: str, names: Iterable[str], settings: Mapping[str, Any], base: Mapping[str, Any], folder: Path
+) -> None:
+    """Refuses settings of a group that are not as in the weights of a folder."""
+    for name in names:
+        if name in settings and settings[name] != base[name]:
+            raise ConfigError(
+                f"{group}{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; "
+                f"remove {group}{name}"
+            )
+
+
 def _fill(settings: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns `settings` with the fields that it leaves out, also within `rope`."""
-    rope = settings.get("rope")
-    merged = {**base, **settings, "rope": base["rope"] if rope is None else rope}
-    return merged | ({"rope": {**base["rope"], **rope}} if isinstance(rope, Mapping) else {})
+    """Returns `settings` with the fields that it leaves out, also within the groups `rope` and `experts`."""
+    merged = {**base, **settings}
+    for name in ("rope", "experts"):
+        own, given = base.get(name), settings.get(name)
+        if own is not None and given is None:
+            merged[name] = own
+        elif own is not None and isinstance(given, Mapping):
+            merged[name] = {**own, **given}
+    return merged

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from sppo_jax.config.hf_experts import experts_from_hf
 from sppo_jax.config.hf_rope import rope_from_hf
 from sppo_jax.files import parse_json
 
@@ -25,6 +26,8 @@ class Family:
         head_dim: elements of a head if the key is left out; 0: the hidden size divided by the heads.
         max_length: number of positions if the key is left out.
         sliding_window: attention span in tokens if the key is left out; 0: the whole sequence.
+        fused_experts: where one tensor holds the gates and ups of all experts of a layer, how they share a dim of the
+            tensor; "" where the family has no experts.
     """
 
     architecture: str
@@ -34,6 +37,7 @@ class Family:
     head_dim: int = 0
     max_length: int
     sliding_window: int = 0
+    fused_experts: Literal["", "halves", "interleaved"] = ""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -42,6 +46,10 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True, num_kv_heads=32, max_length=32768),
     "qwen3": Family(
         architecture="Qwen3ForCausalLM", qk_norm=True, num_kv_heads=32, head_dim=128, max_length=32768
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM", qk_norm=True, num_kv_heads=4, max_length=32768, sliding_window=4096,
+        fused_experts="halves",
     ),
 }  # fmt: skip
 # Fields that the weights decide: a config may repeat them but not change them.
@@ -93,7 +101,8 @@ def read_shape(folder: Path) -> dict[str, Any]:
         folder: a folder with config.json.
 
     Returns:
-        `ModelConfig` fields, those of `WEIGHT_FIELDS` and `FREE_FIELDS`; `rope` is a dict of `RopeConfig` fields.
+        `ModelConfig` fields, those of `WEIGHT_FIELDS` and `FREE_FIELDS`; `rope` is a dict of `RopeConfig` fields and
+        `experts` of `ExpertsConfig` fields.
 
     Raises:
         ValueError: the file cannot be read, or a setting of the model, which the message names, is not supported.
@@ -153,8 +162,9 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": config.get("head_dim") or family.head_dim or hidden // heads,
-        "mlp_size": config["intermediate_size"],
+        "mlp_size": 0 if family.fused_experts else config["intermediate_size"],
         "mlp": "swiglu",
+        "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
@@ -213,6 +223,8 @@ def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
         return window if "sliding_attention" in kinds else 0
     if config["model_type"] == "mistral":
         return window
+    if config["model_type"] == "qwen3_moe":
+        return window if config.get("use_sliding_window") else 0
     slides = (
         config.get("use_sliding_window", False) and config.get("max_window_layers", 28) < config["num_hidden_layers"]
     )

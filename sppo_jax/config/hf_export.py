@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sppo_jax.config.hf_config import FAMILIES
+from sppo_jax.config.hf_experts import KEYS, experts_to_hf
 from sppo_jax.config.hf_rope import rope_to_hf, scaled_length
 from sppo_jax.config.model import ModelConfig
 
@@ -23,6 +24,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
     Raises:
         ValueError: no family has such a model; the message names the setting.
     """
+    experts = experts_to_hf(model.experts, like) if model.experts.count else {}
     kind = _family_name(model, like.get("model_type"))
     kept = {key: value for key, value in like.items() if key not in _NOT_KEPT}
     max_length = max(scaled_length(model.rope), length, like.get("max_position_embeddings") or 0)
@@ -42,6 +44,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
         "max_position_embeddings": max_length or FAMILIES[kind].max_length,
         "torch_dtype": dtype,
         **rope_to_hf(model.rope),
+        **experts,
     }
     if kind != "qwen2":
         config["attention_bias"] = False
@@ -56,6 +59,7 @@ def shape_to_hf(model: ModelConfig, *, like: Mapping[str, Any], length: int, dty
 
 # Keys of an imported config.json that are not copied: an export writes them, or they were true of that file alone.
 _NOT_KEPT = (
+    *KEYS,
     "_name_or_path",
     "dtype",
     "layer_types",
@@ -73,15 +77,21 @@ _NOT_KEPT = (
 
 def _family_name(model: ModelConfig, preferred: str | None) -> str:
     """Returns a family that has this model: the preferred family if possible."""
-    if model.mlp != "swiglu":
+    has_experts = model.experts.count > 0
+    if model.mlp != "swiglu" and not has_experts:
         raise ValueError(
             f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
         )
     possible = [
         name
         for name, family in FAMILIES.items()
-        if (family.qkv_bias, family.qk_norm) == (model.qkv_bias, model.qk_norm)
+        if (family.qkv_bias, family.qk_norm, bool(family.fused_experts)) == (model.qkv_bias, model.qk_norm, has_experts)
     ]
+    if not possible and has_experts:
+        raise ValueError(
+            "a Hugging Face model with experts must have model.qk_norm=true and model.qkv_bias=false, got "
+            f"{str(model.qk_norm).lower()} and {str(model.qkv_bias).lower()}; export only models with both"
+        )
     if not possible:
         raise ValueError(
             "a Hugging Face model must not have both model.qkv_bias and model.qk_norm, got both; "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sppo_jax.config.data import ChatConfig
+from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.groups import Config
 
 _Acts = Callable[[Config], bool]
@@ -47,6 +48,7 @@ _ENDS = (".txt", ".jsonl", ".parquet", ".npy", ".bin")
 _TEXT = ("stdlib", ".txt", ".jsonl", ".parquet")
 _FILES = (*_TEXT, ".npy", ".bin")
 _CHAT = tuple(f"data.chat.{field.name}" for field in dataclasses.fields(ChatConfig))
+_EXPERTS = tuple(f"model.experts.{field.name}" for field in dataclasses.fields(ExpertsConfig) if field.name != "count")
 # Settings, where one of them makes a difference, and why it does not elsewhere.
 _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
     (("data.text_key",), _of(".jsonl", ".parquet"), "no source has keys or columns"),
@@ -74,6 +76,29 @@ _ROWS: tuple[tuple[tuple[str, ...], _Acts, str], ...] = (
         "model.rope.scaling is not llama3",
     ),
     (("model.rope.beta_fast", "model.rope.beta_slow"), _scaled("yarn"), "model.rope.scaling is not yarn"),
+    (_EXPERTS, lambda config: config.model.experts.count > 0, "model.experts.count is 0"),
+    (("model.mlp",), lambda config: config.model.experts.count == 0, "every layer has experts in place of the MLP"),
+    (
+        ("model.mlp_size",),
+        lambda config: config.model.experts.count == 0 or config.model.experts.size == config.model.mlp_size,
+        "every layer has experts, and model.experts.size is given",
+    ),
+    (
+        ("model.experts.normalized",),
+        lambda config: config.model.experts.scores != "softmax_of_chosen",
+        "weights of model.experts.scores=softmax_of_chosen add up to 1",
+    ),
+    (
+        ("model.experts.bias_rate",),
+        lambda config: config.model.experts.choice_bias,
+        "model.experts.choice_bias is false",
+    ),
+    (("model.experts.balance_form",), lambda config: config.model.experts.balance > 0, "model.experts.balance is 0"),
+    (
+        ("model.experts.balance_over",),
+        lambda config: config.model.experts.is_penalised,
+        "model.experts.balance and model.experts.z are 0",
+    ),
     (
         ("checkpoint.keep_best",),
         lambda config: config.train.eval_sequences > 0,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.complete import complete_model
+from sppo_jax.config.experts import ExpertsConfig
 from sppo_jax.config.group import ConfigError, Group
 from sppo_jax.config.rope import RopeConfig
 
@@ -26,8 +27,10 @@ class ModelConfig(Group):
         num_heads: query heads of a layer; 1 to 10000000, a multiple of `model.num_kv_heads`.
         num_kv_heads: heads of keys and values of a layer; a divisor of `model.num_heads`, or 0: `model.num_heads`.
         head_dim: elements of a head; an even number up to 10000000, or 0: `model.hidden_size / model.num_heads`.
-        mlp_size: elements of the hidden layer of the MLP; 1 to 10000000.
+        mlp_size: elements of the hidden layer of the MLP; 1 to 10000000; not used where `model.experts.count` is
+            above 0.
         mlp: kind of MLP: "swiglu" has a gate, "gelu" has none.
+        experts: mixture of experts in place of the MLP.
         qk_norm: whether queries and keys are normalized in each head; true or false.
         qkv_bias: whether the projections to queries, keys and values have biases; true or false.
         tied_embeddings: whether the output head is the embedding matrix; true or false.
@@ -54,8 +57,9 @@ class ModelConfig(Group):
     num_heads: int
     num_kv_heads: int = 0
     head_dim: int = 0
-    mlp_size: int
+    mlp_size: int = 0
     mlp: Literal["swiglu", "gelu"] = "swiglu"
+    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
     qk_norm: bool = False
     qkv_bias: bool = False
     tied_embeddings: bool = False
@@ -73,8 +77,9 @@ class ModelConfig(Group):
         return complete_model(settings, rope_fields={spec.name for spec in dataclasses.fields(RopeConfig)})
 
     def _check(self) -> None:
-        self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads", "mlp_size")
-        self._at_least(0, "num_kv_heads", "head_dim", "norm_eps", "init_scale", "sliding_window")
+        self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads")
+        self._complete_mlp()
+        self._at_least(0, "num_kv_heads", "head_dim", "mlp_size", "norm_eps", "init_scale", "sliding_window")
         # No model is larger, and products of these sizes fit the integers of jax.
         self._at_most(10**7, "vocab_size", "hidden_size", "num_heads", "head_dim", "mlp_size")
         self._at_most(10**4, "num_layers")
@@ -96,3 +101,10 @@ class ModelConfig(Group):
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         if self.head_dim % 2:
             raise ConfigError(f"model.head_dim must be even (rotary pairs), got {self.head_dim}; choose an even number")
+
+    def _complete_mlp(self) -> None:
+        if self.mlp_size or self.experts.count and self.experts.size:
+            if self.experts.count and not self.experts.size:
+                object.__setattr__(self, "experts", dataclasses.replace(self.experts, size=self.mlp_size))
+            return
+        raise ConfigError("model.mlp_size must be given, got none; add it to the config")

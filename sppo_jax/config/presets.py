@@ -1,9 +1,9 @@
 """Published model shapes by name; imports no jax.
 
-A preset is a dict of `ModelConfig` fields (with `rope` a dict of `RopeConfig` fields). Keys of the user replace fields
-of the preset. The gpt-* shapes are those of the sequence-pipeline papers: multi-head attention, a GELU MLP of four
-times the hidden size, GPT-2's vocabulary padded to 50304, and a tied head. Here they have RMSNorm and rotary positions,
-which changes their cost by well under one percent.
+A preset is a dict of `ModelConfig` fields (with `rope` a dict of `RopeConfig` fields, and `experts` one of
+`ExpertsConfig` fields). Keys of the user replace fields of the preset. The gpt-* shapes are those of the
+sequence-pipeline papers: multi-head attention, a GELU MLP of four times the hidden size, GPT-2's vocabulary padded to
+50304, and a tied head. Here they have RMSNorm and rotary positions, which changes their cost by well under one percent.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def _qwen(hidden: int, layers: int, heads: int, kv_heads: int, mlp_size: int, **
     return _llama(hidden, layers, heads, kv_heads, mlp_size, **(defaults | fields))
 
 
+def _qwen_experts(hidden: int, layers: int, heads: int, size: int) -> dict[str, Any]:
+    experts = {"count": 128, "chosen": 8, "size": size, "normalized": True, "balance": 0.001}
+    return _qwen(hidden, layers, heads, 4, 0, head_dim=128, qk_norm=True, experts=experts)
+
+
 def _gpt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
     return _llama(hidden, layers, heads, heads, 4 * hidden, vocab_size=50304, mlp="gelu", tied_embeddings=True)
 
@@ -72,6 +77,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-0.6b": _qwen(1024, 28, 16, 8, 3072, head_dim=128, qk_norm=True, tied_embeddings=True),
         "qwen3-8b": _qwen(4096, 36, 32, 8, 12288, qk_norm=True),
         "qwen3-32b": _qwen(5120, 64, 64, 8, 25600, head_dim=128, qk_norm=True),
+        "qwen3-30b-a3b": _qwen_experts(2048, 48, 32, 768),
+        "qwen3-235b-a22b": _qwen_experts(4096, 94, 64, 1536),
         "mistral-7b-v0.3": _llama(4096, 32, 32, 8, 14336, vocab_size=32768, rope={"theta": 1000000.0}),
         "gpt-1.3b": _gpt(2048, 24, 16),
         "gpt-2.7b": _gpt(2560, 32, 32),

@@ -2,8 +2,8 @@
 
 Planner, metrics, reports and benchmarks all count with this file.
 
-Letters: V vocabulary, D hidden size, L layers, N query heads, K key and value heads, H head size, F MLP size,
-S tokens of a sequence.
+Letters: V vocabulary, D hidden size, L layers, N query heads, K key and value heads, H head size, F size of the MLP or
+of an expert, E experts, S tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -20,23 +20,51 @@ LINEAR_BACKWARD = 2.0
 
 
 def layer_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
-    """Returns the dims of a layer's matrices."""
+    """Returns the dims of a layer's matrices; the experts' lie in three arrays, one matrix an expert."""
+    return [*_attention_matrices(model), *_mlp_matrices(model), *expert_arrays(model)]
+
+
+def _attention_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
     hidden, head = model.hidden_size, model.head_dim
     matrices: list[tuple[int, ...]] = [(hidden, model.num_heads, head), (model.num_heads, head, hidden)]
-    matrices += [(hidden, model.num_kv_heads, head)] * 2
-    matrices += [(hidden, model.mlp_size)] * (3 if model.mlp == "swiglu" else 2)
-    return matrices
+    return [*matrices, *[(hidden, model.num_kv_heads, head)] * 2]
+
+
+def _mlp_matrices(model: ModelConfig) -> list[tuple[int, ...]]:
+    """Returns the dims of the MLP's matrices; with experts those of the router and of the shared expert."""
+    hidden, experts = model.hidden_size, model.experts
+    if not experts.count:
+        return [(hidden, model.mlp_size)] * (3 if model.mlp == "swiglu" else 2)
+    shared = experts.shared_size
+    return [(hidden, experts.count), *[(hidden, shared), (hidden, shared), (shared, hidden)] * bool(shared)]
+
+
+def expert_arrays(model: ModelConfig) -> list[tuple[int, ...]]:
+    """Returns the dims of the arrays that hold the matrices of all experts of a layer: none without experts."""
+    count, hidden, size = model.experts.count, model.hidden_size, model.experts.size
+    return [(count, hidden, size), (count, hidden, size), (count, size, hidden)] if count else []
 
 
 def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
     """Returns the dims of a layer's norms and biases."""
-    head = model.head_dim
+    head, experts = model.head_dim, model.experts
     vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * 2
     if model.qk_norm:
         vectors += [(head,)] * 2
     if model.qkv_bias:
         vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    if experts.count and experts.bias:
+        vectors += [(experts.count,), *_expert_biases(model)]
+    if experts.count and experts.choice_bias:
+        vectors.append((experts.count,))
+    if experts.count and experts.shared_gate:
+        vectors.append((model.hidden_size,))
     return vectors
+
+
+def _expert_biases(model: ModelConfig) -> list[tuple[int, ...]]:
+    experts = model.experts
+    return [*[(experts.count, experts.size)] * 2, (experts.count, model.hidden_size)]
 
 
 def num_tables(model: ModelConfig) -> int:
@@ -59,13 +87,24 @@ def num_params(model: ModelConfig) -> int:
     return model.num_layers * layer_params(model) + vocabulary_params(model) + model.hidden_size
 
 
+def num_active_params(model: ModelConfig) -> int:
+    """Counts the parameters that one token uses: all but those of experts to which it is not sent."""
+    experts = model.experts
+    if not experts.count:
+        return num_params(model)
+    arrays = [*expert_arrays(model), *(_expert_biases(model) if experts.bias else [])]
+    of_expert = sum(map(math.prod, arrays)) // experts.count
+    return num_params(model) - model.num_layers * (experts.count - experts.chosen) * of_expert
+
+
 def flops_per_token(model: ModelConfig, length: int) -> float:
     """Returns the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S.
 
-    P are the parameters that multiply: the matrices of all layers, and the head V D, be it tied or not. The lookup of
-    the embedding multiplies nothing, so an embedding of its own is not in P. Attention is causal: a token sees half of
-    the sequence on average, 4 N H FLOPs for each token seen, and twice that in backward. Nothing that is computed
-    twice counts twice. A sequence of several documents needs fewer FLOPs; for packed data this is an upper bound.
+    P are the parameters that multiply a token: the matrices of all layers, of experts those to which a token is sent,
+    and the head V D, be it tied or not. The lookup of the embedding multiplies nothing, so an embedding of its own is
+    not in P. Attention is causal: a token sees half of the sequence on average, 4 N H FLOPs for each token seen, and
+    twice that in backward. Nothing that is computed twice counts twice. A sequence of several documents needs fewer
+    FLOPs; for packed data this is an upper bound.
 
     Args:
         model: the model shape.
@@ -87,42 +126,63 @@ class LayerCosts:
 
     Args:
         params: parameters of the layer.
-        linear_flops: FLOPs of a token in the linear parts.
+        linear_flops: FLOPs of a token in the linear parts, those of its experts among them.
+        expert_flops: of these, those of its experts, shared ones aside.
         pair_flops: FLOPs of a query and a key that it attends to, over all heads.
         input_elements: activation elements of a token's layer input.
         attention_elements: activation elements of a token's attention output.
         lse_elements: float32 elements of a token's log-sum-exp.
-        rest_elements: activation elements of a token that saves recomputing the linear parts.
+        rest_elements: activation elements of a token that saves recomputing the linear parts; experts are computed
+            again all the same.
+        rest_sums: float32 elements besides these: the router's products.
+        choices: the integers that say which experts a token is sent to.
         kv_elements: elements of a token's keys and values together, all heads.
     """
 
     params: int
     linear_flops: float
+    expert_flops: float
     pair_flops: float
     input_elements: int
     attention_elements: int
     lse_elements: int
     rest_elements: int
+    rest_sums: int
+    choices: int
     kv_elements: int
 
 
 @lru_cache(maxsize=64)
 def layer_costs(model: ModelConfig) -> LayerCosts:
     """Counts one decoder layer of a model shape."""
-    hidden, query = model.hidden_size, model.num_heads * model.head_dim
+    hidden, query, experts = model.hidden_size, model.num_heads * model.head_dim, model.experts
     kv = 2 * model.num_kv_heads * model.head_dim
-    mlp_inputs = 2 if model.mlp == "swiglu" else 1
+    dense = sum(map(math.prod, (*_attention_matrices(model), *_mlp_matrices(model))))
+    of_experts = sum(map(math.prod, expert_arrays(model))) // max(1, experts.count) * experts.chosen
+    rest, rest_sums = _mlp_products(model)
     return LayerCosts(
         params=layer_params(model),
-        linear_flops=2.0 * sum(map(math.prod, layer_matrices(model))),
+        linear_flops=2.0 * (dense + of_experts),
+        expert_flops=2.0 * of_experts,
         pair_flops=4.0 * query,
         input_elements=hidden,
         attention_elements=query,
         lse_elements=model.num_heads,
         # Queries, and the matrix products whose values gradients need: norms and activations are computed again.
-        rest_elements=query + hidden + mlp_inputs * model.mlp_size + (query + kv // 2 if model.qk_norm else 0),
+        rest_elements=query + hidden + rest + (query + kv // 2 if model.qk_norm else 0),
+        rest_sums=rest_sums,
+        choices=experts.chosen if experts.count else 0,
         kv_elements=kv,
     )
+
+
+def _mlp_products(model: ModelConfig) -> tuple[int, int]:
+    """Returns the elements of a token's products in the MLP that gradients need, and those that are sums in float32."""
+    experts = model.experts
+    if not experts.count:
+        return (2 if model.mlp == "swiglu" else 1) * model.mlp_size, 0
+    gated = bool(experts.shared_gate)
+    return 2 * experts.shared_size + gated * model.hidden_size, experts.count + gated
 
 
 def chunk_pairs(start: int, tokens: float) -> float:

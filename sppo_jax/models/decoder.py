@@ -5,7 +5,7 @@ Shape letters: B sequences, S tokens of a sequence, V vocabulary, D hidden size,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from flax import nnx
 
 from sppo_jax.attention.dense import dense_attention
 from sppo_jax.dtypes import accumulator, compute_dtype
-from sppo_jax.models.layers import DecoderLayer, RMSNorm, normal_param
+from sppo_jax.models.layers import RMSNorm, layer_of, normal_param
 
 if TYPE_CHECKING:
     from sppo_jax.config.model import ModelConfig
@@ -23,6 +23,12 @@ class LayerFactory(Protocol):
     """What makes one layer: a module class with `before_attention` and `after_attention`."""
 
     def __call__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.Module: ...
+
+
+def sum_real(x: jax.Array, is_real: jax.Array) -> jax.Array:
+    """Returns the sum of [..., T, ...] over the tokens T that `is_real` [..., T] marks, in at least float32."""
+    mask = is_real.reshape(*is_real.shape, *[1] * (x.ndim - is_real.ndim))
+    return jnp.sum(jnp.where(mask, x, 0), axis=is_real.ndim - 1, dtype=accumulator(x.dtype))
 
 
 def stack_layers(config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory) -> nnx.Module:
@@ -46,19 +52,19 @@ class Decoder(nnx.Module):
         head: [D, V], or None where the embedding serves as head too.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory = DecoderLayer):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, layer: LayerFactory | None = None):
         """Creates all parameters, float32 unless the compute dtype is float64.
 
         Args:
             config: the model's shape.
             rngs: source of random keys (stream `params`).
-            layer: makes one layer, `layer(config, rngs=rngs)`.
+            layer: makes one layer, `layer(config, rngs=rngs)`; None: the layer of the config.
         """
         self.config = config
         self.dtype = compute_dtype(config.compute_dtype)
         stored = accumulator(self.dtype)
         self.embedding = normal_param(rngs, (config.vocab_size, config.hidden_size), config.init_scale, stored)
-        self.layers = stack_layers(config, rngs=rngs, layer=layer)
+        self.layers = stack_layers(config, rngs=rngs, layer=layer or layer_of(config))
         self.final_norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=stored)
         if config.tied_embeddings:
             self.head = None
@@ -73,7 +79,24 @@ class Decoder(nnx.Module):
         *,
         checkpoint_layers: bool = False,
     ) -> jax.Array:
-        """Runs embedding and layers, without the final norm.
+        """Runs embedding and layers, without the final norm; arguments as `hidden_states_and_sums`.
+
+        Returns:
+            x_BSD, the residual stream after the last layer, in the compute dtype.
+        """
+        return self.hidden_states_and_sums(
+            tokens_BS, positions_BS, document_ids_BS, checkpoint_layers=checkpoint_layers
+        )[0]
+
+    def hidden_states_and_sums(
+        self,
+        tokens_BS: jax.Array,
+        positions_BS: jax.Array,
+        document_ids_BS: jax.Array,
+        *,
+        checkpoint_layers: bool = False,
+    ) -> tuple[jax.Array, Any]:
+        """Runs embedding and layers, and adds up the shares that layers return for each token.
 
         Args:
             tokens_BS: token ids.
@@ -82,21 +105,27 @@ class Decoder(nnx.Module):
             checkpoint_layers: keep only each layer's input for the backward pass and recompute the rest.
 
         Returns:
-            x_BSD, the residual stream after the last layer, in the compute dtype.
+            x_BSD, the residual stream after the last layer, in the compute dtype; and the sums over the real tokens of
+            each sequence, a tree of arrays [L, B, ...], or None where layers return no shares.
         """
         graphdef, stacked = nnx.split(self.layers)
 
-        def run_layer(x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, None]:
+        is_real_BS = document_ids_BS >= 0
+
+        def run_layer(x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
             layer = nnx.merge(graphdef, state)
             q, k, v = layer.before_attention(x_BSD, positions_BS)
             out = dense_attention(q, k, v, positions_BS, document_ids_BS)
-            return layer.after_attention(x_BSD, out), None
+            choices = (layer.choose(x_BSD, out),) if hasattr(layer, "choose") else ()
+            result = layer.after_attention(x_BSD, out, *choices)
+            y_BSD, shares = result if isinstance(result, tuple) else (result, None)
+            return y_BSD, jax.tree.map(lambda x: sum_real(x, is_real_BS), shares)
 
         if checkpoint_layers:
             # Inside a scan the barrier against common subexpressions is not needed, and it hinders fusion.
             run_layer = jax.checkpoint(run_layer, prevent_cse=False)
         x_BSD = self.embedding[...][tokens_BS].astype(self.dtype)
-        return jax.lax.scan(run_layer, x_BSD, stacked)[0]
+        return jax.lax.scan(run_layer, x_BSD, stacked)
 
     def head_matrix(self) -> jax.Array:
         """Returns the [D, V] matrix of the head: its own parameter, or the transposed embedding."""

@@ -6,6 +6,7 @@ Shape letters: B sequences, S tokens of a sequence, T tokens of a tile, D hidden
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,8 +54,10 @@ def tiled_loss_sum(
     return jax.lax.scan(add_tile, jnp.zeros((), accumulator(x_BSD.dtype)), tiles)[0]
 
 
-def dense_loss(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Computes the mean cross-entropy over the targets of a batch, layers checkpointed and logits in tiles.
+def dense_losses(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Computes the mean cross-entropy over the targets of a batch, and the penalty of the layers' sums.
+
+    Layers are checkpointed and logits are in tiles.
 
     Args:
         model: gives the structure; its own parameter values are not read.
@@ -62,14 +65,31 @@ def dense_loss(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]
         batch: int32 [B, S] each: tokens, targets (-1 = no loss), positions, document_ids.
 
     Returns:
-        Scalar loss in nats a target, in at least float32; 0 if the batch has no target.
+        Scalar loss in nats a target, in at least float32, 0 if the batch has no target; and the scalar penalty, 0 where
+        layers have none.
     """
     graphdef, _, rest = nnx.split(model, nnx.Param, ...)
     model = nnx.merge(graphdef, params, rest)
-    x_BSD = model.hidden_states(batch["tokens"], batch["positions"], batch["document_ids"], checkpoint_layers=True)
+    tokens = batch["tokens"], batch["positions"], batch["document_ids"]
+    x_BSD, sums = model.hidden_states_and_sums(*tokens, checkpoint_layers=True)
     total = tiled_loss_sum(model, x_BSD, batch["targets"])
     num_targets = jnp.sum(batch["targets"] >= 0)
-    return total / jnp.maximum(num_targets, 1).astype(total.dtype)
+    loss = total / jnp.maximum(num_targets, 1).astype(total.dtype)
+    return loss, _penalty(model, sums).astype(loss.dtype)
+
+
+def _penalty(model: Decoder, sums_LB: Any) -> jax.Array:
+    penalty = getattr(model.layers, "penalty", None)
+    if penalty is None:
+        return jnp.zeros(())
+    if penalty.over == "batch":
+        return penalty(jax.tree.map(lambda x: x.sum(1), sums_LB))
+    return jnp.mean(jax.vmap(penalty, in_axes=1)(sums_LB))
+
+
+def dense_loss(model: Decoder, params: nnx.State, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the first of `dense_losses`: the tokens' loss alone."""
+    return dense_losses(model, params, batch)[0]
 
 
 def dense_value_and_grad(
@@ -81,6 +101,16 @@ def dense_value_and_grad(
         model: gives the structure.
 
     Returns:
-        A function whose gradients have the tree and the dtypes of `params`.
+        A function whose gradients have the tree and the dtypes of `params`. The loss is the tokens' alone; the
+        gradients are those of its sum with the penalty.
     """
-    return jax.value_and_grad(lambda params, batch: dense_loss(model, params, batch))
+
+    def total(params: nnx.State, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        loss, penalty = dense_losses(model, params, batch)
+        return loss + penalty, loss
+
+    def f(params: nnx.State, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, nnx.State]:
+        (_, loss), grads = jax.value_and_grad(total, has_aux=True)(params, batch)
+        return loss, grads
+
+    return f

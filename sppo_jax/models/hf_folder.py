@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sppo_jax.config.hf_config import FAMILIES, read_config
 from sppo_jax.files import parse_json
+from sppo_jax.models.hf_experts import QUANTIZED, Form, form_of
 from sppo_jax.models.hf_tensors import NO_PARAMETERS, tensor_shapes
 
 if TYPE_CHECKING:
@@ -98,6 +100,12 @@ class TensorFolder:
                 "again"
             ) from None
 
+    @property
+    def form(self) -> Form:
+        """Form of the experts, by the names of the tensors and by the family of config.json."""
+        family = FAMILIES.get(str(read_config(self._folder).get("model_type")))
+        return form_of(self._file_of, (family and family.fused_experts) or "separate")
+
     def check(self, model: ModelConfig) -> None:
         """Checks names, shapes and dtypes of all tensors against the headers of the files.
 
@@ -107,7 +115,12 @@ class TensorFolder:
         Raises:
             ValueError: a tensor is missing, has another shape or dtype, or has no place in the model.
         """
-        wanted = tensor_shapes(model)
+        quantized = next((name for name in self._file_of if QUANTIZED.match(name)), None)
+        if quantized is not None:
+            raise ValueError(
+                f"tensors must be unquantized, got {quantized} in {self._folder}; convert the unquantized model"
+            )
+        wanted = tensor_shapes(model, self.form)
         missing = [name for name in wanted if name not in self._file_of]
         if missing:
             raise ValueError(
@@ -155,6 +168,13 @@ class TensorFolder:
     def read(self, name: str, part: tuple[slice, ...]) -> np.ndarray:
         """Reads a part of a tensor, one slice for each dim; returns a copy in the dtype of the file."""
         return self._slice(name)[part]
+
+
+def form_like(folder: Path | None, model: ModelConfig) -> Form:
+    """Returns the form in which a folder has experts; one tensor an expert where model or folder have none."""
+    if not model.experts.count or folder is None or not any((folder / name).is_file() for name in (INDEX, WEIGHTS)):
+        return "separate"
+    return TensorFolder(folder).form
 
 
 def _equal(first: np.ndarray, second: np.ndarray) -> bool:

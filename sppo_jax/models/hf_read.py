@@ -22,7 +22,8 @@ from sppo_jax.config.model import ModelConfig
 from sppo_jax.dtypes import compute_dtype
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.hf_folder import TensorFolder
-from sppo_jax.models.hf_tensors import parameter_shapes, read_parameter, rules_for, sizes_of
+from sppo_jax.models.hf_rules import read_parameter
+from sppo_jax.models.hf_tensors import parameter_shapes, rules_for, sizes_of
 from sppo_jax.paths import local_path
 
 
@@ -33,7 +34,7 @@ def from_hf(
     dtype: str = "auto",
     **settings: Any,
 ) -> Decoder:
-    """Imports a Llama, Qwen2, Qwen3 or Mistral model with its weights.
+    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE or Mistral model with its weights.
 
     Args:
         path: folder with config.json and safetensors.
@@ -89,16 +90,16 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
         ValueError: the folder has moved, is incomplete, or is of another model.
     """
     config = _model_config({"hf": str(path)})
-    rules, sizes = rules_for(config), sizes_of(config)
-    got, wanted = shapes_by_path(shapes), parameter_shapes(config)
+    folder = TensorFolder(local_path(path, "the folder"))
+    got, wanted = shapes_by_path(shapes), parameter_shapes(config, folder.form)
     for name in sorted(set(got) | set(wanted)):
         if got.get(name) != wanted.get(name):
             raise ValueError(
                 f"the model must have the shape of the weights in {path}: {name} must be {wanted.get(name)}, got "
                 f"{got.get(name)}; set model: hf:{path} to take the shape from the folder"
             )
-    folder = TensorFolder(local_path(path, "the folder"))
     folder.check(config)
+    rules, sizes = rules_for(config, folder.form), sizes_of(config)
 
     def load(key: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> jax.Array:
         read = partial(read_parameter, rules[path_name(key)], folder.read, sizes=sizes, dtype=leaf.dtype)

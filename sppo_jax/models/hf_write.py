@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -21,9 +21,11 @@ from sppo_jax.config.hf_export import shape_to_hf
 from sppo_jax.config.model import ModelConfig
 from sppo_jax.models.counts import num_params
 from sppo_jax.models.decoder import Decoder
-from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS
+from sppo_jax.models.hf_experts import Form
+from sppo_jax.models.hf_folder import DTYPES, INDEX, WEIGHTS, form_like
 from sppo_jax.models.hf_read import path_name, shapes_by_path
-from sppo_jax.models.hf_tensors import parameter_shapes, places, tensor_shapes, to_tensor
+from sppo_jax.models.hf_rules import to_tensor
+from sppo_jax.models.hf_tensors import Place, parameter_shapes, places, tensor_shapes
 from sppo_jax.models.hf_tokenizer import copy_tokenizer, set_length
 from sppo_jax.paths import local_path
 from sppo_jax.stopping import removed_if_stopped
@@ -50,7 +52,8 @@ def to_hf(
             process.
         path: the folder; must not be there, or be empty.
         config: the model's shape, where only parameters are given.
-        like: Hugging Face folder from which special tokens, family and tokenizer are taken; None: none are.
+        like: Hugging Face folder from which special tokens, family, tokenizer and the form of experts' tensors are
+            taken; None: none are.
         dtype: of the tensors: float32, bfloat16, float16, or auto: that of the parameters.
         length: tokens of the longest sequence it was trained on, for `max_position_embeddings`; 0: not known.
         shard_bytes: size above which tensors are written to several files with an index.
@@ -73,7 +76,7 @@ def to_hf(
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES.values())}, got {dtype!r}; choose one")
     content = shape_to_hf(config, like=origin, length=length, dtype=name)
     with new_folder(path, num_params(config) * np.dtype(_numpy_dtype(name)).itemsize) as folder:
-        _write_tensors(folder, leaves, config, np.dtype(_numpy_dtype(name)), shard_bytes)
+        _write_tensors(folder, leaves, config, form_like(like, config), np.dtype(_numpy_dtype(name)), shard_bytes)
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if like is not None:
             copy_tokenizer(like, folder)
@@ -162,13 +165,13 @@ def _numpy_dtype(name: str) -> Any:
 
 
 def _write_tensors(
-    folder: Path, leaves: Mapping[str, jax.Array], config: ModelConfig, dtype: np.dtype, shard_bytes: int
+    folder: Path, leaves: Mapping[str, jax.Array], config: ModelConfig, form: Form, dtype: np.dtype, shard_bytes: int
 ) -> None:
     """Writes all tensors, in one file or in several with an index."""
-    shapes = tensor_shapes(config)
+    shapes = tensor_shapes(config, form)
     num_bytes = {name: math.prod(shape) * dtype.itemsize for name, shape in shapes.items()}
     shards = _shards(num_bytes, shard_bytes)
-    of = {name: (rule, layer) for name, rule, layer in places(config)}
+    of = {place.name: place for place in places(config, form)}
     file_of = {}
     for number, names in enumerate(shards, start=1):
         file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
@@ -176,21 +179,26 @@ def _write_tensors(
         with (folder / file).open("wb") as out:
             _write_header(out, {name: shapes[name] for name in names}, dtype)
             for name in names:
-                rule, layer = of[name]
-                values = _cast(to_tensor(rule, _fetch(leaves[rule.ours], layer)), dtype, name)
-                out.write(values.reshape(-1).view(np.uint8).data)
+                out.write(_cast(_tensor(of[name], leaves), dtype, name).reshape(-1).view(np.uint8).data)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(num_bytes.values())}, "weight_map": file_of}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
+def _tensor(place: Place, leaves: Mapping[str, jax.Array]) -> np.ndarray:
+    return to_tensor(place.rules, [_fetch(leaves[rule.ours], place.index) for rule in place.rules])
+
+
 def _shards(num_bytes: Mapping[str, int], most: int) -> list[list[str]]:
     """Assigns tensors to files in order; each file has at most `most` bytes, or one tensor."""
     shards: list[list[str]] = [[]]
-    for name in num_bytes:
-        if shards[-1] and sum(num_bytes[other] for other in shards[-1]) + num_bytes[name] > most:
+    held = 0
+    for name, size in num_bytes.items():
+        if shards[-1] and held + size > most:
             shards.append([])
+            held = 0
         shards[-1].append(name)
+        held += size
     return shards
 
 
@@ -221,18 +229,26 @@ def _cast(values: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
     return cast
 
 
-def _fetch(leaf: jax.Array, layer: int | None) -> np.ndarray:
-    """Copies a parameter, or one layer of a parameter, to the host, piece by piece from the devices that hold it."""
-    if layer is None and leaf.is_fully_replicated:
+def _fetch(leaf: jax.Array, index: tuple[int, ...]) -> np.ndarray:
+    """Copies a parameter, or what stands at an index of its first dims, to the host from the devices that hold it."""
+    if not index and leaf.is_fully_replicated:
         return np.asarray(leaf.addressable_shards[0].data)
-    out = np.empty(leaf.shape if layer is None else leaf.shape[1:], leaf.dtype)
+    depth = len(index)
+    out = np.empty(leaf.shape[depth:], leaf.dtype)
     for shard in leaf.addressable_shards:
         if shard.replica_id:
             continue
-        if layer is None:
-            out[shard.index] = np.asarray(shard.data)
-            continue
-        start, stop, _ = shard.index[0].indices(leaf.shape[0])
-        if start <= layer < stop:
-            out[shard.index[1:]] = np.asarray(jax.lax.dynamic_index_in_dim(shard.data, layer - start, 0, False))
+        spans = [part.indices(size)[:2] for part, size in zip(shard.index[:depth], leaf.shape[:depth], strict=True)]
+        if all(start <= number < stop for number, (start, stop) in zip(index, spans, strict=True)):
+            first = [number - start for number, (start, _) in zip(index, spans, strict=True)]
+            out[shard.index[depth:]] = np.asarray(_row(shard.data, first))
     return out
+
+
+def _row(values: jax.Array, index: Sequence[int]) -> jax.Array:
+    """Returns what stands at an index of the first dims; another index compiles nothing new."""
+    if not index:
+        return values
+    inner = values.shape[len(index) :]
+    start = (*index, *[0] * len(inner))
+    return jax.lax.dynamic_slice(values, start, (*[1] * len(index), *inner)).reshape(inner)

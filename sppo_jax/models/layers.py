@@ -3,7 +3,12 @@
 `before_attention` and `after_attention` are the whole protocol between a layer and the trainer: attention itself is
 not theirs. Both accept any leading dimensions and must not mix tokens or communicate.
 
-Shape letters: T tokens, D hidden size, N query heads, K key and value heads, H head size, F MLP size.
+A layer that chooses, such as one with experts, has a third method: `choose(x, out)` returns integers of each token,
+which `after_attention(x, out, choices)` gets again in the backward. A layer may return shares beside its output, which
+the trainer adds up over tokens; the layer's attribute `penalty` is the loss of these sums (`models.balance.Penalty`).
+
+Shape letters: T tokens, D hidden size, N query heads, K key and value heads, H head size, F MLP size, k experts of a
+token.
 """
 
 from __future__ import annotations
@@ -16,7 +21,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sppo_jax.dtypes import accumulator, compute_dtype
+from sppo_jax.models.balance import Balance
+from sppo_jax.models.experts import ExpertsMLP
 from sppo_jax.models.rotary import rotary_cos_sin, rotate
+from sppo_jax.models.router import Shares
 
 if TYPE_CHECKING:
     from sppo_jax.config.model import ModelConfig
@@ -80,10 +88,15 @@ class DecoderLayer(nnx.Module):
             self.key_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
 
         self.mlp_norm = RMSNorm(hidden, eps=config.norm_eps, dtype=stored)
+        self._create_mlp(residual_scale, rngs)
+
+    def _create_mlp(self, residual_scale: float, rngs: nnx.Rngs) -> None:
+        config, stored = self.config, accumulator(self.dtype)
+        shape = (config.hidden_size, config.mlp_size)
         if config.mlp == "swiglu":
-            self.gate = normal_param(rngs, (hidden, config.mlp_size), scale, stored)
-        self.up = normal_param(rngs, (hidden, config.mlp_size), scale, stored)
-        self.down = normal_param(rngs, (config.mlp_size, hidden), residual_scale, stored)
+            self.gate = normal_param(rngs, shape, config.init_scale, stored)
+        self.up = normal_param(rngs, shape, config.init_scale, stored)
+        self.down = normal_param(rngs, shape[::-1], residual_scale, stored)
 
     def _cast(self, param: nnx.Param) -> jax.Array:
         return param[...].astype(self.dtype)
@@ -121,9 +134,12 @@ class DecoderLayer(nnx.Module):
         Returns:
             y_TD, the next layer's input, in the compute dtype.
         """
-        attended_TD = jnp.einsum("...tnh,nhd->...td", out_TNH.astype(self.dtype), self._cast(self.output))
-        x_TD = x_TD.astype(self.dtype) + attended_TD
+        x_TD = self._add_attention(x_TD, out_TNH)
         return x_TD + self._mlp(self.mlp_norm(x_TD))
+
+    def _add_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
+        attended_TD = jnp.einsum("...tnh,nhd->...td", out_TNH.astype(self.dtype), self._cast(self.output))
+        return x_TD.astype(self.dtype) + attended_TD
 
     def _mlp(self, h_TD: jax.Array) -> jax.Array:
         up_TF = jnp.einsum("...td,df->...tf", h_TD, self._cast(self.up))
@@ -132,3 +148,46 @@ class DecoderLayer(nnx.Module):
         else:
             inner_TF = jax.nn.gelu(up_TF, approximate=True)
         return jnp.einsum("...tf,fd->...td", inner_TF, self._cast(self.down))
+
+
+class ExpertsLayer(DecoderLayer):
+    """A decoder layer with a mixture of experts in place of its MLP."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        """Creates the parameters of one layer; arguments as `DecoderLayer`."""
+        super().__init__(config, rngs=rngs)
+        self.penalty = Balance.of(config.experts)
+
+    def _create_mlp(self, residual_scale: float, rngs: nnx.Rngs) -> None:
+        self.experts = ExpertsMLP(self.config, residual_scale, rngs=rngs)
+
+    def choose(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
+        """Returns the experts of each token, chosen_Tk, as integers.
+
+        Args:
+            x_TD: what `before_attention` was given.
+            out_TNH: the attention output.
+        """
+        h_TD = self.mlp_norm(self._add_attention(x_TD, out_TNH))
+        return self.experts.choose(h_TD.reshape(-1, h_TD.shape[-1])).reshape(*h_TD.shape[:-1], -1)
+
+    def after_attention(self, x_TD: jax.Array, out_TNH: jax.Array, chosen_Tk: jax.Array) -> tuple[jax.Array, Shares]:
+        """Adds the projected attention output and the experts' outputs to the residual stream.
+
+        Args:
+            x_TD: what `before_attention` was given.
+            out_TNH: the attention output.
+            chosen_Tk: from `choose`.
+
+        Returns:
+            y_TD, the next layer's input, in the compute dtype; and each token's shares of the layer's sums.
+        """
+        x_TD = self._add_attention(x_TD, out_TNH)
+        lead, hidden = x_TD.shape[:-1], x_TD.shape[-1]
+        y, shares = self.experts(self.mlp_norm(x_TD).reshape(-1, hidden), chosen_Tk.reshape(-1, chosen_Tk.shape[-1]))
+        return x_TD + y.reshape(x_TD.shape), jax.tree.map(lambda a: a.reshape(*lead, *a.shape[1:]), shares)
+
+
+def layer_of(config: ModelConfig) -> type[DecoderLayer]:
+    """Returns the class of a model's layers."""
+    return ExpertsLayer if config.experts.count else DecoderLayer

@@ -40,7 +40,7 @@ from sppo_jax.dtypes import accumulator
 from sppo_jax.environment import check_memory_limits
 from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
-from sppo_jax.models.layers import DecoderLayer
+from sppo_jax.models.layers import layer_of
 from sppo_jax.models.leaves import TABLES, is_cast, part_of
 from sppo_jax.pipeline import executor as run
 from sppo_jax.pipeline import host_stash, layout, storage
@@ -50,6 +50,7 @@ from sppo_jax.pipeline.host_stash import Stash
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.run import Sequences
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
+from sppo_jax.pipeline.shares import SharesLayout
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.stash import StashLayout
 from sppo_jax.pipeline.state import evaluation_state, training_state
@@ -92,26 +93,30 @@ class Step:
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
         leaf = jax.tree.leaves(self.params["layers"])[0]
         self.num_layers = layers_per_virtual_stage(leaf.shape[0], plan.mesh.pipe, plan.schedule.interleave)
-        self.head_shape = self._head_shape()
+        self.head_shape, self.shares = self._traced()
         self.program = lower(plan, self.head_shape, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
 
-    def _head_shape(self) -> AttentionShape:
-        """Traces one layer to find its heads, and checks that `seq` can divide them."""
+    def _traced(self) -> tuple[AttentionShape, SharesLayout | None]:
+        """Traces one layer to find its heads and its shares, and checks that `seq` can divide the heads."""
         plan, dtype = self.plan, jnp.dtype(self.model.dtype)
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.params["layers"])
         others = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.block.others)
         hidden = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((1, hidden), dtype)
-        q, k, _ = jax.eval_shape(self.block.before, Weights(one, others), x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
+        weights = Weights(one, others)
+        q, k, _ = jax.eval_shape(self.block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
+        chosen = jax.eval_shape(self.block.choose, weights, x_TD, q)
+        _, like = jax.eval_shape(self.block.after, weights, x_TD, q, chosen)
         check(Facts(num_heads=q.shape[1], kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq))
-        return AttentionShape(
+        heads = AttentionShape(
             num_heads=q.shape[1] // plan.ulysses,
             num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
             head_dim=q.shape[2],
             itemsize=dtype.itemsize,
         )
+        return heads, SharesLayout(like, self.block.penalty, plan, dtype) if jax.tree.leaves(like) else None
 
     @property
     def platform(self) -> str:
@@ -164,7 +169,9 @@ class Step:
     def __call__(self, params: nnx.State, batch: Mapping, stash: Stash | None = None):
         """Runs the step on parameters in their own shapes or stored; pure and traceable.
 
-        With the pieces of its stash given, it returns its results and the pieces.
+        A training step returns the loss, the gradients, the sum of the squares of those on the host if some are there,
+        and the totals of the layers' shares if they return some. With the pieces of its stash given, it returns these
+        results and the pieces.
         """
         in_force = mesh_in_force()
         if in_force is not None and in_force.size != self.mesh.size:
@@ -206,6 +213,10 @@ class Step:
         layout = stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=is_short)
         return replace(layout, host_pieces=self.plan.host_pieces)
 
+    def with_totals(self, params: nnx.State, batch: Mapping) -> tuple:
+        """Runs the step; returns what `__call__` returns."""
+        return self(params, batch)
+
     def with_stash(self, params: nnx.State, batch: Mapping, stash: Stash) -> tuple:
         """Runs the step with the pieces of its stash given; returns what the step returns, and the pieces."""
         return self(params, batch, stash)
@@ -232,7 +243,7 @@ class Step:
         striped = [layout.stripe(jnp.asarray(batch[key], jnp.int32), plan) for key in KEYS]
         out_specs = layout.STRIPED
         if self.train:
-            out_specs = (P(), storage.gradient_specs(shares), *[P()] * on_host)
+            out_specs = (P(), storage.gradient_specs(shares), *[P()] * (on_host + (self.shares is not None)))
         of_stash = () if stash is None else (host_stash.spec(self.mesh),)
         as_written = self.mesh.size == 1 or keeps_order(self.platform)
         on_device = partial(self._on_device, shares)
@@ -271,7 +282,7 @@ class Step:
         if sharded is not None:
             shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), sharded.wholes)
             layers = layers._replace(params=shapes)
-        stage = Stage(self.block, layers, self.num_layers, plan.stash)
+        stage = Stage(self.block, layers, self.num_layers, plan.stash, self.shares)
         executor = run.Executor(
             plan=plan,
             program=program,
@@ -296,7 +307,8 @@ class Step:
         layers, *squares = trained.weights.gradients(executor)
         grads, num_members = trained.grads._replace(layers=layers), plan.mesh.data * plan.mesh.seq
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
-        return loss, storage.stack(grads, shares), *squares, *[trained.stash.host] * len(stash)
+        totals = () if self.shares is None else (self.shares.totals(trained.shares_MvnW),)
+        return loss, storage.stack(grads, shares), *squares, *totals, *[trained.stash.host] * len(stash)
 
     @property
     def _by_groups(self) -> bool:
@@ -460,7 +472,7 @@ def _compile_once(request: _Request) -> tuple[Step, Callable]:
 
 def _jitted(plan: Plan, structure: Structure, mesh: Mesh, *, train: bool) -> tuple[Step, Callable]:
     model = structure.model()
-    if type(model.layers) is not DecoderLayer:
+    if type(model.layers) is not layer_of(model.config):
         check_block(model)
     step = Step(plan, model, mesh, train=train)
     return step, jax.jit(step.__call__, compiler_options=step.compiler_options)
@@ -483,7 +495,7 @@ def check_whole(step: Step) -> None:
 def _checked(step: Step, compiled: Callable) -> Callable:
     """Makes the function that users get: a new one each time, because a jit around it remembers what it traced."""
 
-    def f(params: nnx.State, batch: Mapping):
+    def with_totals(params: nnx.State, batch: Mapping):
         check_whole(step)
         step.check(params, batch)
         batch = {key: batch[key] for key in KEYS}
@@ -494,6 +506,10 @@ def _checked(step: Step, compiled: Callable) -> Callable:
             outputs = compiled(*jax.tree.map(without_explicit_sharding, (params, batch)))
         return jax.block_until_ready(outputs) if one_at_a_time(step.platform) else outputs
 
+    def f(params: nnx.State, batch: Mapping):
+        outputs = with_totals(params, batch)
+        return outputs[:-1] if step.train and step.shares is not None else outputs
+
     def prepare(params: nnx.State, batch: Mapping) -> None:
         """Compiles the program for arguments like these, if it is not compiled yet."""
         step.check(params, batch)
@@ -503,5 +519,5 @@ def _checked(step: Step, compiled: Callable) -> Callable:
 
     f.compiler_options = step.compiler_options  # for a jit around f
     f.stash_shapes, f.with_stash = step.stash_shapes, step.with_stash  # for a jit that keeps the stash
-    f.prepare = prepare
+    f.prepare, f.with_totals = prepare, with_totals
     return f

@@ -1,6 +1,6 @@
 """One layer as pure functions of its weights, and the arrays to save so that a backward need not run them again.
 
-Letters: T tokens, D hidden size, N query heads, K key/value heads, H head dim.
+Letters: T tokens, D hidden size, N query heads, K key/value heads, H head dim, k choices of a token.
 """
 
 from collections.abc import Callable
@@ -30,6 +30,8 @@ class Block:
                     "DecoderLayer"
                 )
         self.graphdef, _, self.others = nnx.split(layers, nnx.Param, ...)
+        self.penalty = getattr(layers, "penalty", None)
+        self.chooses = callable(getattr(layers, "choose", None))
 
     def _merge(self, weights: Weights):
         return nnx.merge(self.graphdef, weights.params, weights.others)
@@ -38,9 +40,15 @@ class Block:
         """Returns q_TNH, k_TKH, v_TKH."""
         return self._merge(weights).before_attention(x_TD, positions_T)
 
-    def after(self, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
-        """Returns y_TD."""
-        return self._merge(weights).after_attention(x_TD, out_TNH)
+    def choose(self, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array | None:
+        """Returns integers chosen_Tk, which the backward needs; None for a layer that chooses nothing."""
+        return self._merge(weights).choose(x_TD, out_TNH) if self.chooses else None
+
+    def after(self, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array, chosen_Tk: jax.Array | None = None):
+        """Returns y_TD, and each token's shares, a tree of arrays [T, ...]: () for a layer that returns none."""
+        choices = () if chosen_Tk is None else (chosen_Tk,)
+        result = self._merge(weights).after_attention(x_TD, out_TNH, *choices)
+        return result if isinstance(result, tuple) else (result, ())
 
     def vjp_before(self, weights: Weights, x_TD, positions_T):
         """Returns (q, k, v) and the function from their cotangents to those of the parameters and x."""
@@ -48,11 +56,13 @@ class Block:
             _keep_products(lambda p, x: self.before(weights._replace(params=p), x, positions_T)), weights.params, x_TD
         )
 
-    def vjp_after(self, weights: Weights, x_TD, out_TNH):
-        """Returns y and the function from its cotangent to those of the parameters, x and out."""
-        return jax.vjp(
-            _keep_products(lambda p, x, o: self.after(weights._replace(params=p), x, o)), weights.params, x_TD, out_TNH
-        )
+    def vjp_after(self, weights: Weights, x_TD, out_TNH, chosen_Tk=None):
+        """Returns (y, shares) and the function from their cotangents to those of the parameters, x and out."""
+
+        def after(params, x, out):
+            return self.after(weights._replace(params=params), x, out, chosen_Tk)
+
+        return jax.vjp(_keep_products(after), weights.params, x_TD, out_TNH)
 
 
 def _keep_products(f: Callable) -> Callable:

@@ -126,22 +126,23 @@ class Executor(Run):
         is_held = _is_under_way(coming) or sent is not None
         late = {name: one for name, one in coming.items() if name not in early}
         held = (late, sent) if is_held else None
-        y_TD, cache, filled, held, early = stages.forward(
-            self._held(state), unit, x_TD, state.prefixes.cache, split, filling, held, early or None
+        memory = stages.Memory(state.prefixes.cache, state.shares_MvnW if self.train else None)
+        y_TD, memory, filled, held, early = stages.forward(
+            self._held(state), unit, x_TD, memory, split, filling, held, early or None
         )
         chex.assert_equal_shape((x_TD, y_TD))
         register = buffers.write(state.x_TD, (0,), self._shift(y_TD, 1))
         state = state._replace(
             x_TD=register,
             tags=tags,
-            prefixes=replace(state.prefixes, cache=cache),
+            prefixes=replace(state.prefixes, cache=memory.cache),
             waiting=state.waiting.let_in(self, tick, register),
         )
         late, sent = held or (coming, sent)
         state = self._arrive(tick, state, late | (early or {}))
         if self.train:
             stash = state.stash if sent is None else state.stash.with_sent(sent)
-            state = state._replace(stash=stash.with_filled(tick, filled))
+            state = state._replace(stash=stash.with_filled(tick, filled), shares_MvnW=memory.shares_MvnW)
         return state
 
     def _early(self, tick: Tick, state: State, coming: Coming) -> Coming:
@@ -228,6 +229,10 @@ class Executor(Run):
         )
         stash, sums = state.stash.to_use(self, tick), stages.Sums(prefixes.grads, state.weights.sums)
         unit, held = units.unit(self, tick, passes.backward, state.tags), coming if _is_under_way(coming) else None
+        if self.stage.shares is not None:
+            row = tick.row
+            gradient_nW = self.stage.shares.gradient(state.shares_MvnW, row["sequence"], row["group"][me])
+            unit = unit._replace(gradient_nW=gradient_nW)
         dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, prefixes.cache, sums, splits, stash, held)
         chex.assert_equal_shape((dx_TD, dy_TD))
         state = state._replace(

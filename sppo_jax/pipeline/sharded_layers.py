@@ -76,7 +76,9 @@ class ShardedLayers:
         # Without the barrier XLA may copy the sums before it writes zeros.
         totals, sums = lax.optimization_barrier((totals, sums))
         zeroed = jax.tree.map(lambda x: buffers.write_slot(x, slot, jnp.zeros(x.shape[1:], x.dtype)), sums)
-        return totals, zeroed
+        # Zeros of an only slot depend on no sums. Without the barrier XLA puts the scatter off behind the ticks of the
+        # next group, and holds the sums of two groups.
+        return lax.optimization_barrier((totals, zeroed))
 
 
 def _flat(like: jax.ShapeDtypeStruct) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """A stage's layers on one chunk, forward and backward: one scan over layers, one collective pattern for every stage.
 
-Letters: T tokens of a tick on one device, D hidden size, N query heads, K key/value heads, H head dim.
+Letters: T tokens of a tick on one device, D hidden size, N query heads, K key/value heads, H head dim, k choices of a
+token, n layers of a group, W elements of a layer's shares.
 """
 
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from sppo_jax.attention import groups
 from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
+from sppo_jax.pipeline.shares import SharesLayout
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
 from sppo_jax.pipeline.turn import when
 from sppo_jax.plan.parts import StashPlan
@@ -28,18 +30,26 @@ def _rest_names(q_TNH, leaves) -> dict:
 class Stage:
     """The layers of one device: what they are, and how their stash looks."""
 
-    def __init__(self, block: Block, weights: Weights, num_layers: int, places: StashPlan, slots=None):
+    def __init__(
+        self,
+        block: Block,
+        weights: Weights,
+        num_layers: int,
+        places: StashPlan,
+        shares: SharesLayout | None = None,
+        slots=None,
+    ):
         """Keeps the weights [groups, layers, ...], already in the compute dtype, and the places of the stash.
 
         Where parameters are gathered group by group, `weights` has their shapes, and `slots` the parameters of the
-        groups whose turn it is, [slots, layers, elements].
+        groups whose turn it is, [slots, layers, elements]. `shares` is None where layers return none.
         """
         self.block, self.weights, self.num_layers, self.places = block, weights, num_layers, places
-        self.slots = weights.params if slots is None else slots
+        self.shares, self.slots = shares, weights.params if slots is None else slots
 
     def holding(self, slots) -> "Stage":
         """Returns the same stage with these parameters in its slots."""
-        return Stage(self.block, self.weights, self.num_layers, self.places, slots)
+        return Stage(self.block, self.weights, self.num_layers, self.places, self.shares, slots)
 
     def layer_weights(self, unit: "Unit", layer) -> Weights:
         """Picks one layer's weights."""
@@ -54,18 +64,25 @@ class Stage:
         """Traces one layer abstractly."""
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), self.weights)
         q, k, _ = jax.eval_shape(self.block.before, weights, x_TD, positions_T)
+        chosen = jax.eval_shape(self.block.choose, weights, x_TD, q)
         before = after = None
         if self.places.rest != "recompute":
             before = Residuals.of(self.block.vjp_before, weights, x_TD, positions_T)
-            after = Residuals.of(self.block.vjp_after, weights, x_TD, q)
-        return LayerShapes(q, k, before, after)
+            after = Residuals.of(self.block.vjp_after, weights, x_TD, q, chosen)
+        return LayerShapes(q, k, chosen, before, after)
 
     def layout(self, stash, num_slots: int, x_TD, positions_T, *, has_short_rows: bool = False) -> StashLayout:
         """Lays out the stash of one class."""
-        if self.places.inputs == "recompute":
-            return StashLayout(chunk_entries(stash, {"x": x_TD}), 1, num_slots)
         shapes = self.shapes(x_TD, positions_T)
-        named = {"x": x_TD}
+        named, chosen = {"x": x_TD}, shapes.chosen_Tk
+        if self.places.inputs == "recompute":
+            if chosen is not None:
+                named["chosen"] = jax.ShapeDtypeStruct(
+                    (x_TD.shape[0], self.num_layers, *chosen.shape[1:]), chosen.dtype
+                )
+            return StashLayout(chunk_entries(stash, named), 1, num_slots)
+        if chosen is not None:
+            named["chosen"] = chosen
         if not stash.recomputes:
             named["out"] = shapes.q_TNH
             named["lse"] = jax.ShapeDtypeStruct(shapes.q_TNH.shape[:2], accumulator(shapes.q_TNH.dtype))
@@ -78,16 +95,21 @@ class Stage:
 
 
 class LayerShapes(NamedTuple):
-    """Shapes of q and k, and how a layer's vjp functions come apart (None where they are recomputed)."""
+    """Shapes of q, k and choices, and how a layer's vjp functions come apart (None where they are recomputed)."""
 
     q_TNH: jax.ShapeDtypeStruct
     k_TKH: jax.ShapeDtypeStruct
+    chosen_Tk: jax.ShapeDtypeStruct | None
     before: Residuals | None
     after: Residuals | None
 
 
 class Unit(NamedTuple):
-    """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot."""
+    """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot.
+
+    Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward
+    the gradient of the shares' sums, if they have a penalty.
+    """
 
     group: jax.Array
     weight_slot: jax.Array
@@ -95,6 +117,22 @@ class Unit(NamedTuple):
     chunk: Chunk
     positions_T: jax.Array
     stash_slot: jax.Array
+    sequence: jax.Array | None = None
+    is_real_T: jax.Array | None = None
+    gradient_nW: jax.Array | None = None
+
+
+class Memory(NamedTuple):
+    """What layers write to besides their outputs: keys and values, and in training the sums of shares, if any."""
+
+    cache: Cache
+    shares_MvnW: jax.Array | None = None
+
+
+class Again(NamedTuple):
+    """What a layer chose when it ran first; None for a layer that chooses nothing."""
+
+    chosen_Tk: jax.Array | None
 
 
 def run_layers(num_layers: int, body, carry, held=None):
@@ -122,21 +160,21 @@ def run_layers(num_layers: int, body, carry, held=None):
     return carry, held
 
 
-def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=None, held=None, early=None):
+def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=None, held=None, early=None):
     """Runs a group of layers on a chunk.
 
     Args:
         stage: the layers.
         unit: the chunk.
         x_TD: input of the first layer.
-        cache: keys and values; the chunk's are written.
+        memory: the chunk's keys and values are written, and its shares are added.
         split: how `seq` is divided.
         stash: None, or (layout, kept buffers, part for the host) to fill.
         held: arrays on their way from the host, see `run_layers`.
         early: an array on its way that is held back until attention, in a group of one layer.
 
     Returns:
-        y_TD, cache, (kept, host part) or None, held, early.
+        y_TD, memory, (kept, host part) or None, held, early.
     """
     layout, *parts = stash if stash else (None,)
     whole_layers = layout is not None and layout.num_layers == stage.num_layers
@@ -144,36 +182,50 @@ def forward(stage: Stage, unit: Unit, x_TD, cache: Cache, split: Split, stash=No
         parts = layout.put(*parts, unit.stash_slot, 0, {"x": x_TD})
 
     def body(carry, layer):
-        x, cache, parts, early = carry
-        y, cache, values = _forward_layer(stage, x, unit, layer, cache, split, early=early)
+        x, memory, parts, early = carry
+        y, memory, values = _forward_layer(stage, x, unit, layer, memory, split, early=early)
         if whole_layers:
             parts = layout.put(*parts, unit.stash_slot, layer, values)
-        return y, cache, tuple(parts), values["early"]
+        elif layout is not None:
+            parts = layout.put_choices(*parts, unit.stash_slot, layer, values)
+        return y, memory, tuple(parts), values["early"]
 
-    carry = x_TD, cache, tuple(parts), early
-    (y_TD, cache, parts, early), held = run_layers(stage.num_layers, body, carry, held)
-    return y_TD, cache, parts, held, early
+    carry = x_TD, memory, tuple(parts), early
+    (y_TD, memory, parts, early), held = run_layers(stage.num_layers, body, carry, held)
+    return y_TD, memory, parts, held, early
 
 
-def _forward_layer(stage, x, unit, layer, cache, split, *, write=True, early=None):
-    """One layer; returns its output, the cache and all that may be stashed (unused parts are never computed)."""
-    weights = stage.layer_weights(unit, layer)
+def _forward_layer(stage, x, unit, layer, memory, split, *, early=None, again=None):
+    """One layer; returns its output, the memory and all that may be stashed (unused parts are never computed).
+
+    Where `again` is given, the layer runs again: its keys and values are in the memory, and its shares have been added.
+    """
+    weights, cache = stage.layer_weights(unit, layer), memory.cache
     save_rest = stage.places.rest != "recompute"
     if save_rest:
         (q, k, v), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
     else:
         q, k, v = stage.block.before(weights, x, unit.positions_T)
-    if write:
+    if again is None:
         cache = groups.write_prefix(cache, k, v, unit.chunk, layer, split)
     out, lse = groups.forward(q, k, cache, unit.chunk, layer, split)
     if early is not None:
         out, early = lax.optimization_barrier((out, early))
-    values = {"x": x, "out": out, "lse": lse, "k": k, "v": v, "early": early}
-    if not save_rest:
-        return stage.block.after(weights, x, out), cache, values
-    y, vjp_after = stage.block.vjp_after(weights, x, out)
-    shapes = stage.shapes(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
-    return y, cache, values | _rest_names(q, (*shapes.before.take(vjp_before), *shapes.after.take(vjp_after)))
+    chosen = stage.block.choose(weights, x, out) if again is None else again.chosen_Tk
+    values = {"x": x, "out": out, "lse": lse, "k": k, "v": v, "early": early, "chosen": chosen}
+    if save_rest:
+        (y, shares), vjp_after = stage.block.vjp_after(weights, x, out, chosen)
+        shapes = stage.shapes(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
+        values |= _rest_names(q, (*shapes.before.take(vjp_before), *shapes.after.take(vjp_after)))
+    else:
+        y, shares = stage.block.after(weights, x, out, chosen)
+    memory = memory._replace(cache=cache)
+    if unit.is_real_T is not None and again is None:
+        place = (unit.sequence, unit.group, layer)
+        memory = memory._replace(
+            shares_MvnW=buffers.add(memory.shares_MvnW, place, stage.shares.of_tokens(shares, unit.is_real_T))
+        )
+    return y, memory, values
 
 
 class Sums(NamedTuple):
@@ -216,7 +268,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
     layout, kept, fetched = stash
     writes = stage.places.kv == "recompute"
     if layout.num_layers != stage.num_layers:
-        layout, kept, fetched = _rerun(stage, unit, layout.get(kept, fetched, unit.stash_slot, 0)["x"], cache, splits)
+        layout, kept, fetched = _rerun(stage, unit, layout.get(kept, fetched, unit.stash_slot, 0), cache, splits)
         unit = unit._replace(stash_slot=0)
 
     def body(carry, step):
@@ -258,17 +310,24 @@ def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=
     return run_layers(stage.num_layers, body, (cache,))[0][0]
 
 
-def _rerun(stage, unit, x_TD, cache, splits):
+def _rerun(stage, unit, saved, cache, splits):
     """Recomputes a chunk's stash from the stage's input; the chunk's keys and values are still in the cache."""
+    x_TD = saved["x"]
     stash_x = jax.ShapeDtypeStruct(x_TD.shape, x_TD.dtype)
-    q_TNH = stage.shapes(stash_x, unit.positions_T).q_TNH
+    shapes = stage.shapes(stash_x, unit.positions_T)
+    q_TNH = shapes.q_TNH
     named = {"x": stash_x, "out": q_TNH, "lse": jax.ShapeDtypeStruct(q_TNH.shape[:2], accumulator(q_TNH.dtype))}
+    if shapes.chosen_Tk is not None:
+        named["chosen"] = shapes.chosen_Tk
     layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named), stage.num_layers, 0)
-    again = unit._replace(chunk=splits.forward_chunk)
+    unit = unit._replace(chunk=splits.forward_chunk)
 
     def body(carry, layer):
         x, kept = carry
-        y, _, values = _forward_layer(stage, x, again, layer, cache, splits.forward, write=False)
+        chosen = None
+        if shapes.chosen_Tk is not None:
+            chosen = lax.dynamic_index_in_dim(saved["chosen"], layer, 1, keepdims=False)
+        y, _, values = _forward_layer(stage, x, unit, layer, Memory(cache), splits.forward, again=Again(chosen))
         return y, layout.put(kept, None, 0, layer, values)[0]
 
     (_, kept), _ = run_layers(stage.num_layers, body, (x_TD, layout.kept_buffers()))
@@ -289,14 +348,15 @@ def _saved_vjps(stage, weights, saved, unit):
     k = v = shapes.k_TKH
     if stage.places.kv == "recompute":
         _, k, v = stage.block.before(weights, x, unit.positions_T)
-    return (saved["q"], k, v), vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out)
+    chosen = saved.get("chosen")
+    return (saved["q"], k, v), vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out, chosen)
 
 
 def _made_vjps(stage, weights, saved, unit):
     """Returns what `_saved_vjps` returns, recomputed from the layer's input."""
     x = saved["x"]
     projected, vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
-    return projected, vjp_before, lambda out: stage.block.vjp_after(weights, x, out)[1]
+    return projected, vjp_before, lambda out: stage.block.vjp_after(weights, x, out, saved.get("chosen"))[1]
 
 
 def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
@@ -315,16 +375,24 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
             out, lse = when(splits.again, attend, (saved["out"], saved["lse"]))
     else:
         out, lse = attend(None)
-    dparams_after, dx_after, dout = vjp_after(out)(dy)
+    dshares = () if stage.shares is None else stage.shares.cotangents(unit.gradient_nW, layer, unit.is_real_T)
+    dparams_after, dx_after, dout = vjp_after(out)((dy, dshares))
+    layers, place = sums.layers, (unit.sum_slot, layer)
+    if stage.block.chooses:
+        # The gradients of all experts are as large as a tick's work: they are gone before attention's backward.
+        dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
     dq, dk, dv, prefix = groups.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
     dparams_before, dx_before = vjp_before((dq, dk, dv))
-    layers = jax.tree.map(
-        lambda s, a, b: buffers.add(
-            s, (unit.sum_slot, layer), (a.astype(s.dtype) + b.astype(s.dtype)).reshape(s.shape[2:])
-        ),
-        sums.layers,
-        dparams_after,
-        dparams_before,
-    )
+    layers = _added(layers, place, *[dparams_after] * (not stage.block.chooses), dparams_before)
     return dx_after + dx_before, Sums(prefix, layers), cache
+
+
+def _added(sums, place, *parts):
+    """Adds the gradients of a layer's parameters, in parts, to their sums [slots, layers, ...]."""
+
+    def add(total, *grads):
+        first, *rest = (x.astype(total.dtype) for x in grads)
+        return buffers.add(total, place, sum(rest, start=first).reshape(total.shape[2:]))
+
+    return jax.tree.map(add, sums, *parts)

@@ -184,6 +184,8 @@ class StashLayout:
         """Stashes one layer's values: kept rows into their slot, host rows into the tick's part."""
         kept, lines = dict(kept), self._lines()
         for name, entry in self.entries.items():
+            if name not in values:
+                continue
             value = values[name].reshape(entry.shape)
             if name in kept:
                 kept[name] = buffers.write(kept[name], (slot, layer), value[entry.host_rows :])
@@ -193,6 +195,14 @@ class StashLayout:
                 pieces = zip(host_part, self._cut(entry.pack(value).reshape(shape)), strict=True)
                 host_part = tuple(buffers.write(part, place, piece) for part, piece in pieces)
         return kept, host_part
+
+    def put_choices(self, kept: Arrays, host_part, slot, layer, values: Arrays) -> tuple[Arrays, Pieces | None]:
+        """Stashes one layer's choices beside the stage's input, the only layer stashed."""
+        if "chosen" not in kept:
+            return kept, host_part
+        buffer = kept["chosen"]  # [slots, 1, T, layers, k]
+        chosen_Tk = values["chosen"][None, None, :, None]
+        return {**kept, "chosen": buffers.write(buffer, (slot, 0, 0, layer), chosen_Tk)}, host_part
 
     def _cut(self, lines: jax.Array) -> list[jax.Array]:
         """Cuts whole lines into those of each piece."""
@@ -243,10 +253,10 @@ def chunk_entries(stash: StashClass, shapes: dict[str, jax.ShapeDtypeStruct]) ->
 
     Args:
         stash: the class.
-        shapes: arrays of one layer: `x`, `out`, `lse`, `k`, `v` with tokens first, and others, which move whole or not
-            at all.
+        shapes: arrays of one layer: `x`, `chosen`, `out`, `lse`, `k`, `v` with tokens first, and others, which move
+            whole or not at all.
     """
-    rows = {"x": stash.host_inputs, "out": stash.host_attention, "lse": stash.host_attention}
+    rows = dict.fromkeys(("x", "chosen"), stash.host_inputs) | dict.fromkeys(OUTS, stash.host_attention)
     rows |= dict.fromkeys(KEYS_VALUES, stash.host_kv)
     entries = {}
     for name, value in shapes.items():

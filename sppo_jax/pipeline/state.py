@@ -59,6 +59,7 @@ class TrainingState(NamedTuple):
         grads: gradients of tables and final norm; where weights are gathered this device's shares of the sums. Those
             of layers are in `weights`.
         loss: sum of the losses of all tokens.
+        shares_MvnW: sums of the shares that layers return; None where they return none.
         order: 0, known only once the last backward is done. Where a forward writes depends on it.
     """
 
@@ -73,6 +74,7 @@ class TrainingState(NamedTuple):
     grads: Physical
     loss: jax.Array
     order: jax.Array
+    shares_MvnW: jax.Array | None
 
 
 State = EvaluationState | TrainingState
@@ -134,6 +136,7 @@ def training_state(
         grads=Physical(layers=(), final_norm=norm, **{"head_VD": None} | tables.totals()),
         loss=jnp.zeros((), accumulator(tables.dtype)),
         order=jnp.zeros((), jnp.int32),
+        shares_MvnW=run.stage.shares.zeros(run.stage.num_layers) if run.stage.shares else None,
     )
 
 

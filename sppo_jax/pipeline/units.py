@@ -45,7 +45,11 @@ def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
     me = vocabulary.stage_index(run.num_stages)
     positions_T = own(run, tick, run.sequences.positions, me)
     slots = (tick.row[name][me] for name in ("group", "weights.slot", "weights.sum_slot"))
-    return Unit(*slots, chunk(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me])
+    found = Unit(*slots, chunk(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me])
+    if run.stage.shares is None or not run.train:
+        return found
+    is_real_T = real(run, tick, me) & (own(run, tick, run.sequences.documents, me) >= 0)
+    return found._replace(sequence=tick.row["sequence"][me], is_real_T=is_real_T)
 
 
 def chunk(run: Run, tick: Tick, passes: str, tags: Tags) -> Chunk:

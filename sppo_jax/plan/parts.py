@@ -1,6 +1,8 @@
 """The parts of a Plan: mesh, schedule, stash, predicted figures; and what its fields may be."""
 
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 SEQUENCE_KINDS = ("ulysses", "ring", "hybrid")
 RING_PASSES = ("auto", "kv", "q")
@@ -16,16 +18,15 @@ def cudnn_takes(itemsize: int, head_dim: int) -> bool:
     return itemsize == 2 and head_dim % 8 == 0 and head_dim <= 128
 
 
-# Fields of a model that a plan depends on.
-MODEL_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "mlp_size",
-)
+# Fields of a model that a plan depends on; and those of the MLP, or of the experts in its place.
+_MODEL_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+_EXPERTS_FIELDS = ("experts.count", "experts.chosen", "experts.size", "experts.shared_size")
+
+
+def model_shape(model: Any) -> dict[str, int]:
+    """Returns what a plan depends on of a `config.ModelConfig`, by the names of the fields."""
+    of_mlp = _EXPERTS_FIELDS if model.experts.count else ("mlp_size",)
+    return {name: attrgetter(name)(model) for name in (*_MODEL_FIELDS, *of_mlp)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,8 @@ Departures from the papers, each because the program that runs is another one:
 * Heads and tokens travel by all-to-all and ring, not by Megatron's all-gather and reduce-scatter, and weights are whole
   on every device of a stage: so each B adds a gradient as large as the stage's weights to an accumulator in device
   memory, whatever the length of the chunk. The papers have no such term; it is what makes chunks too short.
+* Experts multiply more rows than they have: every tile that any router may need. Each lot of tiles copies the arrays of
+  its experts, so experts take time whatever the length of the chunk (`predict.experts`).
 * Nothing that is sent hides behind compute, except copies to the host, which the planner sizes to hide.
 
 The seconds of one unit are a function of its chunk, with all else worked out beforehand. The search asks for the
@@ -40,6 +42,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.hardware.measured_figures import block_pairs
 from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, head_flops, layer_costs, num_tables
 from sppo_jax.plan.parts import MeshShape
+from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.stage_params import stage_params, table_params
 from sppo_jax.program.ring import AttentionShape, Ring
 from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
@@ -140,6 +143,7 @@ class CostModel:
         table_params: parameters of a stage's embedding, or of its head, where ticks gather these; else 0.
         num_tables: 2, or 1 where the embedding and the head are tied.
         host_params: a device's parameters in matrices of layers, and in tables, that wait on the host; else 0.
+        experts: the work of a layer's experts; None without.
     """
 
     layer: LayerCosts
@@ -159,6 +163,7 @@ class CostModel:
     table_params: int
     num_tables: int
     host_params: tuple[int, int] = (0, 0)
+    experts: ExpertWork | None = None
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -296,15 +301,48 @@ class CostModel:
         linear_flops_s = device.linear_flops_s(self.compute_bytes)
         attention_flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, self.head_dim)
         token_s = self.layers * self.layer.linear_flops / linear_flops_s
+        # What a backward computes again of experts whatever the stash saves.
+        experts_s = (self._experts_again - self.recompute.linear) * self.layers * self.layer.expert_flops
+        experts_s /= linear_flops_s
         pair_s = self.layers * self.layer.pair_flops / attention_flops_s
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
         kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
         return {
             "F": (token_s, pair_s),
-            "B": (token_s * (LINEAR_BACKWARD + self.recompute.linear) + kv_s, pair_s),
+            "B": (token_s * (LINEAR_BACKWARD + self.recompute.linear) + experts_s + kv_s, pair_s),
             "H": (head_s, 0.0),
         }
+
+    @property
+    def _experts_again(self) -> int:
+        """How often a backward computes the products of experts again; of no stash it has them."""
+        return max(1, self.recompute.linear)
+
+    def experts_s(self, kind: str) -> Callable[[int], float] | None:
+        """Returns the seconds of experts besides those of their tokens' FLOPs, by tokens of a tick; None without.
+
+        They are those of rows that no token fills, and of what is moved in device memory.
+
+        Args:
+            kind: "F" or "B".
+        """
+        work, seq = self.experts, self.mesh.seq
+        if work is None:
+            return None
+        device, layers, size = self.cluster.device, self.layers, self.compute_bytes
+        row_s = layers * self.layer.expert_flops / work.chosen / device.linear_flops_s(size)
+        again = self._experts_again if kind == "B" else 0
+        row_s *= LINEAR_BACKWARD + again if kind == "B" else 1
+
+        def seconds(tokens: int) -> float:
+            local = -(-tokens // seq)
+            moved = work.moved_bytes(kind, local, size)
+            if again > 1:
+                moved += work.moved_bytes("F", local, size)
+            return row_s * (work.rows(local) - local * work.chosen) + layers * moved / device.hbm_bytes_s
+
+        return seconds
 
     def memory_bytes(self, kind: str, again: bool) -> tuple[float, float]:
         """Returns the bytes that a unit moves in device memory whatever the length of its chunk.
@@ -444,6 +482,7 @@ def cost_model(
         table_params=table_params(model, mesh.pipe) if weights.gathers_tables else 0,
         num_tables=num_tables(model),
         host_params=(params.matrices, params.tables) if weights.on_host else (0, 0),
+        experts=expert_work(model, cluster.device.platform),
     )
 
 
@@ -473,7 +512,7 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         return head_seconds
     once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
-    pairs_of, backward = kernel_pairs(costs), device.attention_backward
+    pairs_of, backward, experts_s = kernel_pairs(costs), device.attention_backward, costs.experts_s(kind)
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         end = start + tokens
@@ -482,8 +521,9 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         pairs, back_pairs = pairs_of(start, tokens)
         if kind == "B":
             pairs = backward * back_pairs + (pairs if recomputed else 0.0)
-        linear = linear_s * (tokens if tokens > padded else padded)
-        return linear + extra_s + prefix_s * end + fixed_s + pair_s * pairs
+        longer = tokens if tokens > padded else padded
+        besides = experts_s(longer) if experts_s is not None else 0.0
+        return linear_s * longer + besides + extra_s + prefix_s * end + fixed_s + pair_s * pairs
 
     return seconds
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from sppo_jax.models.counts import layer_costs, num_tables
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
 from sppo_jax.predict.shape import Shape
 from sppo_jax.predict.stage_params import largest_matrix, stage_params_of, table_params
@@ -244,28 +245,55 @@ def _work(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers) -> list[
     # Under ulysses heads of keys and values are replicated until they divide evenly.
     heads = kv_heads_per_device(model, shape.ulysses) * shape.ulysses
     elements = layer.input_elements + layer.attention_elements + heads * model.head_dim
-    gated = model.mlp == "swiglu"
     # Of the MLP there are gate, up, their product, and a cotangent, until XLA computes the gradients of its matrices:
     # behind the backward of attention. What the rest of a stash brings is there already.
-    of_mlp = (3 + gated - (0 if stash.rest == "recompute" else 1 + gated)) * model.mlp_size
+    gated = model.experts.count > 0 or model.mlp == "swiglu"
+    mlp_size = model.experts.shared_size if model.experts.count else model.mlp_size
+    of_mlp = (3 + gated - (0 if stash.rest == "recompute" else 1 + gated)) * mlp_size
     # Where chunks wait on the host and devices exchange, XLA puts these gradients off for layers outside a loop.
     outside_loop = shape.layers if shape.layers <= _LAYERS_WITHOUT_LOOP else 1
     late = 1 + (numbers.late_share * outside_loop if stash.waiting == "host" and shape.seq > 1 else 0)
     # Gradients of the MLP's matrices in float32, and one as it is computed.
     matrices = largest_matrix(model) * ((2 + gated) * shape.sum_bytes + size)
-    exchanged = ring_work(shape, tokens, held.prefix_tokens) + group_work(shape, tokens)
+    of_attention = ring_work(shape, tokens, held.prefix_tokens) + group_work(shape, tokens)
+    of_attention += workspace_bytes(shape, tokens, held.prefix_tokens)
     found = [
         Holder("work", tokens * (elements + layer.rest_elements) * size, frozenset({"forward"})),
         Holder("work", int(late * tokens * numbers.token_arrays * elements * size), BACKWARD),
         Holder("work", int(late * tokens * of_mlp * size), _LAYER),
         Holder("work", matrices, _LAYER),
-        Holder("work", exchanged + workspace_bytes(shape, tokens, held.prefix_tokens), BACKWARD - {"mlp"}),
+        Holder("work", of_attention, BACKWARD - {"mlp"}),
+        *_work_of_experts(shape, tokens, of_attention),
     ]
     if stash.inputs == "recompute":
         # A chunk's stash is made again for all layers of the virtual stage.
         stashed = (layer.input_elements + layer.attention_elements) * size + shape.sum_bytes * layer.lse_elements
         found.append(Holder("work", shape.layers * tokens * stashed, _LAYER))
     return found
+
+
+def _work_of_experts(shape: Shape, tokens: int, of_attention: int) -> list[Holder]:
+    """Returns what the experts of a layer work on.
+
+    The gradients of all experts wait until the layer's backward ends. All else is gone before attention's backward.
+
+    Args:
+        shape: of the model on a stage.
+        tokens: of the tick on one device.
+        of_attention: bytes of what attention's backward works on, which come behind those of the experts.
+    """
+    work, size = expert_work(shape.model, shape.platform), shape.compute_bytes
+    if work is None:
+        return []
+    # Of the router there are products and probabilities in the dtype of sums.
+    routed = 2 * tokens * work.count * shape.sum_bytes
+    backward = work.backward_bytes(tokens, size) + routed
+    return [
+        Holder("experts", work.forward_bytes(tokens, size) + routed, frozenset({"forward"})),
+        Holder("experts", work.sums_bytes(shape.sum_bytes), _LAYER),
+        Holder("experts", backward, frozenset({"mlp"})),
+        Holder("experts", max(0, backward - of_attention), frozenset({"turn"})),
+    ]
 
 
 def ring_work(shape: Shape, tokens: int, prefix_tokens: int) -> int:

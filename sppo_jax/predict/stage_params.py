@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.models.counts import layer_matrices, layer_vectors, num_tables
+from sppo_jax.models.counts import expert_arrays, layer_matrices, layer_vectors, num_tables
 from sppo_jax.predict.shape import Shape
 from sppo_jax.program.spread import padded, spread
 
@@ -60,8 +60,9 @@ def table_params(model: ModelConfig, num_stages: int) -> int:
 
 
 def largest_matrix(model: ModelConfig) -> int:
-    """Returns the parameters of a layer's largest matrix."""
-    return max(map(math.prod, layer_matrices(model)))
+    """Returns the parameters of a layer's largest matrix, those of experts aside."""
+    experts = expert_arrays(model)
+    return max(math.prod(dims) for dims in layer_matrices(model) if dims not in experts)
 
 
 def _share(dims: tuple[int, ...], data: int, seq: int) -> int:

@@ -17,6 +17,9 @@ from sppo_jax.program.stash import (
 )
 from sppo_jax.schedule.table import Table
 
+# Of an int16, which says which expert.
+_CHOICE_BYTES = 2
+
 
 class StashBytes(NamedTuple):
     """Bytes of a stage's stash buffers on one device and its host.
@@ -39,12 +42,14 @@ class StashBytes(NamedTuple):
 def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
     """Returns the bytes that a virtual stage stashes of a token."""
     layer, size = layer_costs(shape.model), shape.compute_bytes
-    inputs = layer.input_elements * size
+    inputs, choices = layer.input_elements * size, _CHOICE_BYTES * layer.choices
     attention = layer.attention_elements * size + shape.sum_bytes * layer.lse_elements
     of_place = dict.fromkeys(STASH_PLACES, 0)
     of_place[stash.inputs] += inputs
+    # Choices of experts go where the layer inputs go, and are never made again.
+    of_place["keep" if stash.inputs == "recompute" else stash.inputs] += choices
     of_place[stash.attention] += attention
-    rest = layer.rest_elements * size
+    rest = layer.rest_elements * size + shape.sum_bytes * layer.rest_sums
     # Without the layers' inputs, the virtual stage's input is what everything is computed from.
     chunk_input = inputs if stash.inputs == "recompute" else 0
     return TokenBytes(

@@ -34,6 +34,9 @@ def padded(dims: Sequence[int], cuts: Sequence[Cut]) -> tuple[int, ...]:
 def spread(dims: tuple[int, ...], data: int, seq: int) -> tuple[Cut, ...]:
     """Returns the cuts of a parameter, major first: one if it adds next to no zeros, else those that add fewest.
 
+    One cut is of the largest dim. Of three dims or more it is of the first one where this adds no zeros: parts of the
+    first dim follow each other in memory, so that the experts of a layer are gathered without a transposition.
+
     Args:
         dims: that may be cut: a layer's own, or a stage's rows of the vocabulary and the hidden size.
         data: pipelines.
@@ -42,6 +45,8 @@ def spread(dims: tuple[int, ...], data: int, seq: int) -> tuple[Cut, ...]:
     members = data * seq
     if members == 1 or not dims:
         return ()
+    if len(dims) > 2 and dims[0] % members == 0:
+        return (Cut(0, members),)
     largest_first = sorted(range(len(dims)), key=lambda dim: -dims[dim])
     single = min(((Cut(dim, members),) for dim in largest_first), key=lambda cuts: math.prod(padded(dims, cuts)))
     if math.prod(padded(dims, single)) <= (1 + _LITTLE) * math.prod(dims):

@@ -472,9 +472,17 @@ class Table:
     @property_of_ticks
     def heads_among_backwards(self) -> bool:
         """Returns whether a head comes after a backward, be it in the next round."""
+        return self._comes_among_backwards("H")
+
+    @property
+    def has_forwards_among_backwards(self) -> bool:
+        """Returns whether a forward comes after a backward, be it in the next round."""
+        return self._comes_among_backwards("F")
+
+    def _comes_among_backwards(self, kind: str) -> bool:
         kinds = [tick.kind for tick in self.ticks]
-        rounds = any({"B", "H"} <= set(kinds[repeat.start : repeat.stop]) for repeat in self.repeats)
-        return rounds or ("B" in kinds and "H" in kinds[kinds.index("B") :])
+        rounds = any({"B", kind} <= set(kinds[repeat.start : repeat.stop]) for repeat in self.repeats)
+        return rounds or ("B" in kinds and kind in kinds[kinds.index("B") :])
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sppo_jax.config import Config
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import Cluster
-from sppo_jax.plan.parts import MODEL_FIELDS, MeshShape, Predicted, SchedulePlan, StashPlan
+from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.memory import Memory, predict_memory
@@ -155,7 +155,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         saves=pinned.saves,
         host_pieces=pinned.pieces,
         host_arrays=pinned.arrays,
-        model={name: getattr(config.model, name) for name in MODEL_FIELDS},
+        model=model_shape(config.model),
         reasons={
             **reasons,
             **_groups_reason(config),
@@ -275,8 +275,9 @@ def _schedule_of(choice: Choice) -> SchedulePlan:
 def _layout_of(plan: Plan, request: Request) -> Layout:
     # The search may have chosen what travels on the ring.
     sequence = replace(request.config.sequence, ring_pass=plan.ring_pass)  # type: ignore[arg-type]
+    way = replace(request.way, optimizer=plan.optimizer)
     return Layout(
-        request=replace(request, config=replace(request.config, sequence=sequence)),
+        request=replace(request, config=replace(request.config, sequence=sequence), way=way),
         mesh=MeshShape(data=plan.mesh.data, pipe=plan.mesh.pipe, seq=plan.mesh.seq),
         sequences=plan.sequences_per_pipeline,
         split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring, reason=""),

@@ -164,6 +164,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         table_stages=None if table is None else table[0].num_stages,
         weights=None if weights == "auto" else weights,
         optimizer=request.optimizer,
+        balance_over=config.model.experts.penalty_over,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
-from sppo_jax.plan.parts import MODEL_FIELDS
+from sppo_jax.plan.parts import model_shape
 from sppo_jax.plan.plan import Plan
 from sppo_jax.rules import Facts, check
 from sppo_jax.search.evaluate import costs_of
@@ -50,12 +50,13 @@ def check_plan(plan: Plan, config: Config) -> None:
     alone = {} if sequence.per_step else {"data": 1}
     for axis, size in (alone | config.mesh.pinned).items():
         wanted[f"mesh.{axis}"] = (size, getattr(mesh, axis))
-    if plan.model and set(plan.model) != set(MODEL_FIELDS):
+    shape = model_shape(config.model)
+    if plan.model and set(plan.model) != set(shape):
         raise ValueError(
-            f"the plan's model must have the fields {', '.join(MODEL_FIELDS)}, got {', '.join(plan.model)}; plan again"
+            f"the plan's model must have the fields {', '.join(shape)}, got {', '.join(plan.model)}; plan again"
         )
     for name, size in plan.model.items():
-        wanted[f"model.{name}"] = (getattr(config.model, name), size)
+        wanted[f"model.{name}"] = (shape[name], size)
     if sequence.groups != "auto" and sequence.groups != plan.groups:
         raise ValueError(
             f"the plan must agree with sequence.groups = {sequence.groups}, got {plan.groups}; set "
@@ -84,5 +85,10 @@ def check_plan(plan: Plan, config: Config) -> None:
             kind=plan.sequence_kind,
             ulysses=plan.ulysses,
             interleave=plan.schedule.interleave,
+            schedule=plan.schedule.name,
+            sequences=plan.sequences_per_pipeline,
+            wave=plan.schedule.wave,
+            balance_over=config.model.experts.penalty_over,
+            forwards_first=not plan.outline().has_forwards_among_backwards,
         )
     )

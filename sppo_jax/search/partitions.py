@@ -201,7 +201,7 @@ def schedules(layout: Layout, num_chunks: int) -> list[str]:
         return chunked
     uncut, wave = "interleaved-1f1b" if interleaved else "1f1b", request.config.schedule.wave
     # In waves of several, uncut sequences are scheduled like chunks.
-    if layout.mesh.pipe == 1 or wave == 1:
+    if (layout.mesh.pipe == 1 or wave == 1) and not _balances_over_batch(layout):
         return [uncut]
     return [uncut, *chunked] if wave == "auto" else chunked
 
@@ -223,6 +223,9 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
         return [asked]
     if layout.request.optimizer == "host":
         return [layout.sequences]  # gradients leave for the host once
+    if _balances_over_batch(layout) and schedule != "gpipe":
+        # All forwards come before the first backward.
+        return [layout.sequences] if schedule not in UNCUT else []
     if schedule in UNCUT or layout.mesh.pipe == 1:
         return [1]
     # Uncut sequences in waves of one have the schedules of UNCUT.
@@ -231,6 +234,11 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
     # With all sequences in one wave, sppo has the same table.
     most = min(most, layout.sequences - 1) if schedule != "sppo" and "sppo" in names else most
     return [wave for wave in _WAVES if least <= wave <= most and layout.sequences % wave == 0]
+
+
+def _balances_over_batch(layout: Layout) -> bool:
+    """Returns whether a loss of several sequences balances the experts."""
+    return layout.request.config.model.experts.penalty_over == "batch" and layout.sequences > 1
 
 
 def _interleaved_by_choice(request: Request) -> bool:

@@ -51,6 +51,7 @@ HOLDERS = {
     "carries": "pipeline registers",
     "batch": "batch",
     "work": "temporaries of a tick",
+    "experts": "experts at work",
 }
 # Holders that the same change makes smaller.
 _PARAMETERS, _PREFIX, _BATCH = ("params", "weights", "grads"), ("kv", "kv_grad"), ("batch",)

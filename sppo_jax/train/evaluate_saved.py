@@ -14,7 +14,7 @@ from sppo_jax.config import Config, ConfigError, config_from_dict
 from sppo_jax.data.open import open_data
 from sppo_jax.models import build_model
 from sppo_jax.pipeline import api, layout, storage
-from sppo_jax.plan.parts import MODEL_FIELDS
+from sppo_jax.plan.parts import model_shape
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import check_plan, make_plan
 from sppo_jax.train import layer_order
@@ -42,12 +42,11 @@ def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     """
     settings = _settings(saved)
     config = config_from_dict(_for_any_mesh(settings) if _plans_anew(overrides) else settings, overrides)
-    before = config_from_dict(settings).model
-    for name in MODEL_FIELDS:
-        if getattr(config.model, name) != getattr(before, name):
+    before, now = model_shape(config_from_dict(settings).model), model_shape(config.model)
+    for name, size in before.items():
+        if now.get(name, 0) != size:
             raise ConfigError(
-                f"model.{name} must be that of the checkpoint, {getattr(before, name)}, got "
-                f"{getattr(config.model, name)}; remove model.{name}"
+                f"model.{name} must be that of the checkpoint, {size}, got {now.get(name, 0)}; remove model.{name}"
             )
     return config
 

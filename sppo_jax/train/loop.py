@@ -140,7 +140,12 @@ def _watchdog(experiment: Experiment, start: Start, record: Record) -> Watchdog:
 def _compile(experiment: Experiment, state: TrainState, signals: Signals, record: Record) -> TrainStep:
     """Compiles the one program of the run."""
     start_s = time.perf_counter()
-    step = make_train_step(experiment.value_and_grad, experiment.optimizer, shardings_of(experiment.shapes))
+    step = make_train_step(
+        experiment.value_and_grad,
+        experiment.optimizer,
+        shardings_of(experiment.shapes),
+        experiment.config.model.experts,
+    )
     compiled = step.lower(state, batch_shapes(experiment.plan, experiment.mesh), signals.array()).compile()
     record.say(f"compiled the training step in {time.perf_counter() - start_s:.1f} s")
     return compiled

@@ -136,7 +136,8 @@ class Meter:
 
         Args:
             step: its number, from 1.
-            outputs: scalars `loss`, `grad_norm`, `has_targets`, `num_skipped`, `num_skipped_in_row`, `signal`.
+            outputs: scalars `loss`, `grad_norm`, `has_targets`, `num_skipped`, `num_skipped_in_row`, `signal`; others
+                are reported as they are.
         """
         self._pending = (step, outputs, clock_at_end(outputs["loss"]))
 
@@ -208,7 +209,12 @@ class Meter:
             **peak_memory(),
             "skipped": self._num_skipped,
             "spike": self._is_spike,
+            **{name: _finite(value) for name, value in outputs.items() if name not in _OUTPUTS},
         }
+
+
+# Outputs of a step that become metrics by other names, or events.
+_OUTPUTS = ("loss", "grad_norm", "has_targets", "num_skipped", "num_skipped_in_row", "signal")
 
 
 def _finite(value: float) -> float | None:

@@ -12,9 +12,11 @@ import optax
 from flax import nnx
 
 from sppo_jax.compat import is_on_host
-from sppo_jax.config import OptimizerConfig
+from sppo_jax.config import ExpertsConfig, OptimizerConfig
 from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.host_stash import WithStash
+from sppo_jax.pipeline.shares import Totals
+from sppo_jax.train import expert_load
 from sppo_jax.train.state import TrainState, on_host
 from sppo_jax.train.streamed_update import Rule, Verdict, updated
 
@@ -74,22 +76,27 @@ TrainStep = Callable[[TrainState, Mapping[str, jax.Array], jax.Array], tuple[Tra
 
 
 def make_train_step(
-    value_and_grad: ValueAndGrad, optimizer: optax.GradientTransformation, shardings: TrainState
+    value_and_grad: ValueAndGrad,
+    optimizer: optax.GradientTransformation,
+    shardings: TrainState,
+    experts: ExpertsConfig | None = None,
 ) -> TrainStep:
     """Joins gradients and optimizer into `step(state, batch, signals) -> (state, metrics)`.
 
     A step whose loss or gradient is not finite is counted and does not change parameters or optimizer state.
 
     Args:
-        value_and_grad: `f(params, batch) -> (loss, grads)`.
+        value_and_grad: `f(params, batch) -> (loss, grads)`; its attribute `with_totals`, if it has one, returns also
+            the totals of what layers share.
         optimizer: turns gradients into updates.
         shardings: of the state, in and out.
+        experts: of the model, for the biases of their choice; None: no biases.
 
     Returns:
         A jitted function that reuses the memory of the old state for the new state. `signals` is int32, the request of
         each process. Its metrics are scalars `loss` (nats a target), `grad_norm` (before clipping), `has_targets`
         (without any the loss is 0 and says nothing), `num_skipped`, `num_skipped_in_row` and `signal`, the largest
-        request.
+        request; and those of `expert_load.metrics_of` where layers share something.
     """
 
     change = _streamed if on_host(shardings) else _whole
@@ -99,9 +106,12 @@ def make_train_step(
         if stash:
             gradients, *stash = value_and_grad.with_stash(state.params, batch, *stash)
         else:
-            gradients = value_and_grad(state.params, batch)
+            gradients = getattr(value_and_grad, "with_totals", value_and_grad)(state.params, batch)
         loss, *gradients = gradients
+        totals = gradients.pop() if isinstance(gradients[-1], Totals) else None
         grad_norm, finite, params, opt_state = change(state, loss, *gradients)
+        if totals is not None and experts is not None:
+            params = expert_load.move_biases(params, totals, experts, finite)
         skipped = (~finite).astype(jnp.int32)
         state = TrainState(
             step=state.step + 1,
@@ -117,6 +127,7 @@ def make_train_step(
             "num_skipped": state.num_skipped,
             "num_skipped_in_row": state.num_skipped_in_row,
             "signal": jnp.max(signals),
+            **({} if totals is None else expert_load.metrics_of(totals)),
         }
         return state, metrics, *stash
 

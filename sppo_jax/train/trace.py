@@ -52,7 +52,12 @@ def trace_steps(experiment: Experiment, out: Path, *, num_steps: int) -> Trace:
     """
     state = init_state(experiment.config, experiment.optimizer, experiment.shapes)
     signals = Signals(experiment.mesh)
-    step = make_train_step(experiment.value_and_grad, experiment.optimizer, shardings_of(experiment.shapes))
+    step = make_train_step(
+        experiment.value_and_grad,
+        experiment.optimizer,
+        shardings_of(experiment.shapes),
+        experiment.config.model.experts,
+    )
 
     def run(number: int) -> None:
         nonlocal state

@@ -25,7 +25,10 @@ from sppo_jax.report.plan.words import COLUMN_HELP, DECIDED, seconds, subject, v
 from sppo_jax.schedule.table import Table
 
 # The choices that explain the step to someone who meets a plan for the first time, in the order of the question.
-_FIRST_CHOICES = ("mesh", "schedule", "chunks", "stash", "host share", "weights", "optimizer", "waiting", "hardware")
+_FIRST_CHOICES = (
+    *("mesh", "schedule", "chunks", "stash", "host share"),
+    *("weights", "experts", "optimizer", "waiting", "hardware"),
+)
 # The parts of the step and the holders of memory that a line names.
 _MOST_NAMED = 5
 # Smaller parts of a step would be named with 0%.

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config import ModelConfig
+from sppo_jax.models.counts import num_active_params, num_params
 from sppo_jax.plan.plan import Plan
 from sppo_jax.report.plan.figures import Figures
 from sppo_jax.search.reasons import HOLDERS
@@ -144,7 +145,8 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
     host = f"host {format_bytes(found.memory.host)} of {format_bytes(cluster.device_host_bytes)}"
     memory = ("memory", f"{hbm}, {host}, per device")
     if not found.fits:
-        return [("verdict", "DOES NOT FIT; the figures below are those of the smallest plan"), memory]
+        smallest = ("verdict", "DOES NOT FIT; the figures below are those of the smallest plan")
+        return [smallest, *_parameters(figures.model), memory]
     mfu = "" if figures.mfu is None else f", causal MFU {figures.mfu:.1%}"
     step_s, each = plan.predicted.step_s, figures.tokens_s / figures.num_devices
     run = [("run", f"{duration(step_s * figures.num_steps)} for {figures.num_steps:,} steps")]
@@ -159,8 +161,17 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
             f"{figures.tokens_s:,.0f} tokens/s, {each:,.0f} per device, for documents as long as a sequence",
         ),
         *(run if figures.num_steps > 1 else []),
+        *_parameters(figures.model),
         memory,
     ]
+
+
+def _parameters(model: ModelConfig) -> list[tuple[str, str]]:
+    """Returns the row of a model with experts that counts its parameters; of other models none."""
+    if not model.experts.count:
+        return []
+    total, active = num_params(model) / 1e9, num_active_params(model) / 1e9
+    return [("parameters", f"{total:.3g} billion, {active:.3g} billion of them active for a token")]
 
 
 def name_of(model: ModelConfig) -> str:
@@ -177,6 +188,15 @@ def subject(figures: Figures) -> str:
     devices = figures.cluster.num_devices
     count = "1 device" if devices == 1 else f"{devices} devices"
     return f"{name}, {several}{plan.sequence_length:,} tokens per step, on {figures.cluster.name} ({count})"
+
+
+def _experts(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Returns the row that says how experts are held, where the model of a plan has some."""
+    count = plan.model.get("experts.count", 0)
+    if not count:
+        return []
+    held = {"gathered": "gathered with their group of layers", "resident": "held by each device of a stage"}
+    return [("experts", f"all {count} of a layer are {held[plan.weights]}; no token moves to another device", ())]
 
 
 def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -204,6 +224,7 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     return [
         ("mesh", f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}", ("mesh",)),
         *([("weights", weights, ("weights",))] if says_weights else []),
+        *_experts(plan),
         *([("optimizer", optimizer, ("optimizer",))] if plan.optimizer == "host" else []),
         ("seq kind", kind, ("sequence_kind",) if plan.mesh.seq > 1 else ()),
         ("chunks", chunks_of(plan), ("chunks",)),

@@ -188,6 +188,26 @@ def gradient_panel(figures: RunFigures) -> Panel | None:
     return Panel(title="", x=STEP, y=Axis(label="gradient norm", log=wide, low=None if wide else 0), series=drawn)
 
 
+def load_panel(figures: RunFigures) -> Panel | None:
+    """Load of the fullest expert over the mean load, by step; 1 is even."""
+    points = series(figures.data.rows, "expert_load")
+    if not points:
+        return None
+    even = Series(name="", x=[points[0].step, points[-1].step], y=[1, 1], color=GREY, dashed=True, width=1)
+    lines = [even, *_raw_and_smoothed("max over mean", points, ORANGE)]
+    return Panel(title="", x=STEP, y=Axis(label="load, max over mean", low=0), series=lines)
+
+
+def router_panel(figures: RunFigures) -> Panel | None:
+    """Entropy of the router, as a share of the largest, and share of experts without a token."""
+    entropy = thin(series(figures.data.rows, "expert_entropy"))
+    if not entropy:
+        return None
+    dead = thin(series(figures.data.rows, "dead_experts"))
+    lines = [_line("entropy of the router", entropy, BLUE), _line("experts without a token", dead, RED)]
+    return Panel(title="", x=STEP, y=Axis(label="share", percent=True, low=0, high=1), series=lines)
+
+
 def _raw_and_smoothed(name: str, points: list[Point], color: int) -> list[Series]:
     smoothed = smooth(points)
     if not smoothed:

@@ -89,6 +89,8 @@ _CHARTS: tuple[tuple[str, str, Callable[[RunFigures], Panel | None], str], ...] 
     ),
     ("Memory", "Peak so far.", run_charts.memory_panel, "No step is logged yet."),
     ("Gradient norm", "Before clipping.", run_charts.gradient_panel, "No step is logged yet."),
+    ("Load of experts", "Tokens of the fullest expert over the mean, over layers.", run_charts.load_panel, ""),
+    ("Router", "Entropy as a share of the largest possible, and experts without a token.", run_charts.router_panel, ""),
     ("Learning rate", "", run_charts.rate_panel, "No step is logged yet."),
 )
 

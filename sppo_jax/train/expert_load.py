@@ -1,0 +1,55 @@
+"""What a training step reports of its experts, and how it moves the biases of their choice.
+
+Letters: L layers, E experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sppo_jax.config import ExpertsConfig
+from sppo_jax.models.balance import loads_of, moved_bias
+from sppo_jax.models.router import Shares
+from sppo_jax.pipeline.layout import arrange
+from sppo_jax.pipeline.shares import Totals
+
+
+def metrics_of(totals: Totals) -> dict[str, jax.Array]:
+    """Returns scalars: `penalty`, and of experts `expert_load` (max over mean), `expert_entropy` and `dead_experts`."""
+    found = {"penalty": totals.penalty}
+    if isinstance(totals.sums, Shares):
+        loads = loads_of(totals.sums)
+        found |= {
+            "expert_load": loads.max_over_mean,
+            "expert_entropy": loads.entropy,
+            "dead_experts": loads.dead_fraction,
+        }
+    return found
+
+
+def move_biases(params: nnx.State, totals: Totals, config: ExpertsConfig, is_finite: jax.Array) -> nnx.State:
+    """Returns parameters with the choice biases moved against the load of the step.
+
+    The biases have no gradient, so an optimizer leaves them as they are.
+
+    Args:
+        params: after the optimizer's update, stored or in their own shapes.
+        totals: of the step.
+        config: of the experts.
+        is_finite: whether the step counts.
+    """
+    if not config.choice_bias:
+        return params
+
+    def move(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        if not any(getattr(key, "key", "") == "choice_bias" for key in path):
+            return leaf
+        zero_LE = jnp.zeros(totals.sums.chosen.shape, leaf.dtype)
+        change_LE = moved_bias(zero_LE, totals.sums.chosen, config.bias_rate)
+        return jnp.where(is_finite, leaf + arrange(change_LE, leaf.shape), leaf)
+
+    return jax.tree_util.tree_map_with_path(move, params)

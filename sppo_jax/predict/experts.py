@@ -46,8 +46,9 @@ class ExpertWork:
         """Returns the bytes that a unit moves in device memory for the experts of a layer.
 
         Tokens are gathered to rows and scattered back, each product is written and read, and the arrays of each tile's
-        expert are copied and read. A backward computes the products again, adds the gradients of each tile to those of
-        its expert in float32, and sets these to zero and reads them once.
+        expert are copied and read. A backward computes the products again, and adds the gradients of each tile to those
+        of its expert in float32, which begin as zeros and are read once. Tiles of one expert follow each other, so that
+        its arrays and its sums come to the cache once.
 
         Args:
             kind: "F" or "B".
@@ -55,13 +56,12 @@ class ExpertWork:
             compute_bytes: bytes of an activation.
         """
         pairs = tokens * self.chosen
-        tiles = num_tiles(pairs, self.count) if self.is_tiled else self.count
-        of_row = 7 * self.hidden + 6 * self.size
+        tiles = num_tiles(pairs, self.count) if self.is_tiled else 0
+        of_rows = compute_bytes * self.rows(tokens) * (7 * self.hidden + 6 * self.size)
         if kind == "F":
-            return compute_bytes * (self.rows(tokens) * of_row + tiles * self._matrices * 3)
-        of_tile = self._matrices * (5 * compute_bytes + 2 * _FLOAT32)
-        of_experts = self.count * self._matrices * 2 * _FLOAT32
-        return compute_bytes * self.rows(tokens) * 2 * of_row + tiles * of_tile + of_experts
+            return of_rows + (2 * tiles + self.count) * self._matrices * compute_bytes
+        of_arrays = (5 * tiles + self.count) * self._matrices * compute_bytes
+        return 2 * of_rows + of_arrays + self.count * self._matrices * 4 * _FLOAT32
 
     def forward_bytes(self, tokens: int, compute_bytes: int) -> int:
         """Returns what the experts' forward holds: an output of each pair, and a lot of tiles at work.

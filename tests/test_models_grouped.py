@@ -11,7 +11,7 @@ from exactness import quick_jit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sppo_jax.models import grouped
+from sppo_jax.models import grouped, tiles
 from sppo_jax.models.experts import ACTIVATIONS
 
 NUM_TOKENS, HIDDEN, SIZE, NUM_EXPERTS = 11, 6, 5, 4
@@ -58,8 +58,8 @@ TWO = CHOICES["two of four"][0]
 def form(request, monkeypatch):
     """Computes with one form; tiles are so small that an expert has several, and lots have few."""
     monkeypatch.setattr(grouped, "RAGGED", FORMS[request.param])
-    monkeypatch.setattr(grouped, "TILE", 4)
-    monkeypatch.setattr(grouped, "LOT", 3)
+    monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "LOT", 3)
     return request.param
 
 
@@ -97,11 +97,11 @@ def test_ragged_products_are_used_where_they_are_native(platform, is_native):
 def tiles_of(num_pairs, num_experts, tile, lot):
     """Compiles the search for tiles; returns it, and rows of a tile, tiles of a lot and all tiles."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouped, "TILE", tile)
-        patch.setattr(grouped, "LOT", lot)
+        patch.setattr(tiles, "TILE", tile)
+        patch.setattr(tiles, "LOT", lot)
         find = jax.jit(lambda sizes_E: grouped.find_tiles(sizes_E, num_pairs))
         find(jnp.zeros(num_experts, jnp.int32))
-        return find, *grouped.tile_sizes(num_pairs, num_experts), grouped.num_tiles(num_pairs, num_experts)
+        return find, *tiles.tile_sizes(num_pairs, num_experts), tiles.num_tiles(num_pairs, num_experts)
 
 
 @settings(max_examples=50)

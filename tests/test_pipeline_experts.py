@@ -10,7 +10,7 @@ from flax import nnx
 from jaxprs import walk
 from programs import compare
 
-from sppo_jax.models import grouped
+from sppo_jax.models import grouped, tiles
 from sppo_jax.models.balance import loads_of
 from sppo_jax.models.dense import dense_losses
 from sppo_jax.pipeline.api import Step, evaluate, value_and_grad
@@ -73,8 +73,8 @@ def test_sums_count_each_real_token_once(x64):
 @pytest.mark.parametrize("form", ["tiles", "ragged"])
 def test_a_router_that_wants_few_experts_is_exact(form, x64, monkeypatch):
     """All tokens go to two of five experts; three have none. Tiles of two rows: each expert has many."""
-    monkeypatch.setattr(grouped, "TILE", 2)
-    monkeypatch.setattr(grouped, "LOT", 3)
+    monkeypatch.setattr(tiles, "TILE", 2)
+    monkeypatch.setattr(tiles, "LOT", 3)
     monkeypatch.setattr(grouped, "RAGGED", ("cpu",) if form == "ragged" else ())
     model = small_model(experts=EXPERTS | dict(choice_bias=True))
     bias_LE = model.layers.experts.choice_bias

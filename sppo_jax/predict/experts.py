@@ -46,9 +46,9 @@ class ExpertWork:
         """Returns the bytes that a unit moves in device memory for the experts of a layer.
 
         Tokens are gathered to rows and scattered back, each product is written and read, and the arrays of each tile's
-        expert are copied and read. A backward computes the products again, and adds the gradients of each tile to those
-        of its expert in float32, which begin as zeros and are read once. Tiles of one expert follow each other, so that
-        its arrays and its sums come to the cache once.
+        expert are copied and read. A backward computes gate and up again, and adds the gradients of each tile to those of
+        its expert in float32, which begin as zeros and are read once. Tiles of one expert follow each other, so that its
+        arrays and its sums come to the cache once.
 
         Args:
             kind: "F" or "B".
@@ -57,11 +57,12 @@ class ExpertWork:
         """
         pairs = tokens * self.chosen
         tiles = num_tiles(pairs, self.count) if self.is_tiled else 0
-        of_rows = compute_bytes * self.rows(tokens) * (7 * self.hidden + 6 * self.size)
+        rows = compute_bytes * self.rows(tokens)
         if kind == "F":
-            return of_rows + (2 * tiles + self.count) * self._matrices * compute_bytes
+            return rows * (7 * self.hidden + 6 * self.size) + (2 * tiles + self.count) * self._matrices * compute_bytes
         of_arrays = (5 * tiles + self.count) * self._matrices * compute_bytes
-        return 2 * of_rows + of_arrays + self.count * self._matrices * 4 * _FLOAT32
+        of_sums = self.count * self._matrices * 4 * _FLOAT32
+        return rows * (15 * self.hidden + 18 * self.size) + of_arrays + of_sums
 
     def forward_bytes(self, tokens: int, compute_bytes: int) -> int:
         """Returns what the experts' forward holds: an output of each pair, and a lot of tiles at work.
@@ -78,8 +79,8 @@ class ExpertWork:
     def backward_bytes(self, tokens: int, compute_bytes: int) -> int:
         """Returns what the experts' backward holds besides the sums of `sums_bytes`: the gradient of each pair's token.
 
-        Of a lot there are two of three arrays of its experts or their gradients, rows, outputs and their gradients, and
-        the products between.
+        Of a lot there are two of three arrays of its experts or their gradients, rows with their gradients, and the
+        products between.
         """
         pairs = tokens * self.chosen
         if not self.is_tiled:

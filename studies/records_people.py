@@ -58,8 +58,8 @@ SETTINGS = tuple(
     Setting(**values | ({"theirs": Run(**values["theirs"])} if "theirs" in values else {})) for values in PEOPLE
 )
 _TEXT = """\
-One sequence a step on H100s where nothing else is said. Ours are the planner's choice and its predicted seconds: nothing
-was run. Theirs were run.
+One sequence a step on H100s where nothing else is said. Ours are the planner's choice and its predicted seconds:
+nothing was run. Theirs were run.
 
 * MFU is causal: (6 P + 6 L N H S) FLOPs a token, of the peak of {peak:.0f} TFLOP/s. P has no embedding and of experts
   those of a token, N is query heads, and nothing counts twice. MFU is what is compared, as some lengths differ.

@@ -273,7 +273,7 @@ BROKEN = {
     "no config.json": (lambda f: (f / "config.json").unlink(), "must be a local folder with config.json"),
     "another architecture": (
         lambda f: edit(f, model_type="gemma"),
-        "one of llama, mistral, qwen2, qwen3, qwen3_moe, got",
+        "one of llama, mistral, qwen2, qwen3, qwen3_moe, got 'gemma'",
     ),
     "missing tensor": (
         lambda f: break_tensor(f, QUERY, lambda t, name: t.pop(name)),
@@ -412,15 +412,16 @@ def test_a_model_that_transformers_has_not_is_refused(converted, tmp_path, capsy
     assert "must hold the whole model" in capsys.readouterr().err
 
 
-def test_a_run_trains_on_from_the_weights_and_is_exported(tmp_path, monkeypatch):
+@pytest.mark.parametrize("changes", [{}, pytest.param(EXPERTS, marks=pytest.mark.slow)], ids=["MLP", "experts"])
+def test_a_run_trains_on_from_the_weights_and_is_exported(tmp_path, monkeypatch, changes):
     """Without a learning rate what comes out is what went in, bit for bit, by way of mesh, step and checkpoint."""
     monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
     assert jax.device_count() == 8  # started before the command would simulate fewer
-    tensors = write_folder(tmp_path / "hf")
+    tensors = write_folder(tmp_path / "hf", **changes)
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 20)
     config = tmp_path / "config.yaml"
     config.write_text(f"model: hf:{tmp_path / 'hf'}\nsequence: {{length: 64, chunks: 2}}\ntrain: {{steps: 1}}\n")
-    changes = [
+    overrides = [
         f"data.source={tmp_path / 'text.txt'}",
         "data.validation_fraction=0",
         "mesh={data: 1, pipe: 2, seq: 2}",
@@ -429,7 +430,7 @@ def test_a_run_trains_on_from_the_weights_and_is_exported(tmp_path, monkeypatch)
         "model.rope={scaling: yarn, factor: 4}",
         f"data.cache={tmp_path / 'cache'}",
     ]
-    assert main(["train", str(config), *changes, "--run-dir", str(tmp_path / "run")]) == 0
+    assert main(["train", str(config), *overrides, "--run-dir", str(tmp_path / "run")]) == 0
     assert main(["convert", "to-hf", str(tmp_path / "run"), str(tmp_path / "back")]) == 0
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert {name: x.tobytes() for name, x in tensors.items()} == {name: x.tobytes() for name, x in back.items()}

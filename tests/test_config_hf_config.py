@@ -60,6 +60,60 @@ def test_what_the_origin_says_beside_the_shape_is_kept():
     assert (mistral["model_type"], mistral["sliding_window"]) == ("mistral", None)
 
 
+MOE = PUBLISHED["qwen3-30b-a3b"]
+
+
+def test_experts_are_read_from_their_keys_and_written_back():
+    changed = {**MOE, "norm_topk_prob": False, "router_aux_loss_coef": 0.02, "num_experts_per_tok": 4}
+    del changed["num_experts"]
+    model = ModelConfig(**shape_from_hf({**changed, "num_local_experts": 64}))
+    experts = model.experts
+    assert (experts.count, experts.chosen, experts.size, experts.normalized, experts.balance) == (
+        64,
+        4,
+        768,
+        False,
+        0.02,
+    )
+    assert model.mlp_size == 0  # no layer has a plain MLP
+    content = shape_to_hf(model, like=changed, length=0, dtype="float32")
+    assert "num_local_experts" not in content and content["num_experts"] == 64
+    assert {
+        key: content[key] for key in changed if key in content and key not in ("rope_scaling", "max_window_layers")
+    } == {key: changed[key] for key in changed if key in content and key not in ("rope_scaling", "max_window_layers")}
+    # Without an origin; Megatron's form has another coefficient, which stays the origin's.
+    alone = shape_to_hf(model, like={}, length=0, dtype="float32")
+    assert (alone["model_type"], alone["intermediate_size"], alone["mlp_only_layers"]) == ("qwen3_moe", 4 * 768, [])
+    layer = replace(model, experts=replace(experts, balance_form="layer", balance=0.5))
+    assert shape_to_hf(layer, like=changed, length=0, dtype="float32")["router_aux_loss_coef"] == 0.02
+    # A dense model made like one with experts says nothing of experts.
+    dense = shape_to_hf(ModelConfig(**apply_preset("qwen3-0.6b")), like=MOE, length=0, dtype="float32")
+    assert dense["model_type"] == "qwen3" and not [key for key in dense if "expert" in key or "moe" in key]
+    with pytest.raises(KeyError, match="norm_topk_prob"):
+        shape_from_hf({key: value for key, value in MOE.items() if key != "norm_topk_prob"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(experts=dict(scores="sigmoid")), "model.experts.scores=softmax, got sigmoid"),
+        (dict(experts=dict(bias=True)), "model.experts.bias=false, got true"),
+        (dict(experts=dict(shared_size=8)), "model.experts.shared_size=0, got 8"),
+        (dict(experts=dict(choice_bias=True)), "model.experts.choice_bias=false, got true"),
+        (
+            dict(qk_norm=False),
+            "with experts must have model.qk_norm=true and model.qkv_bias=false, got false and false",
+        ),
+    ],
+)
+def test_experts_that_no_family_has_are_refused(changes, words):
+    model = apply_preset("qwen3-30b-a3b")
+    model |= changes | {"experts": model["experts"] | changes.get("experts", {})}
+    with pytest.raises(ValueError) as error:
+        shape_to_hf(ModelConfig(**model), like={}, length=0, dtype="float32")
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "window"),
     [
@@ -71,6 +125,8 @@ def test_what_the_origin_says_beside_the_shape_is_kept():
         (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=3), 64),
         (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention", "sliding_attention"] * 2), 64),
         (dict(model_type="llama", sliding_window=64), 0),
+        ({**MOE, "use_sliding_window": True, "sliding_window": 64}, 64),
+        ({**MOE, "use_sliding_window": False, "sliding_window": 64}, 0),
     ],
 )
 def test_the_sliding_window_is_what_layers_use(changes, window):
@@ -132,17 +188,22 @@ def test_folders_without_a_readable_config_are_refused(tmp_path):
         read_shape(tmp_path / "none")
 
 
+EXPERT_KEYS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+               "router_aux_loss_coef", "decoder_sparse_step", "mlp_only_layers")  # fmt: skip
 ANYTHING = st.sampled_from([None, 0, -1, 3, 2.5, 1e300, "4", "yarn", [], ["x"], {}, {"type": "yarn"}, True])
 
 
 @settings(max_examples=300)
 @given(
-    name=st.sampled_from([*PUBLISHED["qwen2.5-0.5b"], "rope_scaling", "layer_types"]), value=ANYTHING, inner=ANYTHING
+    name=st.sampled_from([*PUBLISHED["qwen2.5-0.5b"], "rope_scaling", "layer_types", *EXPERT_KEYS]),
+    value=ANYTHING,
+    inner=ANYTHING,
 )
 def test_anything_in_a_config_gives_a_model_or_one_line(tmp_path_factory, name, value, inner):
     folder = tmp_path_factory.getbasetemp() / "any"
     folder.mkdir(exist_ok=True)
-    base = PUBLISHED["qwen2.5-0.5b"] | {"rope_scaling": {"type": "yarn", "factor": inner, "beta_fast": inner}}
+    base = MOE if name in EXPERT_KEYS else PUBLISHED["qwen2.5-0.5b"]
+    base = base | {"rope_scaling": {"type": "yarn", "factor": inner, "beta_fast": inner}}
     (folder / "config.json").write_text(json.dumps(base | {name: value}))
     try:
         config_from_dict({"model": f"hf:{folder}", "sequence": {"length": 64}, "train": {"steps": 1}})
@@ -202,6 +263,36 @@ def test_settings_against_the_weights_are_refused(path, folder):
     ):
         with pytest.raises(ConfigError, match=words):
             load_config(path, change)
+
+
+def test_experts_of_a_folder_may_be_balanced_otherwise_and_not_be_others(path, folder):
+    (folder / "config.json").write_text(json.dumps(MOE))
+    free = ["balance=0.5", "balance_form=layer", "balance_over=batch", "z=0.1", "chosen=4", "normalized=false"]
+    hf = f"model=hf:{folder}"
+    config = load_config(path, [hf, *(f"model.experts.{setting}" for setting in free)])
+    assert (config.model.experts.balance, config.model.experts.chosen, config.model.experts.size) == (0.5, 4, 768)
+    for name, value in dict(
+        count=64, size=64, mlp="geglu", bias="true", shared_size=8, scores="sigmoid", scaling=2.0, choice_bias="true",
+        expert_groups=4,
+    ).items():  # fmt: skip
+        with pytest.raises(
+            ConfigError, match=rf"model.experts.{name} must be .*, as in the weights of .*; remove model"
+        ):
+            load_config(path, [hf, f"model.experts.{name}={value}"])
+    # A run's own config loads when the folder is gone.
+    path.write_text(to_yaml(config))
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    assert load_config(path) == config
+    with pytest.raises(ConfigError, match="model.experts.count must be 0, as in the weights of .*, got 8"):
+        load_config(path, [hf, "model.experts.count=8"])
+
+
+def test_a_run_from_before_there_were_experts_loads_without_its_folder(path, folder):
+    settings = yaml.safe_load(to_yaml(load_config(path, [f"model=hf:{folder}"])))
+    del settings["model"]["experts"]
+    path.write_text(yaml.safe_dump(settings))
+    (folder / "config.json").unlink()
+    assert load_config(path).model.experts.count == 0
 
 
 def test_a_window_shorter_than_the_sequence_must_be_lifted(path, folder):

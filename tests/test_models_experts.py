@@ -20,7 +20,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.qwen2_moe import modeling_qwen2_moe
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.models.experts import ExpertsMLP
+from sppo_jax.models.experts import ACTIVATIONS, ExpertsMLP
 from sppo_jax.models.hf_rules import read_parameter
 from sppo_jax.models.hf_tensors import rules_for, sizes_of
 
@@ -71,6 +71,15 @@ FAMILIES = {
         form="interleaved",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+def test_gates_have_the_functions_of_torch(x64, name):
+    gate, up = 3 * np.random.default_rng(3).normal(size=(2, 50))
+    of_torch = torch.tensor(gate)
+    silu, gelu = torch.nn.functional.silu(of_torch), torch.nn.functional.gelu(of_torch, approximate="tanh")
+    want = {"swiglu": silu, "geglu": gelu}[name].numpy() * up
+    np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(gate), jnp.asarray(up)), want, rtol=1e-12, atol=1e-14)
 
 
 def make_module(family):

@@ -114,8 +114,8 @@ def test_tiles_hold_every_row_once_whatever_the_router_does(shape, ends):
     find, size, tiles_of_lot, total = tiles_of(*shape)
     cuts = sorted(int(end * num_pairs) for end in ends[: num_experts - 1])
     sizes = np.diff([0, *cuts, num_pairs])
-    tiles = find(jnp.asarray(sizes, jnp.int32))
-    rows, expert = np.asarray(tiles.rows_LNB).reshape(-1, size), np.asarray(tiles.expert_LN).ravel()
+    found = find(jnp.asarray(sizes, jnp.int32))
+    rows, expert = np.asarray(found.rows_LNB).reshape(-1, size), np.asarray(found.expert_LN).ravel()
     assert len(rows) == len(expert) == total and total % tiles_of_lot == 0
     used = (rows < num_pairs).any(1)
     # Whole lots apart, no router needs more tiles than pairs fill, and one an expert.

@@ -257,7 +257,7 @@ def _tiles_backward(activate, x_TD, weights_Tk, chosen_Tk, experts, dy_TD):
         dweights_P = dweights_P.at[pairs].set(dweights, mode="drop", unique_indices=True)
         return (dx_PD, dweights_P, _add_tiles(sums, expert, grads)), None
 
-    # No expert has fewer than 0 rows, which XLA does not know: else it makes the zeros of all layers once, and holds them.
+    # No expert has fewer than 0 rows, which XLA does not know: else it makes zeros once for all layers, and holds them.
     nothing = jnp.minimum(by_expert.sizes_E[0], 0)
     start = (
         jnp.full((num_pairs, x_TD.shape[1]), nothing, x_TD.dtype),

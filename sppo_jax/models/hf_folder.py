@@ -103,7 +103,8 @@ class TensorFolder:
     @property
     def form(self) -> Form:
         """Form of the experts, by the names of the tensors and by the family of config.json."""
-        return form_of(self._file_of, FAMILIES[read_config(self._folder)["model_type"]].fused_experts or "separate")
+        family = FAMILIES.get(str(read_config(self._folder).get("model_type")))
+        return form_of(self._file_of, (family and family.fused_experts) or "separate")
 
     def check(self, model: ModelConfig) -> None:
         """Checks names, shapes and dtypes of all tensors against the headers of the files.
@@ -169,9 +170,9 @@ class TensorFolder:
         return self._slice(name)[part]
 
 
-def form_like(folder: Path | None) -> Form:
-    """Returns the form of the experts in a folder; one tensor an expert where there are no weights."""
-    if folder is None or not any((folder / name).is_file() for name in (INDEX, WEIGHTS)):
+def form_like(folder: Path | None, model: ModelConfig) -> Form:
+    """Returns the form in which a folder has experts; one tensor an expert where model or folder have none."""
+    if not model.experts.count or folder is None or not any((folder / name).is_file() for name in (INDEX, WEIGHTS)):
         return "separate"
     return TensorFolder(folder).form
 

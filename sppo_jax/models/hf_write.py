@@ -76,7 +76,7 @@ def to_hf(
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES.values())}, got {dtype!r}; choose one")
     content = shape_to_hf(config, like=origin, length=length, dtype=name)
     with new_folder(path, num_params(config) * np.dtype(_numpy_dtype(name)).itemsize) as folder:
-        _write_tensors(folder, leaves, config, form_like(like), np.dtype(_numpy_dtype(name)), shard_bytes)
+        _write_tensors(folder, leaves, config, form_like(like, config), np.dtype(_numpy_dtype(name)), shard_bytes)
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if like is not None:
             copy_tokenizer(like, folder)

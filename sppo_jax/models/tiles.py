@@ -19,6 +19,6 @@ def tile_sizes(num_pairs: int, num_experts: int) -> tuple[int, int]:
 
 
 def num_tiles(num_pairs: int, num_experts: int) -> int:
-    """Returns the tiles that any router fits in, a whole number of lots: at most P / B + E; arguments as above."""
+    """Returns the tiles that any router fits in: at most P / B + E, in whole lots; arguments as above."""
     tile, lot = tile_sizes(num_pairs, num_experts)
     return -(-(num_pairs // tile + num_experts) // lot) * lot

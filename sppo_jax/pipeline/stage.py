@@ -129,6 +129,12 @@ class Memory(NamedTuple):
     shares_MvnW: jax.Array | None = None
 
 
+class Again(NamedTuple):
+    """What a layer chose when it ran first; None for a layer that chooses nothing."""
+
+    chosen_Tk: jax.Array | None
+
+
 def run_layers(num_layers: int, body, carry, held=None):
     """Applies `body(carry, step)` for step 0..num_layers-1; `held` is held back until the last step.
 
@@ -189,23 +195,23 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
     return y_TD, memory, parts, held, early
 
 
-def _forward_layer(stage, x, unit, layer, memory, split, *, write=True, early=None, chosen=None):
+def _forward_layer(stage, x, unit, layer, memory, split, *, early=None, again=None):
     """One layer; returns its output, the memory and all that may be stashed (unused parts are never computed).
 
-    Where `chosen` is given, the layer runs again: its shares have been added already.
+    Where `again` is given, the layer runs again: its keys and values are in the memory, and its shares have been added.
     """
-    weights, cache, is_again = stage.layer_weights(unit, layer), memory.cache, chosen is not None
+    weights, cache = stage.layer_weights(unit, layer), memory.cache
     save_rest = stage.places.rest != "recompute"
     if save_rest:
         (q, k, v), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
     else:
         q, k, v = stage.block.before(weights, x, unit.positions_T)
-    if write:
+    if again is None:
         cache = groups.write_prefix(cache, k, v, unit.chunk, layer, split)
     out, lse = groups.forward(q, k, cache, unit.chunk, layer, split)
     if early is not None:
         out, early = lax.optimization_barrier((out, early))
-    chosen = chosen if is_again else stage.block.choose(weights, x, out)
+    chosen = stage.block.choose(weights, x, out) if again is None else again.chosen_Tk
     values = {"x": x, "out": out, "lse": lse, "k": k, "v": v, "early": early, "chosen": chosen}
     if save_rest:
         (y, shares), vjp_after = stage.block.vjp_after(weights, x, out, chosen)
@@ -214,7 +220,7 @@ def _forward_layer(stage, x, unit, layer, memory, split, *, write=True, early=No
     else:
         y, shares = stage.block.after(weights, x, out, chosen)
     memory = memory._replace(cache=cache)
-    if unit.is_real_T is not None and not is_again:
+    if unit.is_real_T is not None and again is None:
         place = (unit.sequence, unit.group, layer)
         memory = memory._replace(
             shares_MvnW=buffers.add(memory.shares_MvnW, place, stage.shares.of_tokens(shares, unit.is_real_T))
@@ -317,14 +323,14 @@ def _rerun(stage, unit, saved, cache, splits):
     if shapes.chosen_Tk is not None:
         named["chosen"] = shapes.chosen_Tk
     layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named), stage.num_layers, 0)
-    again = unit._replace(chunk=splits.forward_chunk)
+    unit = unit._replace(chunk=splits.forward_chunk)
 
     def body(carry, layer):
         x, kept = carry
         chosen = None
         if shapes.chosen_Tk is not None:
             chosen = lax.dynamic_index_in_dim(saved["chosen"], layer, 1, keepdims=False)
-        y, _, values = _forward_layer(stage, x, again, layer, Memory(cache), splits.forward, write=False, chosen=chosen)
+        y, _, values = _forward_layer(stage, x, unit, layer, Memory(cache), splits.forward, again=Again(chosen))
         return y, layout.put(kept, None, 0, layer, values)[0]
 
     (_, kept), _ = run_layers(stage.num_layers, body, (x_TD, layout.kept_buffers()))

@@ -8,8 +8,15 @@ import re
 from pathlib import Path
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# What may be keys in an address: words behind a mark, and what stands before @, where Azure's container stands too.
+_KEYS = re.compile(r"[?&;](?=[^/]*=)|://[^/]*:[^/]*@|^(?!abfss?://)[^/]*://[^/]*@", re.DOTALL | re.IGNORECASE)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+
+
+def has_keys(address: str) -> bool:
+    """Returns whether an address may hold credentials, so that nothing of the address may reach a message."""
+    return bool(_KEYS.search(address))
 
 
 def check_local(path: str, name: str) -> None:
@@ -23,9 +30,9 @@ def check_local(path: str, name: str) -> None:
         ValueError: it is an address.
     """
     if _SCHEME.match(path):
+        address = f"the address {path}" if not has_keys(path) else "an address with keys in it"
         raise ValueError(
-            f"{name} must be a path on this machine, got the address {path}; mount or copy what is there, and name its "
-            "path"
+            f"{name} must be a path on this machine, got {address}; mount or copy what is there, and name its path"
         )
 
 

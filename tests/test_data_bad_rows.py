@@ -2,10 +2,7 @@
 
 import io
 import json
-import os
 import struct
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -120,49 +117,3 @@ def test_a_zst_file_with_too_wide_a_window_is_refused(tmp_path, name):
     one_line(tmp_path / name, "must have a window of at most 128 MB", "compress it without --long")
     (tmp_path / name).write_bytes(compressed(plain.read_bytes(), 27))
     assert texts(tmp_path / name) == ["a"]
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (48, hard))
-from sppo_jax.config import DataConfig
-from sppo_jax.data.encoding import open_encoder
-from sppo_jax.data.sources import load_corpus
-for folder, limit in zip(sys.argv[1:3], (48, 1024)):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    config = DataConfig(source=folder, cache=sys.argv[3])
-    corpus = load_corpus(config, folder, lambda: open_encoder(config, vocab_size=1000), vocab_size=1000)
-    print(corpus.num_documents, sum(int(corpus.read(a, b)[-1]) for a, b in zip(corpus.starts, corpus.ends)))
-"""
-
-
-def write_megatron(folder, number):
-    np.array([5, 7], np.uint16).tofile(folder / f"{number:03}.bin")
-    parts = [struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 1, 2), np.array([2], "<i4").tobytes(),
-             np.array([0], "<i8").tobytes(), np.array([0, 1], "<i8").tobytes()]  # fmt: skip
-    (folder / f"{number:03}.idx").write_bytes(b"".join(parts))
-
-
-def test_readers_close_their_files(tmp_path):
-    """640 files of eight forms with 48 open at most, and 600 pairs of Megatron with 1,024."""
-    for name in ("rows", "pairs"):
-        (tmp_path / name).mkdir()
-    rows, names = tmp_path / "rows", (*FORMS, "a.arrow", "a.parquet")
-    for name in names:
-        table = pa.table({"text": ["\x07"]})
-        if name == "a.arrow":
-            with pa.ipc.new_stream(str(rows / name), table.schema) as writer:
-                writer.write_table(table)
-        elif name == "a.parquet":
-            pq.write_table(table, rows / name)
-        else:
-            write_values(rows / name, [b'"\\u0007"'])
-        for number in range(1, 80):
-            os.link(rows / name, rows / f"{number:03}{name[1:]}")
-    for number in range(600):
-        write_megatron(tmp_path / "pairs", number)
-    words = [sys.executable, "-c", LIMITED, *(str(tmp_path / name) for name in ("rows", "pairs", "cache"))]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
-    assert done.stdout.split() == ["640", str(7 * 640), "600", str(7 * 600)], done.stderr[-3000:]

@@ -17,14 +17,17 @@ from sppo_jax.config import DataConfig
 from sppo_jax.data.encoding import START_TOKEN, open_encoder
 from sppo_jax.data.forms import json_rows
 from sppo_jax.data.forms.rows import read_rows
+from sppo_jax.data.left_out import LeftOut
+from sppo_jax.data.mask_bit import split_words
 from sppo_jax.data.sources import load_corpus
 from sppo_jax.data.text import read_pieces
 
 sys.path.insert(0, str(Path(__file__).parent / "forms"))
-from write import CHATS, TEXTS, TOKENS  # noqa: E402
+from write import CHATS, NUM_EMPTY, TEXTS, TOKENS  # noqa: E402
 
 FORMS = Path(__file__).parent / "forms"
 pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 # Forms of the same 24 texts.
 TEXT_FORMS = (
     "stream.arrow", "saved", "mds", "mds-zstd", "samples.tar", "json.array_record", "plain.array_record",
@@ -63,6 +66,14 @@ def test_an_index_of_megatron_says_the_dtype_and_the_documents(name, each, setti
     assert documents(load(FORMS / "megatron" / f"{name}.bin", **settings)) == wanted
 
 
+def test_empty_documents_of_megatron_are_left_out_and_counted(tmp_path):
+    for _ in range(2):  # the second time from the cache
+        corpus = load(FORMS / "megatron" / "gaps.bin", cache=str(tmp_path))
+        assert documents(corpus) == TOKENS
+        assert corpus.left_out == (LeftOut(what="documents", why="they have no tokens", count=NUM_EMPTY),)
+    assert not load(FORMS / "megatron" / "wide.bin").left_out
+
+
 def test_rows_of_tokens_and_of_conversations():
     labelled = [row for _, row in read_rows(FORMS / "labelled" / "data-00000-of-00001.arrow")]
     shards = [row for _, row in read_rows(FORMS / "mds-tokens" / "shard.00000.mds")]
@@ -70,6 +81,16 @@ def test_rows_of_tokens_and_of_conversations():
         assert row["input_ids"] == shard["input_ids"].tolist() == tokens
         assert row["labels"] == shard["labels"].tolist() == [-100, *tokens[1:]]
     assert [row["messages"] for _, row in read_rows(FORMS / "chats" / "data-00000-of-00001.arrow")] == CHATS
+
+
+@pytest.mark.parametrize("form", ["labelled", "mds-tokens", "a.parquet"])
+def test_labels_say_what_is_learned_in_every_form(tmp_path, form):
+    labels = [[-100, *tokens[1:]] for tokens in TOKENS]
+    pq.write_table(pa.table({"input_ids": TOKENS, "labels": labels}), tmp_path / "a.parquet")
+    corpus = load(tmp_path / form if form == "a.parquet" else FORMS / form)
+    found = [split_words(corpus.read(*span)) for span in zip(corpus.starts, corpus.ends, strict=True)]
+    assert [tokens.tolist() for tokens, _ in found] == TOKENS
+    assert [learned.tolist() for _, learned in found] == [[False, *[True] * (len(one) - 1)] for one in TOKENS]
 
 
 def test_a_folder_of_forms_is_read_in_the_order_of_its_names_and_lists(tmp_path):
@@ -120,12 +141,27 @@ def test_a_folder_whose_list_is_broken_is_refused(tmp_path, form, listed):
 
 
 CUT = ("stream.arrow", "mds/shard.00001.mds", "mds-zstd/shard.00001.mds.zstd", "samples.tar", "plain.array_record")
+COLUMNS = ("file.arrow", "packed.arrow", "a.parquet")
 
 
-@pytest.mark.parametrize("name", CUT)
+def write_columns(path):
+    """Writes the texts in several batches: an IPC file, a compressed stream, or row groups."""
+    table = pa.table({"text": TEXTS})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=5)
+        return
+    packed = pa.ipc.IpcWriteOptions(compression="zstd" if path.stem == "packed" else None)
+    new = pa.ipc.new_file if path.stem == "file" else pa.ipc.new_stream
+    with new(str(path), table.schema, options=packed) as writer:
+        writer.write_table(table, max_chunksize=5)
+
+
+@pytest.mark.parametrize("name", [*CUT, *COLUMNS])
 def test_a_file_that_is_cut_short_is_refused_by_name_and_place(tmp_path, name):
-    whole = (FORMS / name).read_bytes()
     path = tmp_path / Path(name).name
+    write_columns(path) if name in COLUMNS else shutil.copy(FORMS / name, path)
+    whole = path.read_bytes()
+    assert texts(path) == (texts(FORMS / name) if name in CUT else TEXTS)
     step = 10 if len(whole) < 4000 else max(10, len(whole) // 120)
     for size in [*range(0, min(len(whole), 2000), 10), *range(2000, len(whole), step), len(whole) - 1]:
         path.write_bytes(whole[:size])
@@ -197,6 +233,7 @@ def test_json_is_lines_or_one_array_read_in_blocks(tmp_path, monkeypatch, case, 
         ('[{"text": "a"}, 3]', "item 2 with a value of type int"),
         ('[{"text": a, "b": "' + "c" * 99 + '"}]', "behind item 0"),
         ("[" + "[" * 200_000, "lie too deep"),
+        ('[{"text": "a"}, {"text": "b", "id": ' + "1" * 5000 + "}]", r"behind item 1 \(Exceeds the limit"),
         ('{"text": "a"}\n[]', "line 2 with a value of type list"),
         ("{\n", "line 1"),
     ],

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from data_cases import write_tokenizer
 from s3_server import s3, s3_server, upload  # noqa: F401
 
 from sppo_jax.cli import main
 from sppo_jax.config import config_from_dict
+from sppo_jax.data.left_out import LeftOut
 from sppo_jax.data.open import open_data, write_parts
 from sppo_jax.data.parts import Part
 
 sys.path.insert(0, str(Path(__file__).parent / "forms"))
-from write import TEXTS, TOKENS  # noqa: E402
+from write import NUM_EMPTY, TEXTS, TOKENS  # noqa: E402
 
 FORMS = Path(__file__).parent / "forms"
 pytest.importorskip("pyarrow")
@@ -64,7 +66,7 @@ def mixture(s3, tmp_path):  # noqa: F811
         str(tmp_path / "saved"): 0.2,
         "s3://data/a.tar": 0.15,
         "s3://data/mds": {"weight": 0.3, "max_tokens": 36},
-        "s3://data/megatron/narrow.bin": 0.25,
+        "s3://data/megatron/gaps.bin": 0.25,
     }
     data = {"source": sources, "validation_fraction": 0, "cache": str(tmp_path / "cache")}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(SETTINGS | {"data": data}))
@@ -90,7 +92,7 @@ def test_a_mixture_of_five_forms_from_two_places(mixture, capsys):
         {nothing: 1, ("members of .tar files", ".jpg is neither .json nor .txt"): 2,
          ("members of .tar files", ".cls is neither .json nor .txt"): 1},
         {("documents", "they do not have 1 to 36 tokens"): 24 - len(mds)},
-        {},
+        {("documents", "they have no tokens"): NUM_EMPTY},
     ]  # fmt: skip
     for _ in range(2):  # the second time from the cache
         assert main(["data", str(mixture), "--json"]) == 0
@@ -101,7 +103,18 @@ def test_a_mixture_of_five_forms_from_two_places(mixture, capsys):
     text = capsys.readouterr().out
     lines = text[text.index("Left out") :].split("\n\n")[0].splitlines()[2:]
     assert len(lines) == sum(map(len, left_out)) and all(len(line) <= 120 for line in lines)
-    assert lines[-2].split() == "s3://data/a.tar 1 members of .tar files: .cls is neither .json nor .txt".split()
+    assert lines[-3].split() == "s3://data/a.tar 1 members of .tar files: .cls is neither .json nor .txt".split()
+
+
+def test_text_of_no_tokens_is_left_out(tmp_path):
+    """A tokenizer may drop spaces, and add no token of its own."""
+    write_lines(tmp_path / "a.jsonl", *({"text": text} for text in ("the cat", "  ", "dog", " ")))
+    tokenizer = str(write_tokenizer(tmp_path / "tokenizer.json"))
+    data = {"source": str(tmp_path / "a.jsonl"), "tokenizer": tokenizer, "start_token": None, "validation_fraction": 0}
+    (source,) = open_data(config_from_dict(SETTINGS | {"data": data})).sources
+    corpus = source.training.corpus
+    assert (corpus.ends - corpus.starts).tolist() == [2, 1]
+    assert corpus.left_out == (LeftOut(what="documents", why="they have no tokens", count=2),)
 
 
 def test_nothing_is_said_where_nothing_is_left_out(tmp_path, capsys):

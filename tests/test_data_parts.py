@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,6 +99,16 @@ def test_parts_in_any_order_give_what_one_process_gives(s3, tmp_path, monkeypatc
             assert contents(open_data(config)) == whole
 
 
+def test_machines_may_mount_a_source_at_different_paths(tmp_path, monkeypatch):
+    write_files(tmp_path / "in", 8)
+    shutil.copytree(tmp_path / "in", tmp_path / "mnt" / "other")  # with the same times
+    for number, source in enumerate(("in", "mnt/other") * 2, 1):
+        write_parts(config_of(tmp_path, tmp_path / "parts", tmp_path / source), Part(number=number, count=4))
+    whole = contents(open_data(config_of(tmp_path, tmp_path / "whole")))
+    monkeypatch.setattr("sppo_jax.data.tokenizing.read_pieces", None)  # all is there
+    assert contents(open_data(config_of(tmp_path, tmp_path / "parts", tmp_path / "mnt" / "other"))) == whole
+
+
 def test_a_part_counts_once_its_facts_are_there(s3, tmp_path, monkeypatch):  # noqa: F811
     write_files(tmp_path / "in", 4)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
@@ -147,8 +158,8 @@ def test_too_many_parts_and_too_little_disk_are_one_line(tmp_path, monkeypatch, 
         open_data(config)
 
 
-def test_three_processes_one_of_them_killed(tmp_path):
-    write_files(tmp_path / "in", 12)
+def test_64_parts_by_three_processes_one_of_them_killed(tmp_path):
+    write_files(tmp_path / "in", 70)
     for folder in ("parts", "whole"):
         (tmp_path / f"{folder}.yaml").write_text(
             json.dumps(
@@ -164,19 +175,21 @@ def test_three_processes_one_of_them_killed(tmp_path):
         "import sys, time; from sppo_jax.cli import main; from sppo_jax.data import cache\n"
         "move = cache._move\n"
         "cache._move = lambda *given: (time.sleep(60 if sys.argv[2] == 'dies' else 0), move(*given))\n"
-        "for number in sys.argv[3:]: assert main(['data', sys.argv[1], '--part', f'{number}/12']) == 0\n"
+        "for number in sys.argv[3:]: assert main(['data', sys.argv[1], '--part', f'{number}/64']) == 0\n"
     )
     path = str(tmp_path / "parts.yaml")
-    shares = (["lives", "9", "2", "7", "12"], ["dies", "5", "1"], ["lives", "3", "11", "4"])
-    workers = [subprocess.Popen([sys.executable, "-c", work, path, *share]) for share in shares]
+    numbers = list(range(1, 65))
+    random.Random(2).shuffle(numbers)
+    shares = (["lives", *numbers[:25]], ["dies", *numbers[25:30]], ["lives", *numbers[30:55]])
+    workers = [subprocess.Popen([sys.executable, "-c", work, path, *map(str, share)]) for share in shares]
     assert [worker.wait(60) for worker in (workers[0], workers[2])] == [0, 0]
     deadline = time.monotonic() + 30
     while not list((tmp_path / "parts").glob("*.new-*/facts.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(workers[1].pid, signal.SIGKILL)
     workers[1].wait()
-    for number in (6, 5, 1, 8, 10):
-        assert main(["data", path, "--part", f"{number}/12"]) == 0
+    for number in (*numbers[55:], *numbers[25:30]):
+        assert main(["data", path, "--part", f"{number}/64"]) == 0
     configs = [config_of(tmp_path, tmp_path / folder) for folder in ("parts", "whole")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,6 +1,7 @@
 """Data behind addresses mean what they mean here; on a real S3 server that fails, stalls and cuts answers."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from sppo_jax.data.encoding import open_encoder
 from sppo_jax.data.folders import files_in
 from sppo_jax.data.places import matches, place_of
 from sppo_jax.data.sources import find_files, load_corpus
+from sppo_jax.paths import local_path
 
 pytest.importorskip("pyarrow")
 FORMS = Path(__file__).parent / "forms"
@@ -52,6 +54,19 @@ def test_the_same_bytes_give_the_same_tokens_here_and_in_a_bucket(s3, tmp_path, 
     upload(s3, tmp_path, "data/some/where")
     local, away = load(f"{tmp_path}{pattern}", separator=0), load(f"s3://data/some/where{pattern}", separator=0)
     same(local, away)
+
+
+def test_lists_of_folders_count_in_a_bucket_too(s3):  # noqa: F811
+    for form in ("splits", "mds"):
+        upload(s3, FORMS / form, f"data/{form}")
+    with pytest.raises(
+        ValueError, match=r"must name one split .*s3://data/splits with train, test; write e.g. s3://data"
+    ):
+        load("s3://data/splits")
+    same(load("s3://data/splits/test"), load(FORMS / "splits" / "test"))
+    s3.direct.delete_file("data/mds/shard.00001.mds")
+    with pytest.raises(ValueError, match="must hold every file that index.json names, got no shard.00001.mds"):
+        load("s3://data/mds")
 
 
 PATTERNS = ["*", "**/*", "a/*", "*/b/*.txt", "**/b/**/*.txt", ".h/*", "**/.h*", "a/**", "?/b/*", "[ab]/*", "**/*.jsonl"]
@@ -120,6 +135,26 @@ def test_an_object_that_is_replaced_under_way_is_refused_by_name(s3, tmp_path, m
     assert b"new" in bytes(load("s3://data/a.txt").read(0, 9).astype(np.uint8))
 
 
+@pytest.mark.parametrize("at", ["bytes=0-", "bytes=8192-"])
+def test_an_object_that_vanishes_under_way_is_one_line(s3, tmp_path, monkeypatch, at):  # noqa: F811
+    monkeypatch.setattr(remote, "_BLOCK_BYTES", 1 << 12)
+    (tmp_path / "a.txt").write_text("old " * 5000)
+    upload(s3, tmp_path / "a.txt", "data/a.txt")
+
+    def fault(method, path, range_):
+        if range_.startswith(at):
+            s3.fault = lambda *_: None
+            s3.direct.delete_file("data/a.txt")
+        return None
+
+    s3.fault = fault
+    with pytest.raises(ValueError, match="s3://data/a.txt") as error:
+        load("s3://data/a.txt", cache=str(tmp_path / "cache"))
+    assert "\n" not in str(error.value)
+    assert re.search("name what exists|must not change while it is read", str(error.value))
+    assert not list((tmp_path / "cache").glob("*/facts.json"))  # nothing of it is kept
+
+
 def test_reading_does_not_go_on_in_another_version(s3, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(remote, "_BLOCK_BYTES", 1 << 12)
     (tmp_path / "a.txt").write_text("old " * 5000)
@@ -161,12 +196,42 @@ def test_addresses_that_cannot_be_read_are_one_line(s3, address, message):  # no
 @pytest.mark.parametrize(
     "address",
     [f"s3://AKIA:{SECRET_KEY}@data/a.txt", f"s3://data/a?secret_key={SECRET_KEY}", f"gs://{SECRET_KEY}@data/x",
-     f"abfs://c:{SECRET_KEY}@account/x", f"https://u:{SECRET_KEY}@host/x", f"s3://data/a?x&sig={SECRET_KEY}"],
+     f"abfs://c:{SECRET_KEY}@account/x", f"https://u:{SECRET_KEY}@host/x", f"s3://data/a?x&sig={SECRET_KEY}",
+     f"https://{SECRET_KEY}@host/x", f"S3://{SECRET_KEY}@data/x", f"hf://{SECRET_KEY}@datasets/a/b"],
 )  # fmt: skip
 def test_keys_in_an_address_are_refused_and_not_echoed(address):
     with pytest.raises(ValueError, match="must be an address without credentials") as error:
         place_of(address, "data.source")
     assert SECRET_KEY not in str(error.value) and "AKIA" not in str(error.value)
+    with pytest.raises(ValueError, match="must be a path on this machine, got an address with keys in it") as error:
+        local_path(address, "checkpoint.dir")
+    assert SECRET_KEY not in str(error.value)
+
+
+LACKS = {
+    "an error of Azure": "Unknown error: Check failed: AuthenticationExceptionE: Failed to get token from "
+    "DefaultAzureCredential.\nSee Azure::Core::Diagnostics::Logger",
+    "an error of Google": "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of Could not "
+    "create a OAuth2 access token to authenticate the request.)",
+    "an error of Amazon": "When getting information for key 'a' in bucket 'b': AWS Error ACCESS_DENIED during "
+    "HeadObject operation: No response body.",
+}
+
+
+@pytest.mark.parametrize("service", LACKS)
+def test_a_service_that_finds_no_credentials_is_one_line_at_once(monkeypatch, service):
+    import pyarrow as pa
+
+    monkeypatch.setattr("time.sleep", None)
+    kind = pa.ArrowException if "Azure" in service else OSError
+
+    def fail(path):
+        raise kind(LACKS[service])
+
+    place = remote.Remote(files=SimpleNamespace(get_file_info=fail), host="x://b", path="b/a")
+    with pytest.raises(ValueError, match="must be readable, got x://b/a .*; give credentials that") as error:
+        place.look()
+    assert "\n" not in str(error.value)
 
 
 def test_a_bucket_without_permission_is_one_line_without_the_keys(s3, tmp_path):  # noqa: F811

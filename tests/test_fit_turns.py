@@ -14,7 +14,7 @@ PLACES = dict(places=("host", "recompute", "recompute"), alpha=1.0, weights="gat
 def test_only_ticks_of_loops_whose_runs_differ_have_a_share():
     """Four groups of 8 chunks: loops of 17 and of 15 ticks gather 3 and 2 times, loops of 7 and of 15 scatter once."""
     program = lower(small_plan(**ORDER, **PLACES), SHAPE)
-    assert program.rows["gathers"][:, 0].sum() == 7 and program.rows["scatters"][:, 0].sum() == 4
+    assert program.rows["weights.gathers"][:, 0].sum() == 7 and program.rows["weights.scatters"][:, 0].sum() == 4
     assert turn_shares(program) == {"gather_turn": 5 / 32, "scatter_turn": 2 / 22}
 
 
@@ -22,7 +22,7 @@ def test_attention_has_a_turn_where_a_late_chunk_leaves_none():
     """Four groups of 8 chunks, of which the first 6 attend again; three ticks, of which two attend, are no loops."""
     late = PLACES | dict(places=("host", "host", "recompute"), attention_from=6)
     program = lower(small_plan(**ORDER, **late), SHAPE)
-    assert program.rows["attends_again"][:, 0].sum() == 4 * 6
+    assert program.rows["stash.attends_again"][:, 0].sum() == 4 * 6
     assert turn_shares(program)["attention_turn"] == 22 / 29
 
 

@@ -204,76 +204,76 @@ def test_late_chunks_alone_stash_attention_outputs():
     specs, every = unfold(late.items), unfold(all_of_them.items)
     # Of 4 chunks in each of 2 groups of layers the first 2 compute attention again; backward comes last chunk first.
     backward = [index for index, spec in enumerate(specs) if spec.kind == "B"]
-    assert late.rows["attends_again"][backward, 0].tolist() == [0, 0, 1, 1] * 2
-    assert not late.rows["attends_again"][[spec.kind != "B" for spec in specs]].any()
-    assert any(spec.attends for spec in specs) and not any(spec.attends for spec in every)
+    assert late.rows["stash.attends_again"][backward, 0].tolist() == [0, 0, 1, 1] * 2
+    assert not late.rows["stash.attends_again"][[spec.kind != "B" for spec in specs]].any()
+    assert any(spec.stash.attends for spec in specs) and not any(spec.stash.attends for spec in every)
     # In all else the ticks are those of a plan that stashes all attention outputs, but four rows are short.
-    assert [replace(spec, attends=False) for spec in specs] == every
+    assert [replace(spec, stash=spec.stash._replace(attends=False)) for spec in specs] == every
     assert num_segments(late.items) == num_segments(all_of_them.items)
-    assert late.host_rows == all_of_them.host_rows
-    assert (sum(late.short_rows.values()), sum(all_of_them.short_rows.values())) == (4, 0)
+    assert late.stash.num_rows == all_of_them.stash.num_rows
+    assert (sum(late.stash.num_short.values()), sum(all_of_them.stash.num_short.values())) == (4, 0)
 
 
 def test_late_chunks_have_ticks_of_their_own_where_a_part_of_their_stash_stays():
     plan = CASES["late-attention-from-host"].make_plan()
     program = lower(replace(plan, stash=replace(plan.stash, alpha=(0.5,) * 7 + (0.0,))), SHAPE)
-    again = [[spec.stash.recomputes for spec in unfold(program.items) if spec.kind == kind] for kind in "FB"]
+    again = [[spec.stash.own.recomputes for spec in unfold(program.items) if spec.kind == kind] for kind in "FB"]
     assert again == [[True, True, False, False] * 2, [False, False, True, True] * 2]
-    assert all(not name.host_attention for name in program.classes if name.recomputes)
-    assert not any(program.short_rows.values()) and not program.rows["attends_again"].any()
+    assert all(not name.host_attention for name in program.stash.classes if name.recomputes)
+    assert not any(program.stash.num_short.values()) and not program.rows["stash.attends_again"].any()
 
 
 def test_a_stage_holds_the_keys_and_values_of_two_groups_and_the_gradients_of_one():
     plan = CASES["two-stages-rebuilt"].make_plan()
     rebuilt, kept = (lower(replace(plan, stash=replace(plan.stash, kv=kv)), SHAPE) for kv in ("rebuild", "keep"))
-    assert (rebuilt.num_kv_slots, rebuilt.num_grad_slots, kept.num_kv_slots) == (2, 1, 2)
+    assert (rebuilt.prefixes.num_slots, rebuilt.prefixes.num_grad_slots, kept.prefixes.num_slots) == (2, 1, 2)
     plan = CASES["one-layer-groups-rebuilt-from-host"].make_plan()
     rebuilt, kept = (lower(replace(plan, stash=replace(plan.stash, kv=kv)), SHAPE) for kv in ("rebuild", "keep"))
-    assert (rebuilt.num_kv_slots, rebuilt.num_grad_slots, kept.num_kv_slots) == (2, 1, 4)
-    assert lower(plan, SHAPE, train=False).num_kv_slots == 1
+    assert (rebuilt.prefixes.num_slots, rebuilt.prefixes.num_grad_slots, kept.prefixes.num_slots) == (2, 1, 4)
+    assert lower(plan, SHAPE, train=False).prefixes.num_slots == 1
     # The inputs of a chunk come back twice, but for the last group of layers, whose keys and values are still there.
     specs = unfold(rebuilt.items)
-    again = [spec for spec in specs if spec.rebuild is not None]
+    again = [spec for spec in specs if spec.prefixes.rebuild is not None]
     assert len(again) == 3 * 3 and {spec.kind for spec in again} == {"B"}
-    assert sum(spec.refetch is not None for spec in specs) == len(again)
+    assert sum(spec.prefixes.refetch is not None for spec in specs) == len(again)
 
 
 def test_an_only_chunk_makes_its_keys_and_values_in_its_own_backward():
     plan = CASES["one-chunk-in-a-wave-of-2"].make_plan()
     again, kept = (lower(replace(plan, stash=replace(plan.stash, kv=kv)), SHAPE) for kv in ("recompute", "keep"))
-    assert (again.num_kv_slots, again.num_grad_slots, kept.num_kv_slots) == (1, 1, 2 * 4)
-    assert again.num_weight_slots == 1 and lower(plan, SHAPE, train=False).num_kv_slots == 1
+    assert (again.prefixes.num_slots, again.prefixes.num_grad_slots, kept.prefixes.num_slots) == (1, 1, 2 * 4)
+    assert again.weights.num_slots == 1 and lower(plan, SHAPE, train=False).prefixes.num_slots == 1
     # Nothing comes back a second time, and no tick works for another one: only where keys and values lie differs.
     assert unfold(again.items) == unfold(kept.items)
-    assert not any(spec.rebuild or spec.refetch for spec in unfold(again.items))
+    assert not any(spec.prefixes.rebuild or spec.prefixes.refetch for spec in unfold(again.items))
 
 
 def test_what_waits_on_the_host_goes_there_and_comes_back_once():
     plan = CASES["chunks-wait-on-the-host"].make_plan()
     hosted, kept = (lower(replace(plan, stash=replace(plan.stash, waiting=place)), SHAPE) for place in ("host", "keep"))
-    assert (hosted.num_waiting_slots, hosted.num_head_slots) == (0, 1) and hosted.num_waiting_rows == 4
-    assert (kept.num_waiting_slots, kept.num_head_slots, kept.num_waiting_rows) == (4, 5, 0)
+    assert (hosted.waiting.num_slots, hosted.num_head_slots) == (0, 1) and hosted.waiting.num_rows == 4
+    assert (kept.waiting.num_slots, kept.num_head_slots, kept.waiting.num_rows) == (4, 5, 0)
     specs = unfold(hosted.items)
     # Of 2 sequences 5 chunks wait once forward, once backward, and all but the last for their heads.
-    counts = [sum(map(bool, of)) for of in zip(*((spec.put, spec.take) for spec in specs), strict=True)]
+    counts = [sum(map(bool, of)) for of in zip(*((spec.waiting.put, spec.waiting.take) for spec in specs), strict=True)]
     assert counts == [2 * (5 + 4 + 5)] * 2
-    assert [spec.put for spec in specs if spec.put and spec.kind == "B"] == ["B"] * (2 * 5)
-    taken = [after.waited for before, after in zip(specs, specs[1:], strict=False) if before.take]
-    assert all(taken) and not any(spec.waited for spec in specs if spec.kind == "F" and spec.stash is None)
+    assert [spec.waiting.put for spec in specs if spec.waiting.put and spec.kind == "B"] == ["B"] * (2 * 5)
+    taken = [after.waiting.waited for before, after in zip(specs, specs[1:], strict=False) if before.waiting.take]
+    assert all(taken) and not any(spec.waiting.waited for spec in specs if spec.kind == "F" and spec.stash.own is None)
     evaluated = lower(plan, SHAPE, train=False)
-    assert evaluated.num_waiting_rows == 0 and evaluated.num_waiting_slots > 0
+    assert evaluated.waiting.num_rows == 0 and evaluated.waiting.num_slots > 0
 
 
 def test_keys_and_values_on_the_host_come_back_once():
     plan = CASES["keys-and-values-from-host"].make_plan()
     hosted, rebuilt = (lower(replace(plan, stash=replace(plan.stash, kv=kv)), SHAPE) for kv in ("host", "rebuild"))
-    assert (hosted.num_kv_slots, hosted.num_grad_slots, hosted.num_weight_slots) == (2, 1, 1)
-    assert rebuilt.num_weight_slots == 2, "to compute them again, a backward needs the weights of the group before"
+    assert (hosted.prefixes.num_slots, hosted.prefixes.num_grad_slots, hosted.weights.num_slots) == (2, 1, 1)
+    assert rebuilt.weights.num_slots == 2, "to compute them again, a backward needs the weights of the group before"
     specs = unfold(hosted.items)
-    again = [spec for spec in specs if spec.rebuild is not None]
-    assert len(again) == 4 and sum(spec.refetch is not None for spec in specs) == len(again)
+    again = [spec for spec in specs if spec.prefixes.rebuild is not None]
+    assert len(again) == 4 and sum(spec.prefixes.refetch is not None for spec in specs) == len(again)
     # On the host alone, nothing comes back for the backward of the same chunk. The last chunk's stash is read at once.
     alone = replace(plan.stash, inputs="keep", attention="keep", kv="host", alpha=(0.0,) * 8)
     specs = unfold(lower(replace(plan, stash=alone), SHAPE).items)
-    counts = [sum(getattr(spec, name) is not None for spec in specs) for name in ("write", "fetch", "refetch")]
-    assert counts == [7, 0, 4]
+    copies = [(spec.stash.write, spec.stash.fetch, spec.prefixes.refetch) for spec in specs]
+    assert [sum(one is not None for one in of) for of in zip(*copies, strict=True)] == [7, 0, 4]

@@ -43,14 +43,15 @@ def test_numbers_are_those_of_the_turn(counts):
     ],
 )
 def test_a_row_on_the_host_is_counted_where_the_innermost_counter_alone_tells_the_row(values, counts, is_counted):
-    rows = in_all_turns("fetch_row", np.repeat(np.array(values)[:, None], 3, 1), counts, me=2)
+    rows = in_all_turns("stash.fetch_row", np.repeat(np.array(values)[:, None], 3, 1), counts, me=2)
     assert [int(row.number) for row in rows] == values and {row.is_counted for row in rows} == {is_counted}
 
 
 def test_a_row_that_depends_on_the_stage_is_that_of_this_stage():
-    rows = in_all_turns("write_row", [[0, 5], [1, 6]], (2,), me=1)
+    rows = in_all_turns("stash.write_row", [[0, 5], [1, 6]], (2,), me=1)
     assert [(int(row.number), row.is_counted) for row in rows] == [(5, False), (6, False)]
-    assert rows_of("write_row", np.array([[7, 7]], np.int32), jnp.int32(0)).of_tick() == HostRow(7, is_counted=False)
+    alone = rows_of("stash.write_row", np.array([[7, 7]], np.int32), jnp.int32(0))
+    assert alone.of_tick() == HostRow(7, is_counted=False)
 
 
 @pytest.mark.parametrize("is_line", [True, False])
@@ -59,7 +60,7 @@ def test_a_row_that_is_a_line_needs_no_table(is_line):
     values = np.arange(8, dtype=np.int32) if is_line else np.array([0, 1, 2, 3, 0, 1, 2, 7], np.int32)
 
     def last(me):
-        rows = rows_of("fetch_row", np.repeat(values[:, None], 2, 1), me)
+        rows = rows_of("stash.fetch_row", np.repeat(values[:, None], 2, 1), me)
         return lax.fori_loop(0, 8, lambda i, _: rows.in_turn(i, 8).of_tick().number, jnp.int32(0))
 
     assert last(jnp.int32(1)) == 7
@@ -68,6 +69,6 @@ def test_a_row_that_is_a_line_needs_no_table(is_line):
 
 def test_a_flag_is_known_where_it_is_the_same_in_all_turns():
     ones, some = np.ones((4, 2)), np.array([[1, 1], [0, 0], [0, 0], [1, 1]])
-    assert in_all_turns("gathers", ones, (4,)) == [1] * 4 == in_all_turns("scatters", ones, (2, 2))
-    found = in_all_turns("gathers", some, (4,))
+    assert in_all_turns("weights.gathers", ones, (4,)) == [1] * 4 == in_all_turns("weights.scatters", ones, (2, 2))
+    found = in_all_turns("weights.gathers", some, (4,))
     assert [int(x) for x in found] == [1, 0, 0, 1] and all(isinstance(x, jax.Array) for x in found)

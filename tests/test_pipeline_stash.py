@@ -1,16 +1,16 @@
 """How a layer's stash is packed for the host, and fetched."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sppo_jax.pipeline.host_traffic import row_to_fetch
+from sppo_jax.pipeline.mechanisms.mechanism import Tick
 from sppo_jax.pipeline.rows import HostRow
 from sppo_jax.pipeline.stash import HostPlace, StashLayout, chunk_entries
+from sppo_jax.program.program import TickSpec
 from sppo_jax.program.stash import StashClass
 
 PIECES = [(1024,), (858, 166), (300, 24, 700)]
@@ -88,8 +88,8 @@ def test_the_compiler_does_not_know_the_row_that_a_tick_outside_of_loops_fetches
     """A known row ends XLA 0.12's GPU compiler where another tick wrote it."""
 
     def fetched(x_TD):
-        state = SimpleNamespace(x_TD=x_TD, dx_TD=jnp.zeros((8, 4)))
-        return row_to_fetch(HostRow(jnp.array([5, 2])[1], is_counted=False), state)
+        row = {"stash.fetch_row": HostRow(jnp.array([5, 2])[1], is_counted=False)}
+        return Tick(TickSpec("B", 8), row, x_TD, jnp.zeros((8, 4))).row_to_fetch("stash.fetch_row")
 
     x_TD = jnp.ones((8, 4))
     assert fetched(x_TD) == 2

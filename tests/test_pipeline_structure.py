@@ -75,7 +75,7 @@ def test_every_device_does_every_collective_and_every_host_copy(name):
     # A branch, or a loop whose length is data, may be taken by some devices alone.
     assert not [item for item in collectives if {"cond", "while"} & set(item.inside)]
     host = [item for item in found if any(map(is_host, (*item.eqn.invars, *item.eqn.outvars)))]
-    assert bool(host) == any(stash.uses_host for stash in program.classes)
+    assert bool(host) == any(stash.uses_host for stash in program.stash.classes)
     assert not [item for item in host if {"cond", "while"} & set(item.inside)]
     assert not [item for item in host if item.name in ("cond", "while")]
 
@@ -142,7 +142,7 @@ def carried_host(found):
 
 def test_the_stash_is_typed_as_host_memory_where_something_is_sent_there_and_nowhere_else():
     _, program, found = trace(**BASE | dict(chunks=(16,) * 8, places=HOST, alpha=0.5))
-    (stash,) = [stash for stash in program.classes if stash.uses_host]
+    (stash,) = [stash for stash in program.stash.classes if stash.uses_host]
     scans = carried_host(found)
     assert len(scans) >= 2  # forward and backward segments
     shapes = {var.aval.shape for item in scans for var in item.eqn.invars if is_host(var)}
@@ -164,7 +164,7 @@ def test_host_memory_is_touched_by_slices_and_copies_only():
     on_host = [item for item in found if any(map(is_host, (*item.eqn.invars, *item.eqn.outvars)))]
     names = Counter(item.name for item in on_host)
     # Only a tick that writes to the host ends with a barrier.
-    assert names["optimization_barrier"] == sum(spec.write is not None for spec in bodies(program.items)) > 0
+    assert names["optimization_barrier"] == sum(spec.stash.write is not None for spec in bodies(program.items)) > 0
     assert set(names) <= {"scan", "jit", "shard_map", "device_put", "dynamic_slice", "dynamic_update_slice"} | {
         "squeeze",  # a slot's leading dim of one
         "broadcast_in_dim",
@@ -243,7 +243,7 @@ def test_no_kept_buffer_is_copied_in_a_loop():
     model = small_model(dtype="float32")
     step = value_and_grad(plan, model)
     text = jax.jit(step).lower(*arguments(plan, model)).compile().as_text()
-    slots = max(Step(plan, model, None, train=True).program.classes.values()) + 1
+    slots = max(Step(plan, model, None, train=True).program.stash.classes.values()) + 1
     body, copied, written = "", [], []
     for line in text.splitlines():
         if line.endswith("{") and not line.startswith(" "):
@@ -287,7 +287,7 @@ def rare_flags(program):
     for item in program.items:
         turns = item.count if isinstance(item, Loop) else 1
         length = len(unfold([item])) // turns
-        for name, flag in (("all_gather", "gathers"), ("reduce_scatter", "scatters")):
+        for name, flag in (("all_gather", "weights.gathers"), ("reduce_scatter", "weights.scatters")):
             flags = program.rows[flag][place : place + turns * length, 0].reshape(turns, length).sum(0)
             found[name] += [int(count) for count in flags if 0 < count < turns]
         place += turns * length
@@ -306,7 +306,7 @@ def test_weights_are_gathered_and_their_sums_scattered_once_a_group_and_pass():
     # A tick with ends gathers the embedding, or scatters its gradient. A head does both with its own table.
     ends = Counter(spec.kind for spec in specs if spec.embeds)
     assert ends["F"] == ends["B"] == ends["H"] == 4  # chunks
-    assert (program.rows["gathers"].sum(0) == 7).all() and (program.rows["scatters"].sum(0) == 4).all()
+    assert (program.rows["weights.gathers"].sum(0) == 7).all() and (program.rows["weights.scatters"].sum(0) == 4).all()
     # Where not all turns of a loop gather, the gather is in a loop of at most one turn; the rows say in which ticks.
     rare = Counter(one.name for one in equations if one.axes == ("data", "ring", "ulysses") and "while" in one.inside)
     in_loops = {name: sum(flags) for name, flags in rare_flags(program).items()}
@@ -314,7 +314,7 @@ def test_weights_are_gathered_and_their_sums_scattered_once_a_group_and_pass():
     always = {name: found[name] - times_inside(equations, name) for name in rare}
     assert always["all_gather"] == (7 - in_loops["all_gather"]) * len(like) + ends["F"] + ends["H"]
     assert always["reduce_scatter"] == (4 - in_loops["reduce_scatter"]) * len(like) + ends["B"] + ends["H"]
-    assert (program.num_weight_slots, program.num_sum_slots) == (3, 2)
+    assert (program.weights.num_slots, program.weights.num_sum_slots) == (3, 2)
     resident = trace(num_layers=8, **groups)[2]
     assert not whole_layers(equations, like, 4) and whole_layers(resident, like, 4)
     assert not held_tables(equations) and held_tables(resident)

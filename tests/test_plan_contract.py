@@ -19,6 +19,7 @@ from sppo_jax.config import ModelConfig, config_from_dict
 from sppo_jax.dtypes import accumulator
 from sppo_jax.hardware import DEVICES, make_cluster
 from sppo_jax.models import build_model
+from sppo_jax.models.leaves import is_cast
 from sppo_jax.pipeline.api import Step
 from sppo_jax.pipeline.block import Weights
 from sppo_jax.pipeline.stage import Stage
@@ -171,13 +172,13 @@ def layouts(step: Step):
     program, places = step.program, step.plan.stash
 
     def on_stage(x):  # [groups, layers, ...]; vectors stay in their own dtype
-        dtype = jnp.dtype(step.model.dtype) if x.ndim > 2 else x.dtype
+        dtype = jnp.dtype(step.model.dtype) if is_cast(x, 1) else x.dtype
         return jax.ShapeDtypeStruct((1, *x.shape), dtype)
 
     weights = Weights(jax.tree.map(on_stage, step.params["layers"]), step.block.others)
     stage = Stage(step.block, weights, step.num_layers, places)
     hidden = step.params["embedding"].get_value().shape[1]
-    for name, slots in program.classes.items():
+    for name, slots in program.stash.classes.items():
         x_TD = jax.ShapeDtypeStruct((name.tokens, hidden), jnp.dtype(step.model.dtype))
         yield name, stage.layout(name, slots, x_TD, jax.ShapeDtypeStruct((name.tokens,), jnp.int32))
 
@@ -216,13 +217,13 @@ def test_slots_and_ticks_are_those_charged(plans):
         assert rounds == Counter(spec.kind for spec in unfold(program.items))
         peaks, on_host = outline.prefix_peaks, plan.stash.waiting == "host"
         waits, rows = (0, waiting_room(outline).num_rows) if on_host else (outline.waiting_peak, 0)
-        assert rows == program.num_waiting_rows
+        assert rows == program.waiting.num_rows
         assert outline.kv_peak == program.num_sequence_slots and outline.head_peak == program.num_head_slots
         kv_slots = peaks.kept if plan.stash.kv == "keep" else peaks.rebuilt
         assert (kv_slots, peaks.grads, waits) == (
-            program.num_kv_slots,
-            program.num_grad_slots,
-            program.num_waiting_slots,
+            program.prefixes.num_slots,
+            program.prefixes.num_grad_slots,
+            program.waiting.num_slots,
         )
     assert {plan.stash.kv for _, plan, _ in plans} == {"keep", "recompute", "rebuild", "host"}
 
@@ -233,7 +234,7 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
         outline, shape = plan.outline(), shape_of_plan(plan, config)
         classes = outline.stash_peaks(stash_classes(outline, plan.stash, plan.mesh.seq))
         rows = outline.host_rows(stash_classes(outline, plan.stash, plan.mesh.seq))
-        assert classes == step.program.classes and rows == step.program.host_rows
+        assert classes == step.program.stash.classes and rows == step.program.stash.num_rows
         token = token_bytes(shape, plan.stash)
         for name, layout in layouts(step):
             kept = nbytes(jax.eval_shape(layout.kept_buffers))
@@ -244,7 +245,7 @@ def test_stash_bytes_are_those_charged_class_by_class(plans):
             seen[bool(kept), bool(host)] += 1
     assert min(seen[True, True], seen[True, False], seen[False, True]) > 10
     assert sum(plan.stash.attention_from > 0 for _, plan, _ in plans) > 10
-    assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.classes) > 10
+    assert sum(bool(name.host_kv) for _, _, step in plans for name in step.program.stash.classes) > 10
 
 
 @pytest.fixture
@@ -265,7 +266,7 @@ def test_ring_bytes_are_those_charged(plans, cheap_attention):
         for spec in unfold(step.program.items):
             if spec.kind == "H" or plan.ring == 1:
                 continue
-            again = spec.kind == "F" or (spec.stash is not None and spec.stash.recomputes)
+            again = spec.kind == "F" or (spec.stash.own is not None and spec.stash.own.recomputes)
             passes = [("F", spec.passes.forward)] if again else []
             passes += [("B", spec.passes.backward)] if spec.kind == "B" else []
             for kind, which in passes:

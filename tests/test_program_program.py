@@ -86,19 +86,20 @@ def test_slots_are_in_range_and_idle_stages_hit_trash_and_room_only(name):
     rows = program.rows
     assert program.num_sequence_slots == plan.kv_slots
     peaks = plan.table().prefix_peaks
-    assert program.num_kv_slots == (peaks.kept if plan.stash.kv == "keep" else peaks.rebuilt)
+    assert program.prefixes.num_slots == (peaks.kept if plan.stash.kv == "keep" else peaks.rebuilt)
     for index, spec in enumerate(specs):
         idle = rows["active"][index] == 0
         assert (rows["start"][index][idle] == plan.sequence_length).all() and not rows["length"][index][idle].any()
         assert not rows["first"][index][idle].any() and not rows["last"][index][idle].any()
         assert spec.tokens <= program.max_tokens  # so that the room behind the sequence takes a whole tick
-        if spec.stash is not None:
-            slots, trash = rows["stash_slot"][index], program.classes[spec.stash]
+        if spec.stash.own is not None:
+            slots, trash = rows["stash.slot"][index], program.stash.classes[spec.stash.own]
             assert (slots[idle] == trash).all() and (slots[~idle] < trash).all() and (slots >= 0).all()
-            assert spec.stash.tokens == spec.tokens
-            assert max(spec.stash.host_inputs, spec.stash.host_attention) <= spec.tokens
+            assert spec.stash.own.tokens == spec.tokens
+            assert max(spec.stash.own.host_inputs, spec.stash.own.host_attention) <= spec.tokens
     assert (rows["sequence_slot"] < program.num_sequence_slots).all()
-    assert (rows["kv_slot"] < program.num_kv_slots).all() and (rows["grad_slot"] < program.num_grad_slots).all()
+    assert (rows["prefixes.slot"] < program.prefixes.num_slots).all()
+    assert (rows["prefixes.grad_slot"] < program.prefixes.num_grad_slots).all()
     assert (rows["head_slot"] < program.num_head_slots).all()
 
 
@@ -111,7 +112,7 @@ def test_a_stash_slot_is_never_overwritten_before_it_is_read(name):
         for stage, unit in enumerate(tick.units if spec.kind != "H" else ()):
             if unit is None:
                 continue
-            place = (stage, spec.stash, int(rows["stash_slot"][index, stage]))
+            place = (stage, spec.stash.own, int(rows["stash.slot"][index, stage]))
             key = (unit.sequence, unit.chunk, unit.virtual_stage)
             if spec.kind == "F":
                 assert place not in holds
@@ -125,23 +126,23 @@ def test_a_stash_slot_is_never_overwritten_before_it_is_read(name):
 def test_copies_run_one_compute_tick_after_the_forward_and_one_before_the_backward(name):
     plan, program, specs = made(name)
     compute = [index for index, spec in enumerate(specs) if spec.kind != "H"]
-    assert not any(specs[i].write or specs[i].fetch for i in range(len(specs)) if i not in compute)
-    uses = any(stash.uses_host for stash in program.classes)
-    assert uses == any(spec.write for spec in specs) == any(spec.fetch for spec in specs)
+    assert not any(specs[i].stash.write or specs[i].stash.fetch for i in range(len(specs)) if i not in compute)
+    uses = any(stash.uses_host for stash in program.stash.classes)
+    assert uses == any(spec.stash.write for spec in specs) == any(spec.stash.fetch for spec in specs)
     host, num_read = {}, 0
     for number, (here, following) in enumerate(zip(compute, compute[1:], strict=False)):
         a, b = specs[here], specs[following]
-        goes = a.stash if a.kind == "F" and a.stash.uses_host else None
-        comes = b.stash if b.kind == "B" and b.stash.uses_host else None
-        assert b.write == goes and a.fetch == comes
+        goes = a.stash.own if a.kind == "F" and a.stash.own.uses_host else None
+        comes = b.stash.own if b.kind == "B" and b.stash.own.uses_host else None
+        assert b.stash.write == goes and a.stash.fetch == comes
         for stage, unit in enumerate(plan.table().ticks[here].units):
             if goes and unit is not None:
-                place = (stage, goes, int(program.rows["write_row"][following, stage]))
-                assert place not in host and place[2] < program.host_rows[goes]
+                place = (stage, goes, int(program.rows["stash.write_row"][following, stage]))
+                assert place not in host and place[2] < program.stash.num_rows[goes]
                 host[place] = unit[1:], number
         for stage, unit in enumerate(plan.table().ticks[following].units):
             if comes and unit is not None:
-                key, since = host.pop((stage, comes, int(program.rows["fetch_row"][here, stage])))
+                key, since = host.pop((stage, comes, int(program.rows["stash.fetch_row"][here, stage])))
                 assert key == unit[1:] and number + 1 - since >= 3
                 num_read += 1
     assert not host and bool(num_read) == uses
@@ -152,7 +153,8 @@ def test_short_rows_are_overwritten_only_where_nothing_reads_them(name):
     """Follows the buffers on the host: 2 lines of inputs a row, and 3 of attention outputs behind them."""
     plan, program, specs = made(name)
     rows, ticks, inputs, outs = program.rows, plan.table().ticks, 2, 3
-    sizes = {of: (inputs + outs) * count - outs * program.short_rows[of] for of, count in program.host_rows.items()}
+    stash = program.stash
+    sizes = {of: (inputs + outs) * count - outs * stash.num_short[of] for of, count in stash.num_rows.items()}
     lines = {of: [None] * size for of, size in sizes.items()}
     compute = [index for index, tick in enumerate(ticks) if tick.is_compute]
     behind, before = dict(zip(compute, compute[1:], strict=False)), dict(zip(compute[1:], compute, strict=False))
@@ -166,29 +168,29 @@ def test_short_rows_are_overwritten_only_where_nothing_reads_them(name):
         return {unit[1:] for unit in ticks[index].units if unit is not None}
 
     for index, spec in enumerate(specs):
-        if spec.write:
-            place = first(index, "write")
-            assert place >= 0 and place + inputs + outs <= sizes[spec.write]
-            lines[spec.write][place : place + inputs + outs] = [units(before[index])] * (inputs + outs)
-        if spec.fetch:
-            used, place = behind[index], first(index, "fetch")
-            again = int(rows["attends_again"][used, 0])
-            wanted = lines[spec.fetch][place : place + inputs + (0 if again else outs)]
+        if spec.stash.write:
+            place = first(index, "stash.write")
+            assert place >= 0 and place + inputs + outs <= sizes[spec.stash.write]
+            lines[spec.stash.write][place : place + inputs + outs] = [units(before[index])] * (inputs + outs)
+        if spec.stash.fetch:
+            used, place = behind[index], first(index, "stash.fetch")
+            again = int(rows["stash.attends_again"][used, 0])
+            wanted = lines[spec.stash.fetch][place : place + inputs + (0 if again else outs)]
             assert all(owner == units(used) for owner in wanted)
             counts[again] += 1
             early = {chunk < plan.stash.attention_from for _, chunk, _ in units(used)}
             assert again == (False not in early)
-        if spec.refetch:
-            used, place = index + 1, first(index, "refetch")
+        if spec.prefixes.refetch:
+            used, place = index + 1, first(index, "prefixes.refetch")
             owners = {(s, chunk, group - 1) for s, chunk, group in units(used)}
-            assert lines[spec.refetch][place : place + inputs] == [owners] * inputs
+            assert lines[spec.prefixes.refetch][place : place + inputs] == [owners] * inputs
             num_rebuilt += 1
     assert counts[0] and counts[1] and bool(num_rebuilt) == (plan.stash.kv == "rebuild")
     # Early chunks take no memory for attention outputs.
     waves = plan.sequences_per_pipeline // plan.schedule.wave
     early = [tick.kind == "F" and all(u[2] < 3 for u in tick.units if u is not None) for tick in ticks]
     # The last chunk of the last group never goes to the host; if no other late one comes last, an early one is whole.
-    assert sum(program.short_rows.values()) == sum(early) // waves - (name == "last-attention")
+    assert sum(program.stash.num_short.values()) == sum(early) // waves - (name == "last-attention")
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -201,7 +203,7 @@ def test_rows_on_the_host_are_the_same_on_all_stages_where_ticks_share_diagonals
 
 def test_shares_of_tokens_are_rounded_and_the_rest_goes_whole():
     plan = small_plan((18,) * 6, mesh=(1, 1, 2), places=("host", "keep", "host"), alpha=0.3)
-    found = {(c.tokens, c.host_inputs, c.host_attention, c.host_rest) for c in lower(plan, SHAPE).classes}
+    found = {(c.tokens, c.host_inputs, c.host_attention, c.host_rest) for c in lower(plan, SHAPE).stash.classes}
     assert found == {(9, 3, 0, True), (9, 0, 0, False)}
 
 
@@ -210,11 +212,11 @@ def test_evaluation_has_the_same_forward_and_nothing_of_the_backward(name):
     _, program, specs = made(name)
     _, forward, ticks = made(name, train=False)
     assert [t.kind for t in ticks] == [s.kind for s in specs if s.kind != "B"]
-    assert not forward.classes and not any(t.stash or t.write or t.fetch for t in ticks)
+    assert not forward.stash.classes and not any(any(t.stash) for t in ticks)
     kept = np.array([s.kind != "B" for s in specs])
     for field in ("active", "sequence", "start", "length", "group", "sequence_slot"):
         np.testing.assert_array_equal(forward.rows[field], program.rows[field][kept])
-    assert forward.num_kv_slots <= program.num_kv_slots
+    assert forward.prefixes.num_slots <= program.prefixes.num_slots
 
 
 def test_keys_travel_while_the_prefix_is_short_and_queries_once_it_is_long():

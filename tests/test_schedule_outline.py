@@ -8,8 +8,9 @@ import pytest
 from sppo_jax.predict.simulate import simulate
 from sppo_jax.schedule.generators import GENERATORS, make_table
 from sppo_jax.schedule.outline import all_rounds, make_outline
-from sppo_jax.schedule.slots import head_slots, prefix_slots, sequence_slots, stash_slots, waiting_slots
+from sppo_jax.schedule.slots import head_slots, prefix_slots, sequence_slots, stash_slots
 from sppo_jax.schedule.table import MIN_HOST_GAP, Tick
+from sppo_jax.schedule.waiting import waiting_slots
 
 
 @lru_cache(maxsize=1)

@@ -10,12 +10,13 @@ import pytest
 from flax import nnx
 
 from sppo_jax.config import MetricsConfig, OptimizerConfig
+from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.api import TokenScores
 from sppo_jax.train.evaluate import evaluate, position_edges
 from sppo_jax.train.memory_peak import peak_memory
 from sppo_jax.train.meter import peak_flops_per_s
 from sppo_jax.train.record import Progress
-from sppo_jax.train.step import is_matrix, make_optimizer, make_schedule
+from sppo_jax.train.step import make_optimizer, make_schedule
 
 STEP = {"step": 5, "loss": 2.5, "tokens_per_s": 1234.5, "step_s": 0.25, "mfu": None, "hbm_peak_bytes": None}
 
@@ -40,7 +41,7 @@ def params():
 
 
 def test_only_matrices_decay():
-    mask = nnx.to_pure_dict(is_matrix(params()))
+    mask = nnx.to_pure_dict(jax.tree_util.tree_map_with_path(is_matrix, params()))
     assert mask == {
         "embedding": True,
         "final_norm": {"scale": False},

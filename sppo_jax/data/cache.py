@@ -30,6 +30,7 @@ from sppo_jax.files import cache_directory, parse_json, temporary_directory
 from sppo_jax.locks import try_lock
 from sppo_jax.paths import file_error
 
+ANOTHER_DISK = "free space, or set data.cache (of a bucket: XDG_CACHE_HOME) to another disk"
 _VERSION = 2
 _WARN_AFTER_S = 5.0
 _LEFT_AFTER_S = 7 * 24 * 3600.0
@@ -139,10 +140,8 @@ def named_entry(directory: Path | None, name: str, fill: Callable[[Writer], None
                 _remove_left(root, name)
             return read_entry(root / name, dtype) or _make(root, name, fill, dtype)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        rule = "on a disk with space for the tokens" if full else "a directory in which tokens can be kept"
-        change = f"{'free space, or ' if full else ''}set data.cache to another directory"
-        raise file_error(f"data.cache must be {rule}", root, error, change) from error
+        rule = "data.cache must be a directory in which tokens can be kept"
+        raise file_error(rule, root, error, "set data.cache to another directory") from error
 
 
 def read_entry(path: Path, dtype: np.dtype | None) -> Entry | None:
@@ -177,6 +176,14 @@ def _make(root: Path, name: str, fill: Callable[[Writer], None], dtype: np.dtype
         (new / "facts.json").write_text(json.dumps(writer.facts), encoding="utf-8")
         new.chmod(0o755)
         _move(new, root / name, dtype)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        written = sum(path.stat().st_size for path in new.iterdir())
+        raise ValueError(
+            f"the cache must have room for the tokens, got a disk that was full after {written:,} bytes in {root}; "
+            f"{ANOTHER_DISK}"
+        ) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
     found = read_entry(root / name, dtype)

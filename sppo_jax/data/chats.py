@@ -23,6 +23,7 @@ from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
 from sppo_jax.data.left_out import NOTHING_LEARNED, Tally, as_facts, of_facts
 from sppo_jax.data.mask_bit import join_words
 from sppo_jax.data.parts import Job, tokenized
+from sppo_jax.data.progress import Progress, total_bytes
 from sppo_jax.files import parse_json
 from sppo_jax.paths import file_error, local_path
 
@@ -127,36 +128,39 @@ def _tokenize(
     """Writes the words of all conversations, and counts."""
     found, controls = Learned(marks=(template.whose_marks,)), ControlTokens(encoder)
     documents, end, left_out = [0] * len(files), 0, Tally()
-    for batch in _batches(files, config, template, left_out):
-        encoded = encoder.locate([rendered.text for _, _, _, rendered in batch])
-        for (number, where, chat, rendered), located in zip(batch, encoded, strict=True):
-            learned = overlaps(located, rendered.trained)
-            kept = _kept(config, rendered, located, learned, length, where)
-            found += count(learned, kept, length) + controls.count(chat)
-            if not learned[1:kept].any():
-                left_out["conversations", NOTHING_LEARNED if kept == len(learned) else _TOO_LONG] += 1
-                continue
-            words = join_words(located.tokens[:kept], learned[:kept])
-            end += kept
-            documents[number] += 1
-            writer.add_tokens(words)
-            writer.add_ends(np.array([end], np.int64))
+    with Progress(total_bytes(files)) as progress:
+        for batch in _batches(files, config, template, left_out, progress):
+            encoded = encoder.locate([rendered.text for _, _, _, rendered in batch])
+            for (number, where, chat, rendered), located in zip(batch, encoded, strict=True):
+                learned = overlaps(located, rendered.trained)
+                progress.add_tokens(len(learned))
+                kept = _kept(config, rendered, located, learned, length, where)
+                found += count(learned, kept, length) + controls.count(chat)
+                if not learned[1:kept].any():
+                    left_out["conversations", NOTHING_LEARNED if kept == len(learned) else _TOO_LONG] += 1
+                    continue
+                words = join_words(located.tokens[:kept], learned[:kept])
+                end += kept
+                documents[number] += 1
+                writer.add_tokens(words)
+                writer.add_ends(np.array([end], np.int64))
     writer.facts.update(documents=documents, learned=dataclasses.asdict(found), left_out=as_facts(left_out))
 
 
 def _batches(
-    files: Sequence[File], config: DataConfig, template: ChatTemplate, left_out: Tally
+    files: Sequence[File], config: DataConfig, template: ChatTemplate, left_out: Tally, progress: Progress
 ) -> Iterator[list[tuple[int, str, Chat, Rendered]]]:
     """Gives conversations, also as text, with the number of their file and their place."""
     batch: list[tuple[int, str, Chat, Rendered]] = []
     for number, file in enumerate(files):
-        with unchanged(file):
+        with unchanged(file), progress.reading(file):
             for where, row in rows_of(file.path, left_out):
                 chat = chat_of(row, config.chat, where)
                 try:
                     batch.append((number, where, chat, template.render(chat)))
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}") from error
+                progress.advance(len(batch[-1][-1].text))
                 if len(batch) == _BATCH:
                     yield batch
                     batch = []

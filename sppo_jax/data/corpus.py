@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
+import itertools
 import zlib
 from dataclasses import dataclass
 
@@ -51,13 +53,13 @@ class Corpus:
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Returns tokens [begin, end) of one document; in uint32, bit 31 says that a token is not learned."""
-        part = int(np.searchsorted(self._firsts, begin, side="right")) - 1
-        first = int(self._firsts[part])
+        part = bisect.bisect_right(self._firsts, begin) - 1
+        first = self._firsts[part]
         return self.parts[part][begin - first : end - first]
 
     @functools.cached_property
-    def _firsts(self) -> np.ndarray:
-        return np.cumsum([0, *(len(part) for part in self.parts)])
+    def _firsts(self) -> list[int]:
+        return [0, *itertools.accumulate(len(part) for part in self.parts)]
 
     def select(self, documents: np.ndarray) -> Corpus:
         """Returns the corpus of some documents, given as a mask or as indices."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 # How many, by what is left out and why.
 Tally = Counter[tuple[str, str]]
 NO_TEXT = ("documents", "their text is null or empty")
+NO_TOKENS = ("documents", "they have no tokens")
 NOTHING_LEARNED = "nothing in them is learned"
 
 

@@ -22,6 +22,7 @@ from sppo_jax.config.data import DataConfig
 from sppo_jax.data.cache import Entry, Writer, name_of, named_entry, user_directory
 from sppo_jax.data.folders import File
 from sppo_jax.data.places import is_address, place_of
+from sppo_jax.data.progress import Progress
 from sppo_jax.data.remote import Remote, patiently
 from sppo_jax.data.room import check_cache
 from sppo_jax.files import parse_json
@@ -30,7 +31,7 @@ from sppo_jax.paths import local_path
 _PART = re.compile(r"([0-9]+)/([0-9]+)")
 _NAME = re.compile(r"\.part-([0-9]+)-of-([0-9]+)$")
 _BLOCK_BYTES = 1 << 24
-_FACTS, _FILES = "facts.json", ("tokens.bin", "bounds.bin")
+_TOKENS, _BOUNDS, _FACTS = "tokens.bin", "bounds.bin", "facts.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,25 +206,32 @@ def _join(job: Job, writer: Writer, place: Path | Remote, count: int, finished: 
     num_bytes = sum(size for facts in finished.values() for size in facts["files"].values())
     check_cache(place if isinstance(place, Path) else None, num_bytes)
     joined: dict[str, Any] = {}
-    for number, files in enumerate(cut(job.files, count), 1):
-        writer.begin_part()
-        writer.facts = {}
-        if number in finished:
-            _copy(place / _part_name(job.name, number, count), job.dtype, writer)
-            writer.facts = finished[number]
-        else:
-            job.tokenize(files, writer)
-        joined = _sum(joined, writer.facts) if joined else writer.facts
+    with Progress(num_bytes, "copying") as progress:
+        for number, files in enumerate(cut(job.files, count), 1):
+            writer.begin_part()
+            writer.facts = {}
+            if number in finished:
+                _copy(place / _part_name(job.name, number, count), job.dtype, writer, progress)
+                writer.facts = finished[number]
+            else:
+                job.tokenize(files, writer)
+            joined = _sum(joined, writer.facts) if joined else writer.facts
     writer.facts = joined
 
 
-def _copy(folder: Path | Remote, dtype: np.dtype, writer: Writer) -> None:
+def _copy(folder: Path | Remote, dtype: np.dtype, writer: Writer, progress: Progress) -> None:
     """Appends a part, some megabytes at a time."""
-    for name, kind, add in zip(_FILES, (dtype, np.dtype("<i8")), (writer.add_tokens, writer.add_ends), strict=True):
-        with (folder / name).open("rb") as file:
-            file.seek(8 if add == writer.add_ends else 0)  # the bound 0 is there already
-            while block := file.read(_BLOCK_BYTES):
-                add(np.frombuffer(block, kind))
+    with (folder / _TOKENS).open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            tokens = np.frombuffer(block, dtype)
+            writer.add_tokens(tokens)
+            progress.add_bytes(len(block))
+            progress.add_tokens(len(tokens))
+    with (folder / _BOUNDS).open("rb") as file:
+        progress.add_bytes(len(file.read(8)))  # the bound 0 is there already
+        while block := file.read(_BLOCK_BYTES):
+            writer.add_ends(np.frombuffer(block, "<i8"))
+            progress.add_bytes(len(block))
 
 
 def _sum(left: Any, right: Any) -> Any:
@@ -238,7 +246,7 @@ def _sum(left: Any, right: Any) -> Any:
 
 def _upload(folder: Path, to: Remote) -> None:
     """Copies a finished entry into a bucket, its facts last."""
-    for name in (*_FILES, _FACTS):
+    for name in (_TOKENS, _BOUNDS, _FACTS):
 
         def write(name: str = name) -> None:
             with open(folder / name, "rb") as source:

@@ -13,10 +13,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from sppo_jax.data.remote import Remote, patiently, remote_error
+from sppo_jax.paths import has_keys
 
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
-# Words of an address that hold keys: nothing of such an address may reach a message.
-_KEYS = re.compile(r"[?&;](?=[^/]*=)|://[^/]*:[^/]*@", re.DOTALL)
 _SCHEMES = ("s3", "gs", "abfs", "abfss", "hf")
 _TRIES_S = 20.0
 
@@ -39,7 +38,7 @@ def place_of(address: str, name: str) -> Remote:
     found = _ADDRESS.match(address)
     assert found
     scheme, rest = found["scheme"].lower(), found["rest"]
-    if _KEYS.search(address) or ("@" in rest.split("/")[0] and scheme in ("s3", "gs")):
+    if has_keys(address):
         raise ValueError(
             f"{name} must be an address without credentials, got one of {scheme}:// with keys in it; take the keys "
             "out, and give them by the environment"
@@ -51,13 +50,13 @@ def place_of(address: str, name: str) -> Remote:
         raise ValueError(f"{name} must name a bucket, got {address}; write {scheme}://BUCKET/FOLDER")
     try:
         # Only the hub is asked for something here: the commit of a branch.
-        files, path = patiently(address, lambda: _hf(path)) if scheme == "hf" else _open(scheme, path)
+        files, path, version = patiently(address, lambda: _hf(path)) if scheme == "hf" else (*_open(scheme, path), "")
     except ImportError as error:
         package = "huggingface_hub" if scheme == "hf" else "pyarrow"
         raise ValueError(f"{name}={address} needs the {package} library; run pip install {package}") from error
     except OSError as error:
         raise remote_error(address, error, "see docs/data.md for what the service needs") from error
-    return Remote(files=files, host=f"{scheme}://{rest.split('/')[0]}", path=path)
+    return Remote(files=files, host=f"{scheme}://{rest.split('/')[0]}", path=path, version=version)
 
 
 def _other_scheme(scheme: str, address: str, name: str) -> str:
@@ -116,8 +115,8 @@ def _azure(account: str) -> Any:
     return fs.AzureFileSystem(account, **{name: value for name, value in given.items() if value})
 
 
-def _hf(path: str) -> tuple[Any, str]:
-    """Opens the hub; a branch, or no revision, becomes its present commit."""
+def _hf(path: str) -> tuple[Any, str, str]:
+    """Opens the hub; a branch, or no revision, becomes its present commit, which is returned last."""
     from huggingface_hub import HfFileSystem
     from pyarrow import fs
 
@@ -135,7 +134,7 @@ def _hf(path: str) -> tuple[Any, str]:
     info = hub._api.repo_info(resolved.repo_id, repo_type=resolved.repo_type, revision=resolved.revision)
     rest = [part for part in (resolved.path_in_repo, *parts[magic:]) if part] if magic else [resolved.path_in_repo]
     whole = "/".join([f"{kind}{resolved.repo_id}@{info.sha}", *(part for part in rest if part)])
-    return fs.PyFileSystem(fs.FSSpecHandler(hub)), whole
+    return fs.PyFileSystem(fs.FSSpecHandler(hub)), whole, str(info.sha)
 
 
 def remote_files(place: Remote, pattern: Sequence[str]) -> tuple[Remote, list[tuple[Remote, int, int]]]:

@@ -28,7 +28,7 @@ _LASTING = {
         "give credentials that may read it, by the environment"
     ),
     r"INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|UNAUTHENTICATED|"
-    r"UNRECOGNIZED_CLIENT|HTTP 401|401 Client|EXPIRED_TOKEN|[Nn]o credentials|[Cc]redential": (
+    r"UNRECOGNIZED_CLIENT|HTTP 401|401 Client|EXPIRED_TOKEN|OAuth2 access token|[Cc]redential": (
         "give credentials that are valid, by the environment"
     ),
     r"PermanentRedirect|HTTP 301|AuthorizationHeaderMalformed|region": "set AWS_REGION to the region of the bucket",
@@ -44,11 +44,13 @@ class Remote:
         files: the file system, of pyarrow.
         host: the beginning of the address, such as s3://bucket, without credentials.
         path: the path in the file system, bucket first.
+        version: the commit that the path names; "" where the file system has none.
     """
 
     files: Any = field(compare=False, repr=False)
     host: str
     path: str
+    version: str = ""
 
     def __str__(self) -> str:
         return "/".join([self.host, *self.path.split("/")[1:]])
@@ -75,11 +77,6 @@ class Remote:
     def at(self, path: str) -> Remote:
         """Returns another path of the same file system."""
         return dataclasses.replace(self, path=path)
-
-    @property
-    def version(self) -> str:
-        """The commit that the path names; "" where the file system has none."""
-        return self.path.split("@")[1].split("/")[0] if self.host.startswith("hf://") else ""
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         """Opens the file to read its bytes."""
@@ -124,6 +121,8 @@ def patiently(place: Remote | str, action: Callable[[], _T], at_byte: Callable[[
         try:
             return action()
         except _faults() as error:
+            if isinstance(error, ValueError):
+                raise
             change = _lasting(error)
             if change or time.monotonic() - start_s + wait_s > _PATIENCE_S:
                 raise remote_error(place, error, change or "try again when the service answers") from error
@@ -136,9 +135,9 @@ def patiently(place: Remote | str, action: Callable[[], _T], at_byte: Callable[[
 
 
 def _faults() -> tuple[type[Exception], ...]:
-    """Returns the errors of services; those of the hub's library are its own."""
-    found = (sys.modules.get(name) for name in ("httpx", "httpx2"))
-    return (OSError, *(library.HTTPError for library in found if library))
+    """Returns the errors of services; some of Azure's, and those of the hub's library, are no errors of the system."""
+    kinds = (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("pyarrow", "ArrowException"))
+    return (OSError, *(getattr(sys.modules[name], kind) for name, kind in kinds if name in sys.modules))
 
 
 def remote_error(place: object, error: Exception, change: str) -> ValueError:

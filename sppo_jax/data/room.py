@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from sppo_jax.data.cache import user_directory
-
-_TO_CACHE = "free space, or set data.cache (of a bucket: XDG_CACHE_HOME) to another disk"
+from sppo_jax.data.cache import ANOTHER_DISK, user_directory
 
 
 def check_cache(directory: Path | None, num_bytes: int) -> None:
@@ -20,7 +18,7 @@ def check_cache(directory: Path | None, num_bytes: int) -> None:
     Raises:
         ValueError: there is less room.
     """
-    check_room(directory or user_directory(), num_bytes, "the cache must have room for the tokens", _TO_CACHE)
+    check_room(directory or user_directory(), num_bytes, "the cache must have room for the tokens", ANOTHER_DISK)
 
 
 def check_room(directory: Path, num_bytes: int, rule: str, change: str) -> None:

@@ -37,8 +37,11 @@ def in_order(root: Place, files: Iterable[File]) -> tuple[list[File], list[File]
     order: dict[str, tuple[str, int]] = {name: (name, 0) for name in by_name}
     left_out: set[str] = set()
     described: set[str] = set()
-    for folder in sorted({_parent(name) for name in by_name}):
-        _take_folder(root, folder, by_name, order, left_out, described)
+    folders: dict[str, list[str]] = {}
+    for name in by_name:
+        folders.setdefault(_parent(name), []).append(name)
+    for folder in sorted(folders):
+        _take_folder(root, folder, folders[folder], by_name, order, left_out, described)
     for name in by_name:
         if name.endswith(".idx") and f"{name.removesuffix('.idx')}.bin" in by_name:
             described.add(name)
@@ -49,13 +52,13 @@ def in_order(root: Place, files: Iterable[File]) -> tuple[list[File], list[File]
 def _take_folder(
     root: Place,
     folder: str,
+    inside: list[str],
     by_name: dict[str, File],
     order: dict[str, tuple[str, int]],
     left_out: set[str],
     described: set[str],
 ) -> None:
     """Applies the list of one folder, if a library wrote the folder."""
-    inside = [name for name in by_name if _parent(name) == folder]
     if any(name.endswith(".arrow") for name in inside):
         state = _list_of(_below(root, folder, _STATE), by_name.get(f"{folder}{_STATE}"))
         if isinstance(state, dict) and isinstance(state.get("_data_files"), list):

@@ -35,7 +35,7 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__", "test", "tests"
 # The end of a file's name that says its kind, such as .json.gz.
 _SUFFIX = re.compile(r"((\.[A-Za-z]+)?\.[A-Za-z0-9]+)?$")
 _MOST_KINDS = 6
-_FORMAT = 2  # of the facts in the cache
+_FORMAT = 3  # of the facts in the cache
 
 
 def load_corpus(

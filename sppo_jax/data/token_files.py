@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +16,14 @@ from sppo_jax.data.cache import Writer, name_of, named_entry, read_entry, user_d
 from sppo_jax.data.corpus import Corpus, corpus_of
 from sppo_jax.data.folders import File, Place, unchanged, unreadable
 from sppo_jax.data.forms.megatron import Index, document_ends, index_beside
+from sppo_jax.data.left_out import NO_TOKENS, Tally, as_facts, of_facts
 from sppo_jax.data.parts import caches
+from sppo_jax.data.progress import Progress
 from sppo_jax.data.room import check_cache
 from sppo_jax.data.token_map import TokenMap
 
 TOKEN_SUFFIXES = (".bin", ".npy")
-_BLOCK_TOKENS = 1 << 24  # even, so that odd places of a block are odd places of the file
+_BLOCK_TOKENS = 1 << 20  # even, so that odd places of a block are odd places of the file
 # How other files begin that have the suffix .bin too.
 _BEGINNINGS = {
     b"\x93NUMPY": "a .npy file",
@@ -52,12 +55,12 @@ def load_tokens(config: DataConfig, source: str, files: Sequence[File], vocab_si
     corpora: list[Corpus] = []
     doubts: dict[str, list[File]] = {}
     opened = [_opening(config, file) for file in files]
-    _check_room(config, opened)
-    for file, opening in zip(files, opened, strict=True):
-        corpus, found = _load(config, opening, vocab_size)
-        corpora.append(corpus)
-        for doubt in found:
-            doubts.setdefault(doubt, []).append(file)
+    with Progress(_check_room(config, opened), "copying") as progress:
+        for file, opening in zip(files, opened, strict=True):
+            corpus, found = _load(config, opening, vocab_size, progress)
+            corpora.append(corpus)
+            for doubt in found:
+                doubts.setdefault(doubt, []).append(file)
     for doubt, doubtful in doubts.items():
         more = f" and {len(doubtful) - 1} more files" if len(doubtful) > 1 else ""
         warnings.warn(f"data.source={source}: {doubt} (seen in {doubtful[0].path}{more})", stacklevel=2)
@@ -113,24 +116,27 @@ def _opening(config: DataConfig, file: File) -> _Opening:
     return _Opening(file=file, layout=layout, separator=separator, name=name)
 
 
-def _check_room(config: DataConfig, opened: Sequence[_Opening]) -> None:
-    """Checks before the first byte that the disk has room for the copies that are not there yet."""
+def _check_room(config: DataConfig, opened: Sequence[_Opening]) -> int:
+    """Returns the bytes of the copies that are not there yet, after a check that the disk has room for them."""
     remote = [opening for opening in opened if opening.copied is not None]
     cache = (caches(config)[0] or user_directory()) if remote else Path()
     missing = [opening.layout for opening in remote if not read_entry(cache / opening.name, opening.copied)]
-    if missing:
-        check_cache(cache, sum(layout.length * layout.dtype.itemsize for layout in missing))
+    num_bytes = sum(layout.length * layout.dtype.itemsize for layout in missing)
+    if num_bytes:
+        check_cache(cache, num_bytes)
+    return num_bytes
 
 
-def _load(config: DataConfig, opening: _Opening, vocab_size: int) -> tuple[Corpus, list[str]]:
+def _load(config: DataConfig, opening: _Opening, vocab_size: int, progress: Progress) -> tuple[Corpus, list[str]]:
     """Opens one file; returns its documents, and what looks wrong."""
     file, layout, separator, is_plain = opening.file, opening.layout, opening.separator, opening.is_plain
 
     def fill(writer: Writer) -> None:
         with unchanged(file):
-            blocks = _copied_blocks(file, layout, writer) if mapped is None else _mapped_blocks(mapped)
-            ends = document_ends(layout.index, file.num_bytes) if layout.index else None
+            blocks = _copied_blocks(file, layout, writer, progress) if mapped is None else _mapped_blocks(mapped)
+            ends, num_empty = document_ends(layout.index, file.num_bytes) if layout.index else (None, 0)
             _look_through(blocks, separator, ends, writer)
+            writer.facts["empty"] = num_empty
 
     mapped = _map(file, file.path, layout) if isinstance(file.path, Path) else None
     entry = named_entry(caches(config)[0], opening.name, fill, dtype=opening.copied)
@@ -140,7 +146,9 @@ def _load(config: DataConfig, opening: _Opening, vocab_size: int) -> tuple[Corpu
     doubts = _doubts(entry.facts, tokens, vocab_size) if is_plain else []
     if separator is not None and len(tokens) and not entry.facts["separators"]:
         doubts.append(f"data.separator={separator} never occurs, so a file is one document")
-    return corpus_of(tokens, entry.ends, [file.name], [len(entry.ends)], starts=entry.starts), doubts
+    corpus = corpus_of(tokens, entry.ends, [file.name], [len(entry.ends)], starts=entry.starts)
+    left_out = of_facts(as_facts(+Tally({NO_TOKENS: entry.facts["empty"]})))
+    return dataclasses.replace(corpus, left_out=left_out), doubts
 
 
 def _check_separator(separator: int | None, dtype: np.dtype, file: File, is_plain: bool) -> None:
@@ -183,7 +191,9 @@ def _doubts(facts: dict[str, int], tokens: TokenMap, vocab_size: int) -> list[st
     return []
 
 
-_NO_FACTS = {"smallest": 0, "largest": 0, "largest_odd": 0, "zeros_odd": 0, "zeros_even": 0, "separators": 0}
+_NO_FACTS = {
+    "smallest": 0, "largest": 0, "largest_odd": 0, "zeros_odd": 0, "zeros_even": 0, "separators": 0, "empty": 0
+}  # fmt: skip
 
 
 def _look_through(blocks: Iterable[np.ndarray], separator: int | None, ends: np.ndarray | None, writer: Writer) -> None:
@@ -214,7 +224,7 @@ def _mapped_blocks(tokens: TokenMap) -> Iterator[np.ndarray]:
         yield tokens[first : first + _BLOCK_TOKENS]
 
 
-def _copied_blocks(file: File, layout: _Layout, writer: Writer) -> Iterator[np.ndarray]:
+def _copied_blocks(file: File, layout: _Layout, writer: Writer, progress: Progress) -> Iterator[np.ndarray]:
     """Yields the tokens of a remote file, which are copied into the cache as they come."""
     with file.path.open("rb") as content:
         content.seek(layout.offset_bytes)
@@ -222,6 +232,8 @@ def _copied_blocks(file: File, layout: _Layout, writer: Writer) -> Iterator[np.n
             count = min(_BLOCK_TOKENS, layout.length - first)
             block = np.frombuffer(content.read(count * layout.dtype.itemsize), layout.dtype)
             writer.add_tokens(block)
+            progress.add_bytes(block.nbytes)
+            progress.add_tokens(count)
             yield block
 
 
@@ -238,7 +250,8 @@ def _npy_layout(file: File) -> _Layout:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(file.path, error) from error
         raise ValueError(
-            f"data.source must be a readable .npy file, got {file.path} ({error}); write the file again"
+            f"data.source must be a readable .npy file, got {file.path} ({error}); write the file again, or "
+            "name it .bin if it holds tokens without a header, as OLMo's files do"
         ) from error
     if len(shape) != 1 or not np.issubdtype(dtype, np.integer):
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from sppo_jax.data.learned import Learned, count, learned_of, warn_of_dropped
 from sppo_jax.data.left_out import NOTHING_LEARNED, Tally, as_facts, of_facts
 from sppo_jax.data.mask_bit import join_words
 from sppo_jax.data.parts import Job, tokenized
+from sppo_jax.data.progress import Progress, total_bytes
 
 IDS = ("input_ids", "token_ids")
 # As long as the ids: labels are ids, or IGNORED where nothing is learned; masks are 1 where a token is learned.
@@ -24,6 +25,7 @@ LABELS, IGNORED = "labels", -100
 MASKS = ("loss_mask", "labels_mask", "assistant_masks", "assistant_mask", "completion_mask")
 _PADDING = "attention_mask"
 _FORMAT = 2  # of the words in the cache
+_BYTES_A_TOKEN = 4  # about, in the files
 
 
 def load_token_rows(config: DataConfig, files: Sequence[File], vocab_size: int, length: int) -> Corpus:
@@ -76,20 +78,29 @@ def token_rows_job(files: Sequence[File], vocab_size: int, length: int) -> Job:
 def _fill(files: Sequence[File], writer: Writer, vocab_size: int, length: int) -> None:
     """Writes the words of all rows, and counts."""
     found, documents, end, left_out = Learned(), [0] * len(files), 0, Tally()
-    for number, file in enumerate(files):
-        with unchanged(file):
-            for where, row in rows_of(file.path, left_out):
-                tokens, learned, marks = tokens_of(row, vocab_size, where)
-                found += dataclasses.replace(count(learned, len(tokens), length), marks=(marks,))
-                if not learned[1:].any():
-                    left_out["rows of tokens", NOTHING_LEARNED] += 1
-                    continue
-                words = join_words(tokens, learned)
-                end += len(words)
-                documents[number] += 1
-                writer.add_tokens(words)
-                writer.add_ends(np.array([end], np.int64))
+    with Progress(total_bytes(files), "reading tokens") as progress:
+        for number, where, row in _rows(files, left_out, progress):
+            tokens, learned, marks = tokens_of(row, vocab_size, where)
+            progress.advance(_BYTES_A_TOKEN * len(tokens))
+            progress.add_tokens(len(tokens))
+            found += dataclasses.replace(count(learned, len(tokens), length), marks=(marks,))
+            if not learned[1:].any():
+                left_out["rows of tokens", NOTHING_LEARNED] += 1
+                continue
+            words = join_words(tokens, learned)
+            end += len(words)
+            documents[number] += 1
+            writer.add_tokens(words)
+            writer.add_ends(np.array([end], np.int64))
     writer.facts.update(documents=documents, learned=dataclasses.asdict(found), left_out=as_facts(left_out))
+
+
+def _rows(files: Sequence[File], left_out: Tally, progress: Progress) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Gives rows with the number of their file and their place."""
+    for number, file in enumerate(files):
+        with unchanged(file), progress.reading(file):
+            for where, row in rows_of(file.path, left_out):
+                yield number, where, row
 
 
 def tokens_of(row: dict[str, Any], vocab_size: int, where: str) -> tuple[np.ndarray, np.ndarray, str]:

@@ -10,7 +10,7 @@ from sppo_jax.program.program import Program
 from sppo_jax.program.tick_rows import FLAGS
 
 # The scope of the loop of each flag of a row, by which the text of a compiled program names it.
-SCOPES = {"gathers": "gather_turn", "scatters": "scatter_turn", "attends_again": "attention_turn"}
+SCOPES = {"weights.gathers": "gather_turn", "weights.scatters": "scatter_turn", "stash.attends_again": "attention_turn"}
 
 
 def turn_shares(program: Program) -> dict[str, float]:

@@ -41,8 +41,9 @@ from sppo_jax.environment import check_memory_limits
 from sppo_jax.flex.contract import check_columns
 from sppo_jax.flex.shape import plan_shape
 from sppo_jax.models.layers import layer_of
+from sppo_jax.models.leaves import TABLES, is_cast, part_of
 from sppo_jax.pipeline import executor as run
-from sppo_jax.pipeline import host_stash, host_traffic, layout, storage
+from sppo_jax.pipeline import host_stash, layout, storage
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.host_stash import Stash
@@ -123,14 +124,14 @@ class Step:
 
     @property
     def uses_host(self) -> bool:
-        return self.plan.optimizer == "host" or any(name.uses_host for name in self.program.classes)
+        return self.plan.optimizer == "host" or any(name.uses_host for name in self.program.stash.classes)
 
     @property
     def compiler_options(self) -> dict | None:
         """Options that the outermost jit should pass to the compiler."""
         # What waits on the host besides the stash adds copies to each tick.
         in_pieces = len(self.plan.host_pieces) > 1
-        more = self.plan.optimizer == "host" or self.program.num_waiting_rows > 0 or in_pieces
+        more = self.plan.optimizer == "host" or self.program.waiting.num_rows > 0 or in_pieces
         tables = needs_tables(self.program.items, self.program.rows)
         return compiler_options(self.platform, self.uses_host, many_copies=more, tables=tables)
 
@@ -198,16 +199,17 @@ class Step:
         """Returns how the stash of a class lies on a device, and on its host."""
         dtype = jnp.dtype(self.model.dtype)
 
-        def on_stage(x, is_matrix: bool):  # [groups, layers, ...]
-            return jax.ShapeDtypeStruct((1, *x.shape), dtype if is_matrix else x.dtype)
+        def on_stage(x, dtype):  # [groups, layers, ...]
+            return jax.ShapeDtypeStruct((1, *x.shape), dtype)
 
-        params = jax.tree.map(lambda x: on_stage(x, x.ndim > 2), self.params["layers"])
-        others = jax.tree.map(lambda x: on_stage(x, False), self.block.others)
+        params = jax.tree.map(lambda x: on_stage(x, dtype if is_cast(x, 1) else x.dtype), self.params["layers"])
+        others = jax.tree.map(lambda x: on_stage(x, x.dtype), self.block.others)
         stage = Stage(self.block, Weights(params, others), self.num_layers, self.plan.stash)
         hidden_size = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((name.tokens, hidden_size), dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
-        num_slots, is_short = self.program.classes[name], self.program.short_rows.get(name, 0) > 0
+        stash = self.program.stash
+        num_slots, is_short = stash.classes[name], stash.num_short.get(name, 0) > 0
         layout = stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=is_short)
         return replace(layout, host_pieces=self.plan.host_pieces)
 
@@ -264,8 +266,8 @@ class Step:
         """Returns parameters with the tables on the device, in the compute dtype, for the whole step."""
 
         def fetch(path, x):
-            is_table = is_on_host(x) and path[0].key != "layers"
-            return to_device(x).astype(self.model.dtype) if is_table else x
+            waits = is_on_host(x) and part_of(path) in TABLES
+            return to_device(x).astype(self.model.dtype) if waits else x
 
         return jax.tree_util.tree_map_with_path(fetch, params)
 
@@ -302,16 +304,11 @@ class Step:
             return tuple(x[:, : striped[0].shape[1], None] for x in (scored.losses_MS, scored.hits_MS))
         trained = executor.run(training_state(executor, cache_shape, self._kv_grad_dtype(dtype), *stash))
         loss = lax.psum(trained.loss, ("data", *layout.SEQ)) * scale
-        num_members, layers, squares = plan.mesh.data * plan.mesh.seq, trained.sums, ()
-        if isinstance(sharded, HostLayers):
-            trained = host_traffic.flush(executor, trained)
-            squares = (sharded.squares(trained.grads.layers),)
-        if sharded is not None:
-            layers = sharded.gradients(trained.grads.layers)
-        grads = trained.grads._replace(layers=layers)
+        layers, *squares = trained.weights.gradients(executor)
+        grads, num_members = trained.grads._replace(layers=layers), plan.mesh.data * plan.mesh.seq
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
         totals = () if self.shares is None else (self.shares.totals(trained.shares_MvnW),)
-        return loss, storage.stack(grads, shares), *squares, *totals, *[trained.host] * len(stash)
+        return loss, storage.stack(grads, shares), *squares, *totals, *[trained.stash.host] * len(stash)
 
     @property
     def _by_groups(self) -> bool:
@@ -342,7 +339,7 @@ class Step:
 
         def whole(like):
             own = like.shape[1:]
-            return jax.ShapeDtypeStruct((self.num_layers, *own), dtype if _is_matrix(like, 3) else like.dtype)
+            return jax.ShapeDtypeStruct((self.num_layers, *own), dtype if is_cast(like, 1) else like.dtype)
 
         shards = jax.tree.map(
             lambda x, share: x if on_host else shard(x, share).squeeze(1), weights.layers.params, shares.layers
@@ -356,7 +353,7 @@ class Step:
         sharded = ShardedLayers(shards, shares.layers, wholes)
         if on_host:
             # An evaluation fetches whole shares.
-            sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.num_parts))
+            sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.weights.num_parts))
         return weights, self._tables(weights, shares), sharded
 
     def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> Tables:
@@ -393,21 +390,17 @@ class Step:
         return Sequences(*(jnp.pad(x[..., 0], ((0, 0), (0, self.program.max_tokens))) for x in striped))
 
 
-def _is_matrix(x, ndim: int) -> bool:
-    return len(x.shape) >= ndim and jnp.issubdtype(x.dtype, jnp.floating)
-
-
 def _cast(weights: layout.Physical, dtype) -> layout.Physical:
     """Casts matrices to the compute dtype, once a step; vectors (norm scales, biases) keep theirs."""
 
-    def matrix(x, ndim):
-        return x.astype(dtype) if _is_matrix(x, ndim) else x
+    def cast(x, num_stacked):
+        return x.astype(dtype) if is_cast(x, num_stacked) else x
 
     return weights._replace(
-        embedding_VD=matrix(weights.embedding_VD, 2),
-        head_VD=None if weights.head_VD is None else matrix(weights.head_VD, 2),
+        embedding_VD=cast(weights.embedding_VD, 0),
+        head_VD=None if weights.head_VD is None else cast(weights.head_VD, 0),
         # [groups, stages, layers, in, out]
-        layers=jax.tree.map(lambda x: matrix(x, 5), weights.layers),
+        layers=jax.tree.map(lambda x: cast(x, 3), weights.layers),
     )
 
 

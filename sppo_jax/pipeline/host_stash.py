@@ -42,9 +42,10 @@ def stash_shapes(program: Program, layout_of: Callable[[StashClass], StashLayout
         return jax.ShapeDtypeStruct((mesh.size * piece.shape[0], *piece.shape[1:]), piece.dtype, sharding=sharding)
 
     found = {}
-    for name in program.classes:
+    stash = program.stash
+    for name in stash.classes:
         if name.uses_host:
-            counts = program.host_rows[name], program.short_rows.get(name, 0)
+            counts = stash.num_rows[name], stash.num_short.get(name, 0)
             pieces = jax.eval_shape(partial(layout_of(name).host_buffer, *counts))
             found[name] = tuple(map(whole, pieces))
     return found

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sppo_jax.environment import set_memory_limits
+from sppo_jax.models.leaves import part_of
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.pipeline.host_pool import fill_pools
 from sppo_jax.plan.plan import Plan
@@ -114,7 +115,7 @@ def to_logical(grads: Physical, params: nnx.State) -> nnx.State:
     leaves = {name: iter(jax.tree.leaves(part)) for name, part in parts.items()}
 
     def place(path, like):
-        return arrange(next(leaves[path[0].key]), like.shape).astype(like.dtype)
+        return arrange(next(leaves[part_of(path)]), like.shape).astype(like.dtype)
 
     return jax.tree_util.tree_map_with_path(place, params)
 

@@ -76,6 +76,6 @@ class Run:
         """Lays out the stash of one class."""
         x_TD = jax.ShapeDtypeStruct((name.tokens, self.tables.hidden_size), self.tables.dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
-        num_slots, num_short = self.program.classes[name], self.program.short_rows.get(name, 0)
+        num_slots, num_short = self.program.stash.classes[name], self.program.stash.num_short.get(name, 0)
         layout = self.stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=num_short > 0)
         return replace(layout, host_pieces=self.plan.host_pieces)

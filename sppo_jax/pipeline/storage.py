@@ -25,6 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 from sppo_jax.compat import in_host_memory, is_on_host
+from sppo_jax.models.leaves import is_cast, is_matrix, num_stacked_dims, part_of
 from sppo_jax.pipeline.layout import SEQ, Physical, arrange, fit
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.spread import Cut, padded, spread
@@ -111,25 +112,14 @@ def stored_shapes(
     """
 
     def place(path, leaf):
-        home = home_of(path[0].key, leaf.shape, plan, in_order=in_order)
+        home = home_of(part_of(path), leaf.shape, plan, in_order=in_order)
         sharding = _sharding(home, mesh)
-        if plan.optimizer == "host" and not on_device and waits_on_host(path, leaf):
+        if plan.optimizer == "host" and not on_device and is_matrix(path, leaf):
             _check_host(path, home, plan)
             sharding = in_host_memory(sharding)
         return jax.ShapeDtypeStruct(home.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(place, params)
-
-
-def waits_on_host(path, leaf) -> bool:
-    """Returns whether a parameter and its moments wait on the host, where the optimizer does: matrices alone do.
-
-    Args:
-        path: of the leaf in the tree of `nnx.state(model, nnx.Param)`.
-        leaf: with its logical shape.
-    """
-    is_bias = any(str(getattr(key, "key", "")).endswith("bias") for key in path)
-    return not is_bias and len(leaf.shape) >= (3 if path[0].key == "layers" else 2)
 
 
 def _check_host(path, home: Home, plan: Plan) -> None:
@@ -153,7 +143,7 @@ def param_shardings(plan: Plan, params: nnx.State, mesh: Mesh) -> nnx.State:
     def place(path, leaf, stored):
         if stored.shape == tuple(leaf.shape):
             return stored.sharding
-        return _sharding(_whole(home_of(path[0].key, leaf.shape, plan, in_order=True), leaf.shape, plan), mesh)
+        return _sharding(_whole(home_of(part_of(path), leaf.shape, plan, in_order=True), leaf.shape, plan), mesh)
 
     stored = stored_shapes(plan, params, mesh, in_order=True, on_device=True)
     return jax.tree_util.tree_map_with_path(place, params, stored)
@@ -185,12 +175,12 @@ def gather(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh, dtype) 
     """
 
     def whole(path, x, like):
-        name, given = path[0].key, tuple(x.shape)
+        name, given = part_of(path), tuple(x.shape)
         if plan.weights == "gathered" and name != "final_norm":
             return x
         home, vocab_dim = _home_of_given(name, x, like, plan), _VOCAB_DIM.get(name)
         uneven = vocab_dim is not None and given[vocab_dim] % plan.mesh.pipe != 0
-        if len(like.shape) > (name == "layers") + 1 and jnp.issubdtype(x.dtype, jnp.floating):
+        if is_cast(like, num_stacked_dims(name)):
             x = x.astype(dtype)
             if given == home.shape and home.share.cuts:
                 # Without the constraint the compiler may gather the matrix in float32, and cast then.
@@ -314,7 +304,7 @@ def as_stored(params: nnx.State, shapes: nnx.State, plan: Plan, mesh: Mesh) -> n
     def place(path, x, like):
         if is_on_host(x):
             return x
-        home = home_of(path[0].key, like.shape, plan)
+        home = home_of(part_of(path), like.shape, plan)
         return lax.with_sharding_constraint(arrange(x, home.shape), _sharding(home, mesh))
 
     return jax.tree_util.tree_map_with_path(place, params, shapes)

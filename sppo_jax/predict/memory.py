@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict import waiting
 from sppo_jax.predict.fitted import NUMBERS, Numbers
 from sppo_jax.predict.holders import MOMENTS, Held, Holder, holders_of, optimizer_bytes, state_bytes, sums
 from sppo_jax.predict.shape import Shape
-from sppo_jax.predict.stash_bytes import stash_bytes, waiting_bytes
+from sppo_jax.predict.stash_bytes import stash_bytes
 from sppo_jax.schedule.table import Table
-from sppo_jax.schedule.waiting import waiting_room
 from sppo_jax.units import format_bytes
 
 
@@ -79,10 +79,9 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan, numbers: Number
         if peak in moments:
             hbm[name] += int(size_bytes)
     host_optimizer = optimizer_bytes(shape, table.num_groups, table.num_stages)[1]
-    room = waiting_room(table).num_rows if stash.waiting == "host" else 0
     return Memory(
         hbm=hbm,
-        host=held.stash.host + room * waiting_bytes(shape, held.tick_tokens) + host_optimizer,
+        host=held.stash.host + waiting.host_bytes(table, shape, stash) + host_optimizer,
         host_optimizer=host_optimizer,
         host_stash=held.stash.host,
         save=state_bytes(shape, table.num_groups, table.num_stages),
@@ -94,7 +93,6 @@ def held_by_table(table: Table, shape: Shape, stash: StashPlan) -> Held:
     """Returns what one device of a stage holds at once, by the slots of a table."""
     tokens, most, peaks = sum(table.chunk_lengths), table.most_tokens, table.prefix_peaks
     local = -(-most // shape.seq)
-    waiting = (table.waiting_peak + 1) * local if table.waiting_peak else 0
     return Held(
         num_stages=table.num_stages,
         num_groups=table.num_groups,
@@ -104,8 +102,7 @@ def held_by_table(table: Table, shape: Shape, stash: StashPlan) -> Held:
         prefix_tokens=(tokens + most) * shape.ulysses // shape.seq,
         kv_prefixes=peaks.kept if stash.kv == "keep" else peaks.rebuilt,
         grad_prefixes=peaks.grads,
-        # On the host: one chunk is used while the next one comes.
-        waiting_tokens=2 * local if stash.waiting == "host" else waiting,
+        waiting_tokens=waiting.device_tokens(table, shape, stash),
         head_tokens=table.head_peak * -(-local // table.num_stages),
         batch_bytes=batch_bytes(table.num_sequences, tokens, most, table.kv_peak, shape.seq),
         stash=stash_bytes(table, shape, stash),

@@ -105,8 +105,3 @@ def fetched_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
     token = token_bytes(shape, stash)
     unread = of_class.host_kv * token.kv
     return slot_bytes(of_class, token)[1] - unread + refetch_bytes(of_class, shape, stash)
-
-
-def waiting_bytes(shape: Shape, tokens: int) -> int:
-    """Returns the bytes of so many tokens of a device that wait between two groups of layers."""
-    return tokens * shape.model.hidden_size * shape.compute_bytes

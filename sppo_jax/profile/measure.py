@@ -22,6 +22,7 @@ from sppo_jax.dtypes import accumulator
 from sppo_jax.hardware.measured_figures import AttentionFigure, MatmulFigure, Profile
 from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pairs, layer_costs
 from sppo_jax.models.layers import DecoderLayer
+from sppo_jax.models.leaves import is_cast
 from sppo_jax.pipeline.block import Block, Weights
 from sppo_jax.profile.tick import tick_seconds
 from sppo_jax.profile.timing import AXIS, Timer
@@ -204,7 +205,7 @@ def _layers(timer: Timer, model: ModelConfig, layer: DecoderLayer, sizes: Sizes,
 def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens: int) -> tuple[float, float]:
     block = Block(layer)
     params = nnx.state(layer, nnx.Param)
-    matrices = jax.tree.map(lambda x: x.astype(layer.dtype) if x.ndim > 1 else x, params)
+    matrices = jax.tree.map(lambda x: x.astype(layer.dtype) if is_cast(x, 0) else x, params)
     positions_T = jnp.arange(tokens, dtype=jnp.int32)
     groups = model.num_heads // model.num_kv_heads
 

@@ -1,10 +1,29 @@
-"""The stash of a plan by classes: stashes of one shape, which take turns in the same buffers, and their bytes."""
+"""The stash of a plan by classes: stashes of one shape, which take turns in the same buffers, and their bytes.
+
+And what each tick makes, writes and fetches. No jax here.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.schedule.table import Table
+from sppo_jax.program.host_rows import host_rows, short_rows_before
+from sppo_jax.program.rows import Rows, zeros
+from sppo_jax.schedule.slots import UnitKey, stash_slots
+from sppo_jax.schedule.table import Table, Unit
+
+FLAGS = ("stash.attends_again",)
+HOST_ROWS = ("stash.write_row", "stash.fetch_row", "stash.write_short", "stash.fetch_short")
+FIELDS = (
+    "stash.slot",
+    "stash.write_row",  # row on the host of the stash that this tick writes (made one compute tick before)
+    "stash.fetch_row",  # row on the host of the stash that this tick fetches (used one compute tick later)
+    "stash.write_short",  # of the rows before each of these two, how many are short: see `merged_classes`
+    "stash.fetch_short",
+    "stash.attends_again",  # 1 where backward computes attention again, in a tick that may or may not
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -163,3 +182,147 @@ def slot_bytes(of: StashClass, token: TokenBytes) -> tuple[int, int]:
     away = max(of.host_inputs, of.host_attention) * token.shared + of.tokens * token.rest * of.host_rest
     away += of.host_kv * token.kv
     return of.tokens * (token.kept + token.away) - away, away
+
+
+class StashSpec(NamedTuple):
+    """What a tick does with stashes.
+
+    Args:
+        own: class of the stash made (F) or used (B); None for H, or where nothing is stashed.
+        write: class of the stash that is copied to the host meanwhile; None for none.
+        fetch: class of the stash that is copied back meanwhile; None for none.
+        attends: whether attention is computed again where the row says so (B).
+    """
+
+    own: StashClass | None = None
+    write: StashClass | None = None
+    fetch: StashClass | None = None
+    attends: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Stash:
+    """The stashes of a table's ticks.
+
+    Args:
+        table: a whole table; an outline has no rows and no slots.
+        places: with alpha.
+        seq: devices of a stage.
+        train: whether there are backwards; else nothing is stashed.
+    """
+
+    table: Table
+    places: StashPlan
+    seq: int
+    train: bool = True
+
+    @cached_property
+    def _alone(self) -> tuple[StashClass, ...]:
+        return stash_classes(self.table, self.places, self.seq) if self.train else ()
+
+    @cached_property
+    def _merged(self) -> dict[StashClass, StashClass]:
+        return merged_classes(self.table, self.places, self._alone)
+
+    @cached_property
+    def of_group(self) -> tuple[StashClass, ...]:
+        """The class of each diagonal group."""
+        return tuple(self._merged.get(one, one) for one in self._alone)
+
+    @cached_property
+    def of_tick(self) -> list[StashClass | None]:
+        """The class that each tick makes or uses."""
+        return [self.of_group[group] if self.train and group is not None else None for group in self.table.tick_groups]
+
+    @cached_property
+    def _is_short(self) -> list[bool]:
+        """Whether the row of each tick's stash on the host is short."""
+        groups = self.table.tick_groups
+        return [self.train and group is not None and self._alone[group] in self._merged for group in groups]
+
+    @cached_property
+    def _copies(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Of each tick that writes the F tick written, and of each that fetches the B tick it fetches for.
+
+        A stash is written during the next compute tick, and fetched during the one before its backward.
+        """
+        compute = [index for index, tick in enumerate(self.table.ticks) if tick.is_compute]
+        writes, fetches = {}, {}
+        for place, index in enumerate(compute):
+            made = self.of_tick[index]
+            if made is None or not made.uses_host:
+                continue
+            # A stash that is written is read, and one that is read was written: there are neighbours.
+            if self.table.ticks[index].kind == "F":
+                writes[compute[place + 1]] = index
+            elif made.returns:
+                fetches[compute[place - 1]] = index
+        return writes, fetches
+
+    @cached_property
+    def _slots(self) -> dict[StashClass, tuple[int, dict[UnitKey, int]]]:
+        if not self.train:
+            return {}
+        groups, diagonals = self.table.diagonal_groups, self.table.unit_diagonals
+
+        def of_unit(unit: Unit) -> StashClass:
+            return self.of_group[groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]]]
+
+        return stash_slots(self.table, of_unit)
+
+    @property
+    def classes(self) -> dict[StashClass, int]:
+        """The number of slots of each class."""
+        return {name: count for name, (count, _) in self._slots.items()}
+
+    @cached_property
+    def num_rows(self) -> dict[StashClass, int]:
+        """The number of rows of each class on the host."""
+        return self.table.host_rows(self.of_group) if self.train else {}
+
+    @cached_property
+    def num_short(self) -> dict[StashClass, int]:
+        """How many of these, before the last one, are short."""
+        return short_rows(self.table, self._alone, self._merged)
+
+    def slot(self, tick: int, stage: int, unit: Unit | None) -> int:
+        """Returns the slot of a unit's stash on the device: in a tick's class, the trash slot without a unit."""
+        of_class = self.of_tick[tick]
+        if of_class is None:
+            return 0
+        count, slots = self._slots[of_class]
+        return count if unit is None else slots[(stage, *unit[1:])]
+
+    def specs(self) -> list[StashSpec]:
+        """Returns what each tick does."""
+        mixed = {of for of, is_short in zip(self.of_tick, self._is_short, strict=True) if is_short}
+        writes, fetches = ({at: self.of_tick[other] for at, other in copies.items()} for copies in self._copies)
+        return [
+            StashSpec(own, writes.get(index), fetches.get(index), tick.kind == "B" and own in mixed)
+            for index, (tick, own) in enumerate(zip(self.table.ticks, self.of_tick, strict=True))
+        ]
+
+    def rows(self) -> Rows:
+        """Returns the numbers of all ticks; see `FIELDS`."""
+        rows = zeros(FIELDS, self.table)
+        for index, tick in enumerate(self.table.ticks):
+            for stage, unit in enumerate(tick.units):
+                rows["stash.slot"][index, stage] = self.slot(index, stage, unit)
+        for name, copies in zip(("write", "fetch"), self._copies, strict=True):
+            for index, other in copies.items():
+                rows[f"stash.{name}_row"][index], rows[f"stash.{name}_short"][index] = self.host_place(other)
+        again = [spec.attends and is_short for spec, is_short in zip(self.specs(), self._is_short, strict=True)]
+        rows["stash.attends_again"][again] = 1
+        return rows
+
+    @cached_property
+    def _host_rows(self) -> tuple[dict[int, int] | None, dict[int, int]]:
+        rows = host_rows(self.table, self.of_tick)
+        return rows, short_rows_before(rows or {}, self.of_tick, self._is_short)
+
+    def host_place(self, tick: int) -> tuple[int | list[int], int]:
+        """Returns the row on the host of a tick's stash, or that of each stage; and how many before it are short."""
+        rows, before = self._host_rows
+        if rows is not None:
+            return rows[tick], before.get(tick, 0)
+        return [self.slot(tick, stage, unit) for stage, unit in enumerate(self.table.ticks[tick].units)], 0

@@ -57,7 +57,7 @@ def sequence_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
         stage = unit.virtual_stage % table.num_stages
         start, end = spans[stage].get((stage, unit.sequence), (tick, tick))
         spans[stage][stage, unit.sequence] = (min(start, tick), max(end, tick))
-    return _color_stages(spans)
+    return color_stages(spans)
 
 
 class PrefixSlots(NamedTuple):
@@ -103,18 +103,9 @@ def prefix_slots(table: Table, kv: str, *, train: bool = True) -> PrefixSlots:
         else:
             kv_spans[stage]["F", key] = first, end
             kv_spans[stage]["B", key] = begin if kv == "recompute" else ticks[behind], done
-    (num_kv, slots), (num_grads, grads) = _color_stages(kv_spans), _color_stages(grad_spans)
+    (num_kv, slots), (num_grads, grads) = color_stages(kv_spans), color_stages(grad_spans)
     forward, backward = ({key: slot for (passes, key), slot in slots.items() if kind in passes} for kind in "FB")
     return PrefixSlots(num_kv, num_grads, forward, backward, grads)
-
-
-def waiting_slots(table: Table) -> tuple[int, dict[Unit, int]]:
-    """Returns the number of chunks that wait at once between two groups of layers, and a slot for each unit's input."""
-    spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
-    for unit, (came, tick) in table.waits.items():
-        # It comes at the end of a tick, and leaves at the start of another one.
-        spans[table.waits_at(unit)][unit] = 2 * came + 1, 2 * tick
-    return _color_stages(spans)
 
 
 def head_slots(table: Table) -> tuple[int, dict[tuple[int, int], int]]:
@@ -166,7 +157,8 @@ def _most_slots(stages: Iterable[list[Stay]]) -> tuple[int, dict[UnitKey, int]]:
     return max(count for count, _ in colored), slots
 
 
-def _color_stages(stages: dict[int, dict[Hashable, tuple[int, int]]]) -> tuple[int, dict]:
+def color_stages(stages: dict[int, dict[Hashable, tuple[int, int]]]) -> tuple[int, dict]:
+    """Gives the intervals of each stage slots; returns the most slots of any stage, and the slot of each key."""
     colored = [color_intervals(spans) for spans in stages.values()]
     slots = {key: slot for _, found in colored for key, slot in found.items()}
     return max(count for count, _ in colored), slots

@@ -439,7 +439,7 @@ class Table:
         )
 
     def host_rows(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
-        """Returns the rows of each class in a stage's buffer on the host; see `plan.host_rows`.
+        """Returns the rows of each class in a stage's buffer on the host; see `program.host_rows`.
 
         They are two at least: compilers know the only row, and drop what its number depends on.
         """

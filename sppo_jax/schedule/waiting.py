@@ -1,4 +1,4 @@
-"""The waiting room on the host: heads that run late, and the rows that ticks write and fetch.
+"""Chunks that wait between two groups of layers: their slots on the device; or on the host late heads, and rows.
 
 What comes to a stage in one compute tick is written to its row during the next one, and is fetched during the compute
 tick before its use. The output of the last layer waits there too, for a head right before the backward of its chunk: so
@@ -8,7 +8,7 @@ no dX of heads waits anywhere. As in `host_rows`, a row is of a tick and not of 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from sppo_jax.schedule.slots import color_intervals
+from sppo_jax.schedule.slots import color_intervals, color_stages
 from sppo_jax.schedule.table import MIN_HOST_GAP, Table, Tick, Unit
 
 
@@ -61,6 +61,15 @@ def room_ticks(table: Table) -> dict[Unit, tuple[int, int]]:
     if not found:
         raise ValueError(_too_soon(table))
     return found
+
+
+def waiting_slots(table: Table) -> tuple[int, dict[Unit, int]]:
+    """Returns the number of chunks that wait at once on the device, and a slot for each unit's input."""
+    spans: dict[int, dict[Hashable, tuple[int, int]]] = {stage: {} for stage in range(table.num_stages)}
+    for unit, (came, tick) in table.waits.items():
+        # It comes at the end of a tick, and leaves at the start of another one.
+        spans[table.waits_at(unit)][unit] = 2 * came + 1, 2 * tick
+    return color_stages(spans)
 
 
 def waiting_room(table: Table) -> Room:

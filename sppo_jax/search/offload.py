@@ -8,14 +8,14 @@ from sppo_jax.config import StashConfig
 from sppo_jax.hardware import usable_host_bytes
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict import waiting
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.holders import optimizer_bytes
 from sppo_jax.predict.shape import Shape
-from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes, token_bytes, waiting_bytes
+from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes, token_bytes
 from sppo_jax.program.stash import classes_of, merged_classes, recomputing_groups, slot_bytes, stash_classes
 from sppo_jax.rules import BREADTH_FIRST, Facts, check
 from sppo_jax.schedule.table import MIN_HOST_GAP, Table, TickShape
-from sppo_jax.schedule.waiting import waiting_room
 from sppo_jax.search.because import Because, joined
 from sppo_jax.units import format_bytes
 
@@ -164,7 +164,10 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
     wait on the host, a part of the next group's weights comes as well, in a forward beside what leaves.
     """
     token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
-    waiting_s, weights_s = _waiting_seconds(table, shape, stash, link_bytes_s), _weights_seconds(table, shape, costs)
+    waiting_s, weights_s = (
+        waiting.copy_seconds(table, shape, stash, link_bytes_s),
+        _weights_seconds(table, shape, costs),
+    )
     if not token.away:
         return tuple(
             max(more, weights_s) if tick.is_compute else more for tick, more in zip(table.ticks, waiting_s, strict=True)
@@ -188,14 +191,6 @@ def _weights_seconds(table: Table, shape: Shape, costs: CostModel) -> float:
     """Returns the seconds in which a part of a group's weights comes from the host; 0 where they are on the device."""
     num_parts = max(table.num_stages, table.wave * table.num_chunks)  # the ticks of a group's turn
     return costs.host_params[0] / table.num_groups / num_parts * 4 / costs.cluster.host_link_bytes_s
-
-
-def _waiting_seconds(table: Table, shape: Shape, stash: StashPlan, link_bytes_s: float) -> tuple[float, ...]:
-    """Returns the seconds for which each tick copies chunks to and from the waiting room: one after the other."""
-    if stash.waiting == "keep":
-        return (0.0,) * len(table.ticks)
-    room, one_s = waiting_room(table), waiting_bytes(shape, -(-table.most_tokens // shape.seq)) / link_bytes_s
-    return tuple(one_s * ((index in room.puts) + (index in room.takes)) for index in range(len(table.ticks)))
 
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:

@@ -13,6 +13,7 @@ from flax import nnx
 
 from sppo_jax.compat import is_on_host
 from sppo_jax.config import ExpertsConfig, OptimizerConfig
+from sppo_jax.models.leaves import is_matrix
 from sppo_jax.pipeline.host_stash import WithStash
 from sppo_jax.pipeline.shares import Totals
 from sppo_jax.train import expert_load
@@ -63,20 +64,10 @@ def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule, params: nn
         moments = dict(b1=config.b1, b2=config.b2, eps=config.eps)
         return optax.adamw(schedule, **moments, weight_decay=config.weight_decay, mask=decays)
 
-    decays = is_matrix(params)
+    # Parameters with two or more dims in one layer decay, except biases.
+    decays = jax.tree_util.tree_map_with_path(is_matrix, params)
     whole = optax.chain(optax.clip_by_global_norm(config.clip_norm), adamw(decays))
     return Optimizer(whole.init, whole.update, Rule(config.clip_norm, adamw), decays)
-
-
-def is_matrix(params: nnx.State) -> nnx.State:
-    """Marks the parameters that decay: those with two or more dims in one layer, except biases."""
-
-    def mark(path: tuple, leaf: jax.Array) -> bool:
-        names = [str(getattr(key, "key", "")) for key in path]
-        stacked = names[0] == "layers"
-        return leaf.ndim - stacked >= 2 and not any(name.endswith("bias") for name in names)
-
-    return jax.tree_util.tree_map_with_path(mark, params)
 
 
 ValueAndGrad = Callable[[optax.Params, Mapping[str, jax.Array]], tuple[jax.Array, optax.Params]]

@@ -13,6 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TEXTS = [f"document {number} of a form, \u00fc \U0001f600\n" + "line \u4e2d\n" * (number % 5) for number in range(24)]
 TOKENS = [[(7 * number + place) % 900 + 1 for place in range(3 + number % 6)] for number in range(24)]
+NUM_EMPTY = 5  # documents of gaps.bin without tokens
 CHATS = [
     [{"role": "user", "content": f"question {number}"}, {"role": "assistant", "content": f"answer {number}"}]
     for number in range(6)
@@ -94,7 +95,7 @@ def write_streaming():
 
 
 def write_megatron():
-    """Writes documents of one sequence, and of several, in two dtypes."""
+    """Writes documents of one sequence, and of several, in two dtypes; and with NUM_EMPTY empty documents between."""
     import numpy as np
     import torch
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
@@ -107,6 +108,13 @@ def write_megatron():
             tokens = TOKENS[first : first + each]
             builder.add_document(torch.tensor(sum(tokens, [])), [len(part) for part in tokens])
         builder.finalize(str(folder / f"{name}.idx"))
+    builder = IndexedDatasetBuilder(str(folder / "gaps.bin"), dtype=np.int32)
+    builder.end_document()  # no sequence
+    for number, tokens in enumerate(TOKENS):
+        builder.add_document(torch.tensor(tokens), [len(tokens)])
+        if number % 6 == 5:
+            builder.add_document(torch.zeros(0, dtype=torch.int64), [0])  # a sequence of no tokens
+    builder.finalize(str(folder / "gaps.idx"))
 
 
 if __name__ == "__main__":

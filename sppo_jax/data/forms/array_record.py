@@ -15,7 +15,8 @@ from sppo_jax.data.forms.record import Rows, json_object, not_utf8, not_whole
 from sppo_jax.data.room import check_room
 
 ARRAY_RECORD_SUFFIXES = (".array_record", ".arrayrecord")
-_BATCH_BYTES = 1 << 23
+# Larger batches were slower.
+_BATCH_BYTES = 1 << 21
 _MOST_RECORDS = 4096
 
 

@@ -9,6 +9,8 @@ import numpy as np
 
 # Kinds of fields in a message of protocol buffers.
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+# How an example begins: with its features, which are its only field.
+_START = b"\x0a"
 
 
 def example_features(record: bytes) -> dict[str, Any] | None:
@@ -17,6 +19,8 @@ def example_features(record: bytes) -> dict[str, Any] | None:
     Args:
         record: the bytes; bytes of a feature that are no UTF-8 stay bytes.
     """
+    if not record.startswith(_START):
+        return None
     try:
         (features,) = (_bytes(value) for field, value in _fields(record) if field == 1)
         found = {}

@@ -77,12 +77,12 @@ def _array(file: BinaryIO, path: Place) -> Rows:
                 if text[at + 1 :].strip() or file.read(1).strip():
                     raise wrong("something follows the array")
                 return
+            start = _skip(text, at + 1) if mark == "," and number else at
+            if start == len(text):
+                break
+            if (mark == ",") != (number > 0):
+                raise wrong(f"expected {',' if number else 'an object'}")
             try:
-                start = _skip(text, at + 1) if mark == "," and number else at
-                if start == len(text):
-                    break
-                if (mark == ",") != (number > 0):
-                    raise wrong(f"expected {',' if number else 'an object'}")
                 found, at_end = decoder.raw_decode(text, start)
             except json.JSONDecodeError as error:
                 if ended or not _may_go_on(text, error):
@@ -90,6 +90,8 @@ def _array(file: BinaryIO, path: Place) -> Rows:
                 break
             except RecursionError:
                 raise wrong("values lie too deep in each other") from None
+            except ValueError as error:  # such as a number of too many digits
+                raise wrong(error) from error
             number, at = number + 1, at_end
             if not isinstance(found, dict):
                 raise ValueError(f"{rule}, got {path} item {number} with a value of type {type(found).__name__}")

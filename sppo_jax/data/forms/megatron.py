@@ -55,12 +55,15 @@ def index_beside(path: Place) -> Index | None:
     return Index(file=file, dtype=dtype, num_sequences=num_sequences, num_bounds=num_bounds)
 
 
-def document_ends(index: Index, num_bytes: int) -> np.ndarray:
-    """Returns one past the last token of each document that has any, int64 [num_documents].
+def document_ends(index: Index, num_bytes: int) -> tuple[np.ndarray, int]:
+    """Returns one past the last token of each document, int64 [num_documents], and the number of empty documents.
 
     Args:
         index: the index.
         num_bytes: size of the .bin file.
+
+    Returns:
+        The ends of the documents that have tokens; empty documents are counted apart.
 
     Raises:
         ValueError: the index does not fit the .bin file, or is not whole.
@@ -84,8 +87,9 @@ def document_ends(index: Index, num_bytes: int) -> np.ndarray:
         raise _wrong(index, f"lengths of {num_tokens * size:,} bytes for a .bin file of {num_bytes:,}")
     if not bounds or documents[0] != 0 or documents[-1] != count or (np.diff(documents) < 0).any():
         raise _wrong(index, "documents that do not follow each other")
-    found = np.unique(np.concatenate([[0], ends])[documents[1:]])
-    return found[found > 0]
+    all_ends = np.concatenate([[0], ends])[documents[1:]]
+    found = all_ends[np.diff(all_ends, prepend=0) > 0]
+    return found, len(all_ends) - len(found)
 
 
 def _wrong(index: Index, got: str) -> ValueError:

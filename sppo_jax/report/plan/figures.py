@@ -165,8 +165,7 @@ def figures_of(found: Found, config: Config) -> Figures:
 
 def _copies(table: Table, shape: Shape, stash: StashPlan) -> tuple[Copy, ...]:
     sizes, rebuilt = unit_bytes(table, shape, stash, moved=True), rebuilt_bytes(table, shape, stash)
-    waiting = waiting_copies(table, shape) if stash.waiting == "host" else []
-    return tuple(host_copies(table, sizes, rebuilt, stash.kv) + waiting)
+    return tuple(host_copies(table, sizes, rebuilt, stash.kv) + waiting_copies(table, shape, stash))
 
 
 def drawn_table(plan: Plan) -> Table:

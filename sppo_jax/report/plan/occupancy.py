@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict import waiting
 from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.shape import Shape
-from sppo_jax.predict.stash_bytes import refetch_bytes, token_bytes, waiting_bytes
+from sppo_jax.predict.stash_bytes import refetch_bytes, token_bytes
 from sppo_jax.program.host_rows import refetching_tick
 from sppo_jax.program.stash import merged_classes, slot_bytes, stash_classes
 from sppo_jax.schedule.table import Table, Unit
-from sppo_jax.schedule.waiting import room_ticks
 
 UnitKey = tuple[int, int, int]  # sequence, chunk, virtual stage
 # Bytes that a device stashes for each unit: in its own memory, and on the host.
@@ -109,17 +109,13 @@ def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_
     return copies
 
 
-def waiting_copies(table: Table, shape: Shape) -> list[Copy]:
-    """Returns the copies of chunks that wait on the host between two groups of layers; see `waiting.Room`."""
-    size_bytes = waiting_bytes(shape, -(-table.most_tokens // shape.seq))
-    copies = []
-    for unit, (put, take) in room_ticks(table).items():
-        stage = table.waits_at(unit)
-        copies += [
-            Copy(tick=tick, stage=stage, out=out, size_bytes=size_bytes, unit=unit)
-            for tick, out in ((put, True), (take, False))
-        ]
-    return copies
+def waiting_copies(table: Table, shape: Shape, stash: StashPlan) -> list[Copy]:
+    """Returns the copies of chunks that wait on the host between two groups of layers."""
+    size_bytes = waiting.chunk_bytes(table, shape)
+    return [
+        Copy(tick=tick, stage=table.waits_at(unit), out=out, size_bytes=size_bytes, unit=unit)
+        for tick, unit, out in waiting.copies(table, stash)
+    ]
 
 
 def occupancy(table: Table, memory: Memory, sizes: UnitBytes, stage: int, kv_place: str) -> Occupancy:

@@ -1,0 +1,95 @@
+"""What a chunk needs of the chunks before it: their keys and values, which a backward may need again.
+
+Where they are made again, the group of layers before has its keys and values written in the ticks in which a group goes
+backward, from what came back from the host a tick earlier.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sppo_jax.attention.sequence import Cache
+from sppo_jax.attention.tags import Tags
+from sppo_jax.pipeline import stage as stages
+from sppo_jax.pipeline import units, vocabulary
+from sppo_jax.pipeline.mechanisms.mechanism import Mechanism, Tick
+from sppo_jax.pipeline.mechanisms.stash import Stash
+from sppo_jax.pipeline.run import Run
+from sppo_jax.pipeline.stash import HostPlace, Pieces
+
+# Of each number of a unit that of the chunk whose keys and values are made again.
+_AGAIN = {
+    "start": "prefixes.again_start",
+    "length": "prefixes.again_length",
+    "group": "prefixes.again_group",
+    "weights.slot": "prefixes.again_weights_slot",
+    "prefixes.slot": "prefixes.again_prefixes_slot",
+    "stash.slot": "prefixes.again_stash_slot",
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Prefixes(Mechanism):
+    """The prefixes of the sequences in flight.
+
+    Args:
+        cache: keys and values.
+        grads: dK and dV of the cache; None in an evaluation.
+        refetched: layer inputs, or keys and values, that came back for the next rebuild of keys and values.
+    """
+
+    cache: Cache
+    grads: Cache | None = None
+    refetched: Pieces | None = None
+
+    @classmethod
+    def begin(cls, run: Run, shape: tuple[int, ...], grad_dtype=None) -> "Prefixes":
+        """Allocates the buffers.
+
+        Args:
+            run: gives the slots.
+            shape: [layers, K, S, H] of one slot of one device.
+            grad_dtype: dtype in which dK and dV are gathered; None for an evaluation.
+        """
+        program = run.program.prefixes
+        cache = _zeros((program.num_slots, *shape), run.tables.dtype)
+        return cls(cache, None if grad_dtype is None else _zeros((program.num_grad_slots, *shape), grad_dtype))
+
+    def start(self, run: Run, tick: Tick, state: Any) -> Pieces | None:
+        """Fetches what the next tick's rebuild needs from the stash."""
+        name = tick.spec.prefixes.refetch
+        if name is None:
+            return None
+        place = HostPlace(tick.row_to_fetch("prefixes.refetch_row"), tick.row_to_fetch("prefixes.refetch_short"))
+        return run.layout(name).fetch_again(state.stash.host[name], place)
+
+    def arrive(self, run: Run, tick: Tick, coming: Pieces | None) -> "Prefixes":
+        """Keeps what was fetched for the next rebuild."""
+        return replace(self, refetched=coming)
+
+    def rebuilt(self, run: Run, tick: Tick, stage: stages.Stage, stash: Stash, tags: Tags) -> "Prefixes":
+        """Writes the keys and values of this stage's chunk in the group of layers before again, if the tick does so."""
+        of_class = tick.spec.prefixes.rebuild
+        if of_class is None:
+            return self
+        me = vocabulary.stage_index(run.num_stages)
+        spec = replace(tick.spec, tokens=of_class.tokens, stash=tick.spec.stash._replace(own=of_class))
+        row = tick.row | {field: tick.row[again] for field, again in _AGAIN.items()}
+        row["active"] = (row["start"] < run.plan.sequence_length).astype(jnp.int32)
+        # Tells the compiler to write after what the tick before has read.
+        tick = tick._replace(spec=spec, row=row).later(tick.begun(), ("prefixes.slot",))
+        unit = units.unit(run, tick, spec.passes.forward, tags)
+        # A shorter chunk than its tick has padding, where the next chunk already is.
+        full = set(run.plan.chunk_lengths) == {spec.tokens * run.seq}
+        behind = None if full else tick.row["length"][me] // run.plan.ring
+        layout, kept, _ = stash.to_use(run, tick)
+        filled = layout, kept, self.refetched
+        split = units.split(run, spec.passes.forward)
+        return replace(self, cache=stages.rebuild(stage, unit, self.cache, split, filled, behind))
+
+
+def _zeros(shape: tuple[int, ...], dtype) -> Cache:
+    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))

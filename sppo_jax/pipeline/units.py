@@ -1,0 +1,77 @@
+"""What a unit of a tick needs of its sequence: its tokens, positions and tags, and how it attends.
+
+Letters: M sequences of this pipeline, S tokens, T tokens of a tick on one device.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from sppo_jax import buffers
+from sppo_jax.attention import groups, sequence
+from sppo_jax.attention.sequence import Chunk, Split
+from sppo_jax.attention.tags import Tags
+from sppo_jax.pipeline import vocabulary
+from sppo_jax.pipeline.mechanisms.mechanism import Tick
+from sppo_jax.pipeline.run import Run
+from sppo_jax.pipeline.stage import Unit
+
+
+def own(run: Run, tick: Tick, array_MS: jax.Array, stage) -> jax.Array:
+    """Cuts the tokens [T] of the chunk that `stage` works on out of this device's share of its sequence."""
+    where = (tick.row["sequence"][stage], tick.row["start"][stage] // run.seq)
+    return buffers.read(array_MS, where, (tick.spec.tokens,))
+
+
+def real(run: Run, tick: Tick, stage) -> jax.Array:
+    """Returns of each token [T] whether it is one of the chunk, and no padding."""
+    return jnp.arange(tick.spec.tokens, dtype=jnp.int32) < tick.row["length"][stage] // run.seq
+
+
+def split(run: Run, passes: str) -> Split:
+    """Returns how `seq` is divided, and what travels on the ring."""
+    return Split(run.plan.ulysses, run.plan.ring, passes, run.plan.kernel)
+
+
+def write_tags(run: Run, tick: Tick, tags: Tags) -> Tags:
+    """Puts the tags of this stage's chunk behind those of the chunks before it."""
+    me = vocabulary.stage_index(run.num_stages)
+    mine = [own(run, tick, x, me) for x in (run.sequences.positions, run.sequences.documents)]
+    place = tick.row["sequence_slot"][me], tick.row["start"][me] // run.plan.ring
+    return sequence.write_tags(tags, Tags(*mine), *place, split(run, tick.spec.passes.forward))
+
+
+def unit(run: Run, tick: Tick, passes: str, tags: Tags) -> Unit:
+    """Returns this device's unit."""
+    me = vocabulary.stage_index(run.num_stages)
+    positions_T = own(run, tick, run.sequences.positions, me)
+    slots = (tick.row[name][me] for name in ("group", "weights.slot", "weights.sum_slot"))
+    found = Unit(*slots, chunk(run, tick, passes, tags), positions_T, tick.row["stash.slot"][me])
+    if run.stage.shares is None or not run.train:
+        return found
+    is_real_T = real(run, tick, me) & (own(run, tick, run.sequences.documents, me) >= 0)
+    return found._replace(sequence=tick.row["sequence"][me], is_real_T=is_real_T)
+
+
+def chunk(run: Run, tick: Tick, passes: str, tags: Tags) -> Chunk:
+    """Returns this device's chunk."""
+    me, ring, row = vocabulary.stage_index(run.num_stages), run.plan.ring, tick.row
+    start, length = row["start"][me] // ring, row["length"][me] // ring
+    size, resident = tick.spec.tokens * run.plan.ulysses, tags.take(row["sequence_slot"][me])
+    how, chosen = split(run, passes), None
+    if run.modes is not None:
+        chosen = _groups(run, tick, resident, (start, length, size), how)
+        length = jnp.where(chosen.is_stream, length, 0)
+    masks = sequence.chunk_tags(resident, start, length, size, how, bound=tick.spec.passes.bound)
+    return Chunk(row["prefixes.slot"][me], start, length, masks, chosen, row["prefixes.grad_slot"][me])
+
+
+def _groups(run: Run, tick: Tick, resident: Tags, place: tuple, how: Split) -> groups.Groups:
+    """Finds out how a tick attends, from its row of numbers; all devices have the same row."""
+    me, (start, length, size), row = vocabulary.stage_index(run.num_stages), place, tick.row
+    assert run.modes is not None, "chunks choose their groups"
+    later_starts = jnp.asarray(run.plan.table().chunk_starts[1:], jnp.int32)
+    number = (row["start"][:, None] >= later_starts).sum(1, dtype=jnp.int32)
+    tags = Tags(*(buffers.read(x, (0, start), (x.shape[0], size)) for x in resident))
+    mine = (row["sequence"][me], number[me])
+    of_tick = (row["sequence"], number, row["active"])
+    return groups.chunk_groups(run.modes, mine, of_tick, (tags, length // how.ulysses), how)

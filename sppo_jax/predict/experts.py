@@ -46,9 +46,9 @@ class ExpertWork:
         """Returns the bytes that a unit moves in device memory for the experts of a layer.
 
         Tokens are gathered to rows and scattered back, each product is written and read, and the arrays of each tile's
-        expert are copied and read. A backward computes gate and up again, and adds the gradients of each tile to those of
-        its expert in float32, which begin as zeros and are read once. Tiles of one expert follow each other, so that its
-        arrays and its sums come to the cache once.
+        expert are copied and read. A backward computes gate and up again, and adds the gradients of each tile to those
+        of its expert in float32, which begin as zeros and are read once. Tiles of one expert follow each other, so that
+        its arrays and its sums come to the cache once.
 
         Args:
             kind: "F" or "B".

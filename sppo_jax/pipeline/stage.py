@@ -274,9 +274,9 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
     def body(carry, step):
         dy, sums, early, *written = carry
         layer = stage.num_layers - 1 - step
-        saved = layout.get(kept, fetched, unit.stash_slot, layer)
+        saved = layout.get(kept, fetched, unit.stash_slot, layer) | {"early": early}
         before = written[0] if writes else cache
-        dx, sums, after, early = _backward_layer(stage, unit, layer, dy, saved, before, sums, splits, early)
+        dx, sums, after, early = _backward_layer(stage, unit, layer, dy, saved, before, sums, splits)
         return (dx, sums, early, after) if writes else (dx, sums, early)
 
     # Behind the only layer sums of all experts are added and scattered, beside which XLA would put the copies.
@@ -362,8 +362,8 @@ def _made_vjps(stage, weights, saved, unit):
     return projected, vjp_before, lambda out: stage.block.vjp_after(weights, x, out, saved.get("chosen"))[1]
 
 
-def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits, early=None):
-    """One layer; returns the cotangent of its input, the accumulators, the cache, and `early`, see `forward`."""
+def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
+    """One layer; returns the cotangent of its input, the accumulators, the cache, and what `forward` calls `early`."""
     weights = stage.layer_weights(unit, layer)
     vjps = _saved_vjps if "q" in saved else _made_vjps
     (q, k, v), vjp_before, vjp_after = vjps(stage, weights, saved, unit)
@@ -388,6 +388,7 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits, early=No
         dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
     dq, dk, dv, prefix = groups.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
+    early = saved["early"]
     if early is not None:
         dq, early = lax.optimization_barrier((dq, early))
     dparams_before, dx_before = vjp_before((dq, dk, dv))

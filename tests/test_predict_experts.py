@@ -97,7 +97,8 @@ def test_experts_are_beside_their_layer_and_no_matrix():
     shape = Shape(model=MODEL, layers=4, seq=1, ulysses=1, compute_bytes=2)
     work, moments = expert_work(MODEL, "gpu"), predict_memory(table, shape, places).moments
     of_experts = {moment: sizes["experts"] for moment, sizes in moments.items()}
-    routed, sums = 2 * 512 * 6 * 4, 6 * ONE_EXPERT * 4
+    # Products and probabilities of the router, and the arrays of a layer's experts.
+    routed, sums = 2 * 512 * 6 * 4 + 6 * ONE_EXPERT * 2, 6 * ONE_EXPERT * 4
     assert of_experts["forward"] == work.forward_bytes(512, 2) + routed
     assert of_experts["mlp"] == work.backward_bytes(512, 2) + routed + sums
     assert of_experts["attention"] == of_experts["head"] == of_experts["update"] == 0

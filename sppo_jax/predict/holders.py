@@ -303,10 +303,12 @@ def _work_of_experts(shape: Shape, tokens: int, of_attention: int) -> list[Holde
     if work is None:
         return []
     # Of the router there are products and probabilities in the dtype of sums.
-    routed = 2 * tokens * work.count * shape.sum_bytes
-    backward = work.backward_bytes(tokens, size) + work.sums_bytes(shape.sum_bytes) + routed
+    besides = 2 * tokens * work.count * shape.sum_bytes
+    # A loop over layers slices the arrays of one layer's experts from those of all.
+    besides += work.sums_bytes(size) if shape.weights == "resident" and shape.layers > 1 else 0
+    backward = work.backward_bytes(tokens, size) + work.sums_bytes(shape.sum_bytes) + besides
     return [
-        Holder("experts", work.forward_bytes(tokens, size) + routed, frozenset({"forward"})),
+        Holder("experts", work.forward_bytes(tokens, size) + besides, frozenset({"forward"})),
         Holder("experts", backward, frozenset({"mlp"})),
         Holder("experts", max(0, backward - of_attention), frozenset({"turn"})),
     ]

@@ -1,4 +1,4 @@
-"""`sppo flex`: what groups of devices for each document would gain; touches no accelerator, does not import jax."""
+"""`sppo flex`: what teams of devices for each document would gain; touches no accelerator, does not import jax."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STDOUT = Path("-")
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints what groups would do with the documents of a config, or with other lengths; returns the exit code."""
+    """Prints what teams would do with the documents of a config, or with other lengths; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     _check(args)
     config = load(args)
@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = config_parser("flex", "Simulate what groups of devices for each document would gain.")
+    parser = config_parser("flex", "Simulate what teams of devices for each document would gain.")
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
     parser.add_argument(
         "--windows", type=int, default=_WINDOWS, metavar="N", help=f"steps whose documents are placed ({_WINDOWS})"

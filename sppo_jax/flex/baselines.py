@@ -1,4 +1,4 @@
-"""What flexible groups are compared with: the same documents on the same rows and members, placed in other ways.
+"""What flexible teams are compared with: the same documents on the same rows and members, placed in other ways.
 
 * static: every document alone on as many members as the longest needs; no packing, so it takes more rows than a window.
 * packed: today's rows, every document over all members.

@@ -21,7 +21,7 @@ from sppo_jax.flex.shape import Shape
 
 ALPHAS = (Fraction(1, 2), Fraction(1), Fraction(3))
 TODAY = "packed"
-# More stream cells leave fewer places for groups, so that planning is repeated; after so many rounds it gives up.
+# More stream cells leave fewer places for teams, so that planning is repeated; after so many rounds it gives up.
 _ROUNDS = 8
 
 
@@ -44,7 +44,7 @@ def plan_cells(pieces: Pieces, shape: Shape) -> Placement:
 def candidates(pieces: Pieces, shape: Shape) -> dict[str, Placement]:
     """Returns all placements that `plan_cells` compares, by name, today's rows first.
 
-    The alphas come twice: with any degree, and with none above the best single degree. Where a large group must reach
+    The alphas come twice: with any degree, and with none above the best single degree. Where a large team must reach
     over a slow link, its documents are cheaper as stream.
     """
     found, seen = {TODAY: today(pieces, shape)}, set()
@@ -136,7 +136,7 @@ def place(pieces: Pieces, shape: Shape, degree_n: np.ndarray, *, largest: int, s
             return None
         dealt_n = by_size[~is_stream[by_size]]
         dealt_n = dealt_n[np.argsort(-degree_n[dealt_n], kind="stable")]
-        cells = _grouped_cells(rows, shape)
+        cells = _team_cells(rows, shape)
         dealt = deal(
             pieces.size[dealt_n],
             degree_n[dealt_n],
@@ -166,7 +166,7 @@ def _penalty(shape: Shape) -> np.ndarray:
     return np.array([(f + b) // pair for f, b in zip(forward.sent, backward.sent, strict=True)], np.int64)
 
 
-def _grouped_cells(rows: StreamRows, shape: Shape) -> np.ndarray:
+def _team_cells(rows: StreamRows, shape: Shape) -> np.ndarray:
     """Returns the cells that are not stream, (place of the row, chunk) each: int64 [K, 2]."""
     cells = [(at, chunk) for at, first in enumerate(rows.chunks) for chunk in range(first, shape.num_chunks)]
     return np.array(cells, np.int64).reshape(-1, 2)
@@ -176,14 +176,14 @@ def _write(
     pieces: Pieces,
     shape: Shape,
     stream: tuple[np.ndarray, list[tuple[int, int]]],
-    grouped: tuple[np.ndarray, Dealt, np.ndarray],
+    in_teams: tuple[np.ndarray, Dealt, np.ndarray],
 ) -> Placement:
     """Makes a placement of stream documents with their (place, index), and of dealt documents with their cells."""
     n = len(pieces)
     which, begins = stream
     at, begin = np.zeros(n, np.int64), np.full(n, -1)
     at[which], begin[which] = np.array(begins, np.int64).reshape(-1, 2).T
-    dealt_n, dealt, cells = grouped
+    dealt_n, dealt, cells = in_teams
     some = dealt.cell >= 0
     dealt_n = dealt_n[some]
     degree, member, offset = np.full(n, shape.members), np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -211,7 +211,7 @@ def _side_by_side(
 ) -> np.ndarray:
     """Moves whole cells so that those of similar level and attention run at the same time.
 
-    A grouped cell does not depend on its row, so it can change places with any other of its length. Cells are ordered
+    A team cell does not depend on its row, so it can change places with any other of its length. Cells are ordered
     by level, then attention; the largest of each length run first, `data` of them side by side.
 
     Args:

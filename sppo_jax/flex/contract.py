@@ -1,4 +1,4 @@
-"""The rules of a rearranged row, checked on the host: what attention within chunks and over groups depends on.
+"""The rules of a rearranged row, checked on the host: what attention within chunks and over teams depends on.
 
 1. Along each member's column of a chunk, document ids do not decrease and positions rise within a document.
 2. Ids rise from chunk to chunk, except for a document that continues.
@@ -124,7 +124,7 @@ def _check_chunk(ids: np.ndarray, positions: np.ndarray, documents: _Documents, 
     real = (ids >= 0).reshape(-1, shape.members)
     if not natural and (real[1:] & ~real[:-1]).any():
         raise ValueError(
-            f"padding of a grouped chunk must lie behind the documents of each member's column, got padding before a "
+            f"padding of a team chunk must lie behind the documents of each member's column, got padding before a "
             f"document {where}; move the document forward in the column"
         )
 
@@ -152,7 +152,7 @@ def _check_rise(ids: np.ndarray, last_id: int, where: str) -> int:
 
 
 def _check_dealing(ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: Shape, where: str) -> None:
-    """Checks that the documents of a grouped chunk are dealt; one with a token a member at most may lie in any order.
+    """Checks that the documents of a team chunk are dealt; one with a token a member at most may lie in any order.
 
     Then any two members' tokens of a document interleave, so that each sees a triangle of the other's.
     """

@@ -24,7 +24,7 @@ class UnitWeights:
         fixed: of any unit.
         slot: of the linear layers for one token of a device, padding included.
         pair: of one (query, key) pair of attention on one device.
-        sent: of the keys and values that travel in a grouped cell, for each slot of the tick, by level 0..log2(R) - 1;
+        sent: of the keys and values that travel in a team cell, for each slot of the tick, by level 0..log2(R) - 1;
             level 0 costs nothing.
         stream: of what a stream cell sends, by chunk.
         ends: what a tick with ends takes more (`plan.table.TickShape`), and what each of its slots does.
@@ -112,7 +112,7 @@ class Shape:
 
     @property
     def levels(self) -> int:
-        """The level of a group of all members, log2(members)."""
+        """The level of a team of all members, log2(members)."""
         return self.members.bit_length() - 1
 
     @property

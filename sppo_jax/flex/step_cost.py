@@ -27,7 +27,7 @@ class Cells(NamedTuple):
 def tick_costs(cells: Cells, shape: Shape) -> np.ndarray:
     """Returns the cost of each tick: int64 [ticks].
 
-    All coordinates run the largest level of the tick. Where a tick has stream and grouped cells, all coordinates run
+    All coordinates run the largest level of the tick. Where a tick has stream and team cells, all coordinates run
     both paths one after the other, and wait for each other in both.
     """
     near = _per_tick(np.where(cells.far, 0, cells.top), shape)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.attention import groups, sequence
+from sppo_jax.attention import sequence, teams
 from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
@@ -368,14 +368,14 @@ class Step:
             wholes[name] = jax.ShapeDtypeStruct((rows, hidden_size), dtype)
         return Tables(arrays, None if shares is None else of_members, wholes)
 
-    def _modes(self, sequences: Sequences) -> groups.Modes | None:
+    def _modes(self, sequences: Sequences) -> teams.Modes | None:
         if self.plan.groups == "static":
             return None
         of_member = [
             [tokens // self.plan.mesh.seq for tokens in sizes]
             for sizes in (self.plan.table().chunk_starts, self.plan.chunk_lengths)
         ]
-        return groups.find_modes(sequences.documents, *of_member, self.mesh.axis_names)
+        return teams.find_modes(sequences.documents, *of_member, self.mesh.axis_names)
 
     def _cache_shape(self, program: Program) -> tuple[int, ...]:
         shape, plan = self.head_shape, self.plan

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sppo_jax.attention import groups
+from sppo_jax.attention import teams
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
@@ -46,7 +46,7 @@ class Run:
         sequences: this device's data.
         scale: 1 / number of targets in the global batch.
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
-        modes: how each chunk of each sequence attends; None for a plan without groups.
+        modes: how each chunk of each sequence attends; None for a plan without teams.
         keeps_order: whether the platform runs collectives in the order of the program.
     """
 
@@ -61,7 +61,7 @@ class Run:
     sequences: Sequences
     scale: jax.Array
     train: bool
-    modes: groups.Modes | None
+    modes: teams.Modes | None
     keeps_order: bool
 
     @property

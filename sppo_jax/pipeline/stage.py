@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.attention import groups
+from sppo_jax.attention import teams
 from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
@@ -207,8 +207,8 @@ def _forward_layer(stage, x, unit, layer, memory, split, *, early=None, again=No
     else:
         q, k, v = stage.block.before(weights, x, unit.positions_T)
     if again is None:
-        cache = groups.write_prefix(cache, k, v, unit.chunk, layer, split)
-    out, lse = groups.forward(q, k, cache, unit.chunk, layer, split)
+        cache = teams.write_prefix(cache, k, v, unit.chunk, layer, split)
+    out, lse = teams.forward(q, k, cache, unit.chunk, layer, split)
     if early is not None:
         out, early = lax.optimization_barrier((out, early))
     chosen = stage.block.choose(weights, x, out) if again is None else again.chosen_Tk
@@ -305,7 +305,7 @@ def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=
             k, v = values["k"], values["v"]
         else:
             _, k, v = stage.block.before(stage.layer_weights(unit, layer), values["x"], unit.positions_T)
-        return (groups.write_prefix(cache, k, v, unit.chunk, layer, split, behind=behind),)
+        return (teams.write_prefix(cache, k, v, unit.chunk, layer, split, behind=behind),)
 
     return run_layers(stage.num_layers, body, (cache,))[0][0]
 
@@ -365,10 +365,10 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     vjps = _saved_vjps if "q" in saved else _made_vjps
     (q, k, v), vjp_before, vjp_after = vjps(stage, weights, saved, unit)
     if stage.places.kv == "recompute":
-        cache = groups.write_prefix(cache, k, v, splits.forward_chunk, layer, splits.forward)
+        cache = teams.write_prefix(cache, k, v, splits.forward_chunk, layer, splits.forward)
 
     def attend(_):
-        return groups.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
+        return teams.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
 
     if "out" in saved:
         with jax.named_scope("attention_turn"):
@@ -382,7 +382,7 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
         # The gradients of all experts are as large as a tick's work: they are gone before attention's backward.
         dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
-    dq, dk, dv, prefix = groups.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
+    dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
     dparams_before, dx_before = vjp_before((dq, dk, dv))
     layers = _added(layers, place, *[dparams_after] * (not stage.block.chooses), dparams_before)
     return dx_after + dx_before, Sums(prefix, layers), cache

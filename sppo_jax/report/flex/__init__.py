@@ -1,1 +1,1 @@
-"""What flexible groups would do with documents, as text and JSON."""
+"""What flexible teams would do with documents, as text and JSON."""

@@ -1,4 +1,4 @@
-"""Everything that a report on flexible groups shows, computed once for all formats."""
+"""Everything that a report on flexible teams shows, computed once for all formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sppo_jax.report.flex.sent import Sent, sent_bytes
 from sppo_jax.search.make import costs_of
 from sppo_jax.search.request import resolve_cluster
 
-# Documents that fill rows so far leave no slots in which groups could be arranged.
+# Documents that fill rows so far leave no slots in which teams could be arranged.
 _FULL = 0.995
 NAMES = ("static", "packed", "per_batch", "flex")
 
@@ -77,7 +77,7 @@ class GroupFigures:
 
     @property
     def helps(self) -> bool:
-        """Whether `sequence.groups=auto` would take groups."""
+        """Whether `sequence.groups=auto` would take teams."""
         return self.gain[TODAY] >= LEAST_GAIN
 
     @cached_property
@@ -149,12 +149,12 @@ class GroupFigures:
         return found
 
     def why(self) -> str:
-        """Returns why groups gain what they gain."""
+        """Returns why teams gain what they gain."""
         if self.shape.members == 1:
             return "mesh.seq is 1, so every document has one device already"
         spent = (
             f"with today's rows members exchange for {self.exchange_share:.1%} of a step, and wait for uneven "
-            f"attention for {self.uneven_share:.1%}, so groups can save little more than these shares"
+            f"attention for {self.uneven_share:.1%}, so teams can save little more than these shares"
         )
         if self.helps:
             return spent
@@ -167,7 +167,7 @@ class GroupFigures:
             )
         if self.fill > _FULL and self.stream_share > 0.5:
             return (
-                f"documents fill {self.fill:.2%} of the rows, which leaves no slots to arrange groups in, so "
+                f"documents fill {self.fill:.2%} of the rows, which leaves no slots to arrange teams in, so "
                 f"{self.stream_share:.0%} of the tokens stay on all members (data.fill=0.98 leaves some padding); "
                 f"{spent}"
             )

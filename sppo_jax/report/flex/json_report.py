@@ -1,4 +1,4 @@
-"""What groups would do, as JSON."""
+"""What teams would do, as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sppo_jax.report.flex.text import gain_line
 
 
 def flex_dict(figures: GroupFigures) -> dict[str, Any]:
-    """Returns all figures of a report on groups; seconds are simulated.
+    """Returns all figures of a report on teams; seconds are simulated.
 
     Args:
         figures: the figures of the windows.

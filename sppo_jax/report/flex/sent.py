@@ -1,6 +1,6 @@
-"""Bytes that a device sends in one layer for attention of a step: over all members, and within groups.
+"""Bytes that a device sends in one layer for attention of a step: over all members, and within teams.
 
-With groups of g members a device sends the keys and values of its T tokens to g - 1 others, forward and again backward,
+With teams of g members a device sends the keys and values of its T tokens to g - 1 others, forward and again backward,
 and returns float32 gradients of as many: 2 K H T (g - 1) * (2 * size + 4) bytes, 16 K H T (g - 1) for bfloat16. A ring
 over all members that has no prefix to send would send the same with g = R.
 
@@ -29,7 +29,7 @@ class Sent:
     Args:
         ring: a ring over all members sends the keys and values of each tick's chunk.
         today: today's rows with the plan's kind (Ulysses, ring or both), prefixes included.
-        grouped: the chosen placement's exchanges within groups.
+        grouped: the chosen placement's exchanges within teams.
         stream: the chosen placement's stream cells, with the plan's kind.
     """
 
@@ -57,7 +57,7 @@ def sent_bytes(plan: Plan, costs: CostModel, chosen: Placement) -> Sent:
     level = tick_levels(cells._replace(far=np.zeros_like(cells.far)), shape)
     is_stream = tick_levels(cells, shape) == shape.levels
     per_slot = near_bytes(plan, costs, 1)
-    ring = today = grouped = stream = 0.0
+    ring = today = in_teams = stream = 0.0
     for tick, slots in enumerate(shape.tick_slots.tolist()):
         kind = str(shape.kinds[tick])
         if kind == "H":
@@ -65,18 +65,18 @@ def sent_bytes(plan: Plan, costs: CostModel, chosen: Placement) -> Sent:
         over_all = _kind_bytes(kind, slots, _reach(shape, tick), costs)
         ring += slots * (shape.members - 1) * per_slot[kind]
         today += over_all
-        grouped += slots * (2 ** int(level[tick]) - 1) * per_slot[kind]
+        in_teams += slots * (2 ** int(level[tick]) - 1) * per_slot[kind]
         stream += over_all if shape.levels and is_stream[tick] else 0.0
-    return Sent(ring=ring, today=today, grouped=grouped, stream=stream)
+    return Sent(ring=ring, today=today, grouped=in_teams, stream=stream)
 
 
 def near_bytes(plan: Plan, costs: CostModel, others: int) -> dict[str, int]:
-    """Returns the bytes of one slot within a group, by kind of unit.
+    """Returns the bytes of one slot within a team, by kind of unit.
 
     Args:
         plan: the plan.
         costs: its costs.
-        others: members of the group besides the device.
+        others: members of the team besides the device.
     """
     elements = 2 * plan.model["num_kv_heads"] * costs.head_dim * others
     size = costs.compute_bytes

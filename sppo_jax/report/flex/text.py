@@ -1,4 +1,4 @@
-"""What groups would do, for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
+"""What teams would do, for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def flex_text(figures: GroupFigures) -> str:
 
 
 def gain_line(figures: GroupFigures) -> str:
-    """Returns in one sentence what groups gain over today's rows, or that groups gain nothing."""
+    """Returns in one sentence what teams gain over today's rows, or that teams gain nothing."""
     gain = figures.gain[TODAY]
     if figures.helps:
-        return f"groups gain {gain:.2f}x over today's rows (simulated)"
-    return f"groups gain nothing here ({gain:.3f}x, simulated)"
+        return f"teams gain {gain:.2f}x over today's rows (simulated)"
+    return f"teams gain nothing here ({gain:.3f}x, simulated)"
 
 
 def _subject(figures: GroupFigures) -> str:
@@ -93,7 +93,7 @@ def _steps(figures: GroupFigures) -> str:
 
 
 def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
-    """Draws the cells of the first window as a matrix: the largest group, and the number of documents."""
+    """Draws the cells of the first window as a matrix: the largest team, and the number of documents."""
     shape, first = figures.shape, figures.first
     texts = [_cell(cell) for cell in found]
     width = max(map(len, texts))
@@ -102,7 +102,7 @@ def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
     shown, rows = min(shape.num_chunks, columns * _MOST_BLOCKS), min(shape.rows, _MOST_ROWS)
     lines = [
         f"Cells of the first window ({_count(len(first.pieces), 'document')}; placement: {first.winner})",
-        paragraph("", "largest group / documents; S: stream, all members; -: empty", width=0),
+        paragraph("", "largest team / documents; S: stream, all members; -: empty", width=0),
     ]
     for begin in range(0, shown, columns):
         chunks = range(begin, min(shown, begin + columns))
@@ -133,12 +133,12 @@ def _attention(found: Sequence[CellFigures]) -> str:
             f"{cell.attention_max:.3g}",
             f"{cell.attention_max / cell.attention_mean:.2f}" if cell.attention_mean else "-",
             _bar(cell, most),
-            groups_text(cell),
+            teams_text(cell),
         )
         for cell in shown
     ]
-    header = ("cell", "full", "pairs", "max/mean", "members compute (#), wait (+)", "groups: blocks x members")
-    lines = ["Attention of the members of a cell, and the groups", aligned(header, rows, left=(4, 5), wrap=5)]
+    header = ("cell", "full", "pairs", "max/mean", "members compute (#), wait (+)", "teams: blocks x members")
+    lines = ["Attention of the members of a cell, and the teams", aligned(header, rows, left=(4, 5), wrap=5)]
     if len(shown) < len(found):
         lines.append(f"  {len(shown)} of {len(found)} cells, of each level; --json has all")
     total, top = sum(cell.attention_mean for cell in found), sum(cell.attention_max for cell in found)
@@ -147,8 +147,8 @@ def _attention(found: Sequence[CellFigures]) -> str:
     return "\n".join(lines)
 
 
-def groups_text(cell: CellFigures) -> str:
-    """Returns the groups of a cell in words: blocks of members, and how many documents these hold."""
+def teams_text(cell: CellFigures) -> str:
+    """Returns the teams of a cell in words: blocks of members, and how many documents these hold."""
     if cell.stream:
         return f"stream: {_count(cell.documents, 'document')}"
     parts = [
@@ -191,7 +191,7 @@ def _bytes(figures: GroupFigures) -> str:
         for name, value, text in (
             ("ring", sent.ring, f"keys and values of each chunk on a ring of all {members} members, no prefix"),
             ("packed", sent.today, f"today's rows with {kind}, prefixes included"),
-            ("flex", sent.flex, f"groups {format_bytes(sent.grouped)}, stream by {kind} {format_bytes(sent.stream)}"),
+            ("flex", sent.flex, f"teams {format_bytes(sent.grouped)}, stream by {kind} {format_bytes(sent.stream)}"),
         )
     ]
     title = "Bytes that a device sends in a layer for the first window, forward and backward"
@@ -199,7 +199,7 @@ def _bytes(figures: GroupFigures) -> str:
 
 
 def _levels(figures: GroupFigures) -> str:
-    lines = ["Level of each tick of the first window: groups of 2^level members; S: stream, M: stream and groups"]
+    lines = ["Level of each tick of the first window: teams of 2^level members; S: stream, M: stream and teams"]
     levels = figures.levels()
     for kind, name in (("F", "forward"), ("B", "backward")):
         digits = "".join(level for own, level in levels if own == kind)

@@ -1,4 +1,4 @@
-"""Settings of a run: groups that convert and check themselves, YAML in and out, named and imported model shapes."""
+"""Settings of a run: sections that convert and check themselves, YAML in and out, named and imported model shapes."""
 
 from sppo_jax.config.data import DataConfig, RecallConfig
 from sppo_jax.config.experts import ExpertsConfig

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sppo_jax.config.group import ConfigError, Group
+from sppo_jax.config.group import ConfigError, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeConfig(Group):
+class RopeConfig(Section):
     """Rotary position embedding, and its scaling beyond the length on which the model was trained.
 
     Args:
@@ -26,7 +26,7 @@ class RopeConfig(Group):
             any number.
     """
 
-    group: ClassVar[str] = "model.rope"
+    section: ClassVar[str] = "model.rope"
     theta: float = 10000.0
     scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     factor: float = 1.0

@@ -130,8 +130,8 @@ PLAN = make_plan(LENGTHS, COSTS, (4, 2), ([0], [1]))
     [
         (PLAN, ""),
         (replace(PLAN, groups=PLAN.groups[:1]), "missing"),
-        (replace(PLAN, groups=(*PLAN.groups, PLAN.groups[0])), "in two groups"),
-        (replace(PLAN, time_ns=1), "slowest group"),
+        (replace(PLAN, groups=(*PLAN.groups, PLAN.groups[0])), "in two teams"),
+        (replace(PLAN, time_ns=1), "slowest team"),
         (GroupPlan(groups=(Group(degree=128, documents=(0, 1)),), time_ns=1), "more devices"),
         (GroupPlan(groups=(Group(degree=1, documents=(0, 1)),), time_ns=1), "degree 1 is not allowed"),
     ],

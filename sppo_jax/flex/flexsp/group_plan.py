@@ -1,4 +1,4 @@
-"""A plan of one microbatch: groups of devices and the documents of each."""
+"""A plan of one microbatch: teams of devices and the documents of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sppo_jax.flex.flexsp.costs import GroupCosts
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A group of devices.
+    """A team of devices.
 
     Args:
         degree: its devices.
@@ -25,11 +25,11 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """The groups of a microbatch.
+    """The teams of a microbatch.
 
     Args:
-        groups: groups that have documents, largest degree first.
-        time_ns: nanoseconds of the slowest group.
+        groups: teams that have documents, largest degree first.
+        time_ns: nanoseconds of the slowest team.
     """
 
     groups: tuple[Group, ...]
@@ -39,34 +39,34 @@ class GroupPlan:
 def make_plan(
     lengths: np.ndarray, costs: GroupCosts, degrees: Sequence[int], documents: Sequence[Sequence[int]]
 ) -> GroupPlan:
-    """Returns the plan of groups with the given degrees and documents; groups without documents are left out."""
-    groups = [
+    """Returns the plan of teams with the given degrees and documents; teams without documents are left out."""
+    teams = [
         Group(degree=int(degree), documents=tuple(sorted(int(number) for number in own)))
         for degree, own in zip(degrees, documents, strict=True)
         if len(own)
     ]
-    groups.sort(key=lambda group: (-group.degree, group.documents))
-    return GroupPlan(groups=tuple(groups), time_ns=max(group_time_ns(group, lengths, costs) for group in groups))
+    teams.sort(key=lambda team: (-team.degree, team.documents))
+    return GroupPlan(groups=tuple(teams), time_ns=max(team_time_ns(team, lengths, costs) for team in teams))
 
 
-def group_time_ns(group: Group, lengths: np.ndarray, costs: GroupCosts) -> int:
-    """Returns the nanoseconds of a group."""
-    times_KD = costs.times_KD(lengths[list(group.documents)])
-    return costs.fixed_ns + int(times_KD[:, costs.degrees.index(group.degree)].sum())
+def team_time_ns(team: Group, lengths: np.ndarray, costs: GroupCosts) -> int:
+    """Returns the nanoseconds of a team."""
+    times_KD = costs.times_KD(lengths[list(team.documents)])
+    return costs.fixed_ns + int(times_KD[:, costs.degrees.index(team.degree)].sum())
 
 
 def problem(plan: GroupPlan, lengths: np.ndarray, costs: GroupCosts) -> str:
     """Returns the first rule that a plan breaks, in words; "" if the plan keeps all rules."""
-    placed = sorted(number for group in plan.groups for number in group.documents)
+    placed = sorted(number for team in plan.groups for number in team.documents)
     if placed != list(range(len(lengths))):
-        return "a document is missing or is in two groups"
-    if sum(group.degree for group in plan.groups) > costs.num_devices:
-        return "the groups need more devices than there are"
-    for group in plan.groups:
-        if group.degree not in costs.degrees:
-            return f"degree {group.degree} is not allowed"
-        if lengths[list(group.documents)].sum() > group.degree * costs.device_tokens:
-            return f"a group of {group.degree} devices has too many tokens"
-    if plan.time_ns != max(group_time_ns(group, lengths, costs) for group in plan.groups):
-        return "the time is not that of the slowest group"
+        return "a document is missing or is in two teams"
+    if sum(team.degree for team in plan.groups) > costs.num_devices:
+        return "the teams need more devices than there are"
+    for team in plan.groups:
+        if team.degree not in costs.degrees:
+            return f"degree {team.degree} is not allowed"
+        if lengths[list(team.documents)].sum() > team.degree * costs.device_tokens:
+            return f"a team of {team.degree} devices has too many tokens"
+    if plan.time_ns != max(team_time_ns(team, lengths, costs) for team in plan.groups):
+        return "the time is not that of the slowest team"
     return ""

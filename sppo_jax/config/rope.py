@@ -17,13 +17,14 @@ class RopeConfig(Section):
         factor: number by which frequencies are divided; at least 1.
         original_length: tokens of the sequences on which the model was trained; at least 1 for the scalings "llama3"
             and "yarn", any whole number for the others; 0: not known.
-        low_freq_factor: turns over `model.rope.original_length` below which "llama3" divides a frequency by the whole
-            factor; any number.
-        high_freq_factor: turns over `model.rope.original_length` above which "llama3" leaves a frequency as it is; any
-            number.
-        beta_fast: turns over `model.rope.original_length` above which "yarn" leaves a frequency as it is; any number.
-        beta_slow: turns over `model.rope.original_length` below which "yarn" divides a frequency by the whole factor;
+        low_freq_factor: rotations over `model.rope.original_length` below which "llama3" divides a frequency by the
+            whole factor; any number.
+        high_freq_factor: rotations over `model.rope.original_length` above which "llama3" leaves a frequency as it is;
             any number.
+        beta_fast: rotations over `model.rope.original_length` above which "yarn" leaves a frequency as it is; any
+            number.
+        beta_slow: rotations over `model.rope.original_length` below which "yarn" divides a frequency by the whole
+            factor; any number.
     """
 
     section: ClassVar[str] = "model.rope"

@@ -26,7 +26,7 @@ def check_columns(batch: Mapping[str, np.ndarray], shape: Shape, dealing: bool) 
     Args:
         batch: int32 arrays [w, S] under positions and document_ids (-1: padding).
         shape: the chunks and the members.
-        dealing: whether to check that tokens are dealt in turns (rule 4), on which the fused kernel depends.
+        dealing: whether to check that tokens are dealt cyclically (rule 4), on which the fused kernel depends.
 
     Raises:
         ValueError: a row breaks a rule; the message gives the rule, the row and the chunk, and the change to make.
@@ -174,5 +174,5 @@ def _check_dealing(ids: np.ndarray, positions: np.ndarray, documents: _Documents
         raise ValueError(
             f"token p of a document must lie on member (o + p) mod {degree[token]} of its block for the fused kernel, "
             f"got token {rank[token]} of document {documents.ids[which[token]]} on member {member[token]} {where}; "
-            "deal the tokens in turns"
+            "deal the tokens cyclically"
         )

@@ -221,9 +221,9 @@ def dealt_pairs(rank_s: np.ndarray, count_s: np.ndarray, degree: int) -> np.ndar
         count_s: tokens of each run.
         degree: over how many members the run is dealt; result a is that of tokens a, a + degree, ...
     """
-    turn = np.arange(degree)
-    tokens = np.maximum(count_s[:, None] - turn + degree - 1, 0) // degree
-    return tokens * (rank_s[:, None] + turn + 1) + degree * (tokens * (tokens - 1) // 2)
+    first = np.arange(degree)
+    tokens = np.maximum(count_s[:, None] - first + degree - 1, 0) // degree
+    return tokens * (rank_s[:, None] + first + 1) + degree * (tokens * (tokens - 1) // 2)
 
 
 def bit_length(values: np.ndarray) -> np.ndarray:

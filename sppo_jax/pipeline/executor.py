@@ -57,10 +57,10 @@ class Executor(Run):
                 state = self.tick(Tick(item, row, state.x_TD, state.dx_TD), state)
                 continue
 
-            def turn(i, state, item=item, part=part):
-                return self._run_items(item.body, {n: x.in_turn(i, item.count) for n, x in part.items()}, state)
+            def iteration(i, state, item=item, part=part):
+                return self._run_items(item.body, {n: x.in_iteration(i, item.count) for n, x in part.items()}, state)
 
-            state = lax.fori_loop(0, item.count, turn, state)
+            state = lax.fori_loop(0, item.count, iteration, state)
         return state
 
     def tick(self, tick: Tick, state: State) -> State:

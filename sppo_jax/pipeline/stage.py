@@ -17,7 +17,7 @@ from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
 from sppo_jax.pipeline.shares import SharesLayout
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
-from sppo_jax.pipeline.turn import when
+from sppo_jax.pipeline.when import when
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.program.stash import StashClass
 

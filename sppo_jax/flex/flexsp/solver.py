@@ -71,10 +71,10 @@ def _fillings(lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts) ->
     low = high = int(fluid_C[rank[0]])
     most = 2 * low
     kept: list[tuple[int, np.ndarray, np.ndarray]] = []
-    for turn in range(1 + NUM_ROUNDS):
-        # The first turn has the target 0, which no team meets: each document goes where it ends first.
+    for round_number in range(1 + NUM_ROUNDS):
+        # The first round has the target 0, which no team meets: each document goes where it ends first.
         targets = [low + (high - low) * (2 * part + 1) // (2 * NUM_TARGETS) for part in range(NUM_TARGETS)]
-        targets = targets if turn else [0]
+        targets = targets if round_number else [0]
         rows_CG = np.tile(degree_CG[: num_rows // len(targets)], (len(targets), 1))
         target_C = np.repeat(targets, len(rows_CG) // len(targets))
         place_KC, time_C = _fill(lengths_K, times_KD, rows_CG, tokens_D, target_C)

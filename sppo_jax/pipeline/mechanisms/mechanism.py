@@ -46,7 +46,7 @@ class Tick(NamedTuple):
 
         XLA then starts the copy in this tick and not earlier, where it would hold memory. XLA 0.12 also ends in a
         segmentation fault where it knows that two ticks write and read one row: it takes what was written, and its
-        pass that legalizes host copies does not find the copy that it looks for. A loop's turns are one tick after
+        pass that legalizes host copies does not find the copy that it looks for. A loop's iterations are one tick after
         another anyway.
         """
         row = self.row[field]

@@ -89,7 +89,7 @@ def of_bodies(items: Sequence, values: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def in_iterations(loop: Loop, values: np.ndarray) -> np.ndarray:
-    """Splits the values of a loop's ticks by iterations: [..., ticks, stages] -> [..., iterations, ticks of one, stages]."""
+    """Splits a loop's values by iterations: [..., ticks, stages] -> [..., iterations, ticks of one, stages]."""
     *around, ticks, stages = values.shape
     return values.reshape(*around, loop.count, ticks // loop.count, stages)
 

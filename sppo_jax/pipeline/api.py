@@ -55,7 +55,7 @@ from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.stash import StashLayout
 from sppo_jax.pipeline.state import evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
-from sppo_jax.pipeline.tables import Tables
+from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import Program, lower
@@ -263,7 +263,7 @@ class Step:
         return (loss, grads, *others) if stash is None else ((loss, grads, *others[:-1]), others[-1])
 
     def _with_tables(self, params: nnx.State) -> nnx.State:
-        """Returns parameters with the tables on the device, in the compute dtype, for the whole step."""
+        """Returns parameters with the vocabulary tables on the device, in the compute dtype, for the whole step."""
 
         def fetch(path, x):
             waits = is_on_host(x) and part_of(path) in TABLES
@@ -287,7 +287,7 @@ class Step:
             plan=plan,
             program=program,
             stage=stage,
-            tables=tables,
+            vocabulary_tables=tables,
             final_norm=weights.final_norm,
             sharded=sharded,
             norm=self.norm,
@@ -325,7 +325,7 @@ class Step:
         """Drops the dims of stages and members, which have one entry on a device.
 
         Returns:
-            The weights; the tables; and the layers as `ShardedLayers` where weights are gathered, else None.
+            The weights; the vocabulary tables; and the layers as `ShardedLayers` where weights are gathered, else None.
         """
         if not self._by_groups:
             weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
@@ -356,8 +356,8 @@ class Step:
             sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.weights.num_parts))
         return weights, self._tables(weights, shares), sharded
 
-    def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> Tables:
-        """Returns the tables of one device; each stage has its share of the vocabulary."""
+    def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> VocabularyTables:
+        """Returns the vocabulary tables of one device; each stage has its share."""
         dtype, of_members = jnp.dtype(self.model.dtype), {}
         arrays = {name: getattr(weights, name) for name in ("embedding_VD", "head_VD")}
         arrays = {name: x for name, x in arrays.items() if x is not None}
@@ -366,7 +366,7 @@ class Step:
             of_members[name] = getattr(shares, name) if shares is not None else storage.Share()
             rows = x.shape[0] * math.prod(cut.parts for cut in of_members[name].cuts if cut.dim == 0)
             wholes[name] = jax.ShapeDtypeStruct((rows, hidden_size), dtype)
-        return Tables(arrays, None if shares is None else of_members, wholes)
+        return VocabularyTables(arrays, None if shares is None else of_members, wholes)
 
     def _modes(self, sequences: Sequences) -> teams.Modes | None:
         if self.plan.groups == "static":

@@ -1,4 +1,4 @@
-"""The SPMD program of one device: ticks in nested scans over a table of numbers.
+"""The SPMD program of one device: ticks in nested loops, which read the rows of a program.
 
 All collectives of a tick's spec run on every device; a stage without a unit computes on padding, writes to
 trash slots and behind the sequences in its buffers, and contributes zeros. What goes on beside the units is in
@@ -112,7 +112,7 @@ class Executor(Run):
         if not tick.spec.embeds:
             return arrived_TD
         tokens_T = units.own(self, tick, self.sequences.tokens, 0)
-        embedding_VD = self.tables.whole("embedding_VD", state.x_TD)
+        embedding_VD = self.vocabulary_tables.whole("embedding_VD", state.x_TD)
         entering = vocabulary.embed(embedding_VD, tokens_T, self.num_stages)
         return jnp.where(tick.row["first"][me] == 1, entering, arrived_TD)
 
@@ -163,11 +163,13 @@ class Executor(Run):
     # -- head -----------------------------------------------------------------------------------------------------
 
     def _head_tick(self, tick: Tick, state: State, coming: Coming) -> State:
-        dhead_VD = self.tables.sum_of_tick(self.tables.head_name, state.grads) if self.train else None
+        dhead_VD = (
+            self.vocabulary_tables.sum_of_tick(self.vocabulary_tables.head_name, state.grads) if self.train else None
+        )
         # The last stage's output has travelled on to stage 0, and may have waited there.
         x_TD = vocabulary.from_stage(state.waiting.input(self, tick, state.x_TD), 0, self.num_stages)
         targets_T = jnp.where(units.real(self, tick, 0), units.own(self, tick, self.sequences.targets, 0), -1)
-        rows_VD = self.tables.whole(self.tables.head_name, state.x_TD)
+        rows_VD = self.vocabulary_tables.whole(self.vocabulary_tables.head_name, state.x_TD)
         given = vocabulary.Head(self.norm, self.final_norm, rows_VD, self.vocab_size, self.num_stages)
         held = coming if _is_under_way(coming) else None
         result = vocabulary.head(given, x_TD, targets_T, self.scale, dhead_VD, gradients=self.train, held=held)
@@ -190,8 +192,8 @@ class Executor(Run):
         )
 
     def _with_gradients_of_head(self, tick: Tick, state: TrainingState, result: vocabulary.HeadResult) -> TrainingState:
-        name = self.tables.head_name
-        grads, dx_share = self.tables.with_sum(name, state.grads, result.dhead_VD, result.dx_share)
+        name = self.vocabulary_tables.head_name
+        grads, dx_share = self.vocabulary_tables.with_sum(name, state.grads, result.dhead_VD, result.dx_share)
         norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
         unused = state.head_dx.shape[1] - vocabulary.share_tokens(tick.spec.tokens, self.num_stages)
         dx = jnp.pad(dx_share, ((0, unused), (0, 0)))
@@ -251,9 +253,9 @@ class Executor(Run):
         if tick.spec.embeds:
             tokens_T = units.own(self, tick, self.sequences.tokens, 0)
             arrived = vocabulary.from_stage(jnp.where(tick.row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
-            begun = self.tables.sum_of_tick("embedding_VD", grads)
+            begun = self.vocabulary_tables.sum_of_tick("embedding_VD", grads)
             added = vocabulary.embed_gradient(begun, tokens_T, arrived, self.num_stages)
-            grads, dx_TD = self.tables.with_sum("embedding_VD", grads, added, dx_TD)
+            grads, dx_TD = self.vocabulary_tables.with_sum("embedding_VD", grads, added, dx_TD)
         register = buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1))
         return state._replace(
             dx_TD=register,

@@ -1,4 +1,4 @@
-"""Numbers of a tick, from a table of all ticks and the counters of the loops around the tick.
+"""The rows of a tick: numbers that follow from those of all ticks and the counters of the loops around the tick.
 
 Rows on the host are special: XLA copies them with the DMA engines of a GPU only where the counter of the innermost loop
 alone tells the row. Before jaxlib 0.12 the row has to be affine in this counter. A row that depends on the counters of

@@ -277,13 +277,13 @@ def compiler_options(
     tables: bool = False,
     version: tuple[int, ...] | None = None,
 ) -> dict[str, bool | int] | None:
-    """Returns the compiler options that hide exchanges and host copies behind compute; None if no option is needed.
+    """Returns the compiler options that overlap exchanges and host copies with compute; None if none is needed.
 
     On GPUs the latency-hiding scheduler is off by default. Its memory estimate counts host buffers, so that it starts
-    a host copy late to save memory that is not short: with any, the limit is lifted out of its way. What the program
-    really takes is in `memory_analysis()`. In compiled programs the scheduler has at most two copies by kernels under
-    way at once, and ends any further one where it begins, with nothing beside it. Since jaxlib 0.12 XLA can write the
-    rows of a loop's iterations into a lookup table, so that DMA engines copy a row that is not affine in the loop's
+    a host copy late to save memory that is not short: with any, the limit is lifted so that it never binds. What the
+    program really takes is in `memory_analysis()`. In compiled programs the scheduler has at most two copies by kernels
+    under way at once, and ends any further one where it begins: that copy is exposed. Since jaxlib 0.12 XLA can write
+    the rows of a loop's iterations into a lookup table, so that DMA engines copy a row that is not affine in the loop's
     counter. Other slices are copied by DMA engines then too, which took 4% more memory in a program that needs no
     table.
 

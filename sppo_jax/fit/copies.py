@@ -1,8 +1,8 @@
-"""Counts the bytes that a scheduled HLO text moves to and from the host, and those that move beside compute.
+"""Counts the bytes that a scheduled HLO text moves to and from the host, and those whose copies overlap compute.
 
 A copy is overlapped if the schedule has a matrix product, or a loop with one, between the copy's start and its end.
 
-On a GPU that does not mean that a write to the host hides. A loop whose iterations are not known reads its predicate
+On a GPU even an overlapped write to the host may cost time. A loop whose iterations are not known reads its predicate
 from the device in every iteration, and a conditional reads its branch (openxla/xla,
 xla/backends/gpu/runtime/while_thunk.cc). That read goes the same way as the write, and copies of one direction share
 one DMA engine in the order in which they were asked for. So the device idles at the first such read until the write is
@@ -71,15 +71,15 @@ class HostCopies:
     """Bytes of one run of a program, both directions together.
 
     Args:
-        overlapped_bytes: of copies with a matrix product beside them.
+        overlapped_bytes: of copies that a matrix product overlaps.
         exposed_bytes: of all others.
         kernel_bytes: of all these, what kernels on the compute units of a GPU copy, and not its DMA engines; None where
             the text tells of no offset whether a counter tells it, as for TPUs.
         loops_unknown: loops of whose iterations neither the text nor the caller says anything; each counts as one
             iteration.
         spans: of all copies.
-        optimizer_bytes: of all these, what belongs to parameters, moments and gradients on the host; no compute is
-            beside any of it.
+        optimizer_bytes: of all these, what belongs to parameters, moments and gradients on the host; all of it is
+            exposed.
         loop_waits: of the writes for which a loop's predicate waits.
     """
 

@@ -413,7 +413,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         mesh: axes data, pipe, seq of the plan's sizes; the first devices by default.
 
     Returns:
-        f, jittable (give a jit around it `compiler_options=f.compiler_options`: copies hide behind compute only then).
+        f, jittable (give a jit around it `compiler_options=f.compiler_options`: copies overlap compute only then).
         params: the tree of `nnx.state(model, nnx.Param)`. batch: int32 [num_sequences, sequence_length] tokens, targets
         (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the whole batch;
         gradients have the tree and dtypes of params. Where parameters are on the host (`storage.stored_shapes`), those

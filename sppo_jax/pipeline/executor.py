@@ -33,7 +33,7 @@ WITHOUT_ENDS = "_without_ends"
 # Numbers that say which weights a unit uses, and where a forward writes.
 _OF_WEIGHTS = ("group", "weights.slot", "weights.sum_slot")
 _WRITTEN = ("prefixes.slot", "sequence_slot", "stash.slot", "waiting.arrive_slot")
-# What is on its way in a tick: of each mechanism's name a tree of arrays, or None.
+# The arrays that a tick's host copies move: of each mechanism's name a tree, or None.
 Coming = dict[str, object]
 
 
@@ -155,7 +155,7 @@ class Executor(Run):
         """Returns the host buffer whose write is held back until the last layer, in a forward that fetches nothing.
 
         Without this XLA ends the write before the loop over the layers where a stage is one device and the tick has no
-        head: 23.6% of the bytes of a breadth-first plan had no compute beside them.
+        head: 23.6% of the bytes of a breadth-first plan were exposed.
         """
         by_groups = self.plan.schedule.name == BREADTH_FIRST and self.plan.mesh.data * self.plan.mesh.seq == 1
         return state.stash.sent(tick) if self.train and by_groups and not _is_under_way(coming) else None

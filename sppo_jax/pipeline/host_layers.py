@@ -106,7 +106,7 @@ class HostLayers(ShardedLayers):
             group: the group.
             slot: its slot.
             incoming: the buffers of weights on their way; None: nothing has come.
-            come: how many parts have come. The others are fetched here, with no compute beside them.
+            come: how many parts have come. The others are fetched here, exposed.
         """
         incoming = self.incoming() if incoming is None else incoming
 
@@ -135,7 +135,7 @@ class HostLayers(ShardedLayers):
         return jax.tree.map(one, sums, leaving)
 
     def flush(self, sums, leaving, group, left):
-        """Writes the parts of a group's gradients that have not left, with no compute beside them."""
+        """Writes the parts of a group's gradients that have not left; these copies are exposed."""
         return lax.fori_loop(left, self.num_parts, lambda part, sums: self.write(sums, leaving, group, part), sums)
 
     def scatter(self, totals: HostTotals, sums, leaving, group, slot):

@@ -138,7 +138,7 @@ class Again(NamedTuple):
 def run_layers(num_layers: int, body, carry, held=None):
     """Applies `body(carry, step)` for step 0..num_layers-1; `held` is held back until the last step.
 
-    A copy started before the scan has the whole scan to hide behind: the barrier keeps the compiler from starting it
+    The whole scan can overlap a copy started before the scan: the barrier keeps the compiler from starting it
     later, and the last layer by itself keeps the barrier from being the last thing. One layer alone has no scan, and
     `held` is held back until its end.
 
@@ -170,8 +170,8 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
         memory: the chunk's keys and values are written, and its shares are added.
         split: how `seq` is divided.
         stash: None, or (layout, kept buffers, part for the host) to fill.
-        held: arrays on their way from the host, see `run_layers`.
-        early: an array on its way that is held back until attention, in a group of one layer.
+        held: arrays prefetched from the host, see `run_layers`.
+        early: a prefetched array that is held back until attention, in a group of one layer.
 
     Returns:
         y_TD, memory, (kept, host part) or None, held, early.
@@ -260,7 +260,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
         sums: accumulators.
         splits: how `seq` is divided.
         stash: (layout, kept buffers, part fetched from the host).
-        held: arrays on their way from the host for the next tick, see `run_layers`.
+        held: arrays prefetched from the host for the next tick, see `run_layers`.
 
     Returns:
         dx_TD, cache, sums, held.

@@ -2,8 +2,9 @@
 
 Every entry is cut along its first dim: the first `host_rows` go to the host, the others stay. The host parts of a tick
 move as one array. A forward packs them, and the next compute tick writes them. The compute tick before a backward
-fetches them. A tick makes one copy of each piece in each direction, because the compiler hides only a few copies at
-once. Host reads and writes are unconditional slices at the top level of a tick; `program.host_rows` says of which rows.
+fetches them. A tick makes one copy of each piece in each direction, because the compiler overlaps only a few copies
+at once. Host reads and writes are unconditional slices at the top level of a tick; `program.host_rows` says of which
+rows.
 
 On the host a row lies in one array, or in several: its pieces. Each piece has some columns of all lines, so that rows,
 lines and steps are the same in all pieces.

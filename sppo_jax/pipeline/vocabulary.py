@@ -135,7 +135,7 @@ def head(
         scale: what each token's loss is multiplied by in the gradients (1 / number of targets).
         dhead_VD: accumulator of the head's gradient, at least float32.
         gradients: whether to compute gradients; else the result says which targets are the most likely token.
-        held: arrays on their way from the host, held back until the logits are through; see `buffers.hold`.
+        held: arrays prefetched from the host, held back until the logits are through; see `buffers.hold`.
 
     Returns:
         loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD;

@@ -18,7 +18,7 @@ from sppo_jax.schedule.shapes import rounded_up
 KINDS = ("F", "B", "H")
 SHARED_KINDS = ("H",)
 # The schedule in which all chunks of a wave pass a group of layers before any of them passes the next.
-# Compute ticks that must lie between writing a stash and reading it back for the copies to hide.
+# Compute ticks that must lie between writing a stash and reading it back, so that compute overlaps the copies.
 MIN_HOST_GAP = 3
 Class = TypeVar("Class", bound=Hashable)
 Value = TypeVar("Value")
@@ -225,7 +225,7 @@ class Table:
 
     @property_of_ticks
     def hides_copies(self) -> tuple[bool, ...]:
-        """Returns, for each group, whether its stashes wait long enough for copies to the host and back to hide."""
+        """Returns, for each group, whether compute can overlap the copies of its stashes to the host and back."""
         return tuple(gap >= MIN_HOST_GAP for gap in self.group_gaps)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""`sppo flex`: the gain of a device group for each document; touches no accelerator, does not import jax."""
+"""`sppo flex`: the gain of a team of devices for each document; touches no accelerator, does not import jax."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STDOUT = Path("-")
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints the gain of groups for the documents of a config, or for other lengths; returns the exit code."""
+    """Prints the gain of teams for the documents of a config, or for other lengths; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     _check(args)
     config = load(args)
@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = config_parser("flex", "Simulate the gain of a device group for each document.")
+    parser = config_parser("flex", "Simulate the gain of a team of devices for each document.")
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
     parser.add_argument(
         "--windows", type=int, default=_WINDOWS, metavar="N", help=f"steps to simulate; {_WINDOWS} by default"

@@ -42,7 +42,7 @@ class RecallConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatConfig(Group):
+class ChatConfig(Section):
     """Conversations: how they become text, and which of their tokens are trained.
 
     Args:
@@ -76,7 +76,7 @@ class ChatConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceConfig(Group):
+class SourceConfig(Section):
     """A source with its own settings; a null setting has the value of `data`.
 
     Args:

@@ -175,7 +175,7 @@ class ScheduleConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StashConfig(Group):
+class StashConfig(Section):
     """Where each kind of activation is kept until the backward pass.
 
     Args:

@@ -387,7 +387,7 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
         dparams_after, layers = lax.optimization_barrier((dparams_after, layers))
         dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
-    dq, dk, dv, prefix = groups.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
+    dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
     early = saved["early"]
     if early is not None:
         dq, early = lax.optimization_barrier((dq, early))

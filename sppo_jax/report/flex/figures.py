@@ -154,7 +154,7 @@ class GroupFigures:
             return "mesh.seq is 1, so every document has one device already"
         spent = (
             f"with packed rows, members spend {self.exchange_share:.1%} of a step on exchanges and "
-            f"{self.uneven_share:.1%} on waiting for uneven attention, so groups can save little more than these shares"
+            f"{self.uneven_share:.1%} on waiting for uneven attention, so teams can save little more than these shares"
         )
         if self.helps:
             return spent
@@ -167,7 +167,7 @@ class GroupFigures:
             )
         if self.fill > _FULL and self.stream_share > 0.5:
             return (
-                f"documents fill {self.fill:.2%} of the rows, which leaves no free slots for groups, so "
+                f"documents fill {self.fill:.2%} of the rows, which leaves no free slots for teams, so "
                 f"{self.stream_share:.0%} of the tokens stay on all members (data.fill=0.98 leaves some padding); "
                 f"{spent}"
             )

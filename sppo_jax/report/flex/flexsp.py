@@ -1,4 +1,4 @@
-"""FlexSP's own problem for the documents of a report: its planner's groups, and one degree for all documents."""
+"""FlexSP's own problem for the documents of a report: its planner's teams, and one degree for all documents."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def flexsp_figures(model: str, num_devices: int, windows: Sequence[Pieces]) -> F
 
 
 def flexsp_text(figures: FlexspFigures) -> str:
-    """Returns FlexSP's plan as text: its seconds, those of one degree for all, and the groups of the first window."""
+    """Returns FlexSP's plan as text: its seconds, those of one degree for all, and the teams of the first window."""
     costs, seconds = figures.costs, figures.seconds
     title = f"FlexSP's own problem: {MODELS[figures.model].name} on {costs.num_devices} A100-40GB (simulated)"
     about = (

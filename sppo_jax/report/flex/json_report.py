@@ -1,4 +1,4 @@
-"""The report on groups as JSON."""
+"""The report on teams as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gain of groups on the first documents of a config in one line, where the answer is cheap."""
+"""The gain of teams on the first documents of a config in one line, where the answer is cheap."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_PIECES = 2000
 _MORE = "`sppo flex` shows the gain"
 
 
-def groups_line(config: Config, rows: Rows) -> str:
-    """Returns the gain of groups over packed rows on the first window of a run, or why the gain is not known.
+def teams_line(config: Config, rows: Rows) -> str:
+    """Returns the gain of teams over packed rows on the first window of a run, or why the gain is not known.
 
-    The planner is asked only where its search is short (`mesh.seq` is given, or the config asks for groups) and where
+    The planner is asked only where its search is short (`mesh.seq` is given, or the config asks for teams) and where
     the config names the devices.
 
     Args:

@@ -1,6 +1,6 @@
 """Bytes that a device sends in one layer for attention of a step: over all members, and within teams.
 
-With groups of g members a device sends the keys and values of its T tokens to g - 1 others, forward and again backward,
+With teams of g members a device sends the keys and values of its T tokens to g - 1 others, forward and again backward,
 and returns as many gradients in float32: 2 K H T (g - 1) * (2 * size + 4) bytes, or 16 K H T (g - 1) for bfloat16. A
 ring over all members without a prefix would send the same bytes, with g = R.
 
@@ -29,7 +29,7 @@ class Sent:
     Args:
         ring: a ring over all members sends the keys and values of each tick's chunk.
         today: packed rows with the plan's kind (Ulysses, ring or both), prefixes included.
-        grouped: the chosen placement's exchanges within groups.
+        grouped: the chosen placement's exchanges within teams.
         stream: the chosen placement's stream cells, with the plan's kind.
     """
 

@@ -1,4 +1,4 @@
-"""A report on groups for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
+"""A report on teams for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sppo_jax.units import format_bytes
 
 BASELINES = {
     "static": "no packing: every document alone, on as many members as the longest document needs",
-    "packed": "the rows as packed, without groups: every document on all members",
+    "packed": "the rows as packed, without teams: every document on all members",
     "per_batch": "one degree for all documents of a window, or the packed rows",
     "flex": "each document has its own degree",
 }
@@ -45,11 +45,11 @@ def flex_text(figures: GroupFigures) -> str:
 
 
 def gain_line(figures: GroupFigures) -> str:
-    """Returns in one sentence the gain of groups over packed rows, or that groups gain nothing."""
+    """Returns in one sentence the gain of teams over packed rows, or that teams gain nothing."""
     gain = figures.gain[TODAY]
     if figures.helps:
-        return f"groups gain {gain:.2f}x over packed rows (simulated)"
-    return f"groups gain nothing here ({gain:.3f}x, simulated)"
+        return f"teams gain {gain:.2f}x over packed rows (simulated)"
+    return f"teams gain nothing here ({gain:.3f}x, simulated)"
 
 
 def _subject(figures: GroupFigures) -> str:
@@ -102,7 +102,7 @@ def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
     shown, rows = min(shape.num_chunks, columns * _MOST_BLOCKS), min(shape.rows, _MOST_ROWS)
     lines = [
         f"Cells of the first window ({_count(len(first.pieces), 'document')}; placement: {first.winner})",
-        paragraph("", "each cell: largest group / documents; S: stream, on all members; -: empty", width=0),
+        paragraph("", "each cell: largest team / documents; S: stream, on all members; -: empty", width=0),
     ]
     for begin in range(0, shown, columns):
         chunks = range(begin, min(shown, begin + columns))
@@ -194,7 +194,7 @@ def _bytes(figures: GroupFigures) -> str:
             (
                 "flex",
                 sent.flex,
-                f"groups {format_bytes(sent.grouped)}, stream chunks by {kind} {format_bytes(sent.stream)}",
+                f"teams {format_bytes(sent.grouped)}, stream chunks by {kind} {format_bytes(sent.stream)}",
             ),
         )
     ]

@@ -238,7 +238,7 @@ def test_the_whole_stash_goes_where_the_rest_goes_and_groups_take_turns():
 def test_chunks_without_attention_outputs_take_less_memory_and_copies_as_long():
     table, shape = make_table("breadth-first", 1, 1, (16,) * 4, 3), replace(SHAPE, layers=1)
     costs = costs_on(DEVICES["cpu"], 1, recompute_linear=0, length=64)
-    alpha = tuple(float(group < 11) for group in table.diagonal_groups)
+    alpha = tuple(float(bundle < 11) for bundle in table.diagonal_bundles)
     whole = replace(stash(table, inputs="host", attention="host"), alpha=alpha)
     late, none = replace(whole, attention_from=2), replace(whole, attention="recompute")
     copied_s = [copy_seconds(table, shape, places, costs) for places in (whole, late, none)]

@@ -65,17 +65,17 @@ def unit_bytes(table: Table, shape: Shape, stash: StashPlan, *, moved: bool = Fa
 
     With `moved` those on the host are the bytes of a copy, which may be more; see `stash.merged_classes`.
     """
-    groups, token, classes = table.diagonal_groups, token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
+    bundles, token, classes = table.diagonal_bundles, token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
     merged = merged_classes(table, stash, classes) if moved else {}
     sizes = [slot_bytes(merged.get(of_class, of_class), token) for of_class in classes]
-    return {key: sizes[groups[diagonal]] for key, diagonal in table.unit_diagonals.items()}
+    return {key: sizes[bundles[diagonal]] for key, diagonal in table.unit_diagonals.items()}
 
 
 def rebuilt_bytes(table: Table, shape: Shape, stash: StashPlan) -> dict[UnitKey, int]:
     """Returns for each unit the bytes that come back so that its keys and values are there again."""
-    groups, classes = table.diagonal_groups, stash_classes(table, stash, shape.seq)
+    bundles, classes = table.diagonal_bundles, stash_classes(table, stash, shape.seq)
     diagonals = table.unit_diagonals.items()
-    return {key: refetch_bytes(classes[groups[diagonal]], shape, stash) for key, diagonal in diagonals}
+    return {key: refetch_bytes(classes[bundles[diagonal]], shape, stash) for key, diagonal in diagonals}
 
 
 def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_place: str) -> list[Copy]:

@@ -19,8 +19,8 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import coo_array, csr_array
 
 from sppo_jax.flex.flexsp.bucketing import bucket
-from sppo_jax.flex.flexsp.costs import GroupCosts
-from sppo_jax.flex.flexsp.group_plan import GroupPlan, make_plan
+from sppo_jax.flex.flexsp.costs import TeamCosts
+from sppo_jax.flex.flexsp.team_plan import TeamPlan, make_plan
 
 Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 _OPTIMAL = 0
@@ -36,13 +36,13 @@ class MilpResult:
         bound_ns: HiGHS's own lower bound on C; with buckets it is no bound for the documents' own lengths.
     """
 
-    plan: GroupPlan | None
+    plan: TeamPlan | None
     proven: bool
     bound_ns: int
 
 
-def solve_groups(
-    lengths: np.ndarray, costs: GroupCosts, *, node_limit: int, num_buckets: int | None = None, gap: float = 1e-4
+def solve_teams(
+    lengths: np.ndarray, costs: TeamCosts, *, node_limit: int, num_buckets: int | None = None, gap: float = 1e-4
 ) -> MilpResult:
     """Solves the program of a microbatch.
 
@@ -84,7 +84,7 @@ def _deal(lengths: np.ndarray, counts: np.ndarray, number_QP: np.ndarray) -> lis
 class _Program:
     """Variables: a_qp (row by row), then m_p, then C without the fixed time, in units of `unit_ns`."""
 
-    def __init__(self, values: np.ndarray, counts: np.ndarray, costs: GroupCosts) -> None:
+    def __init__(self, values: np.ndarray, counts: np.ndarray, costs: TeamCosts) -> None:
         degrees = np.array(costs.degrees)[::-1]
         self.degree_of_P = np.repeat(degrees, costs.num_devices // degrees)
         index_of_P = np.searchsorted(np.array(costs.degrees), self.degree_of_P)

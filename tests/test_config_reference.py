@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from sppo_jax.config import ConfigError, config_from_dict
-from sppo_jax.config.group import Section
 from sppo_jax.config.reference import COMMAND, PAGE, reference, sections, sentences
+from sppo_jax.config.section import Section
 
 STALE = f"docs/config.md is stale: write the page again with `{COMMAND}`"
 SECTIONS = list(sections())

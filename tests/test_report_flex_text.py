@@ -10,13 +10,13 @@ from sppo_jax.flex.baselines import baselines
 from sppo_jax.flex.cells import plan_cells, today
 from sppo_jax.flex.placement import Pieces
 from sppo_jax.report.flex.cells import CellFigures, cells_of
-from sppo_jax.report.flex.figures import GroupFigures
+from sppo_jax.report.flex.figures import TeamFigures
 from sppo_jax.report.flex.text import _runs, _some, teams_text
 
 
 def figures(pieces, shape):
     """Figures of one window without a plan; what needs the plan's costs is not there."""
-    return GroupFigures(
+    return TeamFigures(
         plan=None,
         model=None,
         cluster=None,

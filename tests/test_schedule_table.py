@@ -1,4 +1,4 @@
-"""Diagonals, their groups and the static shapes of ticks."""
+"""Diagonals, their bundles and the static shapes of ticks."""
 
 from dataclasses import replace
 
@@ -99,13 +99,13 @@ def test_a_tick_is_as_long_as_the_longest_chunk_of_its_diagonals():
     ]
 
 
-def test_all_units_of_a_tick_are_in_its_group():
+def test_all_units_of_a_tick_are_in_its_bundle():
     for table in all_tables():
-        groups, diagonals = table.diagonal_bundles, table.unit_diagonals
-        for tick, group in zip(table.ticks, table.tick_bundles, strict=True):
+        bundles, diagonals = table.diagonal_bundles, table.unit_diagonals
+        for tick, bundle in zip(table.ticks, table.tick_bundles, strict=True):
             units = [unit for unit in tick.units if unit is not None]
-            found = {groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]] for unit in units}
-            assert (group is None) == (tick.kind == "H") and (group is None or found == {group})
+            found = {bundles[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]] for unit in units}
+            assert (bundle is None) == (tick.kind == "H") and (bundle is None or found == {bundle})
 
 
 def test_a_table_keeps_what_was_found_and_a_changed_one_starts_anew():

@@ -17,7 +17,7 @@ from sppo_jax.data.rows import Rows
 from sppo_jax.flex.flexsp.costs import MODELS
 from sppo_jax.flex.lengths import corpora, read_lengths
 from sppo_jax.plan.plan import Plan
-from sppo_jax.report.flex.figures import figures_of_groups
+from sppo_jax.report.flex.figures import figures_of_teams
 from sppo_jax.report.flex.flexsp import flexsp_dict, flexsp_figures, flexsp_text
 from sppo_jax.report.flex.json_report import flex_dict
 from sppo_jax.report.flex.text import flex_text
@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     plan = make_plan(config)
     source, rows = _rows(args, config, plan)
     windows = [window_pieces(rows, number, plan.num_sequences) for number in range(args.windows)]
-    figures = figures_of_groups(config, plan, windows, source)
+    figures = figures_of_teams(config, plan, windows, source)
     own = flexsp_figures(args.flexsp, plan.mesh.num_devices, windows) if args.flexsp else None
     if args.json is not None:
         text = json.dumps(flex_dict(figures) | ({"flexsp": flexsp_dict(own)} if own else {}), indent=2)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.group import ConfigError
 from sppo_jax.config.hf_config import FREE_FIELDS, WEIGHT_FIELDS, read_shape
 from sppo_jax.config.hf_experts import WEIGHT_FIELDS as EXPERT_FIELDS
 from sppo_jax.config.presets import apply_preset
+from sppo_jax.config.section import ConfigError
 from sppo_jax.paths import local_path
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from sppo_jax.config.group import ConfigError, Section
+from sppo_jax.config.section import ConfigError, Section
 
 BYTES = "bytes"  # as data.tokenizer: no tokenizer
 # The beginnings of addresses that data.cache may have.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sppo_jax.config.group import ConfigError, Section
+from sppo_jax.config.section import ConfigError, Section
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sppo_jax.config.data import ChatConfig
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.groups import Config
+from sppo_jax.config.sections import Config
 
 _Acts = Callable[[Config], bool]
 

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from sppo_jax.config.complete import expand_model
-from sppo_jax.config.group import ConfigError, build_group
-from sppo_jax.config.groups import Config
+from sppo_jax.config.section import ConfigError, build_section
+from sppo_jax.config.sections import Config
 from sppo_jax.paths import local_path
 
 
@@ -56,7 +56,7 @@ def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ())
     settings = dict(settings)
     for override in overrides:
         _apply_override(settings, override)
-    config = build_group(Config, expand_model(settings), "")
+    config = build_section(Config, expand_model(settings), "")
     assert isinstance(config, Config)
     return config
 

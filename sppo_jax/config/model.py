@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.complete import complete_model
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.group import ConfigError, Section
 from sppo_jax.config.rope import RopeConfig
+from sppo_jax.config.section import ConfigError, Section
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from sppo_jax.config.group import Section
-from sppo_jax.config.groups import Config
+from sppo_jax.config.section import Section
+from sppo_jax.config.sections import Config
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
 COMMAND = "python -m sppo_jax.config.reference"

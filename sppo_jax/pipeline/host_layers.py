@@ -1,9 +1,9 @@
 """A stage's layers whose float32 parameters wait on the host: they come part by part, and their gradients leave so.
 
-A group's share comes from the host in parts while the group before it runs (`program.share_trips`), and waits in the
-compute dtype. Its share of the gradient sums leaves for the host in parts after the sums are scattered. Vectors stay on
-the device. All buffers of a share are flat, and a part is a run of elements. Where the parts do not divide a share, the
-last ones overlap.
+A group's share comes from the host in parts while the group before it runs (`program.share_transfers`), and waits in
+the compute dtype. Its share of the gradient sums leaves for the host in parts after the sums are scattered. Vectors
+stay on the device. All buffers of a share are flat, and a part is a run of elements. Where the parts do not divide a
+share, the last ones overlap.
 
 Letters: v groups of layers a stage, E elements of this device's share of a group.
 """

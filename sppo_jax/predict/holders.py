@@ -367,7 +367,7 @@ def state_bytes(shape: Shape, num_groups: int, num_stages: int) -> int:
 def on_way_bytes(shape: Shape, num_groups: int, num_stages: int, num_parts: int) -> tuple[int, int]:
     """Returns the bytes of a group's weights that come from the host and of gradients that leave for it; else 0.
 
-    A device's share of either waits, and a part of it moves in float32; see `program.share_trips`.
+    A device's share of either waits, and a part of it moves in float32; see `program.share_transfers`.
     """
     if shape.optimizer == "device":
         return 0, 0

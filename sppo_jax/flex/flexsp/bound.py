@@ -16,13 +16,13 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from sppo_jax.flex.flexsp.compositions import compositions, fluid_times
-from sppo_jax.flex.flexsp.costs import GroupCosts
+from sppo_jax.flex.flexsp.costs import TeamCosts
 
 TOLERANCE = 1e-3
 _INFEASIBLE = 2
 
 
-def lower_bound_ns(lengths: np.ndarray, costs: GroupCosts, upper_ns: int, tolerance: float = TOLERANCE) -> int:
+def lower_bound_ns(lengths: np.ndarray, costs: TeamCosts, upper_ns: int, tolerance: float = TOLERANCE) -> int:
     """Returns nanoseconds that no plan of a microbatch can beat, within the solver's tolerance of 1e-6.
 
     Args:
@@ -53,7 +53,7 @@ def lower_bound_ns(lengths: np.ndarray, costs: GroupCosts, upper_ns: int, tolera
     return low + costs.fixed_ns
 
 
-def _refuted(values: np.ndarray, counts: np.ndarray, times: np.ndarray, costs: GroupCosts, limit_ns: int) -> bool:
+def _refuted(values: np.ndarray, counts: np.ndarray, times: np.ndarray, costs: TeamCosts, limit_ns: int) -> bool:
     """Returns whether no plan, even with divisible documents, ends within the limit (fixed time not counted)."""
     num_degrees = len(costs.degrees)
     value, degree = np.nonzero((times <= limit_ns) & (values[:, None] <= costs.tokens_D()))

@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from sppo_jax.flex.flexsp.costs import GroupCosts
+from sppo_jax.flex.flexsp.costs import TeamCosts
 
 _BISECTIONS = 11
 # The estimate ends at this multiple of the least work of a device, or of the longest document if that is more.
@@ -39,7 +39,7 @@ def compositions(num_devices: int, degrees: tuple[int, ...]) -> np.ndarray:
     return np.array(ways(num_devices, len(degrees) - 1), np.int64)
 
 
-def fluid_times(counts_CD: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts) -> np.ndarray:
+def fluid_times(counts_CD: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarray, costs: TeamCosts) -> np.ndarray:
     """Estimates the time of each composition without the fixed time, documents being divisible.
 
     Degrees are filled with the longest documents first, largest degree first, up to a time and a number of tokens. This
@@ -48,7 +48,7 @@ def fluid_times(counts_CD: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarr
     Args:
         counts_CD: teams of each degree.
         lengths_K: tokens, longest first.
-        times_KD: see `GroupCosts.times_KD`.
+        times_KD: see `TeamCosts.times_KD`.
         costs: the costs.
 
     Returns:
@@ -65,7 +65,7 @@ def fluid_times(counts_CD: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarr
     return high
 
 
-def least_work_ns(times_KD: np.ndarray, costs: GroupCosts) -> int:
+def least_work_ns(times_KD: np.ndarray, costs: TeamCosts) -> int:
     """Returns the time if each document takes its cheapest degree and all devices share the work evenly."""
     return int((times_KD * np.array(costs.degrees)).min(axis=1).sum()) // costs.num_devices
 

@@ -96,7 +96,7 @@ MODELS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupCosts:
+class TeamCosts:
     """Times and limits of teams in one cluster.
 
     Args:
@@ -151,7 +151,7 @@ def flexsp_costs(
     num_devices: int = 64,
     max_kilotokens: int = 192,
     memory_limit_gb: float = MEMORY_LIMIT_GB,
-) -> GroupCosts:
+) -> TeamCosts:
     """Returns FlexSP's costs of a model on a cluster; degree 1 is excluded, as in the released code.
 
     Args:
@@ -176,7 +176,7 @@ def flexsp_costs(
         )
     degrees = tuple(degree for degree in ALL_TO_ALL_GB_S if degree <= num_devices)
     mb_a_token = 16 * model.num_layers * model.hidden_size / 2**20
-    return GroupCosts(
+    return TeamCosts(
         num_devices=num_devices,
         degrees=degrees,
         device_tokens=device_tokens,

@@ -21,8 +21,8 @@ import numpy as np
 from sppo_jax.flex.flexsp.blaster import blast, microbatch_counts
 from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR, bucket, bucketed
 from sppo_jax.flex.flexsp.compositions import compositions, fluid_times, least_work_ns
-from sppo_jax.flex.flexsp.costs import GroupCosts
-from sppo_jax.flex.flexsp.group_plan import GroupPlan, make_plan
+from sppo_jax.flex.flexsp.costs import TeamCosts
+from sppo_jax.flex.flexsp.team_plan import TeamPlan, make_plan
 
 # Rows of one filling times documents: one filling takes a few milliseconds.
 FILL_BUDGET = 6000
@@ -37,7 +37,7 @@ _NEVER = 1 << 61
 _BEYOND_TARGET = float(1 << 52)
 
 
-def plan_groups(lengths: np.ndarray, costs: GroupCosts, *, num_buckets: int | None = None) -> GroupPlan | None:
+def plan_teams(lengths: np.ndarray, costs: TeamCosts, *, num_buckets: int | None = None) -> TeamPlan | None:
     """Plans one microbatch.
 
     Args:
@@ -61,7 +61,7 @@ def plan_groups(lengths: np.ndarray, costs: GroupCosts, *, num_buckets: int | No
     return best
 
 
-def _fillings(lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts) -> list[tuple[np.ndarray, np.ndarray]]:
+def _fillings(lengths_K: np.ndarray, times_KD: np.ndarray, costs: TeamCosts) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the fastest fillings: the team of each document [K] and the degree index of each team [G]."""
     counts_CD, tokens_D = compositions(costs.num_devices, costs.degrees), costs.tokens_D()
     fluid_C = fluid_times(counts_CD, lengths_K, times_KD, costs)
@@ -125,14 +125,14 @@ def _fill(
 
 
 def improve(
-    place_K: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarray, degree_G: np.ndarray, costs: GroupCosts
+    place_K: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarray, degree_G: np.ndarray, costs: TeamCosts
 ) -> np.ndarray:
     """Moves documents out of the slowest team, or swaps them, at most `NUM_STEPS` times.
 
     Args:
         place_K: team of each document.
         lengths_K: tokens.
-        times_KD: see `GroupCosts.times_KD`.
+        times_KD: see `TeamCosts.times_KD`.
         degree_G: index of each team's degree; -1 where there is no team.
         costs: the costs.
 
@@ -231,11 +231,11 @@ class _Option:
 
 def plan_batch(
     lengths: np.ndarray,
-    costs: GroupCosts,
+    costs: TeamCosts,
     *,
     num_buckets: int | None = None,
     most_token_error: float = MOST_TOKEN_ERROR,
-) -> tuple[list[np.ndarray], list[GroupPlan]]:
+) -> tuple[list[np.ndarray], list[TeamPlan]]:
     """Plans a global batch: microbatches by the blaster, for the number of microbatches that is fastest.
 
     FlexSP plans M_min .. M_min + 4 microbatches. Here these numbers are sorted by the time with divisible documents.
@@ -247,7 +247,7 @@ def plan_batch(
     Args:
         lengths: tokens of each document, int64 [documents], at least one.
         costs: times and limits.
-        num_buckets: see `plan_groups`.
+        num_buckets: see `plan_teams`.
         most_token_error: the largest share of tokens that the buckets of a microbatch may add.
 
     Returns:
@@ -265,7 +265,7 @@ def plan_batch(
     counts = microbatch_counts(lengths, costs.cluster_tokens)
     options = _options(lengths, costs, counts, num_buckets, most_token_error)
     options.sort(key=lambda option: (max(option.token_error, most_token_error), option.total_ns))
-    best: tuple[int, list[np.ndarray], list[GroupPlan]] | None = None
+    best: tuple[int, list[np.ndarray], list[TeamPlan]] | None = None
     num_planned = 0
     for option in options:
         passed_over = option.token_error > most_token_error
@@ -279,7 +279,7 @@ def plan_batch(
 
 
 def _options(
-    lengths: np.ndarray, costs: GroupCosts, counts: range, num_buckets: int | None, most_token_error: float
+    lengths: np.ndarray, costs: TeamCosts, counts: range, num_buckets: int | None, most_token_error: float
 ) -> list[_Option]:
     """Returns the microbatches of each number, with the time that they would take and what their buckets add."""
     work_ns = least_work_ns(costs.times_KD(lengths), costs)
@@ -296,7 +296,7 @@ def _options(
     return options
 
 
-def _more_microbatches(lengths: np.ndarray, costs: GroupCosts, least: int) -> tuple[list[np.ndarray], list[GroupPlan]]:
+def _more_microbatches(lengths: np.ndarray, costs: TeamCosts, least: int) -> tuple[list[np.ndarray], list[TeamPlan]]:
     """Plans the first number of microbatches that has a plan; as many as documents always have one."""
     for count in range(least, len(lengths) + 1):
         (microbatches,) = blast(lengths, [count])
@@ -307,7 +307,7 @@ def _more_microbatches(lengths: np.ndarray, costs: GroupCosts, least: int) -> tu
     raise AssertionError("a document that fits into the cluster has a plan of its own")
 
 
-def estimate_ns(lengths: np.ndarray, costs: GroupCosts) -> int:
+def estimate_ns(lengths: np.ndarray, costs: TeamCosts) -> int:
     """Returns the time of a microbatch with divisible documents, the best composition being taken."""
     lengths_K = -np.sort(-lengths)
     counts_CD = compositions(costs.num_devices, costs.degrees)
@@ -315,12 +315,12 @@ def estimate_ns(lengths: np.ndarray, costs: GroupCosts) -> int:
 
 
 def _plan_all(
-    lengths: np.ndarray, costs: GroupCosts, option: _Option, limit_ns: int, num_buckets: int | None
-) -> list[GroupPlan] | None:
+    lengths: np.ndarray, costs: TeamCosts, option: _Option, limit_ns: int, num_buckets: int | None
+) -> list[TeamPlan] | None:
     """Plans microbatches; None if one has no plan, or once all together cannot be faster than the limit."""
     plans, left_ns, spent_ns = [], option.total_ns, 0
     for own, estimate in zip(option.microbatches, option.estimates, strict=True):
-        plan = plan_groups(lengths[own], costs, num_buckets=num_buckets)
+        plan = plan_teams(lengths[own], costs, num_buckets=num_buckets)
         if plan is None:
             return None
         plans.append(plan)

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR
-from sppo_jax.flex.flexsp.costs import GroupCosts
+from sppo_jax.flex.flexsp.costs import TeamCosts
 from sppo_jax.flex.flexsp.solver import plan_batch
 
 PADDING = 128
@@ -33,7 +33,7 @@ NUM_BUCKETS = 16
 System = Literal["static", "batch", "flexsp", "unbounded", "own"]
 
 
-def batch_ns(system: System, lengths: np.ndarray, costs: GroupCosts, *, static_degree: int) -> int:
+def batch_ns(system: System, lengths: np.ndarray, costs: TeamCosts, *, static_degree: int) -> int:
     """Returns the nanoseconds of a step.
 
     Args:
@@ -62,7 +62,7 @@ def batch_ns(system: System, lengths: np.ndarray, costs: GroupCosts, *, static_d
     return min(times)
 
 
-def one_degree_ns(lengths: np.ndarray, costs: GroupCosts, degree: int) -> int | None:
+def one_degree_ns(lengths: np.ndarray, costs: TeamCosts, degree: int) -> int | None:
     """Returns the nanoseconds of a step whose teams all have one degree; None if a document does not fit."""
     most = degree * costs.device_tokens
     if lengths.max() > most:

@@ -30,7 +30,7 @@ NAMES = ("static", "packed", "per_batch", "flex")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupFigures:
+class TeamFigures:
     """Figures of some windows of documents; all seconds are simulated.
 
     Args:
@@ -180,9 +180,9 @@ def _level_name(level: int, far: bool, near: bool) -> str:
     return f"{level:x}"
 
 
-def figures_of_groups(
+def figures_of_teams(
     config: Config, plan: Plan, windows: Sequence[Pieces], source: str, cluster: Cluster | None = None
-) -> GroupFigures:
+) -> TeamFigures:
     """Places the documents of some windows in all ways that are compared.
 
     Args:
@@ -197,7 +197,7 @@ def figures_of_groups(
     """
     costs = costs_of(plan, config, cluster)
     shape = window_shape(plan, costs)
-    return GroupFigures(
+    return TeamFigures(
         plan=plan,
         model=config.model,
         cluster=resolve_cluster(config, cluster),

@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
-from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs
-from sppo_jax.flex.flexsp.group_plan import GroupPlan
+from sppo_jax.flex.flexsp.costs import MODELS, TeamCosts, flexsp_costs
 from sppo_jax.flex.flexsp.solver import plan_batch
 from sppo_jax.flex.flexsp.systems import PADDING, batch_ns
+from sppo_jax.flex.flexsp.team_plan import TeamPlan
 from sppo_jax.flex.lengths import padded
 from sppo_jax.flex.placement import Pieces
 from sppo_jax.report.draw.columns import aligned, paragraph
@@ -40,11 +40,11 @@ class FlexspFigures:
     """
 
     model: str
-    costs: GroupCosts
+    costs: TeamCosts
     batches: tuple[np.ndarray, ...]
 
     @cached_property
-    def plans(self) -> tuple[tuple[list[np.ndarray], list[GroupPlan]], ...]:
+    def plans(self) -> tuple[tuple[list[np.ndarray], list[TeamPlan]], ...]:
         """The documents of the microbatches of each window, and their plans."""
         return tuple(plan_batch(lengths, self.costs) for lengths in self.batches)
 
@@ -124,12 +124,12 @@ def flexsp_text(figures: FlexspFigures) -> str:
     return "\n".join(lines)
 
 
-def _teams(plan: GroupPlan, lengths: np.ndarray) -> str:
+def _teams(plan: TeamPlan, lengths: np.ndarray) -> str:
     """Returns the teams of a microbatch in words, e.g. "0.52 s; 1 x 32 devices: 3 of 9,216 to 48,000 tokens"."""
     own: dict[int, list[int]] = {}
-    for team in plan.groups:
+    for team in plan.teams:
         own.setdefault(team.degree, []).extend(lengths[list(team.documents)].tolist())
-    blocks = Counter(team.degree for team in plan.groups)
+    blocks = Counter(team.degree for team in plan.teams)
     texts = [
         f"{blocks[degree]} x {degree} devices: {len(found)} of {min(found):,} to {max(found):,} tokens"
         for degree, found in own.items()
@@ -150,7 +150,7 @@ def flexsp_dict(figures: FlexspFigures) -> dict[str, object]:
                 "seconds": plan.time_ns / 1e9,
                 "groups": [
                     {"degree": team.degree, "tokens": figures.batches[0][own][list(team.documents)].tolist()}
-                    for team in plan.groups
+                    for team in plan.teams
                 ],
             }
             for own, plan in zip(*figures.plans[0], strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sppo_jax.flex.cells import TODAY
 from sppo_jax.report.draw.columns import WIDTH, aligned, paragraph
 from sppo_jax.report.flex.cells import CellFigures, cells_of
-from sppo_jax.report.flex.figures import NAMES, GroupFigures
+from sppo_jax.report.flex.figures import NAMES, TeamFigures
 from sppo_jax.report.plan.words import name_of, runs_of, seconds
 from sppo_jax.units import format_bytes
 
@@ -23,7 +23,7 @@ _MOST_ROWS, _MOST_BLOCKS, _MOST_CELLS, _MOST_RUNS = 16, 2, 16, 40
 _BAR, _LINE = 30, 80
 
 
-def flex_text(figures: GroupFigures) -> str:
+def flex_text(figures: TeamFigures) -> str:
     """Returns the whole report, at most 100 columns wide where no single word is wider.
 
     Args:
@@ -44,7 +44,7 @@ def flex_text(figures: GroupFigures) -> str:
     return "\n\n".join(blocks)
 
 
-def gain_line(figures: GroupFigures) -> str:
+def gain_line(figures: TeamFigures) -> str:
     """Returns in one sentence the gain of teams over packed rows, or that teams gain nothing."""
     gain = figures.gain[TODAY]
     if figures.helps:
@@ -52,7 +52,7 @@ def gain_line(figures: GroupFigures) -> str:
     return f"teams gain nothing here ({gain:.3f}x, simulated)"
 
 
-def _subject(figures: GroupFigures) -> str:
+def _subject(figures: TeamFigures) -> str:
     plan, cluster = figures.plan, figures.cluster
     mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}"
     several = "" if plan.num_sequences == 1 else f"{plan.num_sequences} sequences of "
@@ -62,7 +62,7 @@ def _subject(figures: GroupFigures) -> str:
     )
 
 
-def _documents(figures: GroupFigures) -> str:
+def _documents(figures: TeamFigures) -> str:
     windows, shape = len(figures.windows), figures.shape
     number = sum(len(pieces) for pieces in figures.windows)
     return (
@@ -71,12 +71,12 @@ def _documents(figures: GroupFigures) -> str:
     )
 
 
-def _verdict(figures: GroupFigures) -> list[str]:
+def _verdict(figures: TeamFigures) -> list[str]:
     text = f"{gain_line(figures)}: {figures.why()}"
     return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _steps(figures: GroupFigures) -> str:
+def _steps(figures: TeamFigures) -> str:
     most = max(figures.seconds.values())
     rows = [
         (
@@ -92,7 +92,7 @@ def _steps(figures: GroupFigures) -> str:
     return f"{title}\n{aligned(('', 'seconds', 'rows', 'gain of flex', ''), rows, left=(0, 4), wrap=4)}"
 
 
-def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
+def _cells(figures: TeamFigures, found: Sequence[CellFigures]) -> str:
     """Draws the cells of the first window as a matrix: the largest team, and the number of documents."""
     shape, first = figures.shape, figures.first
     texts = [_cell(cell) for cell in found]
@@ -181,7 +181,7 @@ def _some(found: Sequence[CellFigures], most: int) -> list[CellFigures]:
     return sorted(chosen, key=lambda cell: (cell.row, cell.chunk))
 
 
-def _bytes(figures: GroupFigures) -> str:
+def _bytes(figures: TeamFigures) -> str:
     sent, members = figures.sent, figures.shape.members
     if not sent.ring:
         return "Bytes that a device sends per layer\n  none: a chunk is on one device"
@@ -202,7 +202,7 @@ def _bytes(figures: GroupFigures) -> str:
     return f"{title}\n{aligned(('', 'bytes', 'of ring', ''), rows, left=(0, 3), wrap=3)}"
 
 
-def _levels(figures: GroupFigures) -> str:
+def _levels(figures: TeamFigures) -> str:
     lines = ["Level of each tick of the first window: teams of 2^level members; S: stream, M: stream and teams"]
     levels = figures.levels()
     for kind, name in (("F", "forward"), ("B", "backward")):

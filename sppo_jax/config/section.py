@@ -77,7 +77,7 @@ class Section:
                 )
 
 
-def build_group(cls: type[Section], settings: Any, name: str) -> Section:
+def build_section(cls: type[Section], settings: Any, name: str) -> Section:
     """Builds one section of settings and the sections in it.
 
     Args:
@@ -112,7 +112,9 @@ def _field_types(cls: type) -> dict[str, Any]:
 def _convert(value: Any, annotation: Any, name: str) -> Any:
     """Returns the value as the annotated type, or raises a ConfigError that names the setting."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        return value if isinstance(value, annotation) else build_group(annotation, {} if value is None else value, name)
+        return (
+            value if isinstance(value, annotation) else build_section(annotation, {} if value is None else value, name)
+        )
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     for option in options:
         try:
@@ -178,7 +180,7 @@ def _convert_item(value: Any, option: Any) -> Any:
     for one in typing.get_args(option):
         if isinstance(one, type) and issubclass(one, Section):
             if isinstance(value, one | Mapping):
-                return value if isinstance(value, one) else build_group(one, value, one.section)
+                return value if isinstance(value, one) else build_section(one, value, one.section)
             continue
         try:
             return _convert_one(value, one)

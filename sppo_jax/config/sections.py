@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.config.group import ConfigError, Section
 from sppo_jax.config.hardware import HardwareConfig
 from sppo_jax.config.model import ModelConfig
+from sppo_jax.config.section import ConfigError, Section
 from sppo_jax.rules import Facts
 
 Place = Literal["auto", "keep", "host", "recompute"]

@@ -45,7 +45,7 @@ from sppo_jax.data.corpus import Corpus
 from sppo_jax.data.packing import PackedRows
 from sppo_jax.flex.lengths import sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import costs_of, make_plan
 
@@ -104,7 +104,7 @@ def corpus_rows(corpus: str) -> PackedRows:
     return PackedRows(documents, length=LENGTH, fill=FILL)
 
 
-def plan_and_shape(members: int, groups: str, kind: str) -> tuple[Plan, Shape]:
+def plan_and_shape(members: int, groups: str, kind: str) -> tuple[Plan, WindowShape]:
     """Returns the plan of one side and its window with the planner's costs."""
     config = config_of(members, groups, kind)
     plan = make_plan(config)

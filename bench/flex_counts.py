@@ -19,7 +19,7 @@ from sppo_jax.flex.baselines import Baseline, baselines
 from sppo_jax.flex.contract import far_cells
 from sppo_jax.flex.placement import Pieces, Placement
 from sppo_jax.flex.rows import Content, write
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +68,13 @@ class Ticks(NamedTuple):
     slots: np.ndarray
 
 
-def per_tick(values_wC: np.ndarray, shape: Shape) -> np.ndarray:
+def per_tick(values_wC: np.ndarray, shape: WindowShape) -> np.ndarray:
     """Returns the maximum over the units of each forward tick, at least 0: int64 [forward ticks]."""
     by_unit = np.append(values_wC.reshape(shape.data, -1).max(0), 0)
     return by_unit[shape.units[shape.kinds == "F"]].max(1)
 
 
-def forward_ticks(far_wC: np.ndarray, level_wC: np.ndarray, shape: Shape) -> Ticks:
+def forward_ticks(far_wC: np.ndarray, level_wC: np.ndarray, shape: WindowShape) -> Ticks:
     """Returns what the forward ticks run; each cell runs backward once too, in a tick of the same cells or others."""
     slots = shape.tick_slots[shape.kinds == "F"]
     return Ticks(per_tick(level_wC, shape), per_tick(far_wC.astype(np.int64), shape), slots)
@@ -86,7 +86,7 @@ def sent_bytes(ticks: Ticks, sent: Sent, members: int) -> int:
     return int(((near[ticks.level] + ticks.stream * sent.far(members)) * ticks.slots).sum())
 
 
-def count(batches: Sequence[Mapping[str, np.ndarray]], shape: Shape, sent: Sent) -> dict[str, Any]:
+def count(batches: Sequence[Mapping[str, np.ndarray]], shape: WindowShape, sent: Sent) -> dict[str, Any]:
     """Counts what some windows cost.
 
     Args:
@@ -136,7 +136,9 @@ def batch_of(placement: Placement, contents: Mapping[tuple[int, int], Content]) 
     return write(placement, [contents[key] for key in own])
 
 
-def placed(rows: PackedRows, number: int, shape: Shape) -> dict[str, tuple[Baseline, list[dict[str, np.ndarray]]]]:
+def placed(
+    rows: PackedRows, number: int, shape: WindowShape
+) -> dict[str, tuple[Baseline, list[dict[str, np.ndarray]]]]:
     """Returns each baseline of a window with its batches, by name."""
     pieces = window_pieces(rows, number, shape.rows)
     contents = contents_of(rows, number, pieces)
@@ -146,7 +148,7 @@ def placed(rows: PackedRows, number: int, shape: Shape) -> dict[str, tuple[Basel
     }
 
 
-def count_pairs(batch: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+def count_pairs(batch: Mapping[str, np.ndarray], shape: WindowShape) -> np.ndarray:
     """Counts the (query, key) pairs of each member's queries from the positions and document ids of rows.
 
     Args:

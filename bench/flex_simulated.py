@@ -32,7 +32,7 @@ from sppo_jax.data.rows import Batch
 from sppo_jax.flex.cells import plan_cells, today
 from sppo_jax.flex.lengths import Quantiles, corpora, sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.search.make import costs_of, make_plan
 
 SEVEN_B = {
@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 def shape_of(
     *, pipe: int, seq: int, length: int, chunks: int, rows: int, kind: str, cluster: str = "a100-80g:2x8"
-) -> Shape:
+) -> WindowShape:
     """Returns the window of a plan of a model of seven billion parameters, with the planner's costs."""
     config = config_from_dict(
         {

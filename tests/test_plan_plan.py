@@ -274,7 +274,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (dict(stash=replace(STASH, attention_from=-1)), "attention_from must be a chunk's number, 0 to 3, got -1"),
         (
             dict(groups="flex", stash=replace(STASH, attention_from=1)),
-            "must be 0 where each document has its own group of devices, got 1; use sequence.groups=static",
+            "must be 0 where each document has its own team of devices, got 1; use sequence.groups=static",
         ),
         (
             dict(

@@ -13,7 +13,7 @@ from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.fitted import NUMBERS, TOLD
 from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, optimizer_bytes
 from sppo_jax.predict.memory import Memory, predict_memory
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import simulate
 from sppo_jax.predict.stash_bytes import stash_bytes
 from sppo_jax.predict.workspace import kv_heads_per_device
@@ -25,7 +25,7 @@ from sppo_jax.search.offload import choose_alpha, copy_seconds
 GIB = 2**30
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
-SHAPE = Shape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)
+SHAPE = MemoryShape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)
 
 
 def stash(table, alpha=0.0, **places) -> StashPlan:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from sppo_jax.flex.cells import plan_cells, today
 from sppo_jax.flex.placement import Pieces
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.plan.plan import Plan
 
 # A step must be so much shorter, in simulation, before teams are worth their larger program.
 LEAST_GAIN = 1.02
 
 
-def gain(windows: Sequence[Pieces], shape: Shape) -> float:
+def gain(windows: Sequence[Pieces], shape: WindowShape) -> float:
     """Returns how many times longer the steps are with packed rows than with teams, in simulation.
 
     Args:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.flex.placement import bit_length
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 
-def check_columns(batch: Mapping[str, np.ndarray], shape: Shape, dealing: bool) -> None:
+def check_columns(batch: Mapping[str, np.ndarray], shape: WindowShape, dealing: bool) -> None:
     """Checks rearranged rows.
 
     Args:
@@ -49,7 +49,7 @@ def check_columns(batch: Mapping[str, np.ndarray], shape: Shape, dealing: bool) 
                 _check_dealing(ids[span], positions[span], documents, shape, where)
 
 
-def far_cells(ids_wS: np.ndarray, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+def far_cells(ids_wS: np.ndarray, shape: WindowShape) -> tuple[np.ndarray, np.ndarray]:
     """Finds the mode of each cell from document ids, as the devices do.
 
     Args:
@@ -88,7 +88,7 @@ class _Documents:
     whole: np.ndarray
 
 
-def _find_documents(ids_S: np.ndarray, shape: Shape) -> _Documents:
+def _find_documents(ids_S: np.ndarray, shape: WindowShape) -> _Documents:
     index = np.flatnonzero(ids_S >= 0)
     ids, which, count = np.unique(ids_S[index], return_inverse=True, return_counts=True)
     member = shape.member_of[index % shape.members]
@@ -103,7 +103,7 @@ def _find_documents(ids_S: np.ndarray, shape: Shape) -> _Documents:
     return _Documents(ids, level, far, last - first + 1 == count)
 
 
-def _check_chunk(ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: Shape, where: str) -> None:
+def _check_chunk(ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: WindowShape, where: str) -> None:
     """Checks rules 1, 3 and 4 of one chunk, dealing aside."""
     for columns in range(shape.members):
         own = slice(int(shape.columns[columns]), None, shape.members)
@@ -151,7 +151,9 @@ def _check_rise(ids: np.ndarray, last_id: int, where: str) -> int:
     return int(real.max())
 
 
-def _check_dealing(ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: Shape, where: str) -> None:
+def _check_dealing(
+    ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: WindowShape, where: str
+) -> None:
     """Checks that the documents of a team chunk are dealt; one with a token a member at most may lie in any order.
 
     Then any two members' tokens of a document interleave, so that each sees a triangle of the other's.

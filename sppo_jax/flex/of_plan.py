@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from sppo_jax.flex.shape import Shape, UnitWeights, Weights
+from sppo_jax.flex.shape import UnitWeights, Weights, WindowShape
 from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.schedule.table import Table, TickShape, chunk_starts
@@ -16,7 +16,7 @@ _FLOAT32 = 4
 _BITS = 48
 
 
-def window_shape(plan: Plan, costs: CostModel, window: int | None = None) -> Shape:
+def window_shape(plan: Plan, costs: CostModel, window: int | None = None) -> WindowShape:
     """Returns the window of a plan.
 
     Args:
@@ -30,7 +30,7 @@ def window_shape(plan: Plan, costs: CostModel, window: int | None = None) -> Sha
     """
     rows = plan.num_sequences if window is None else window
     data, table = _part(plan, rows)
-    return Shape(
+    return WindowShape(
         rows=rows,
         data=data,
         ring=plan.ring,

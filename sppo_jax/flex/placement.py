@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.flex.step_cost import Cells, step_cost, tick_levels
 
 
@@ -79,7 +79,7 @@ class Placement:
         costs: the predicted cost of each candidate.
     """
 
-    shape: Shape
+    shape: WindowShape
     pieces: Pieces
     row: np.ndarray
     chunk: np.ndarray
@@ -193,7 +193,7 @@ class Placement:
         return [(name, which) for name, which in found if which.any()]
 
 
-def cut(piece: np.ndarray, begin: np.ndarray, size: np.ndarray, shape: Shape) -> Segments:
+def cut(piece: np.ndarray, begin: np.ndarray, size: np.ndarray, shape: WindowShape) -> Segments:
     """Cuts stream documents where chunks end.
 
     Args:

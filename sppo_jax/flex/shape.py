@@ -60,7 +60,7 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class WindowShape:
     """A window of rows on a mesh.
 
     Args:
@@ -203,9 +203,9 @@ def simple_weights(chunk_lengths: Sequence[int], members: int, *, hidden: int = 
     return Weights(forward=unit(1, 2, 1000, 5000), backward=unit(2, 5, 3000, 10000), head=unit(0, 0, 0, 0))
 
 
-def plan_shape(plan: Plan) -> Shape:
+def plan_shape(plan: Plan) -> WindowShape:
     """Returns a step's rows as a window with simple costs, for checks of rows: these read no costs."""
-    return Shape(
+    return WindowShape(
         rows=plan.num_sequences,
         data=plan.mesh.data,
         ring=plan.ring,

@@ -36,7 +36,7 @@ def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexi
         stash: the places.
         schedule: the schedule.
         table: its table, or the outline.
-        flexible: whether each document has its own group of devices.
+        flexible: whether each document has its own team of devices.
 
     Raises:
         ValueError: says the rule, what was found, and what to change.
@@ -78,7 +78,7 @@ def _check_attention_from(stash: StashPlan, last: int, flexible: bool) -> None:
         raise ValueError(f"stash.attention_from must be a chunk's number, 0 to {last}, got {first}; plan again")
     if flexible:
         raise ValueError(
-            f"stash.attention_from must be 0 where each document has its own group of devices, got {first}; use "
+            f"stash.attention_from must be 0 where each document has its own team of devices, got {first}; use "
             "sequence.groups=static"
         )
 

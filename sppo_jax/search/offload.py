@@ -11,7 +11,7 @@ from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict import waiting
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.holders import optimizer_bytes
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes, token_bytes
 from sppo_jax.program.stash import classes_of, merged_classes, recomputing_bundles, slot_bytes, stash_classes
 from sppo_jax.rules import BREADTH_FIRST, Facts, check
@@ -83,7 +83,7 @@ def place_options(config: StashConfig) -> list[Places]:
 
 
 def choose_alpha(
-    stash: StashPlan, requested: str | float | Sequence[float], table: Table, shape: Shape, costs: CostModel
+    stash: StashPlan, requested: str | float | Sequence[float], table: Table, shape: MemoryShape, costs: CostModel
 ) -> tuple[StashPlan, str]:
     """Resolves alpha, one value for each diagonal of the table.
 
@@ -155,7 +155,7 @@ def largest_alpha(table: Table) -> tuple[float, ...]:
     return tuple(float(hides[bundle]) for bundle in table.diagonal_bundles)
 
 
-def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
+def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
     """Returns the seconds for which each tick's copies to or from the host last.
 
     A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
@@ -187,13 +187,13 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
     return tuple(more if bundle is None else of_bundle[bundle][tick.kind] + more for tick, bundle, more in ticks)
 
 
-def _weights_seconds(table: Table, shape: Shape, costs: CostModel) -> float:
+def _weights_seconds(table: Table, shape: MemoryShape, costs: CostModel) -> float:
     """Returns the seconds in which a part of a group's weights comes from the host; 0 where they are on the device."""
     num_parts = max(table.num_stages, table.wave * table.num_chunks)  # the ticks of a group's turn
     return costs.host_params[0] / table.num_groups / num_parts * 4 / costs.cluster.host_link_bytes_s
 
 
-def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:
+def _hidden_shares(stash: StashPlan, table: Table, shape: MemoryShape, costs: CostModel) -> list[float]:
     """Returns, for each bundle of diagonals, the share of tokens whose copy hides behind its shortest forward."""
     starts, lengths, token = table.chunk_starts, table.chunk_lengths, token_bytes(shape, stash)
     link_bytes_s = costs.cluster.host_link_bytes_s

@@ -248,7 +248,7 @@ def _interleaved_by_choice(request: Request) -> bool:
     """
     schedule = request.config.schedule
     plain = schedule.interleave == "auto" and not schedule.name.startswith("interleaved-")
-    # Nothing but the number of sequences decides whether this schedule fills groups.
+    # Nothing but the number of sequences decides whether this schedule fills convoys.
     return plain or (request.config.sequence.chunks == "auto" and schedule.name != "interleaved-1f1b")
 
 
@@ -295,7 +295,7 @@ def chunk_counts(layout: Layout) -> list[int]:
     if name in ("1f1b", "interleaved-1f1b"):
         counts = range(1, 2)
     elif layout.interleave > 1 and name != BREADTH_FIRST:
-        # Chunks travel in groups of one a stage; a shorter sequence than that is cut as little as possible.
+        # Chunks travel in convoys of one a stage; a shorter sequence than that is cut as little as possible.
         counts = range(pipe, max(counts[-1] // pipe * pipe, pipe) + 1, pipe)
     counts = counts[min(_least_count(layout), len(counts)) - 1 :] if name == BREADTH_FIRST else counts
     counts = counts if counts[-1] <= units else [count for count in counts if count <= units] or range(1, 2)

@@ -15,7 +15,7 @@ from sppo_jax.flex.cells import TODAY, today
 from sppo_jax.flex.choose import LEAST_GAIN
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.flex.placement import Pieces, Placement
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.flex.step_cost import step_cost, tick_levels
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
@@ -48,7 +48,7 @@ class TeamFigures:
     model: ModelConfig
     cluster: Cluster
     costs: CostModel
-    shape: Shape
+    shape: WindowShape
     source: str
     windows: tuple[Pieces, ...]
     placed: tuple[dict[str, Baseline], ...]
@@ -101,7 +101,7 @@ class TeamFigures:
         """The share of a step of packed rows that would be saved if all members of all cells had equal attention."""
         return self._saved(self.shape, even=True)
 
-    def _saved(self, shape: Shape, *, even: bool) -> float:
+    def _saved(self, shape: WindowShape, *, even: bool) -> float:
         cost = saved = 0
         for pieces in self.windows:
             placement = today(pieces, shape)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.flex.placement import Placement
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.flex.step_cost import tick_levels
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.costs import CostModel
@@ -83,7 +83,7 @@ def near_bytes(plan: Plan, costs: CostModel, others: int) -> dict[str, int]:
     return {"F": elements * size, "B": elements * (size + max(size, _FLOAT32))}
 
 
-def _reach(shape: Shape, tick: int) -> int:
+def _reach(shape: WindowShape, tick: int) -> int:
     """Returns the tokens of a row up to the end of the furthest chunk of a tick."""
     units = shape.units[tick]
     return int(shape.starts[units[units >= 0] % shape.num_chunks + 1].max(initial=0))

@@ -41,7 +41,7 @@ class Sent:
     stream: str
 
     def near(self, level: int) -> int:
-        """Returns bytes that a device sends for each slot of a grouped cell, forward and backward, all layers.
+        """Returns bytes that a device sends for each slot of a team cell, forward and backward, all layers.
 
         Keys and values in bfloat16 travel twice; their float32 gradients travel home once.
         """
@@ -60,7 +60,7 @@ class Sent:
 class Ticks(NamedTuple):
     """What the forward ticks of a window run, int64 [ticks] each.
 
-    `level`: exchanges of the grouped cells. `stream`: 1 if a cell is stream. `slots`: tokens of a device, padding too.
+    `level`: exchanges of the team cells. `stream`: 1 if a cell is stream. `slots`: tokens of a device, padding too.
     """
 
     level: np.ndarray
@@ -96,7 +96,7 @@ def count(batches: Sequence[Mapping[str, np.ndarray]], shape: WindowShape, sent:
 
     Returns:
         JSON values. `critical_pairs` is the sum over forward ticks of the pairs of the device that has most: a tick
-        that has grouped and stream cells adds both.
+        that has team and stream cells adds both.
     """
     pairs, critical, size = 0, 0, 0
     ticks: dict[str, int] = {}

@@ -1,11 +1,11 @@
-"""Flexible groups without devices: bytes that groups send, a published comparison, and what planning costs a run.
+"""Flexible teams without devices: bytes that teams send, a published comparison, and what planning costs a run.
 
 Parts of `flex.py`:
 
 * `bytes`: bytes sent in windows of Wikipedia's documents (200 of padded rows, 20 of full ones), as a share of what a
   ring over all R members sends. The counts follow from the placements. Keys of the prefix, which a ring also sends, are
   left out on both sides.
-* `published`: seconds of a step by the planner's costs for the merge of Seq1F1B and flexible groups, beside the ratios
+* `published`: seconds of a step by the planner's costs for the merge of Seq1F1B and flexible teams, beside the ratios
   that InfiniPipe published (arXiv 2509.21275). Its lengths are not public: the corpora are guesses, so nothing here is
   judged. The stand-in for FlexSP pays for no ZeRO-3 gather, and A100s stand for A800s.
 * `stall`: how long a loop of 200 steps waits for the loader. Each step of the loop is a sleep.

@@ -1,4 +1,4 @@
-"""What groups gain on clusters of one and of several hosts, and a picture of one batch's groups, for docs/flexsp.md.
+"""What teams gain on clusters of one and of several hosts, and a picture of one batch's teams, for docs/flexsp.md.
 
     python -m studies.groups             print
     python -m studies.groups --write     print, and write the block `groups` and docs/flexsp.svg

@@ -23,13 +23,13 @@ def best_of_all(lengths, costs):
     best = None
     times = costs.times_KD(lengths)
     for counts in compositions(costs.num_devices, costs.degrees):
-        groups = np.repeat(np.arange(len(counts)), counts)
-        for places in itertools.product(range(len(groups)), repeat=len(lengths)):
+        teams = np.repeat(np.arange(len(counts)), counts)
+        for places in itertools.product(range(len(teams)), repeat=len(lengths)):
             places = np.array(places)
-            tokens = np.bincount(places, weights=lengths, minlength=len(groups))
-            if (tokens > costs.tokens_D()[groups]).any():
+            tokens = np.bincount(places, weights=lengths, minlength=len(teams))
+            if (tokens > costs.tokens_D()[teams]).any():
                 continue
-            time = max(times[places == group, degree].sum() for group, degree in enumerate(groups))
+            time = max(times[places == team, degree].sum() for team, degree in enumerate(teams))
             best = time if best is None else min(best, time)
     return None if best is None else int(best) + costs.fixed_ns
 

@@ -41,7 +41,7 @@ def from_hf(
         shardings: of the parameters, one for all or a tree of them (`sppo_jax.pipeline.storage.param_shardings`); None:
             the default device.
         dtype: compute dtype: float32, bfloat16, float64, or auto; parameters are at least float32.
-        settings: further fields of a config's `model` group, e.g. `rope={"scaling": "yarn", "factor": 4}`.
+        settings: further fields of a config's section `model`, e.g. `rope={"scaling": "yarn", "factor": 4}`.
 
     Returns:
         The decoder; `model(tokens)` gives logits.

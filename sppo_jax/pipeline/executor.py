@@ -232,8 +232,11 @@ class Executor(Run):
         stash, sums = state.stash.to_use(self, tick), stages.Sums(prefixes.grads, state.weights.sums)
         unit, held = units.unit(self, tick, passes.backward, state.tags), coming if _is_under_way(coming) else None
         if self.stage.shares is not None:
-            row = tick.row
-            gradient_nW = self.stage.shares.gradient(state.shares_MvnW, row["sequence"], row["group"][me])
+            row, sums_MvnW = tick.row, state.shares_MvnW
+            if not self.keeps_order:
+                # Otherwise XLA takes the sum over devices out of a loop of backwards, where collectives have no order.
+                sums_MvnW = sums_MvnW + tick.begun().astype(sums_MvnW.dtype)
+            gradient_nW = self.stage.shares.gradient(sums_MvnW, row["sequence"], row["group"][me])
             unit = unit._replace(gradient_nW=gradient_nW)
         dx_TD, cache, sums, held = stages.backward(stage, unit, dy_TD, prefixes.cache, sums, splits, stash, held)
         chex.assert_equal_shape((dx_TD, dy_TD))

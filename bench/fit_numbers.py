@@ -23,7 +23,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.fitted import NUMBERS, Numbers
 from sppo_jax.predict.holders import Held, holders_of, sums
 from sppo_jax.predict.memory import held_by_table
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.search.evaluate import shape_of_plan
 
 GRIDS = {
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     name: str
     is_fitted: bool
     hbm_bytes: int
-    shape: Shape
+    shape: MemoryShape
     stash: StashPlan
     held: Held
 

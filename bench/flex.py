@@ -1,4 +1,4 @@
-"""Flexible groups: one compiled step fed with the same documents in four placements, and what the planner predicts.
+"""Flexible teams: one compiled step fed with the same documents in four placements, and what the planner predicts.
 
     python -m bench.flex                    # about 15 minutes on 2 cores; writes results/flex.json
     python -m bench.flex --parts measured   # one part alone; the other parts keep their results
@@ -10,7 +10,7 @@ Parts:
   static, packed, per_batch and flex of `sppo_jax/flex/baselines.py`; a plan with groups=static takes the packed rows.
   Simulated devices share the cores of the host, so their times add up the work of all devices: a tick that waits for
   its slowest device costs nothing there. The critical path and the bytes are counted from the tags of the batches.
-* `compile`: CPU seconds of compiling the step with and without groups (`flex_compile.py`).
+* `compile`: CPU seconds of compiling the step with and without teams (`flex_compile.py`).
 * `bytes`, `published`, `stall`: see `flex_simulated.py`.
 
 Document lengths are Wikipedia's (`sppo_jax/flex/lengths.py`) divided by 32. A row has 4,096 tokens, which is 131,072
@@ -45,7 +45,7 @@ from sppo_jax.data.corpus import Corpus
 from sppo_jax.data.packing import PackedRows
 from sppo_jax.flex.lengths import sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.plan.plan import Plan
 from sppo_jax.search.make import costs_of, make_plan
 
@@ -64,7 +64,7 @@ MODEL = {
     "compute_dtype": "float32",
 }
 KINDS = ("ulysses", "ring")
-# Tokens of the longest document: a row; and half a chunk, so that a group smaller than all members holds any document.
+# Tokens of the longest document: a row; and half a chunk, so that a team smaller than all members holds any document.
 LONGEST = {"all lengths": LENGTH, "short ones": LENGTH // NUM_CHUNKS // 2}
 
 
@@ -104,7 +104,7 @@ def corpus_rows(corpus: str) -> PackedRows:
     return PackedRows(documents, length=LENGTH, fill=FILL)
 
 
-def plan_and_shape(members: int, groups: str, kind: str) -> tuple[Plan, Shape]:
+def plan_and_shape(members: int, groups: str, kind: str) -> tuple[Plan, WindowShape]:
     """Returns the plan of one side and its window with the planner's costs."""
     config = config_of(members, groups, kind)
     plan = make_plan(config)
@@ -159,7 +159,7 @@ def make_step(members: int, groups: str, kind: str) -> Step:
 
 
 def compiled(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measures what the step with groups costs to compile, on 8 simulated devices."""
+    """Measures what the step with teams costs to compile, on 8 simulated devices."""
     simulate_devices(8)
     names = ("tokens", "targets", "positions", "document_ids")
     batch = {name: np.zeros((ROWS, LENGTH), np.int32) for name in names}
@@ -195,7 +195,7 @@ def of_corpus(members: int, kind: str, corpus: str, steps: dict[str, Step], turn
         members: devices of the `seq` axis.
         kind: of stream cells, in `KINDS`.
         corpus: a name in `LONGEST`.
-        steps: the compiled steps of plans with groups "flex" and "static".
+        steps: the compiled steps of plans with `sequence.groups` flex and static.
         turns: times calls in turns.
     """
     shape = plan_and_shape(members, "flex", kind)[1]
@@ -230,7 +230,7 @@ def measured(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, 
 
     members = 2 ** (min(len(jax.devices()), 8).bit_length() - 1)
     if members < 2:
-        raise ValueError(f"groups need at least 2 devices, got {len(jax.devices())}; use --devices cpu:8")
+        raise ValueError(f"teams need at least 2 devices, got {len(jax.devices())}; use --devices cpu:8")
     kind_of_device = f"{members} simulated devices on {cpu_name()}" if simulated else jax.devices()[0].device_kind
     result: dict[str, Any] = {"devices": kind_of_device, "members": members, "rounds": args.rounds}
     result |= {"lengths": f"Wikipedia's divided by {SCALE}", "cases": {}}
@@ -263,7 +263,7 @@ def table(result: dict[str, Any]) -> str:
             for name, row in rows.items()
         ]
     lines += [
-        f"compile, {kind}: {result['compile'][kind]['ratio']:.2f} of the CPU time of the step without groups"
+        f"compile, {kind}: {result['compile'][kind]['ratio']:.2f} of the CPU time of the step without teams"
         for kind in KINDS
         if "compile" in result
     ]

@@ -1,4 +1,4 @@
-"""How long the step with flexible groups takes to compile, beside the same step without: part `compile` of `flex.py`.
+"""How long the step with flexible teams takes to compile, beside the same step without: part `compile` of `flex.py`.
 
 CPU seconds of tracing, lowering and compiling, in turns, so that other work on the machine tells less. A process that
 has compiled a program compiles the next one no faster: no cache is kept.
@@ -21,7 +21,7 @@ def of_kinds(
     """Returns the CPU seconds that each side takes to compile, and the ratio of the medians.
 
     Args:
-        sides: from groups and kind to a function that traces, lowers and compiles the step.
+        sides: from the setting of teams and the kind to a function that traces, lowers and compiles the step.
         kinds: of stream attention.
         say: takes a line of progress.
     """

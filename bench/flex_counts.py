@@ -19,7 +19,7 @@ from sppo_jax.flex.baselines import Baseline, baselines
 from sppo_jax.flex.contract import far_cells
 from sppo_jax.flex.placement import Pieces, Placement
 from sppo_jax.flex.rows import Content, write
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Sent:
     stream: str
 
     def near(self, level: int) -> int:
-        """Returns bytes that a device sends for each slot of a grouped cell, forward and backward, all layers.
+        """Returns bytes that a device sends for each slot of a team cell, forward and backward, all layers.
 
         Keys and values in bfloat16 travel twice; their float32 gradients travel home once.
         """
@@ -60,7 +60,7 @@ class Sent:
 class Ticks(NamedTuple):
     """What the forward ticks of a window run, int64 [ticks] each.
 
-    `level`: exchanges of the grouped cells. `stream`: 1 if a cell is stream. `slots`: tokens of a device, padding too.
+    `level`: exchanges of the team cells. `stream`: 1 if a cell is stream. `slots`: tokens of a device, padding too.
     """
 
     level: np.ndarray
@@ -68,13 +68,13 @@ class Ticks(NamedTuple):
     slots: np.ndarray
 
 
-def per_tick(values_wC: np.ndarray, shape: Shape) -> np.ndarray:
+def per_tick(values_wC: np.ndarray, shape: WindowShape) -> np.ndarray:
     """Returns the maximum over the units of each forward tick, at least 0: int64 [forward ticks]."""
     by_unit = np.append(values_wC.reshape(shape.data, -1).max(0), 0)
     return by_unit[shape.units[shape.kinds == "F"]].max(1)
 
 
-def forward_ticks(far_wC: np.ndarray, level_wC: np.ndarray, shape: Shape) -> Ticks:
+def forward_ticks(far_wC: np.ndarray, level_wC: np.ndarray, shape: WindowShape) -> Ticks:
     """Returns what the forward ticks run; each cell runs backward once too, in a tick of the same cells or others."""
     slots = shape.tick_slots[shape.kinds == "F"]
     return Ticks(per_tick(level_wC, shape), per_tick(far_wC.astype(np.int64), shape), slots)
@@ -86,7 +86,7 @@ def sent_bytes(ticks: Ticks, sent: Sent, members: int) -> int:
     return int(((near[ticks.level] + ticks.stream * sent.far(members)) * ticks.slots).sum())
 
 
-def count(batches: Sequence[Mapping[str, np.ndarray]], shape: Shape, sent: Sent) -> dict[str, Any]:
+def count(batches: Sequence[Mapping[str, np.ndarray]], shape: WindowShape, sent: Sent) -> dict[str, Any]:
     """Counts what some windows cost.
 
     Args:
@@ -96,7 +96,7 @@ def count(batches: Sequence[Mapping[str, np.ndarray]], shape: Shape, sent: Sent)
 
     Returns:
         JSON values. `critical_pairs` is the sum over forward ticks of the pairs of the device that has most: a tick
-        that has grouped and stream cells adds both.
+        that has team and stream cells adds both.
     """
     pairs, critical, size = 0, 0, 0
     ticks: dict[str, int] = {}
@@ -136,7 +136,9 @@ def batch_of(placement: Placement, contents: Mapping[tuple[int, int], Content]) 
     return write(placement, [contents[key] for key in own])
 
 
-def placed(rows: PackedRows, number: int, shape: Shape) -> dict[str, tuple[Baseline, list[dict[str, np.ndarray]]]]:
+def placed(
+    rows: PackedRows, number: int, shape: WindowShape
+) -> dict[str, tuple[Baseline, list[dict[str, np.ndarray]]]]:
     """Returns each baseline of a window with its batches, by name."""
     pieces = window_pieces(rows, number, shape.rows)
     contents = contents_of(rows, number, pieces)
@@ -146,7 +148,7 @@ def placed(rows: PackedRows, number: int, shape: Shape) -> dict[str, tuple[Basel
     }
 
 
-def count_pairs(batch: Mapping[str, np.ndarray], shape: Shape) -> np.ndarray:
+def count_pairs(batch: Mapping[str, np.ndarray], shape: WindowShape) -> np.ndarray:
     """Counts the (query, key) pairs of each member's queries from the positions and document ids of rows.
 
     Args:

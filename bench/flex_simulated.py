@@ -1,11 +1,11 @@
-"""Flexible groups without devices: bytes that groups send, a published comparison, and what planning costs a run.
+"""Flexible teams without devices: bytes that teams send, a published comparison, and what planning costs a run.
 
 Parts of `flex.py`:
 
 * `bytes`: bytes sent in windows of Wikipedia's documents (200 of padded rows, 20 of full ones), as a share of what a
   ring over all R members sends. The counts follow from the placements. Keys of the prefix, which a ring also sends, are
   left out on both sides.
-* `published`: seconds of a step by the planner's costs for the merge of Seq1F1B and flexible groups, beside the ratios
+* `published`: seconds of a step by the planner's costs for the merge of Seq1F1B and flexible teams, beside the ratios
   that InfiniPipe published (arXiv 2509.21275). Its lengths are not public: the corpora are guesses, so nothing here is
   judged. The stand-in for FlexSP pays for no ZeRO-3 gather, and A100s stand for A800s.
 * `stall`: how long a loop of 200 steps waits for the loader. Each step of the loop is a sleep.
@@ -32,7 +32,7 @@ from sppo_jax.data.rows import Batch
 from sppo_jax.flex.cells import plan_cells, today
 from sppo_jax.flex.lengths import Quantiles, corpora, sample_lengths, wikipedia
 from sppo_jax.flex.of_plan import window_shape
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.search.make import costs_of, make_plan
 
 SEVEN_B = {
@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 def shape_of(
     *, pipe: int, seq: int, length: int, chunks: int, rows: int, kind: str, cluster: str = "a100-80g:2x8"
-) -> Shape:
+) -> WindowShape:
     """Returns the window of a plan of a model of seven billion parameters, with the planner's costs."""
     config = config_from_dict(
         {

@@ -9,7 +9,7 @@
 
 Parts: system (libraries, limits), exact (kernels and a pipeline step against float32), probe (loops that wait for host
 copies), attention (FLOP/s by queries and prefix), pool (host memory that is pinned), health (ceilings of the machine),
-step (whole train steps), overlap (a profiler's trace), peer (the same in PyTorch and plain JAX), flex (groups of
+step (whole train steps), overlap (a profiler's trace), peer (the same in PyTorch and plain JAX), flex (teams of
 devices by document, on 2, 4 and 8 GPUs). docs/first_gpu.md says what to run first, and what each result decides.
 Each case is a process of its own; its results are added to one JSON when it ends. Compiled programs stay under
 --out, in cache, or where JAX_COMPILATION_CACHE_DIR says. What time did not allow is "not run"; --resume runs it. A case

@@ -58,7 +58,7 @@ def after(x: jax.Array) -> jax.Array:
 
 
 def hold(x: jax.Array, number: jax.Array, held) -> tuple:
-    """Holds copies on their way back until a loop is through, so that they have the whole loop to hide behind.
+    """Holds prefetched copies until the end of a loop, so that the whole loop can overlap them.
 
     Two barriers with a step between: the compiler's scheduler works from the end, and must meet the ends of the copies
     before the end of the loop.
@@ -66,7 +66,7 @@ def hold(x: jax.Array, number: jax.Array, held) -> tuple:
     Args:
         x: a result of the loop.
         number: a number for which what comes behind the loop has a use.
-        held: tree of arrays that are on their way.
+        held: tree of arrays whose copies are under way.
 
     Returns:
         The same three.

@@ -220,7 +220,7 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
 def _with_order_inside(body: ClosedJaxpr, *, waits: bool = False) -> Callable:
     """Returns a loop's body in order, of a token and the inputs, to a later token and the results.
 
-    Where its collectives wait for the token, no compiler takes one that is the same in every turn out of the loop.
+    Where its collectives wait for the token, no compiler takes one that is the same in every iteration out of the loop.
     """
     holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
     if neighbours_keep_order() and not holds_loops and not waits:

@@ -257,12 +257,12 @@ _GRAPHED_SINCE_0_12 = ("COLLECTIVES_KERNEL",)
 _MOST_COPIES = 32
 
 
-# The first jaxlib whose DMA engines copy a row that is any function of a loop's counter, and not only a line in it.
+# The first jaxlib whose DMA engines copy a row that is any function of a loop's counter, and not only an affine one.
 MIN_JAXLIB_FOR_TABLES = (0, 12)
 
 
 def writes_tables(version: tuple[int, ...] | None = None) -> bool:
-    """Returns whether XLA for GPUs can write the rows that a loop's turns copy into a table.
+    """Returns whether XLA for GPUs can write the rows that a loop's iterations copy into a lookup table.
 
     Args:
         version: jaxlib version; the installed one by default.
@@ -277,20 +277,21 @@ def compiler_options(
     tables: bool = False,
     version: tuple[int, ...] | None = None,
 ) -> dict[str, bool | int] | None:
-    """Returns the compiler options that hide exchanges and host copies behind compute; None if no option is needed.
+    """Returns the compiler options that overlap exchanges and host copies with compute; None if none is needed.
 
     On GPUs the latency-hiding scheduler is off by default. Its memory estimate counts host buffers, so that it starts
-    a host copy late to save memory that is not short: with any, the limit is lifted out of its way. What the program
-    really takes is in `memory_analysis()`. In compiled programs the scheduler has at most two copies by kernels under
-    way at once, and ends any further one where it begins, with nothing beside it. Since jaxlib 0.12 XLA can write the
-    rows of a loop's turns into a table, so that DMA engines copy a row that is no line in the loop's counter. Other
-    slices are copied by DMA engines then too, which took 4% more memory in a program that needs no table.
+    a host copy late to save memory that is not short: with any, the limit is lifted so that it never binds. What the
+    program really takes is in `memory_analysis()`. In compiled programs the scheduler has at most two copies by kernels
+    under way at once, and ends any further one where it begins: that copy is exposed. Since jaxlib 0.12 XLA can write
+    the rows of a loop's iterations into a lookup table, so that DMA engines copy a row that is not affine in the loop's
+    counter. Other slices are copied by DMA engines then too, which took 4% more memory in a program that needs no
+    table.
 
     Args:
         backend: "cpu", "gpu", "cuda" or "tpu".
         uses_host: whether the program copies to host memory and back.
         many_copies: whether more than two such copies may be under way at once.
-        tables: whether rows on the host are no lines in the loops' counters.
+        tables: whether rows on the host are not affine in the loops' counters.
         version: jaxlib version that compiles; the installed one by default.
     """
     if backend not in ("gpu", "cuda"):

@@ -179,34 +179,34 @@ def exchange(text: str) -> list[str]:
     from sppo_jax import compat
 
     client, me, wait_s = compat.distributed_client(), process_id(), timeout_s()
-    turn = client.key_value_increment(f"sppo/turn/{me}", 1)
-    client.key_value_set(f"sppo/exchange/{turn}/{me}", f"{_told_to_stop()}\n{text}")
+    round_number = client.key_value_increment(f"sppo/round/{me}", 1)
+    client.key_value_set(f"sppo/exchange/{round_number}/{me}", f"{_told_to_stop()}\n{text}")
     deadline = time.monotonic() + wait_s
     posts = []
     for process in range(num_processes()):
-        post, deadline = _post_of(client, process, turn, deadline)
+        post, deadline = _post_of(client, process, round_number, deadline)
         posts.append(post.partition("\n"))
-    if turn > 1:  # a process in this turn has read the turn before last
-        client.key_value_delete(f"sppo/exchange/{turn - 2}/{me}")
+    if round_number > 1:  # a process in this round has read the round before last
+        client.key_value_delete(f"sppo/exchange/{round_number - 2}/{me}")
     _stop_together([reason for reason, _, _ in posts])
     return [text for _, _, text in posts]
 
 
-def _post_of(client: Any, process: int, turn: int, deadline: float) -> tuple[str, float]:
-    """Returns the text of a process in a turn, and until when to wait for the next; ends this process if none comes.
+def _post_of(client: Any, process: int, round_number: int, deadline: float) -> tuple[str, float]:
+    """Returns the text of a process in a round, and until when to wait for the next; ends this process if none comes.
 
     A process at long work is waited for as long as it says that it works.
     """
     seen = ""
     while True:
         left_s = deadline - time.monotonic()
-        # In the first turn another process may have been stopped just before it joined: then it never comes.
-        part_s = min(left_s, _JOINED_S) if turn == 1 else left_s
+        # In the first round another process may have been stopped just before it joined: then it never comes.
+        part_s = min(left_s, _JOINED_S) if round_number == 1 else left_s
         try:
-            post = client.blocking_key_value_get(f"sppo/exchange/{turn}/{process}", max(1, int(part_s * 1000)))
+            post = client.blocking_key_value_get(f"sppo/exchange/{round_number}/{process}", max(1, int(part_s * 1000)))
             return post, max(deadline, time.monotonic() + timeout_s()) if seen else deadline
         except Exception as error:
-            if turn == 1 and (reason := _told_to_stop()):
+            if round_number == 1 and (reason := _told_to_stop()):
                 write_last(f"stopped by {reason}")
                 os._exit(STOPPED)
             if part_s == left_s and "DEADLINE_EXCEEDED" in str(error):

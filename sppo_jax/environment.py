@@ -185,7 +185,7 @@ def device_share(plan: Plan | None) -> float:
     try:
         here = local_cluster()
     except ValueError:
-        return MOST_SHARE  # a GPU that only the hardware group describes
+        return MOST_SHARE  # a GPU that only the section `hardware` describes
     if here.device.platform != "gpu":
         return MOST_SHARE
     # The other processes of a host have its other GPUs, and NCCL has buffers for these too.

@@ -32,11 +32,11 @@ import numpy as np
 
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
 from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR, bucket
-from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs
-from sppo_jax.flex.flexsp.solver import plan_batch, plan_groups
+from sppo_jax.flex.flexsp.costs import MODELS, TeamCosts, flexsp_costs
+from sppo_jax.flex.flexsp.solver import plan_batch, plan_teams
 from sppo_jax.flex.lengths import corpora
 from studies.flexsp_cells import PUBLISHED, part_of_cluster, released_batches, sample_batches, simulate_cell
-from studies.flexsp_milp import solve_groups
+from studies.flexsp_milp import solve_teams
 
 RESULT = Path(__file__).parent / "results" / "flexsp.json"
 HARDWARE = "simulated; solver times on 2 CPU cores"
@@ -48,7 +48,7 @@ OPTIMUM_NODES, LARGE_NODES, NUM_BUCKETS = 20_000, 10, 16
 OPTIMUM_GAP = 1e-5
 
 
-def small_cases() -> Iterator[tuple[int, GroupCosts, np.ndarray]]:
+def small_cases() -> Iterator[tuple[int, TeamCosts, np.ndarray]]:
     """Yields numbered microbatches for 4, 8 and 16 devices: 4 to 20 documents, 30% to 95% of the tokens that fit.
 
     Half of the cases have log-uniform lengths, half Wikipedia's. HiGHS must prove an optimum, so 16 devices have at
@@ -76,10 +76,10 @@ def optima(say: Callable[[str], None]) -> dict[str, Any]:
     """Compares the fast planner with proven optima."""
     rows: list[dict[str, Any]] = []
     for number, costs, lengths in small_cases():
-        best = solve_groups(lengths, costs, node_limit=OPTIMUM_NODES, gap=OPTIMUM_GAP)
+        best = solve_teams(lengths, costs, node_limit=OPTIMUM_NODES, gap=OPTIMUM_GAP)
         if best.plan is None or not best.proven:
             continue
-        plan = plan_groups(lengths, costs)
+        plan = plan_teams(lengths, costs)
         rows.append(
             {
                 "case": number,
@@ -135,12 +135,12 @@ def large(say: Callable[[str], None]) -> dict[str, Any]:
     return {"model": "7b", "devices": 64, "documents": 512, "node_limit": LARGE_NODES, "buckets": NUM_BUCKETS, **result}
 
 
-def _large_row(lengths: np.ndarray, costs: GroupCosts) -> dict[str, Any]:
+def _large_row(lengths: np.ndarray, costs: TeamCosts) -> dict[str, Any]:
     window_ms, (microbatches, plans) = _least_ms(lambda: plan_batch(lengths, costs))
     row: dict[str, Any] = {"window_ms": window_ms}
     row |= {name: [] for name in ("microbatch_ms", "fast_ns", "bound_ns")}
     for own, plan in zip(microbatches, plans, strict=True):
-        row["microbatch_ms"].append(_least_ms(lambda own=own: plan_groups(lengths[own], costs))[0])
+        row["microbatch_ms"].append(_least_ms(lambda own=own: plan_teams(lengths[own], costs))[0])
         row["fast_ns"].append(plan.time_ns)
         row["bound_ns"].append(lower_bound_ns(lengths[own], costs, plan.time_ns))
     return row
@@ -150,7 +150,7 @@ def _highs_ns(lengths: np.ndarray) -> list[int | None]:
     """Returns the time of HiGHS's plan of each microbatch of the fast planner's choice; None where it found none."""
     costs, times = flexsp_costs(MODELS["7b"]), []
     for own in plan_batch(lengths, costs)[0]:
-        plan = solve_groups(lengths[own], costs, node_limit=LARGE_NODES, num_buckets=NUM_BUCKETS).plan
+        plan = solve_teams(lengths[own], costs, node_limit=LARGE_NODES, num_buckets=NUM_BUCKETS).plan
         times.append(plan.time_ns if plan else None)
     return times
 

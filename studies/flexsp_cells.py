@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sppo_jax.flex.flexsp.costs import MEMORY_LIMIT_GB, MODELS, GroupCosts, flexsp_costs
+from sppo_jax.flex.flexsp.costs import MEMORY_LIMIT_GB, MODELS, TeamCosts, flexsp_costs
 from sppo_jax.flex.flexsp.systems import PADDING, System, batch_ns
 from sppo_jax.flex.lengths import Quantiles, corpora, padded, wikipedia_documents
 
@@ -152,7 +152,7 @@ def simulate_cell(
     }
 
 
-def part_of_cluster(costs: GroupCosts, num_devices: int) -> GroupCosts:
+def part_of_cluster(costs: TeamCosts, num_devices: int) -> TeamCosts:
     """Returns the costs of a part of a cluster; devices keep their share of the whole cluster's model states.
 
     Args:

@@ -1,12 +1,12 @@
 """FlexSP's mixed-integer program for one microbatch, solved by HiGHS.
 
-Candidate groups p of degree d_p (N / d of each degree); m_p is 1 if group p is used; a_qp documents of length q are in
-group p, out of c_q. FlexSP has the same program and solves it with SCIP:
+Candidate teams p of degree d_p (N / d of each degree); m_p is 1 if team p is used; a_qp documents of length q are in
+team p, out of c_q. FlexSP has the same program and solves it with SCIP:
 
     minimise C;    b1 + sum_q a_qp t_q(d_p) <= C;    sum_q a_qp s_q <= d_p cap m_p;    sum_p a_qp = c_q
     sum_p d_p m_p <= N;    a_qp <= c_q m_p
 
-Groups of equal degree are alike, so the program asks that the first of two alike has the higher time, which leaves one
+Teams of equal degree are alike, so the program asks that the first of two alike has the higher time, which leaves one
 of many equal plans. The search ends after a number of nodes, never after a time, so its result is reproducible.
 """
 
@@ -19,8 +19,8 @@ from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import coo_array, csr_array
 
 from sppo_jax.flex.flexsp.bucketing import bucket
-from sppo_jax.flex.flexsp.costs import GroupCosts
-from sppo_jax.flex.flexsp.group_plan import GroupPlan, make_plan
+from sppo_jax.flex.flexsp.costs import TeamCosts
+from sppo_jax.flex.flexsp.team_plan import TeamPlan, make_plan
 
 Triple = tuple[np.ndarray, np.ndarray, np.ndarray]
 _OPTIMAL = 0
@@ -36,13 +36,13 @@ class MilpResult:
         bound_ns: HiGHS's own lower bound on C; with buckets it is no bound for the documents' own lengths.
     """
 
-    plan: GroupPlan | None
+    plan: TeamPlan | None
     proven: bool
     bound_ns: int
 
 
-def solve_groups(
-    lengths: np.ndarray, costs: GroupCosts, *, node_limit: int, num_buckets: int | None = None, gap: float = 1e-4
+def solve_teams(
+    lengths: np.ndarray, costs: TeamCosts, *, node_limit: int, num_buckets: int | None = None, gap: float = 1e-4
 ) -> MilpResult:
     """Solves the program of a microbatch.
 
@@ -68,15 +68,15 @@ def solve_groups(
 
 
 def _deal(lengths: np.ndarray, counts: np.ndarray, number_QP: np.ndarray) -> list[list[int]]:
-    """Gives each group its number of documents of each bucket; buckets are runs of the documents by length."""
+    """Gives each team its number of documents of each bucket; buckets are runs of the documents by length."""
     order = np.argsort(lengths, kind="stable")
     documents: list[list[int]] = [[] for _ in range(number_QP.shape[1])]
     begin = 0
     for count, numbers in zip(counts.tolist(), number_QP.tolist(), strict=True):
         own = order[begin : begin + count].tolist()
         begin += count
-        for group, number in enumerate(numbers):
-            documents[group] += own[:number]
+        for team, number in enumerate(numbers):
+            documents[team] += own[:number]
             own = own[number:]
     return documents
 
@@ -84,7 +84,7 @@ def _deal(lengths: np.ndarray, counts: np.ndarray, number_QP: np.ndarray) -> lis
 class _Program:
     """Variables: a_qp (row by row), then m_p, then C without the fixed time, in units of `unit_ns`."""
 
-    def __init__(self, values: np.ndarray, counts: np.ndarray, costs: GroupCosts) -> None:
+    def __init__(self, values: np.ndarray, counts: np.ndarray, costs: TeamCosts) -> None:
         degrees = np.array(costs.degrees)[::-1]
         self.degree_of_P = np.repeat(degrees, costs.num_devices // degrees)
         index_of_P = np.searchsorted(np.array(costs.degrees), self.degree_of_P)
@@ -96,7 +96,7 @@ class _Program:
         self.shape = (len(values), len(self.degree_of_P))
 
     def numbers(self, x: np.ndarray) -> np.ndarray:
-        """Returns a_qp, [buckets, groups]."""
+        """Returns a_qp, [buckets, teams]."""
         return x[: self.shape[0] * self.shape[1]].reshape(self.shape)
 
     def solve(self, node_limit: int, gap: float) -> OptimizeResult:
@@ -134,7 +134,7 @@ class _Program:
             ([(p, a, tokens), (rows_p, m, -self.degree_of_P)], num_p, -np.inf, 0),
             ([(np.zeros(num_p, np.int64), m, self.degree_of_P)], 1, -np.inf, self.costs.num_devices),
             ([(a, a, np.ones(num)), (a, m[p], -self.counts[q])], num, -np.inf, 0),
-            # Times of groups of equal degree decrease.
+            # Times of teams of equal degree decrease.
             (
                 [
                     (second[second >= 0], a[second >= 0], times[second >= 0]),

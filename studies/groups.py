@@ -1,4 +1,4 @@
-"""What groups gain on clusters of one and of several hosts, and a picture of one batch's groups, for docs/flexsp.md.
+"""What teams gain on clusters of one and of several hosts, and a picture of one batch's teams, for docs/flexsp.md.
 
     python -m studies.groups             print
     python -m studies.groups --write     print, and write the block `groups` and docs/flexsp.svg
@@ -25,7 +25,7 @@ from sppo_jax.flex.lengths import corpora
 from sppo_jax.flex.placement import Placement
 from sppo_jax.flex.rows import documents_of
 from sppo_jax.report.draw.chart import Axis, Panel, Rule, Series
-from sppo_jax.report.flex.figures import GroupFigures, figures_of_groups
+from sppo_jax.report.flex.figures import TeamFigures, figures_of_teams
 from sppo_jax.search.make import make_plan
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -64,7 +64,7 @@ COLORS = {1: 0, 2: 2, 4: 1, 8: 6}
 
 def simulated(
     setting: Setting, *, length: int = 131072, rows: int = 8, chunks: int | str = "auto", windows: int = WINDOWS
-) -> GroupFigures:
+) -> TeamFigures:
     """Plans Llama-3-8B for a setting and places the documents of the first windows.
 
     Args:
@@ -87,10 +87,10 @@ def simulated(
     quantiles, tokens = corpora()[setting.corpus], 2 * windows * rows * length
     packed = rows_of_corpus(quantiles, tokens=tokens, length=length, pack="whole", seed=0, fill=setting.fill)
     pieces = [window_pieces(packed, number, rows) for number in range(windows)]
-    return figures_of_groups(config, plan, pieces, f"corpus {setting.corpus}")
+    return figures_of_teams(config, plan, pieces, f"corpus {setting.corpus}")
 
 
-def picture(found: GroupFigures) -> list[Panel]:
+def picture(found: TeamFigures) -> list[Panel]:
     """Returns a panel for each row of a window: members to the right, slots upwards, a box for each document."""
     placement = found.first
     return [_row_panel(placement, row) for row in range(placement.shape.rows)]
@@ -157,7 +157,7 @@ HEADER = (
 )
 
 
-def row_of(setting: Setting, found: GroupFigures) -> str:
+def row_of(setting: Setting, found: TeamFigures) -> str:
     """Returns a row of the table."""
     return (
         f"| {setting.cluster}, {setting.seq} | {found.plan.sequence_kind} | {setting.corpus} | {found.fill:.1%} | "

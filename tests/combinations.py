@@ -157,7 +157,7 @@ def _draw_schedule(draws: Draws, pipe: int, seq: int, interleave: int) -> tuple[
     count = 1 if name == "1f1b" else draws.number(1, 5)
     sequences = draws.number(1, 4)
     if interleave > 1:
-        # Chunks go round the stages in whole groups.
+        # Chunks go round the stages in whole convoys.
         sequences = pipe * draws.number(1, 2) if name == "1f1b" else draws.number(1, 3)
         count = count if name == "1f1b" else pipe * draws.number(1, 2 if pipe < 4 else 1)
         name = f"interleaved-{name}" if "1f1b" in name else name

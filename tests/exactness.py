@@ -67,11 +67,11 @@ def small_plan(
     waiting="keep",
     optimizer="device",
 ) -> Plan:
-    """Makes a plan by hand; `alpha` is a number or several, taken in turn by the diagonal groups that may leave."""
+    """Makes a plan by hand; `alpha` is a number or several, one after the other for the bundles that may leave."""
     data, pipe, seq = mesh
     ulysses = ulysses or {"ulysses": seq, "ring": 1}[kind]
     table = from_csv(csv) if csv else make_table(schedule, pipe, sequences, tuple(chunks), interleave, wave)
-    of_diagonal, gaps = table.diagonal_groups, table.group_gaps
+    of_diagonal, gaps = table.diagonal_bundles, table.bundle_gaps
     shares = alpha if isinstance(alpha, tuple) else (alpha,)
     return Plan(
         version=__version__,

@@ -7,7 +7,7 @@ import numpy as np
 from sppo_jax.data.best_fit import best_fit
 from sppo_jax.flex.placement import Pieces, Placement
 from sppo_jax.flex.rows import Content
-from sppo_jax.flex.shape import Shape, simple_weights
+from sppo_jax.flex.shape import WindowShape, simple_weights
 from sppo_jax.schedule.generators import make_table
 
 WIKIPEDIA = Path(__file__).parents[1] / "sppo_jax/flex/wikipedia_lengths.csv"
@@ -16,16 +16,16 @@ KINDS = ("tail", "ones", "fifths", "two thirds", "uniform", "one long", "empty",
 
 def make_shape(
     rows=4, chunk_lengths=(64, 64), *, data=1, ring=4, ulysses=1, stages=2, name="seq1f1b", **weights
-) -> Shape:
+) -> WindowShape:
     """Makes a window; `weights` replaces costs of a token, a pair, what is sent, and what stream sends."""
     costs = simple_weights(chunk_lengths, ring * ulysses, **weights)
     table = make_table(name, stages, rows // data, chunk_lengths)
-    return Shape(
+    return WindowShape(
         rows=rows, data=data, ring=ring, ulysses=ulysses, chunk_lengths=chunk_lengths, table=table, weights=costs
     )
 
 
-def draw_shape(rng: np.random.Generator) -> Shape:
+def draw_shape(rng: np.random.Generator) -> WindowShape:
     """Draws a window with 2, 4 or 8 members, in any division into ring and ulysses, of equal or unequal chunks."""
     members, data = int(rng.choice([2, 4, 8])), int(rng.choice([1, 2]))
     ring = int(rng.choice([2**level for level in range(members.bit_length())]))
@@ -39,7 +39,7 @@ def draw_shape(rng: np.random.Generator) -> Shape:
     return make_shape(rows, lengths, data=data, ring=ring, ulysses=members // ring, stages=stages, hidden=hidden)
 
 
-def draw_sizes(rng: np.random.Generator, kind: str, shape: Shape) -> np.ndarray:
+def draw_sizes(rng: np.random.Generator, kind: str, shape: WindowShape) -> np.ndarray:
     """Draws the lengths of more documents than a window holds."""
     num, length = shape.rows * shape.length, shape.length
     longest = int(shape.slots.max()) * shape.members
@@ -56,7 +56,7 @@ def draw_sizes(rng: np.random.Generator, kind: str, shape: Shape) -> np.ndarray:
     return np.clip(draws[kind](), 1, length)
 
 
-def pack(sizes: np.ndarray, shape: Shape, fill: float = 0.98) -> Pieces:
+def pack(sizes: np.ndarray, shape: WindowShape, fill: float = 0.98) -> Pieces:
     """Packs the first documents that fill a share of a window into its rows, as `PackedRows` does."""
     sizes = sizes[np.cumsum(sizes) <= max(fill * shape.rows * shape.length, sizes[:1].sum())]
     if not len(sizes):

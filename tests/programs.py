@@ -56,7 +56,7 @@ class Case:
 def host_kinds(plan) -> tuple[bool, bool, bool]:
     """Returns whether shares of tokens wait on the host, whether the rest of a layer does, and keys and values."""
     shares = any(plan.stash.alpha) and "host" in (plan.stash.inputs, plan.stash.attention)
-    has_time = max(plan.table().group_gaps) >= MIN_HOST_GAP
+    has_time = max(plan.table().bundle_gaps) >= MIN_HOST_GAP
     return shares, plan.stash.rest == "host" and has_time, plan.stash.kv == "host" and has_time
 
 

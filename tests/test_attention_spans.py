@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from group_cases import deal
+from team_cases import deal
 
-from sppo_jax.attention.spans import find_group_spans, find_spans, shift_rows
+from sppo_jax.attention.spans import find_spans, find_team_spans, shift_rows
 from sppo_jax.attention.tags import Tags, visible
 
 
@@ -55,7 +55,7 @@ def test_spans_are_the_mask(members):
 
 @pytest.mark.parametrize("members", [2, 4, 8])
 def test_spans_of_dealt_documents_are_the_mask(members):
-    rng, find = np.random.default_rng(members), jax.jit(find_group_spans)
+    rng, find = np.random.default_rng(members), jax.jit(find_team_spans)
     for _ in range(40):
         documents, positions, _ = deal(rng, members, 9, 0, members)
         tags = [Tags(*(x[m].astype(np.int32) for x in (positions, documents))) for m in range(members)]

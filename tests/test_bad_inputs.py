@@ -37,10 +37,10 @@ SETTINGS = [
     ("model.hiden_size=3", "model.hiden_size is not a setting; the nearest setting is model.hidden_size"),
     ("trian.steps=3", "trian is not a setting; the nearest setting is train"),
     ("a.b.c.d=1", "a is not a setting"),
-    ("train..steps=3", "an override must read group.key=value, got 'train..steps=3'"),
-    (".steps=3", "an override must read group.key=value"),
-    ("=3", "an override must read group.key=value"),
-    ("train.steps", "an override must read group.key=value, got 'train.steps'; write e.g. train.steps=10"),
+    ("train..steps=3", "an override must read section.key=value, got 'train..steps=3'"),
+    (".steps=3", "an override must read section.key=value"),
+    ("=3", "an override must read section.key=value"),
+    ("train.steps", "an override must read section.key=value, got 'train.steps'; write e.g. train.steps=10"),
     ("train.steps=nan", "train.steps must be a whole number, got 'nan'; correct the value"),
     ("train.steps=.inf", "train.steps must be a whole number, got inf"),
     ("train.steps=", "train.steps must be a whole number, got None"),
@@ -78,7 +78,7 @@ SETTINGS = [
     ("sequence.chunks=[32,31]", "sequence.chunks must add up to sequence.length=64, got 63; change a chunk by +1"),
     ("sequence.per_step=3 sequence.per_pipeline=2", "sequence.per_step must be a multiple of"),
     ("sequence.ulysses=3", "sequence.ulysses=3 must divide mesh.seq, got mesh.seq=1; use sequence.ulysses=0"),
-    ("mesh=3", "mesh must be a group of settings, got 3"),
+    ("mesh=3", "mesh must be a section of settings, got 3"),
     ("mesh.pipe=2", "train.devices must be a multiple of mesh.pipe = 2, got cpu:1; write cpu:2 or change the mesh"),
     (
         "mesh.pipe=16 train.devices=auto",
@@ -153,8 +153,8 @@ def test_settings(place, capfd, overrides, expected):
 
 
 CONFIGS = {
-    "empty": (b"", "a config must hold groups of settings such as model and train, got x.yaml with none"),
-    "a list": (b"- a\n- b\n", "a config must hold groups of settings"),
+    "empty": (b"", "a config must hold sections of settings such as model and train, got x.yaml with none"),
+    "a list": (b"- a\n- b\n", "a config must hold sections of settings"),
     "binary": (bytes(range(256)), "a config must be a readable YAML file, got x.yaml"),
     "UTF-16": ("model: 1".encode("utf-16"), "a config must be a readable YAML file"),
     "a tab": (b"model:\n\thidden_size: 3\n", "settings must be YAML, got x.yaml"),
@@ -171,7 +171,7 @@ CONFIGS = {
     "code": (b"!!python/object/apply:os.system ['echo hi']", "settings must be YAML"),
     "a list for a group": (
         b"model: {preset: gpt-7b}\ntrain: {steps: 1}\nsequence: [1]\n",
-        "sequence must be a group of settings",
+        "sequence must be a section of settings",
     ),
     "no model": (b"train: {steps: 3}\n", "model must be given, got none; add it to the config"),
     "a NUL in a path": (

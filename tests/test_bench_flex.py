@@ -1,4 +1,4 @@
-"""The stored results of flexible groups are those of today's code where no clock decides, and hold what is said."""
+"""The stored results of flexible teams are those of today's code where no clock decides, and hold what is said."""
 
 import json
 

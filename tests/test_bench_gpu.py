@@ -52,7 +52,7 @@ def test_tiny_runs_every_part_and_writes_all_results(tmp_path, capsys, monkeypat
     text = (tmp_path / "gpu_tiny.md").read_text()
     assert all(
         f"## {title}" in text
-        for title in ("Ceilings", "Comparisons", "Attention", "Train steps", "Peers", "Flexible groups")
+        for title in ("Ceilings", "Comparisons", "Attention", "Train steps", "Peers", "Flexible teams")
     )
     assert text in capsys.readouterr().out
     assert (tmp_path / "gpu_tiny.svg").read_text().startswith("<svg")
@@ -156,7 +156,7 @@ def test_a_case_of_several_devices_sees_idle_gpus_of_one_kind():
     assert ["device_count=4" in own for own in flags] == [False, True]
 
 
-def test_the_rows_of_part_flex_have_grouped_and_stream_cells():
+def test_the_rows_of_part_flex_have_team_and_stream_cells():
     for own in flex.cases(tiny=False):
         target = Target(DEVICES["h200"], (None,) * own.devices)
         plan = make_plan(flex._config(own.settings, target, "flex"), target.cluster)

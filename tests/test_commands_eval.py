@@ -81,7 +81,7 @@ def test_the_table_is_for_people(as_in_the_run, checkpoint, capsys, tmp_path, mo
             "train.eval_sequence is not a setting; the nearest setting is train.eval_sequences",
         ),
         (["run", "model.hidden_size=32"], "model.hidden_size must be that of the checkpoint, 16, got 32"),
-        (["run", "novalue"], "an override must read group.key=value"),
+        (["run", "novalue"], "an override must read section.key=value"),
         (["run", "train.devices=gpu"], "train.devices must be auto or cpu:N"),
         (["run", "data.source=gone.txt"], "gone.txt"),
         (["bare"], "a checkpoint must hold the config of the run, got no config"),

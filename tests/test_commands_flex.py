@@ -13,7 +13,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.data.flex import window_pieces
 from sppo_jax.data.lengths import enough_lengths, rows_of_corpus, rows_of_lengths
 from sppo_jax.flex.lengths import corpora
-from sppo_jax.report.flex.line import groups_line
+from sppo_jax.report.flex.line import teams_line
 
 # Four hosts share a chunk, so that what members exchange goes over the network.
 SETTINGS = {
@@ -52,7 +52,7 @@ def test_short_documents_gain_where_members_are_on_several_hosts(config, capsys)
         np.mean([window["seconds"]["packed"] for window in found["windows"]])
     )
     assert 0 < found["fill"] <= 0.95
-    # Groups cannot save more than packed rows spend on exchange and on waiting.
+    # Teams cannot save more than packed rows spend on exchange and on waiting.
     assert gains["packed"] <= 1 / (1 - found["exchange_share"] - found["uneven_share"]) * 1.01
 
 
@@ -83,7 +83,7 @@ def test_cells_hold_all_documents_of_the_first_window_and_bytes_follow_the_level
 def test_documents_as_long_as_rows_gain_nothing_and_the_report_says_so(config, capsys):
     assert main(["flex", config, "--lengths", "whole.txt", "--windows", "1"]) == 0
     text = capsys.readouterr().out
-    assert "groups gain nothing here (1.000x, simulated)" in text
+    assert "teams gain nothing here (1.000x, simulated)" in text
     assert "100% of the tokens are in documents that are too long for half of the 16 members" in " ".join(text.split())
     assert "S/1" in text and "stream: 1 document" in text
     assert all(len(line) <= 100 for line in text.splitlines())
@@ -92,14 +92,14 @@ def test_documents_as_long_as_rows_gain_nothing_and_the_report_says_so(config, c
 def test_full_rows_leave_no_slots_and_the_report_says_so(config, capsys):
     assert main(["flex", config, "--corpus", "wikipedia", "--windows", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "groups gain nothing here (1.000x, simulated): documents fill 100.00% of the rows" in text
+    assert "teams gain nothing here (1.000x, simulated): documents fill 100.00% of the rows" in text
     assert "100% of the tokens stay on all members (data.fill=0.98" in text
 
 
 def test_on_one_device_of_a_chunk_there_is_nothing_to_gain(config, capsys):
     assert main(["flex", config, *ON_ONE_DEVICE, "--corpus", "wikipedia", "--windows", "1"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "groups gain nothing here (1.000x, simulated): mesh.seq is 1, so every document has one device" in text
+    assert "teams gain nothing here (1.000x, simulated): mesh.seq is 1, so every document has one device" in text
 
 
 def test_json_goes_to_a_file_beside_the_text(config, tmp_path, capsys):
@@ -152,13 +152,13 @@ LINES = [
     ({"seq": "auto"}, {}, "mesh.seq is auto; `sppo flex` shows the gain"),
     ({}, {"hardware": {}}, "neither hardware.cluster nor train.devices names the devices"),
     ({"seq": 32}, {}, "the config has no plan: the mesh must have at most the 16 devices"),
-    ({}, {}, "groups: gain 1."),
+    ({}, {}, "teams (sequence.groups): gain 1."),
     ({"seq": "auto", "pipe": 16}, {"sequence": {"groups": "auto"}}, "the plan has mesh.seq=1"),
 ]
 
 
 @pytest.mark.parametrize(("mesh", "others", "expected"), LINES)
-def test_the_line_of_sppo_data_says_what_groups_gain_or_why_not(mesh, others, expected):
+def test_the_line_of_sppo_data_says_what_teams_gain_or_why_not(mesh, others, expected):
     settings = {**SETTINGS, "mesh": SETTINGS["mesh"] | mesh}
     for name, values in others.items():
         settings[name] = {**SETTINGS[name], **values} if values else {}
@@ -166,8 +166,8 @@ def test_the_line_of_sppo_data_says_what_groups_gain_or_why_not(mesh, others, ex
     config = config_from_dict(settings)
     lengths = enough_lengths(corpora()["wikipedia"], tokens=10**6, seed=0)
     rows = rows_of_lengths(lengths, length=32768, pack="whole", seed=0, fill=0.95)
-    line = groups_line(config, rows)
-    assert line.startswith("groups: ") and expected in line and "\n" not in line
+    line = teams_line(config, rows)
+    assert line.startswith("teams (sequence.groups): ") and expected in line and "\n" not in line
 
 
 def test_sppo_data_ends_with_the_line(config, tmp_path, capsys):
@@ -175,22 +175,22 @@ def test_sppo_data_ends_with_the_line(config, tmp_path, capsys):
     words = ["data", config, "data.source=data.txt", "data.validation_fraction=0"]
     assert main(words) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("groups: gain ")
+    assert last.startswith("teams (sequence.groups): gain ")
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"] == last
 
 
-def test_flexsp_shows_its_own_groups_of_whole_documents(config, capsys):
+def test_flexsp_shows_its_own_teams_of_whole_documents(config, capsys):
     words = [config, "--lengths", "short.npy", "--windows", "2", "data.fill=0.95", "--flexsp", "7b"]
     found = report(words, capsys)["flexsp"]
     assert found["devices"] == 16 and 0 <= found["above_lower_bound"] < 0.1
     # On one degree the fast planner may be slower by its distance from the optimum.
     assert found["seconds"]["static"] >= found["seconds"]["batch"] >= 0.99 * found["seconds"]["flexsp"]
-    lengths = [length for each in found["microbatches"] for group in each["groups"] for length in group["tokens"]]
+    lengths = [length for each in found["microbatches"] for team in each["groups"] for length in team["tokens"]]
     assert len(lengths) == report(words[:-2], capsys)["windows"][0]["documents"]
     for each in found["microbatches"]:
-        assert sum(group["degree"] for group in each["groups"]) <= 16
-        assert all(sum(group["tokens"]) <= group["degree"] * found["device_tokens"] for group in each["groups"])
+        assert sum(team["degree"] for team in each["groups"]) <= 16
+        assert all(sum(team["tokens"]) <= team["degree"] * found["device_tokens"] for team in each["groups"])
     assert main(["flex", *words]) == 0
     assert f"microbatches of the first step: {len(found['microbatches'])}" in capsys.readouterr().out
 

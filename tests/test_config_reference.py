@@ -1,4 +1,4 @@
-"""docs/config.md is what the groups say, every field has a sentence, and the ranges in the sentences are enforced."""
+"""docs/config.md is what the sections say, every field has a sentence, and the ranges in the sentences are enforced."""
 
 import dataclasses
 import re
@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from sppo_jax.config import ConfigError, config_from_dict
-from sppo_jax.config.group import Group
-from sppo_jax.config.reference import COMMAND, PAGE, groups, reference, sentences
+from sppo_jax.config.reference import COMMAND, PAGE, reference, sections, sentences
+from sppo_jax.config.section import Section
 
 STALE = f"docs/config.md is stale: write the page again with `{COMMAND}`"
-GROUPS = list(groups())
+SECTIONS = list(sections())
 SMALL = {
     "model": {"vocab_size": 257, "hidden_size": 64, "num_layers": 4, "num_heads": 4, "head_dim": 16, "mlp_size": 192},
     "sequence": {"length": 4096},
@@ -27,13 +27,13 @@ OTHER_RANGE = re.compile(r"above 0|any number|must be 0|a divisor of|up to|0 \(n
 
 def numeric_keys():
     """Yields the name, the sentence and the type, int or float, of every key that may be one number."""
-    for group in GROUPS:
-        hints = typing.get_type_hints(group)
-        for name, text in sentences(group).items():
+    for section in SECTIONS:
+        hints = typing.get_type_hints(section)
+        for name, text in sentences(section).items():
             hint = hints.get(name)
             kinds = {hint, *(() if typing.get_origin(hint) is tuple else typing.get_args(hint))}
             if kinds & {int, float}:
-                yield f"{group.group}.{name}", text, int if int in kinds else float
+                yield f"{section.section}.{name}", text, int if int in kinds else float
 
 
 def bounds():
@@ -50,20 +50,22 @@ def bounds():
                 yield key, high + 1 if kind is int else 2 * high, False
 
 
-def test_the_page_is_what_the_groups_say():
+def test_the_page_is_what_the_sections_say():
     assert PAGE.read_text(encoding="ascii") == reference(), STALE
 
 
-def test_every_group_is_on_the_page():
-    assert set(GROUPS) == {group for group in Group.__subclasses__() if group.__module__.startswith("sppo_jax.")}
+def test_every_section_is_on_the_page():
+    assert set(SECTIONS) == {
+        section for section in Section.__subclasses__() if section.__module__.startswith("sppo_jax.")
+    }
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.__name__)
-def test_every_field_has_a_sentence_and_every_sentence_a_field(group):
-    entries = sentences(group)
-    assert list(entries) == [spec.name for spec in dataclasses.fields(group)]
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_every_field_has_a_sentence_and_every_sentence_a_field(section):
+    entries = sentences(section)
+    assert list(entries) == [spec.name for spec in dataclasses.fields(section)]
     for name, text in entries.items():
-        assert text.endswith(".") and len(text) > 10, f"the entry {name} of {group.__name__} must be a sentence"
+        assert text.endswith(".") and len(text) > 10, f"the entry {name} of {section.__name__} must be a sentence"
 
 
 @pytest.mark.parametrize(("key", "text", "kind"), list(numeric_keys()))
@@ -82,11 +84,11 @@ def test_a_stated_range_is_enforced(key, value, allowed):
 
 @pytest.mark.parametrize("entry", ["no colon here", "two words: text.", "size: text.\n        size: again."])
 def test_a_malformed_entry_is_refused(entry):
-    group = type(
-        "Broken", (Group,), {"__doc__": f"A group.\n\n    Args:\n        {entry}\n    ", "__module__": "tests"}
+    section = type(
+        "Broken", (Section,), {"__doc__": f"A section.\n\n    Args:\n        {entry}\n    ", "__module__": "tests"}
     )
     with pytest.raises(ValueError, match="an entry in the docstring of Broken must read"):
-        sentences(group)
+        sentences(section)
 
 
 def test_the_example_on_the_page_is_a_config():

@@ -107,7 +107,7 @@ def test_documents_to_validate_on_can_be_given(tmp_path):
         ({}, "weight above 0, got no source"),
         (
             {"a.txt": "much"},
-            "must be text, or a mapping of names, each to a number, or a group of settings, got {'a.txt': 'much'}",
+            "must be text, or a mapping of names, each to a number, or a section of settings, got {'a.txt': 'much'}",
         ),
         (
             {"recall": 1, "a.txt": 1},

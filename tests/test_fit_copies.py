@@ -4,7 +4,8 @@ import pytest
 
 from sppo_jax.fit.copies import host_copies
 
-# A write behind a loop with a product, a fetch behind nothing, and a copy without start and done, in a loop of 3 turns.
+# A write behind a loop with a product, a fetch behind nothing, and a copy without start and done, in a loop of 3
+# iterations.
 HLO = """
 %tick (p: f32[4,8]) -> f32[4,8] {
   %write-start = ((f32[4,8]{1,0:S(5)}, f32[1,8]{1,0}), f32[4,8]{1,0:S(5)}, u32[]) fusion-start(%a, %b), calls=%w
@@ -99,7 +100,7 @@ def test_copies_of_one_direction_that_are_under_way_together_share_the_link():
     assert sorted(host_copies(text).spans) == [("", 3, 32, 0), ("", 3, 64, 0), ("", 3, 128, 0)]
 
 
-def test_a_loop_of_at_most_one_turn_counts_as_often_as_its_turns():
+def test_a_loop_of_at_most_one_iteration_counts_as_often_as_its_iterations():
     name = 'metadata={op_name="jit(step)/while/body/backward_tick/gather_turn/while"}'
     text = HLO.replace('body=%tick, backend_config={"known_trip_count":{"n":"3"}}', f"body=%tick, {name}")
     once, seldom = host_copies(text), host_copies(text, {"gather_turn": 0.25})
@@ -113,7 +114,8 @@ def test_copies_of_the_optimizer_are_counted_by_their_scopes():
     assert host_copies(HLO.replace("calls=%r", name)).optimizer_bytes == 3 * 2 * 8 * 4
 
 
-# A tick: products, then a loop of unknown turns with a product in it, then products; a write is under way all the time.
+# A tick: products, then a loop of unknown iterations with a product in it, then products; a write is under way all the
+# time.
 LOOPS = """
 %product (a: f32[4,8], b: f32[8,16]) -> f32[4,16] {
   %a = f32[4,8]{1,0} parameter(0)
@@ -145,7 +147,7 @@ def waits_of(text, graphed=frozenset()):
     return host_copies(SLICES + text, graphed=graphed).loop_waits
 
 
-def test_a_loop_of_unknown_turns_waits_for_a_write():
+def test_a_loop_of_unknown_iterations_waits_for_a_write():
     """One product of the three hides a part of the write; then the loop's predicate waits."""
     assert waits_of(LOOPS) == (("", 1, 32, 3 * FLOPS, FLOPS),)
     copies = host_copies(SLICES + LOOPS, graphed=frozenset())
@@ -156,7 +158,7 @@ def test_a_loop_of_unknown_turns_waits_for_a_write():
     assert copies.loops_s(1.0, FLOPS / 40, {}) == 0  # the first product alone takes longer than the write
 
 
-def test_a_loop_of_known_turns_reads_no_predicate():
+def test_a_loop_of_known_iterations_reads_no_predicate():
     known = LOOPS.replace("body=%attention", f"body=%attention{KNOWN}")
     assert waits_of(known) == () and host_copies(SLICES + known, graphed=frozenset()).loop_bytes == 0
 
@@ -166,7 +168,7 @@ def test_a_loop_in_a_graph_reads_no_predicate():
     assert len(waits_of(LOOPS, frozenset({"loop.2"}))) == 1
 
 
-def test_a_loop_within_a_loop_of_known_turns_waits_in_its_first_turn():
+def test_a_loop_within_a_loop_of_known_iterations_waits_in_its_first_iteration():
     nested = LOOPS.replace(
         "%loop.1 = (s32[]) while(%t), condition=%c, body=%attention",
         f"%l = (s32[]) while(%t), condition=%c, body=%layer{KNOWN}",

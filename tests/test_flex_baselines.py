@@ -1,4 +1,4 @@
-"""What flexible groups are compared with: which documents lie where, and what more rows than a window cost."""
+"""What flexible teams are compared with: which documents lie where, and what more rows than a window cost."""
 
 import numpy as np
 import pytest

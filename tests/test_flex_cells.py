@@ -62,10 +62,10 @@ def test_every_candidate_keeps_the_rules_and_is_predicted_from_what_it_writes(ki
         far, level = far_cells(batch["document_ids"], shape)
         assert np.array_equal(placement.cells.far, far) and np.array_equal(placement.cells.level, level)
         assert placement.cost == cost_of(batch, shape)
-        grouped = placement.begin < 0
-        assert (placement.degree[grouped] <= np.minimum(pieces.size[grouped], shape.members // 2)).all()
+        in_teams = placement.begin < 0
+        assert (placement.degree[in_teams] <= np.minimum(pieces.size[in_teams], shape.members // 2)).all()
         if "degree" in name:  # "degree 2", "alpha 3 up to degree 2"
-            assert placement.degree[grouped].max(initial=1) <= int(name.split()[-1])
+            assert placement.degree[in_teams].max(initial=1) <= int(name.split()[-1])
 
 
 @pytest.mark.parametrize(("kind", "seed"), CASES)
@@ -116,7 +116,7 @@ def test_long_documents_are_stream_and_come_first():
             assert placement.cells.far[placement.row[0]].tolist() == [True, True, False]
 
 
-def test_a_document_that_spoils_the_balance_gets_a_larger_group():
+def test_a_document_that_spoils_the_balance_gets_a_larger_team():
     shape = make_shape(1, (256, 256), ring=8, hidden=1)
     pieces = Pieces.packed([[64] + [8] * 50])
     degrees = {name: int(placement.degree[0]) for name, placement in candidates(pieces, shape).items()}
@@ -167,7 +167,7 @@ def test_a_new_level_costs_what_travels():
     assert dealt(sizes, degrees, slots, largest=2, penalty=(0, 50))[:2] == [(0, 0, 2), (0, 2, 2)]
 
 
-def test_a_larger_group_takes_what_does_not_fit_into_a_smaller_one():
+def test_a_larger_team_takes_what_does_not_fit_into_a_smaller_one():
     sizes, degrees = [7, 7, 7, 7, 6], [1] * 5
     assert dealt(sizes, degrees, [10])[4] == (-1, 0, 1)
     assert dealt(sizes, degrees, [10], largest=2)[4] == (0, 0, 2)
@@ -201,9 +201,9 @@ def test_lengths_that_fill_cells_badly_are_placed_all_the_same(low, high):
     assert (chosen.order >= 0).all() and chosen.cost <= chosen.costs["packed"]
     assert {"degree 1", "alpha 1/2"} <= set(chosen.costs)
     # Every document lies inside the window, without another: the tokens of a cell fit into the cell.
-    seg, grouped = chosen.segments, chosen.begin < 0
+    seg, in_teams = chosen.segments, chosen.begin < 0
     tokens = np.zeros((shape.rows, shape.num_chunks), np.int64)
-    np.add.at(tokens, (chosen.row[grouped], chosen.chunk[grouped]), pieces.size[grouped])
+    np.add.at(tokens, (chosen.row[in_teams], chosen.chunk[in_teams]), pieces.size[in_teams])
     np.add.at(tokens, (chosen.row[seg.piece], seg.chunk), seg.tokens)
     assert tokens.sum() == pieces.size.sum() and (tokens <= 32768).all()
 

@@ -58,8 +58,8 @@ BROKEN = {
     "a document on all members out of order": ({}, {(4, 0): 1, (4, 1): 0}, "natural order.*chunk 1"),
     "padding inside a document on all members": ({(4, 2): -1}, {}, "natural order.*padding within a document"),
     "a crossing document out of order": ({(4, 0): 3}, {(4, 0): 1}, "natural order, got.*chunk 0"),
-    "padding before a document": ({(1, 2): -1}, {}, "padding of a grouped chunk.*chunk 0"),
-    "not dealt in turns": ({}, {(0, 1): 2, (1, 0): 1}, r"token 1 of document 0 on member 0 in chunk 0"),
+    "padding before a document": ({(1, 2): -1}, {}, "padding of a team chunk.*chunk 0"),
+    "not dealt cyclically": ({}, {(0, 1): 2, (1, 0): 1}, r"token 1 of document 0 on member 0 in chunk 0"),
 }
 
 
@@ -73,7 +73,7 @@ def test_a_broken_rule_is_named(name):
 
 
 def test_dealing_is_checked_only_where_it_is_asked_for():
-    ids, places, _ = BROKEN["not dealt in turns"]
+    ids, places, _ = BROKEN["not dealt cyclically"]
     check_columns(batch_of(changed(GOOD, ids), changed(PLACES, places)), SHAPE, dealing=False)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
 from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
-from sppo_jax.flex.flexsp.solver import plan_groups
+from sppo_jax.flex.flexsp.solver import plan_teams
 from studies import flexsp
 from studies.flexsp_cells import part_of_cluster
 
@@ -33,13 +33,13 @@ def test_the_bound_is_exact_where_documents_are_alike():
     part = part_of_cluster(COSTS, 8)
     lengths = np.full(8, 4096)
     optimum = part.fixed_ns + 2 * int(part.times_KD(lengths)[0, 0])
-    assert plan_groups(lengths, part).time_ns == optimum
+    assert plan_teams(lengths, part).time_ns == optimum
     assert 0.999 * optimum <= lower_bound_ns(lengths, part, 2 * optimum) <= optimum
 
 
 def test_the_longest_document_bounds_the_time():
     lengths = np.array([400_000])
-    plan = plan_groups(lengths, COSTS)
+    plan = plan_teams(lengths, COSTS)
     assert lower_bound_ns(lengths, COSTS, plan.time_ns) == plan.time_ns
 
 
@@ -47,7 +47,7 @@ def test_the_longest_document_bounds_the_time():
 def test_the_bound_takes_under_a_tenth_of_a_second():
     """The only bound on time in these tests: ten times what it takes on 2 cores that are not busy."""
     lengths = flexsp.sample_batches("wikipedia", 192, 1)[0]
-    upper = plan_groups(lengths[:256], COSTS).time_ns
+    upper = plan_teams(lengths[:256], COSTS).time_ns
     begin = time.process_time()
     lower_bound_ns(lengths[:256], COSTS, upper)
     assert time.process_time() - begin < 1.0

@@ -10,8 +10,8 @@ import pytest
 from sppo_jax.flex.flexsp.blaster import blast
 from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR, bucket, bucketed
 from sppo_jax.flex.flexsp.costs import MODELS, flexsp_costs
-from sppo_jax.flex.flexsp.group_plan import problem
 from sppo_jax.flex.flexsp.solver import plan_batch
+from sppo_jax.flex.flexsp.team_plan import problem
 from studies.flexsp_cells import released_batches, sample_batches
 
 

@@ -58,7 +58,7 @@ def test_whole_documents_take_what_the_planner_simulates(cluster, ulysses, seq, 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_groups_exchange_is_charged_by_bytes_and_link():
+def test_what_teams_exchange_is_charged_by_bytes_and_link():
     plan, costs = planned("a100-80g:2x8", 1, 16, 1)
     weights = plan_weights(plan, costs)
     # Keys and values of 8 heads of 128 in bfloat16, over all layers; half as many bytes as their float32 gradients.

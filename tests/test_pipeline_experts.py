@@ -9,9 +9,9 @@ import pytest
 from combinations import draw_experts
 from exactness import assert_exact, quick_jit, random_batch, small_model, small_plan
 from flax import nnx
-from group_cases import batches, case
 from jaxprs import walk
 from programs import compare
+from team_cases import batches, case
 
 from sppo_jax.models import grouped, tiles
 from sppo_jax.models.balance import Balance, loads_of

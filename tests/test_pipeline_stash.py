@@ -28,7 +28,7 @@ def test_what_is_stashed_comes_back_bit_for_bit(host_rows, host_pieces):
     stash = layout(StashClass(7, host_inputs=host_rows[0], host_attention=host_rows[1]), 7, **shapes)
     if stash.host_shape[1] < len(host_pieces):
         with pytest.raises(
-            ValueError, match="host_pieces of a plan must be at most 2, the units of a line.*, got 3; use"
+            ValueError, match="host_pieces of a plan must be at most 2, the elements of a line.*, got 3; use"
         ):
             replace(stash, host_pieces=host_pieces).host_part()
         return
@@ -39,8 +39,8 @@ def test_what_is_stashed_comes_back_bit_for_bit(host_rows, host_pieces):
     back = stash.get(kept, part, 2, 1)
     for name, value in values.items():
         np.testing.assert_array_equal(np.asarray(back[name], np.float32), np.asarray(value, np.float32))
-    units = 2 * sum(entry.host_units for entry in stash.entries.values())
-    assert sum(piece.size for piece in part) == units and len(part) == len(host_pieces)  # nothing is padded
+    elements = 2 * sum(entry.host_elements for entry in stash.entries.values())
+    assert sum(piece.size for piece in part) == elements and len(part) == len(host_pieces)  # nothing is padded
 
 
 @pytest.mark.parametrize("host_pieces", PIECES)
@@ -58,8 +58,8 @@ def test_a_short_row_ends_where_the_next_row_begins(again, host_pieces):
         for layer in range(2):
             _, part = stash.put({}, part, 0, layer, {name: (1 + layer) * x for name, x in values[-1].items()})
         buffer = stash.write_host(buffer, place, part)
-    units = {name: 2 * entry.host_units for name, entry in stash.entries.items()}
-    assert sum(piece.size for piece in buffer) == 5 * units["x"] + 2 * (units["out"] + units["lse"])
+    elements = {name: 2 * entry.host_elements for name, entry in stash.entries.items()}
+    assert sum(piece.size for piece in buffer) == 5 * elements["x"] + 2 * (elements["out"] + elements["lse"])
     for row, place in enumerate(places):
         back = stash.get({}, stash.fetch_host(buffer, place), 0, 1)
         if again:
@@ -70,12 +70,12 @@ def test_a_short_row_ends_where_the_next_row_begins(again, host_pieces):
             )
 
 
-def test_a_part_of_more_units_than_an_int32_counts_has_offsets():
-    """256K tokens of Llama-3.2-1B with all of a layer on the host: 2.2e9 units a layer."""
+def test_a_part_of_more_elements_than_an_int32_counts_has_offsets():
+    """256K tokens of Llama-3.2-1B with all of a layer on the host: 2.2e9 elements a layer."""
     tokens, stash = 2**18, StashClass(2**18, host_inputs=2**18, host_attention=2**18, host_rest=True)
     shapes = {"x": ((2048,), jnp.bfloat16), "rest0": ((6144,), jnp.bfloat16), "lse": ((32,), jnp.float32)}
     packed = layout(stash, tokens, **shapes)
-    assert sum(entry.host_units for entry in packed.entries.values()) > 2**31 > max(packed.host_shape)
+    assert sum(entry.host_elements for entry in packed.entries.values()) > 2**31 > max(packed.host_shape)
     values = {name: jax.ShapeDtypeStruct((tokens, *dims), dtype) for name, (dims, dtype) in shapes.items()}
 
     def there_and_back(values):

@@ -276,21 +276,21 @@ def held_tables(equations):
 
 
 def times_inside(equations, name):
-    """Returns how often a collective would run if all loops of at most one turn had one."""
+    """Returns how often a collective would run if all loops of at most one iteration had one."""
     rare = [one for one in equations if one.axes == ("data", "ring", "ulysses") and "while" in one.inside]
     return sum(one.times for one in rare if one.name == name)
 
 
 def rare_flags(program):
-    """Returns for each body of ticks that gathers, or scatters, in some turns only: in how many of them."""
+    """Returns for each body of ticks that gathers, or scatters, in some iterations only: in how many of them."""
     found, place = {"all_gather": [], "reduce_scatter": []}, 0
     for item in program.items:
-        turns = item.count if isinstance(item, Loop) else 1
-        length = len(unfold([item])) // turns
+        iterations = item.count if isinstance(item, Loop) else 1
+        length = len(unfold([item])) // iterations
         for name, flag in (("all_gather", "weights.gathers"), ("reduce_scatter", "weights.scatters")):
-            flags = program.rows[flag][place : place + turns * length, 0].reshape(turns, length).sum(0)
-            found[name] += [int(count) for count in flags if 0 < count < turns]
-        place += turns * length
+            flags = program.rows[flag][place : place + iterations * length, 0].reshape(iterations, length).sum(0)
+            found[name] += [int(count) for count in flags if 0 < count < iterations]
+        place += iterations * length
     return found
 
 
@@ -307,7 +307,8 @@ def test_weights_are_gathered_and_their_sums_scattered_once_a_group_and_pass():
     ends = Counter(spec.kind for spec in specs if spec.embeds)
     assert ends["F"] == ends["B"] == ends["H"] == 4  # chunks
     assert (program.rows["weights.gathers"].sum(0) == 7).all() and (program.rows["weights.scatters"].sum(0) == 4).all()
-    # Where not all turns of a loop gather, the gather is in a loop of at most one turn; the rows say in which ticks.
+    # Where not all iterations of a loop gather, the gather is in a loop of at most one iteration; the rows say in which
+    # ticks.
     rare = Counter(one.name for one in equations if one.axes == ("data", "ring", "ulysses") and "while" in one.inside)
     in_loops = {name: sum(flags) for name, flags in rare_flags(program).items()}
     assert rare == {name: len(flags) * len(like) for name, flags in rare_flags(program).items()}

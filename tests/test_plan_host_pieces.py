@@ -6,7 +6,7 @@ from sppo_jax.plan.host_pieces import ONE_PIECE, cut_line
 
 
 @pytest.mark.parametrize(
-    ("num_units", "pieces", "want"),
+    ("num_elements", "pieces", "want"),
     [
         (2097152, ONE_PIECE, (2097152,)),
         (2097152, (858, 166), (1757184, 339968)),
@@ -17,19 +17,19 @@ from sppo_jax.plan.host_pieces import ONE_PIECE, cut_line
         (3, (1, 1022, 1), (1, 1, 1)),
     ],
 )
-def test_a_line_is_cut_by_shares(num_units, pieces, want):
-    assert cut_line(num_units, pieces) == want and sum(want) == num_units
+def test_a_line_is_cut_by_shares(num_elements, pieces, want):
+    assert cut_line(num_elements, pieces) == want and sum(want) == num_elements
 
 
 def test_pieces_are_within_half_a_share_of_the_plan():
     pieces = (100, 1, 400, 23, 500)
-    for num_units in (2**20, 27431 * 64, 2**14 + 40):
-        for got, share in zip(cut_line(num_units, pieces), pieces, strict=True):
-            assert abs(got / num_units - share / 1024) <= 1 / 1024  # half a share at either end
+    for num_elements in (2**20, 27431 * 64, 2**14 + 40):
+        for got, share in zip(cut_line(num_elements, pieces), pieces, strict=True):
+            assert abs(got / num_elements - share / 1024) <= 1 / 1024  # half a share at either end
 
 
-def test_a_line_of_fewer_units_than_pieces_is_refused():
+def test_a_line_of_fewer_elements_than_pieces_is_refused():
     with pytest.raises(
-        ValueError, match="host_pieces of a plan must be at most 2, the units of a line of the stash, got 3"
+        ValueError, match="host_pieces of a plan must be at most 2, the elements of a line of the stash, got 3"
     ):
         cut_line(2, (1, 1, 1022))

@@ -9,7 +9,7 @@ from exactness import small_plan
 
 from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan
 from sppo_jax.plan.plan import Plan
-from sppo_jax.program.stash import recomputing_groups
+from sppo_jax.program.stash import recomputing_bundles
 from sppo_jax.schedule.csv_format import to_csv
 from sppo_jax.schedule.generators import make_table
 
@@ -274,7 +274,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (dict(stash=replace(STASH, attention_from=-1)), "attention_from must be a chunk's number, 0 to 3, got -1"),
         (
             dict(groups="flex", stash=replace(STASH, attention_from=1)),
-            "must be 0 where each document has its own group of devices, got 1; use sequence.groups=static",
+            "must be 0 where each document has its own team of devices, got 1; use sequence.groups=static",
         ),
         (
             dict(
@@ -346,8 +346,8 @@ def test_breadth_first_parts_late_chunks_from_early_ones_wherever_it_is_asked_to
             table = dict(schedule="breadth-first", interleave=interleave, sequences=sequences, wave=wave)
             plan = small_plan((4,) * num_chunks, mesh=(1, pipe, 1), **table, attention_from=first)
             outline = plan.outline()
-            recomputing = recomputing_groups(outline, plan.stash)
-            assert {outline.group_chunks[group] for group, again in enumerate(recomputing) if again} == set(
+            recomputing = recomputing_bundles(outline, plan.stash)
+            assert {outline.bundle_last_chunks[bundle] for bundle, again in enumerate(recomputing) if again} == set(
                 range(first)
             )
 

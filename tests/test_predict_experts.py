@@ -14,7 +14,7 @@ from sppo_jax.plan.parts import MeshShape, StashPlan
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.memory import predict_memory
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stage_params import largest_matrix
 from sppo_jax.schedule.generators import make_table
 
@@ -94,7 +94,7 @@ def test_work_of_experts_by_hand():
 def test_experts_are_beside_their_layer_and_no_matrix():
     table = make_table("sppo", 1, 1, (512, 512))
     places = StashPlan(inputs="keep", attention="keep", rest="recompute", alpha=(0.0, 0.0))
-    shape = Shape(model=MODEL, layers=4, seq=1, ulysses=1, compute_bytes=2)
+    shape = MemoryShape(model=MODEL, layers=4, seq=1, ulysses=1, compute_bytes=2)
     work, moments = expert_work(MODEL, "gpu"), predict_memory(table, shape, places).moments
     of_experts = {moment: sizes["experts"] for moment, sizes in moments.items()}
     # Products and probabilities of the router, and the arrays of a layer's experts.

@@ -13,7 +13,7 @@ from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.fitted import NUMBERS, TOLD
 from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, optimizer_bytes
 from sppo_jax.predict.memory import Memory, predict_memory
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import simulate
 from sppo_jax.predict.stash_bytes import stash_bytes
 from sppo_jax.predict.workspace import kv_heads_per_device
@@ -25,7 +25,7 @@ from sppo_jax.search.offload import choose_alpha, copy_seconds
 GIB = 2**30
 
 MODEL = ModelConfig(vocab_size=100, hidden_size=8, num_layers=4, num_heads=4, num_kv_heads=2, mlp_size=16)
-SHAPE = Shape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)
+SHAPE = MemoryShape(model=MODEL, layers=2, seq=1, ulysses=1, compute_bytes=4)
 
 
 def stash(table, alpha=0.0, **places) -> StashPlan:
@@ -238,7 +238,7 @@ def test_the_whole_stash_goes_where_the_rest_goes_and_groups_take_turns():
 def test_chunks_without_attention_outputs_take_less_memory_and_copies_as_long():
     table, shape = make_table("breadth-first", 1, 1, (16,) * 4, 3), replace(SHAPE, layers=1)
     costs = costs_on(DEVICES["cpu"], 1, recompute_linear=0, length=64)
-    alpha = tuple(float(group < 11) for group in table.diagonal_groups)
+    alpha = tuple(float(bundle < 11) for bundle in table.diagonal_bundles)
     whole = replace(stash(table, inputs="host", attention="host"), alpha=alpha)
     late, none = replace(whole, attention_from=2), replace(whole, attention="recompute")
     copied_s = [copy_seconds(table, shape, places, costs) for places in (whole, late, none)]

@@ -1,7 +1,7 @@
 """cuDNN's workspace by hand."""
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.workspace import backward_bytes, workspace_bytes
 
 MIB = 2**20
@@ -19,11 +19,11 @@ def test_one_call_by_hand():
 
 
 def test_the_call_of_a_plan():
-    alone = Shape(model=LLAMA, layers=2, seq=1, ulysses=1, compute_bytes=2, kernel="cudnn")
+    alone = MemoryShape(model=LLAMA, layers=2, seq=1, ulysses=1, compute_bytes=2, kernel="cudnn")
     assert workspace_bytes(alone, 32768, 2**20) == (516 + 512) * MIB
     # Eight devices under ulysses: 4 heads each, all tokens of the tick; one key-value head, so GQA stays.
-    eight = Shape(model=LLAMA, layers=2, seq=8, ulysses=8, compute_bytes=2, kernel="cudnn")
+    eight = MemoryShape(model=LLAMA, layers=2, seq=8, ulysses=8, compute_bytes=2, kernel="cudnn")
     assert workspace_bytes(eight, 4096, 2**20) == (516 + 512) * MIB // 8
     # A chunk without a past: the keys are its own.
     assert workspace_bytes(alone, 131072, 131072) == 4 * (516 + 512) * MIB
-    assert workspace_bytes(Shape(model=LLAMA, layers=2, seq=1, ulysses=1, compute_bytes=2), 32768, 2**20) == 0
+    assert workspace_bytes(MemoryShape(model=LLAMA, layers=2, seq=1, ulysses=1, compute_bytes=2), 32768, 2**20) == 0

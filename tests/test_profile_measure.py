@@ -65,14 +65,14 @@ def test_the_planner_takes_the_figures(found, tmp_path):
     assert device.matmul_flops_s * device.matmul_efficiency == pytest.approx(found[0].layer_flops_s)
 
 
-def test_a_timer_counts_turns_on_all_devices():
+def test_a_timer_counts_iterations_on_all_devices():
     timer = Timer(devices=tuple(jax.devices()), run_s=0.001, runs=3)
     short_s, long_s = (
         timer.seconds(
             lambda: jnp.full((64, 64), 0.01),
-            lambda x, turns=turns: jax.lax.fori_loop(0, turns, lambda _, y: jnp.tanh(y @ y), x),
+            lambda x, iterations=iterations: jax.lax.fori_loop(0, iterations, lambda _, y: jnp.tanh(y @ y), x),
         )
-        for turns in (4, 400)
+        for iterations in (4, 400)
     )
     assert 0 < short_s < long_s
 

@@ -5,7 +5,7 @@ import pytest
 from exactness import small_plan
 
 from sppo_jax.program import counters
-from sppo_jax.program.counters import needs_tables, numbers_of_turns, step_of, with_short_loops
+from sppo_jax.program.counters import needs_tables, numbers_of_iterations, step_of, with_short_loops
 from sppo_jax.program.fold import Loop, unfold
 from sppo_jax.program.program import lower
 from sppo_jax.program.ring import AttentionShape
@@ -16,15 +16,15 @@ HOST = dict(places=("host", "host", "recompute"), alpha=1.0)
 LATE = ORDER | HOST | dict(attention_from=6)
 
 
-def test_the_innermost_counter_tells_a_number_that_is_the_same_on_all_stages_and_in_all_outer_turns():
+def test_the_innermost_counter_tells_a_number_that_is_the_same_on_all_stages_and_in_all_outer_iterations():
     values = np.array([[[0, 0], [1, 1], [3, 3]]] * 2)
-    assert numbers_of_turns(values).tolist() == [0, 1, 3] and step_of(numbers_of_turns(values)) is None
-    assert numbers_of_turns(values[0]).tolist() == [0, 1, 3]
+    assert numbers_of_iterations(values).tolist() == [0, 1, 3] and step_of(numbers_of_iterations(values)) is None
+    assert numbers_of_iterations(values[0]).tolist() == [0, 1, 3]
     assert step_of(np.array([5, 3, 1])) == -2 and step_of(np.array([7])) == 0
     values[1, 2] = 4
-    assert numbers_of_turns(values) is None
-    assert numbers_of_turns(np.array([[0, 0], [1, 2]])) is None
-    assert numbers_of_turns(np.array([0, 0])) is None  # no loop
+    assert numbers_of_iterations(values) is None
+    assert numbers_of_iterations(np.array([[0, 0], [1, 2]])) is None
+    assert numbers_of_iterations(np.array([0, 0])) is None  # no loop
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_short_rows_and_the_waiting_room_need_tables(plan, needs):
     assert needs_tables(program.items, program.rows) == needs
 
 
-def test_a_loop_with_tables_has_no_more_turns_than_a_table(monkeypatch):
+def test_a_loop_with_tables_has_no_more_iterations_than_a_table(monkeypatch):
     whole, other = lower(small_plan(**LATE), SHAPE), lower(small_plan(**ORDER, **HOST), SHAPE)
     assert [item.count for item in whole.items if isinstance(item, Loop)] == [7, 16, 7, 7, 15, 7]
-    monkeypatch.setattr(counters, "MOST_TURNS", 6)
+    monkeypatch.setattr(counters, "MOST_ITERATIONS", 6)
     cut = with_short_loops(whole.items, whole.rows)
     assert unfold(cut) == unfold(whole.items) and with_short_loops(other.items, other.rows) == other.items
     # Rows of the first and the last group of layers are lines.

@@ -19,8 +19,8 @@ TABLES = {
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_row_holds_one_stash_from_its_forward_to_its_backward(name, every):
     table = make_table(*TABLES[name])
-    of_group = [group % every for group in range(max(table.diagonal_groups) + 1)]
-    classes = [None if group is None else of_group[group] for group in table.tick_groups]
+    of_bundle = [bundle % every for bundle in range(max(table.diagonal_bundles) + 1)]
+    classes = [None if bundle is None else of_bundle[bundle] for bundle in table.tick_bundles]
     rows, held = host_rows(table, classes), {}
     for index, tick in enumerate(table.ticks):
         units = {unit[1:] for unit in tick.units if unit is not None}
@@ -31,23 +31,23 @@ def test_a_row_holds_one_stash_from_its_forward_to_its_backward(name, every):
         elif tick.kind == "B":
             assert held.pop(place) == units
     assert not held
-    most = {made: 2 for made in of_group}
+    most = {made: 2 for made in of_bundle}
     for index, row in rows.items():
         most[classes[index]] = max(most[classes[index]], row + 1)
-    assert table.host_rows(of_group) == most
+    assert table.host_rows(of_bundle) == most
     outline = make_outline(*TABLES[name])
-    assert outline.host_rows(of_group) == most
+    assert outline.host_rows(of_bundle) == most
 
 
 def test_ticks_that_mix_sequences_have_rows_by_stage():
     table = make_table("seq1f1b", 2, 4, (8,) * 4)
-    of_group = [0] * (max(table.diagonal_groups) + 1)
-    assert host_rows(table, [None if group is None else 0 for group in table.tick_groups]) is None
-    assert table.host_rows(of_group) == {0: table.stash_peaks(of_group)[0] + 1}
+    of_bundle = [0] * (max(table.diagonal_bundles) + 1)
+    assert host_rows(table, [None if bundle is None else 0 for bundle in table.tick_bundles]) is None
+    assert table.host_rows(of_bundle) == {0: table.stash_peaks(of_bundle)[0] + 1}
 
 
 def test_rows_of_one_sequence_are_a_line_forward_and_back():
     table = make_table("sppo", 3, 1, (8,) * 6)
-    rows = host_rows(table, [None if group is None else 0 for group in table.tick_groups])
+    rows = host_rows(table, [None if bundle is None else 0 for bundle in table.tick_bundles])
     forward, backward = ([rows[i] for i, tick in enumerate(table.ticks) if tick.kind == kind] for kind in "FB")
     assert forward == list(range(8)) == backward[::-1]

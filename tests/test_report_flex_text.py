@@ -1,4 +1,4 @@
-"""The report on groups: cells, levels and shares by hand on small windows."""
+"""The report on teams: cells, levels and shares by hand on small windows."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ from sppo_jax.flex.baselines import baselines
 from sppo_jax.flex.cells import plan_cells, today
 from sppo_jax.flex.placement import Pieces
 from sppo_jax.report.flex.cells import CellFigures, cells_of
-from sppo_jax.report.flex.figures import GroupFigures
-from sppo_jax.report.flex.text import _runs, _some, groups_text
+from sppo_jax.report.flex.figures import TeamFigures
+from sppo_jax.report.flex.text import _runs, _some, teams_text
 
 
 def figures(pieces, shape):
     """Figures of one window without a plan; what needs the plan's costs is not there."""
-    return GroupFigures(
+    return TeamFigures(
         plan=None,
         model=None,
         cluster=None,
@@ -60,7 +60,7 @@ def test_cells_hold_every_document_and_token_of_any_window(seed):
             blocks = sum(degree * count for degree, count, _ in each.groups)
             assert not (each.stream and each.groups) and blocks <= 2 * shape.members * shape.levels
             assert each.attention_max >= each.attention_mean
-            assert "document" in groups_text(each) or "natural order" in groups_text(each) or not each.documents
+            assert "document" in teams_text(each) or "natural order" in teams_text(each) or not each.documents
 
 
 def test_levels_are_those_that_ticks_execute():
@@ -97,11 +97,11 @@ def test_free_exchange_leaves_only_what_is_uneven():
     assert shown.exchange_share == 0 and shown.uneven_share > 0
 
 
-def test_groups_in_words():
-    assert groups_text(cell()) == "empty"
-    assert groups_text(cell(stream=True, documents=1)) == "stream: 1 document"
-    grouped = cell(groups=((4, 1, 1), (1, 3, 7)), documents=9)
-    assert groups_text(grouped) == "1 x 4: 1 document, 3 x 1: 7, in natural order: 1"
+def test_teams_in_words():
+    assert teams_text(cell()) == "empty"
+    assert teams_text(cell(stream=True, documents=1)) == "stream: 1 document"
+    in_teams = cell(groups=((4, 1, 1), (1, 3, 7)), documents=9)
+    assert teams_text(in_teams) == "1 x 4: 1 document, 3 x 1: 7, in natural order: 1"
 
 
 def test_shown_cells_are_of_each_level_and_in_order():

@@ -8,7 +8,7 @@ from test_report_plan_figures import CASES
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.report.plan.occupancy import occupancy, unit_bytes
 from sppo_jax.report.plan.text import copies_text
 from sppo_jax.schedule.generators import make_table
@@ -78,8 +78,8 @@ def test_layer_inputs_come_back_a_second_time_where_keys_and_values_are_made_aga
 
 def test_early_chunks_copy_what_late_ones_copy_and_hold_less():
     table = make_table("breadth-first", 1, 1, (16,) * 4, 3)
-    shape = Shape(model=ModelConfig(**MODEL), layers=1, seq=1, ulysses=1, compute_bytes=2)
-    alpha = tuple(float(group < 11) for group in table.diagonal_groups)
+    shape = MemoryShape(model=ModelConfig(**MODEL), layers=1, seq=1, ulysses=1, compute_bytes=2)
+    alpha = tuple(float(bundle < 11) for bundle in table.diagonal_bundles)
     stash = StashPlan(inputs="host", attention="host", rest="recompute", alpha=alpha, attention_from=2)
     held, moved = (unit_bytes(table, shape, stash, moved=moved) for moved in (False, True))
     early, late = held[0, 1, 0][1], held[0, 2, 0][1]

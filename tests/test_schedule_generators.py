@@ -178,7 +178,7 @@ def test_the_most_chunks_in_flight_are_known_without_a_table():
         try:
             table = make_table(name, pipe, sequences, (8,) * chunks, groups, wave)
         except ValueError:
-            continue  # chunks that do not form whole groups
+            continue  # chunks that do not form whole convoys
         held = chunks_in_flight(pipe, groups, sequences // wave, wave * chunks)
         assert held == max(table.in_flight), (name, pipe, groups, chunks, sequences, wave)
         # A prefix is held as long as any of its chunks.

@@ -64,10 +64,10 @@ def test_the_rounds_of_an_outline_are_the_ticks_of_the_table():
 
 def test_an_outline_has_the_diagonals_and_the_shapes_of_its_table():
     for table, outline in pairs():
-        assert outline.diagonal_groups == table.diagonal_groups
-        assert outline.group_tokens == table.group_tokens
+        assert outline.diagonal_bundles == table.diagonal_bundles
+        assert outline.bundle_tokens == table.bundle_tokens
         assert tuple(all_rounds(outline.tick_tokens, outline.repeats)) == table.tick_tokens
-        gaps, of_table = outline.group_gaps, table.group_gaps
+        gaps, of_table = outline.bundle_gaps, table.bundle_gaps
         assert [gap >= MIN_HOST_GAP for gap in gaps] == [gap >= MIN_HOST_GAP for gap in of_table]
         if table.name != "gpipe":
             assert gaps == of_table
@@ -75,10 +75,10 @@ def test_an_outline_has_the_diagonals_and_the_shapes_of_its_table():
 
 def test_an_outline_holds_as_much_at_once_as_its_table_has_slots():
     for table, outline in pairs():
-        groups = table.diagonal_groups
-        of_unit = {key: groups[diagonal] % 2 for key, diagonal in table.unit_diagonals.items()}
+        bundles = table.diagonal_bundles
+        of_unit = {key: bundles[diagonal] % 2 for key, diagonal in table.unit_diagonals.items()}
         slots = stash_slots(table, lambda unit, of=of_unit: of[unit[1:]])
-        assert outline.stash_peaks([group % 2 for group in range(max(groups) + 1)]) == {
+        assert outline.stash_peaks([bundle % 2 for bundle in range(max(bundles) + 1)]) == {
             name: count for name, (count, _) in slots.items()
         }
         assert outline.kv_peak == table.kv_peak == sequence_slots(table)[0]

@@ -40,18 +40,18 @@ def test_shapes_are_multiples_and_few_lengths_are_their_own_shapes():
 def test_a_tick_rounds_up_to_its_shape_and_without_shapes_is_as_it_was():
     assert [rounded_up(tokens, (8, 16)) for tokens in (1, 8, 9, 16)] == [8, 8, 16, 16] and rounded_up(9, ()) == 9
     table = make_table("sppo", 2, 1, (20, 12, 8))
-    assert table.group_tokens == (20, 20, 12, 8) and table.most_tokens == 20
+    assert table.bundle_tokens == (20, 20, 12, 8) and table.most_tokens == 20
     rounded = replace(table, shapes=(16, 24))
-    assert rounded.group_tokens == (24, 24, 16, 16) and rounded.most_tokens == 24
+    assert rounded.bundle_tokens == (24, 24, 16, 16) and rounded.most_tokens == 24
     forward = [tokens for tokens, tick in zip(rounded.tick_tokens, rounded.ticks, strict=True) if tick.kind == "F"]
     assert forward == [24, 24, 16, 16]
     assert [shape.tokens for shape in rounded.tick_shapes] == list(rounded.tick_tokens)
-    assert rounded.diagonal_groups == table.diagonal_groups and rounded.group_gaps == table.group_gaps
+    assert rounded.diagonal_bundles == table.diagonal_bundles and rounded.bundle_gaps == table.bundle_gaps
 
 
 @pytest.mark.parametrize("name", ["sppo", "seq1f1b", "gpipe", "interleaved-seq1f1b"])
 def test_an_outline_rounds_as_its_table_does(name):
     asked = name, 2, 12, (28, 20, 12, 12), 2 if name.startswith("interleaved") else 1
     table, outline = (replace(make(*asked), shapes=(16, 32)) for make in (make_table, make_outline))
-    assert outline.repeats and outline.group_tokens == table.group_tokens
+    assert outline.repeats and outline.bundle_tokens == table.bundle_tokens
     assert tuple(all_rounds(outline.tick_tokens, outline.repeats)) == table.tick_tokens

@@ -1,4 +1,4 @@
-"""Diagonals, their groups and the static shapes of ticks."""
+"""Diagonals, their bundles and the static shapes of ticks."""
 
 from dataclasses import replace
 
@@ -21,29 +21,29 @@ def test_number_of_diagonals():
         in_turn = (groups - 1) * max(chunks, stages) + chunks + stages - 1
         expected = chunks * groups + stages - 1 if chunks % stages == 0 or groups == 1 else stages * groups + chunks - 1
         expected = in_turn if table.name == "breadth-first" else expected
-        assert len(table.diagonal_groups) == expected
+        assert len(table.diagonal_bundles) == expected
 
 
 def test_every_diagonal_is_alone_in_sppo_and_mod_n_in_a_stream():
     for table in all_tables():
-        groups = table.diagonal_groups
+        bundles = table.diagonal_bundles
         if table.num_groups > 1:
             continue
         if table.name == "sppo" or table.num_sequences == 1:
-            assert groups == tuple(range(len(groups)))
+            assert bundles == tuple(range(len(bundles)))
         elif table.num_sequences > 2 * table.num_stages:
-            assert groups == tuple(diagonal % table.num_chunks for diagonal in range(len(groups)))
+            assert bundles == tuple(diagonal % table.num_chunks for diagonal in range(len(bundles)))
 
 
-def test_units_of_a_tick_are_in_one_group_and_unmixed_diagonals_are_not_merged():
+def test_units_of_a_tick_are_in_one_bundle_and_unmixed_diagonals_are_not_merged():
     for table in all_tables()[::11]:
-        groups, diagonals = table.diagonal_groups, table.unit_diagonals
-        links = {diagonal: {diagonal} for diagonal in range(len(groups))}
+        bundles, diagonals = table.diagonal_bundles, table.unit_diagonals
+        links = {diagonal: {diagonal} for diagonal in range(len(bundles))}
         for tick in table.ticks:
             if tick.kind == "H":
                 continue
             together = {diagonals[u.sequence, u.chunk, u.virtual_stage] for u in tick.units if u is not None}
-            assert len({groups[diagonal] for diagonal in together}) == 1
+            assert len({bundles[diagonal] for diagonal in together}) == 1
             for diagonal in together:
                 links[diagonal] |= together
         # Reachability by flooding, as a second opinion on the merging.
@@ -53,23 +53,23 @@ def test_units_of_a_tick_are_in_one_group_and_unmixed_diagonals_are_not_merged()
                 new = links[frontier.pop()] - reached
                 reached |= new
                 frontier += new
-            assert reached == {diagonal for diagonal in links if groups[diagonal] == groups[start]}
+            assert reached == {diagonal for diagonal in links if bundles[diagonal] == bundles[start]}
 
 
 def test_gaps_of_sppo_fall_by_two_a_diagonal_to_one():
     table = make_table("sppo", 3, 2, (8,) * 4)
-    assert table.group_gaps == (11, 9, 7, 5, 3, 1)
+    assert table.bundle_gaps == (11, 9, 7, 5, 3, 1)
 
 
 def test_gaps_are_the_least_of_their_units():
     for table in all_tables()[::11]:
-        groups, diagonals, ticks = table.diagonal_groups, table.unit_diagonals, table.unit_ticks
+        bundles, diagonals, ticks = table.diagonal_bundles, table.unit_diagonals, table.unit_ticks
         found = {}
         for key, diagonal in diagonals.items():
             between = table.ticks[ticks[Unit("F", *key)] : ticks[Unit("B", *key)]]
             gap = sum(tick.kind != "H" for tick in between)
-            found.setdefault(groups[diagonal], []).append(gap)
-        assert table.group_gaps == tuple(min(found[group]) for group in sorted(found))
+            found.setdefault(bundles[diagonal], []).append(gap)
+        assert table.bundle_gaps == tuple(min(found[bundle]) for bundle in sorted(found))
 
 
 def test_forward_and_backward_of_a_unit_have_one_shape_that_holds_all_units_of_the_tick():
@@ -99,13 +99,13 @@ def test_a_tick_is_as_long_as_the_longest_chunk_of_its_diagonals():
     ]
 
 
-def test_all_units_of_a_tick_are_in_its_group():
+def test_all_units_of_a_tick_are_in_its_bundle():
     for table in all_tables():
-        groups, diagonals = table.diagonal_groups, table.unit_diagonals
-        for tick, group in zip(table.ticks, table.tick_groups, strict=True):
+        bundles, diagonals = table.diagonal_bundles, table.unit_diagonals
+        for tick, bundle in zip(table.ticks, table.tick_bundles, strict=True):
             units = [unit for unit in tick.units if unit is not None]
-            found = {groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]] for unit in units}
-            assert (group is None) == (tick.kind == "H") and (group is None or found == {group})
+            found = {bundles[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]] for unit in units}
+            assert (bundle is None) == (tick.kind == "H") and (bundle is None or found == {bundle})
 
 
 def test_a_table_keeps_what_was_found_and_a_changed_one_starts_anew():

@@ -46,10 +46,10 @@ def test_a_wave_is_a_sequence_with_other_labels():
 def test_diagonals_of_a_wave_are_those_of_one_sequence():
     for table in wave_tables()[::3]:
         other = joined(table)
-        assert table.diagonal_groups == other.diagonal_groups
-        assert table.hides_copies == other.hides_copies and table.tick_tokens == other.tick_tokens
+        assert table.diagonal_bundles == other.diagonal_bundles
+        assert table.overlaps_copies == other.overlaps_copies and table.tick_tokens == other.tick_tokens
     table = make_table("sppo", 4, 8, (8,) * 6, 1, 4)
-    assert table.diagonal_groups == tuple(range(4 * 6 + 3)) and sum(table.hides_copies) == 26
+    assert table.diagonal_bundles == tuple(range(4 * 6 + 3)) and sum(table.overlaps_copies) == 26
     # Counted from the first tick of each sequence, diagonals that are k apart would run together.
     assert table.unit_diagonals[1, 0, 0] == table.unit_diagonals[5, 0, 0] == 1
 

@@ -182,7 +182,7 @@ def test_alpha_rises_with_the_work_to_hide_behind():
     made = plan(LLAMA, 2**18, mesh={"pipe": 4, "seq": 8}, sequence={"chunks": 64}, device=device, stash=HOST)
     alpha = made.stash.alpha
     assert set(alpha) == set(ALPHA_LEVELS)
-    gaps = [made.table().group_gaps[group] for group in made.table().diagonal_groups]
+    gaps = [made.table().bundle_gaps[bundle] for bundle in made.table().diagonal_bundles]
     rising = [value for value, gap in zip(alpha, gaps, strict=True) if gap >= 3]
     # The last diagonals belong to the last stages and chunks alone; all others start at an ever later chunk.
     assert rising == sorted(rising)

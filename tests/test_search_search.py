@@ -827,7 +827,7 @@ def test_every_divisor_of_the_layers_of_a_stage_is_an_interleave(schedule, depth
 def test_groups_of_one_layer_have_all_places():
     free = Frontier(read_request(config(mesh={"pipe": 4}), small()))
     free.open(Trial(Way(), "float32"))
-    places = {layers: {one.places for one in free.groups if one.layout.layers == layers} for layers in (1, 2)}
+    places = {layers: {one.places for one in free.families if one.layout.layers == layers} for layers in (1, 2)}
     assert places[1] == places[2] >= {("keep",) * 3, ("recompute",) * 3, ("host",) * 3}
     found = search(config(mesh={"pipe": 4}, stash={"inputs": "host"}, schedule={"interleave": 2}), small())
     assert found.plan.schedule.interleave == 2 and found.plan.stash.inputs == "host"

@@ -33,7 +33,7 @@ def test_groups_are_filled_to_90_percent_of_their_tokens():
         assert one_degree_ns(lengths, part, 2) == num_microbatches * part.fixed_ns + work
 
 
-def test_documents_of_the_last_microbatch_are_dealt_over_its_groups():
+def test_documents_of_the_last_microbatch_are_dealt_over_its_teams():
     lengths = np.full(4, 4096)
     part = part_of_cluster(COSTS, 8)
     assert one_degree_ns(lengths, part, 2) == part.fixed_ns + int(part.times_KD(lengths)[0, 0])
@@ -43,9 +43,7 @@ def test_a_degree_that_cannot_hold_the_longest_document():
     lengths = np.array([30_000, 128])
     assert one_degree_ns(lengths, COSTS, 4) is None
     assert batch_ns("batch", lengths, COSTS, static_degree=4) > 0
-    with pytest.raises(
-        ValueError, match="a group must hold the longest document, got 30000 tokens for groups of 25796"
-    ):
+    with pytest.raises(ValueError, match="a team must hold the longest document, got 30000 tokens for teams of 25796"):
         batch_ns("static", lengths, COSTS, static_degree=4)
 
 

@@ -29,7 +29,7 @@ def test_the_picture_shows_todays_data(found):
     assert stored == figures.digest(groups.picture(found)), AGAIN
 
 
-def test_each_document_has_a_box_as_wide_as_its_group(found):
+def test_each_document_has_a_box_as_wide_as_its_team(found):
     placement = found.first
     boxes = [box for row in range(4) for box in groups._boxes(placement, row)]
     assert len(boxes) >= len(placement.pieces)

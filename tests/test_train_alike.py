@@ -1,4 +1,4 @@
-"""Processes whose documents, or whose groups, differ do not begin."""
+"""Processes whose documents, or whose teams, differ do not begin."""
 
 from types import SimpleNamespace
 

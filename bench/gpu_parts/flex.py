@@ -1,8 +1,8 @@
-"""Part `flex`: groups of devices that fit the documents, against all documents on all devices, on several GPUs.
+"""Part `flex`: teams of devices that fit the documents, against all documents on all devices, on several GPUs.
 
 A plan with groups=flex takes rearranged rows. A plan with groups=static takes the same documents as they are packed.
 Both must come to the loss and the gradients of the dense model in float32, up to twice the error of the dense model in
-bfloat16. Then both take turns against a clock. One GPU has no groups: a case needs at least 2 devices.
+bfloat16. Then both take turns against a clock. One GPU has no teams: a case needs at least 2 devices.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def placed_batches(settings: dict, plan: Plan) -> dict[str, dict[str, np.ndarray
 
 
 def _has_both(placement: Placement) -> bool:
-    """Return whether some cells are stream and others grouped."""
+    """Return whether some cells are stream and others team cells."""
     return bool(placement.cells.far.any()) and not placement.cells.far.all()
 
 

@@ -61,7 +61,7 @@ def tables(results: Results) -> str:
         ("Longest sequence by the compiler", _longest),
         ("Peers", _peers),
         ("Overlap of host copies with kernels", _overlap),
-        ("Flexible groups", _flex),
+        ("Flexible teams", _flex),
         ("Not measured", _missing),
     ):
         rows = make(results)

@@ -1,6 +1,6 @@
-"""Attention within groups of members: keys arrive by doubling exchanges, gradients go home by halving.
+"""Attention within teams of members: keys arrive by doubling exchanges, gradients go home by halving.
 
-A chunk that holds whole documents alone, each on an aligned group of 1, 2, 4, ... members, needs neither a prefix nor
+A chunk that holds whole documents alone, each on an aligned team of 1, 2, 4, ... members, needs neither a prefix nor
 the whole axis. With level n each member needs the keys of its 2^n - 1 neighbours. Exchange l swaps all that members i
 and i XOR 2^l have, so n exchanges bring them: slot j then holds the keys of member me XOR j. The level is known only
 when the batch is. So each exchange is a loop of 0 or 1 trips, whose trip count must be the same on ALL devices.
@@ -23,7 +23,7 @@ from sppo_jax import buffers
 from sppo_jax.attention import ring, ulysses
 from sppo_jax.attention.blockwise import find_blocks, merge
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
-from sppo_jax.attention.spans import Spans, find_group_spans
+from sppo_jax.attention.spans import Spans, find_team_spans
 from sppo_jax.attention.tags import BlockRange, Tags
 from sppo_jax.dtypes import accumulator
 
@@ -63,7 +63,7 @@ def near_tags(chunk: Tags, length, num_ulysses: int, kernel: str) -> NearTags:
     me = lax.axis_index(AXES)
     queries = rows.take(me)
     keys = rows.take(me ^ jnp.arange(num_members // 2, dtype=jnp.int32))
-    find = find_group_spans if kernel == "cudnn" else find_blocks
+    find = find_team_spans if kernel == "cudnn" else find_blocks
     return NearTags(queries, keys, jax.vmap(lambda own: find(queries, own))(keys))
 
 
@@ -79,7 +79,7 @@ def _slots(x_KTH: jax.Array, num_slots: int) -> jax.Array:
 
 
 def _visit(kv, level: jax.Array, attend: Callable, state):
-    """Calls `attend(slot, kv, state)` for each slot of a group; an exchange runs beside the slots that are there.
+    """Calls `attend(slot, kv, state)` for each slot of a team; an exchange runs beside the slots that are there.
 
     Args:
         kv: keys and values [W, K, T, H] with slot 0 filled.
@@ -108,13 +108,13 @@ def _visit(kv, level: jax.Array, attend: Callable, state):
 
 
 def forward(q_TNH: jax.Array, k_KTH: jax.Array, v_KTH: jax.Array, tags: NearTags, level) -> tuple[jax.Array, jax.Array]:
-    """Attends from this member's tokens to the documents of its group.
+    """Attends from this member's tokens to the documents of its team.
 
     Args:
         q_TNH: this member's queries, all heads.
         k_KTH, v_KTH: this member's keys and values, all heads.
         tags: from `near_tags`.
-        level: 2^level members of a group have each other's keys; int32, at most log2 W, the same on ALL devices.
+        level: 2^level members of a team have each other's keys; int32, at most log2 W, the same on ALL devices.
 
     Returns:
         out_TNH and lse_TN, at least float32.

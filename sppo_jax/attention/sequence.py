@@ -23,7 +23,7 @@ from sppo_jax.dtypes import accumulator
 
 
 class Cache(NamedTuple):
-    """Resident keys and values, [slots, layers, K, S, H], each of a sequence and a group; or their gradients."""
+    """Resident keys and values, [slots, layers, K, S, H], each of a sequence and a layer group; or their gradients."""
 
     k: jax.Array
     v: jax.Array
@@ -32,15 +32,15 @@ class Cache(NamedTuple):
 class Chunk(NamedTuple):
     """Where a chunk lies: the cache's slot, its first token and token count on this ring member, its masks.
 
-    `grad_slot` is the slot of dK and dV. `groups`, if any, says how the chunk attends within groups of members; see
-    `attention.groups`.
+    `grad_slot` is the slot of dK and dV. `teams`, if any, says how the chunk attends within teams of members; see
+    `attention.teams`.
     """
 
     slot: jax.Array
     start: jax.Array
     length: jax.Array
     tags: ring.RingTags
-    groups: Any = None
+    teams: Any = None
     grad_slot: jax.Array | int = 0
 
     def prefix(self, cache: Cache, layer) -> Prefix:

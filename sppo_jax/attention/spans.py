@@ -85,10 +85,10 @@ def find_spans(query_documents_T: jax.Array, key_documents_S: jax.Array, start, 
     )
 
 
-def find_group_spans(queries: Tags, keys: Tags) -> Spans:
-    """Finds the spans of one member's queries and the keys of a member of its group, or its own; nothing is past.
+def find_team_spans(queries: Tags, keys: Tags) -> Spans:
+    """Finds the spans of one member's queries and the keys of a member of its team, or its own; nothing is past.
 
-    Tokens of a document are dealt cyclically to the members of its group. So two members' tokens of a document make a
+    Tokens of a document are dealt cyclically to the members of its team. So two members' tokens of a document make a
     triangle, whose diagonal is visible unless the first key comes after the first query. Documents that have no token
     on either member are left out, because each document is a call of the kernel.
 

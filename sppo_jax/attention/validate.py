@@ -86,7 +86,7 @@ def validate_batch(
         num_sequences: expected rows.
         sequence_length: expected columns, in tokens.
         contiguous: whether to refuse padding within a document.
-        natural: whether documents must lie in natural order; with groups they have rules of their own.
+        natural: whether documents must lie in natural order; with teams they have rules of their own.
 
     Raises:
         ValueError: the batch breaks a rule; the message gives the rule, the value and the change to make.

@@ -10,7 +10,7 @@ from sppo_jax.config import load_config
 from sppo_jax.data.open import open_data, write_parts
 from sppo_jax.data.parts import parse_part
 from sppo_jax.data.summary import as_dict, drawn, summarize
-from sppo_jax.report.flex.line import groups_line
+from sppo_jax.report.flex.line import teams_line
 from sppo_jax.report.run.data_text import data_text
 from sppo_jax.report.run.trained_line import trained_line
 
@@ -28,7 +28,7 @@ def run(words: Sequence[str]) -> int:
         return DONE
     data = open_data(config)
     summary = summarize(config, data) if data.sources else drawn(config, data)
-    lines = {"groups": groups_line(config, data.training), "trained": trained_line(config, summary)}
+    lines = {"groups": teams_line(config, data.training), "trained": trained_line(config, summary)}
     if args.json:
         print(json.dumps(as_dict(summary) | lines, indent=2))
         return DONE

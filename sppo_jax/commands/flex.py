@@ -1,4 +1,4 @@
-"""`sppo flex`: the gain of a device group for each document; touches no accelerator, does not import jax."""
+"""`sppo flex`: the gain of a team of devices for each document; touches no accelerator, does not import jax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sppo_jax.data.rows import Rows
 from sppo_jax.flex.flexsp.costs import MODELS
 from sppo_jax.flex.lengths import corpora, read_lengths
 from sppo_jax.plan.plan import Plan
-from sppo_jax.report.flex.figures import figures_of_groups
+from sppo_jax.report.flex.figures import figures_of_teams
 from sppo_jax.report.flex.flexsp import flexsp_dict, flexsp_figures, flexsp_text
 from sppo_jax.report.flex.json_report import flex_dict
 from sppo_jax.report.flex.text import flex_text
@@ -30,7 +30,7 @@ _STDOUT = Path("-")
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints the gain of groups for the documents of a config, or for other lengths; returns the exit code."""
+    """Prints the gain of teams for the documents of a config, or for other lengths; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     _check(args)
     config = load(args)
@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> int:
     plan = make_plan(config)
     source, rows = _rows(args, config, plan)
     windows = [window_pieces(rows, number, plan.num_sequences) for number in range(args.windows)]
-    figures = figures_of_groups(config, plan, windows, source)
+    figures = figures_of_teams(config, plan, windows, source)
     own = flexsp_figures(args.flexsp, plan.mesh.num_devices, windows) if args.flexsp else None
     if args.json is not None:
         text = json.dumps(flex_dict(figures) | ({"flexsp": flexsp_dict(own)} if own else {}), indent=2)
@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = config_parser("flex", "Simulate the gain of a device group for each document.")
+    parser = config_parser("flex", "Simulate the gain of a team of devices for each document.")
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
     parser.add_argument(
         "--windows", type=int, default=_WINDOWS, metavar="N", help=f"steps to simulate; {_WINDOWS} by default"

@@ -105,7 +105,7 @@ def _train(args: Namespace, config: Config, run_dir: Path, stack: ExitStack) -> 
         return DOES_NOT_FIT
     set_waiting_limits(plan, config.train.stall_s)
     experiment = distributed.together(lambda: prepare(config, plan, cluster), is_long=True)
-    plan = experiment.plan  # with its groups chosen
+    plan = experiment.plan  # with sequence.groups chosen
     distributed.together(lambda: stack.enter_context(claimed(run_dir)) if distributed.is_main() else None)
     directory = checkpoint_directory(config, run_dir)
     if config.checkpoint.dir is not None and directory.resolve() != run_dir.resolve():

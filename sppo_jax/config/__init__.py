@@ -1,9 +1,13 @@
-"""Settings of a run: groups that convert and check themselves, YAML in and out, named and imported model shapes."""
+"""Settings of a run: sections that convert and check themselves, YAML in and out, named and imported model shapes."""
 
 from sppo_jax.config.data import DataConfig, RecallConfig
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.group import ConfigError
-from sppo_jax.config.groups import (
+from sppo_jax.config.hardware import HardwareConfig
+from sppo_jax.config.load import config_from_dict, load_config, to_dict, to_yaml
+from sppo_jax.config.model import ModelConfig
+from sppo_jax.config.rope import RopeConfig
+from sppo_jax.config.section import ConfigError
+from sppo_jax.config.sections import (
     CheckpointConfig,
     Config,
     MeshConfig,
@@ -14,10 +18,6 @@ from sppo_jax.config.groups import (
     StashConfig,
     TrainConfig,
 )
-from sppo_jax.config.hardware import HardwareConfig
-from sppo_jax.config.load import config_from_dict, load_config, to_dict, to_yaml
-from sppo_jax.config.model import ModelConfig
-from sppo_jax.config.rope import RopeConfig
 
 __all__ = [
     "CheckpointConfig",

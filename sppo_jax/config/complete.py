@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.group import ConfigError
 from sppo_jax.config.hf_config import FREE_FIELDS, WEIGHT_FIELDS, read_shape
 from sppo_jax.config.hf_experts import WEIGHT_FIELDS as EXPERT_FIELDS
 from sppo_jax.config.presets import apply_preset
+from sppo_jax.config.section import ConfigError
 from sppo_jax.paths import local_path
 
 
 def expand_model(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Writes `model: hf:PATH` as a group of settings.
+    """Writes `model: hf:PATH` as a section of settings.
 
     Args:
         settings: the settings of a whole config.
@@ -30,7 +30,7 @@ def complete_model(settings: Mapping[str, Any], *, rope_fields: Set[str]) -> Map
     """Fills in the settings that the user did not give, from `preset` or from `hf`.
 
     Args:
-        settings: the settings of the group `model`.
+        settings: the settings of the section `model`.
         rope_fields: the names of all settings of `model.rope`.
 
     Raises:
@@ -61,7 +61,7 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
     complete = (
         isinstance(rope, Mapping) and rope_fields <= set(rope) and {*FREE_FIELDS, *WEIGHT_FIELDS} <= set(settings)
     )
-    # Runs from before there were experts have no such group.
+    # Runs from before there were experts have no such section.
     if complete and (experts is None or isinstance(experts, Mapping) and set(EXPERT_FIELDS) <= set(experts)):
         return settings
     try:
@@ -77,19 +77,19 @@ def _with_hf(settings: Mapping[str, Any], rope_fields: Set[str]) -> Mapping[str,
 
 
 def _check_weight_fields(
-    group: str, names: Iterable[str], settings: Mapping[str, Any], base: Mapping[str, Any], folder: Path
+    section: str, names: Iterable[str], settings: Mapping[str, Any], base: Mapping[str, Any], folder: Path
 ) -> None:
-    """Refuses settings of a group that are not as in the weights of a folder."""
+    """Refuses settings of a section that are not as in the weights of a folder."""
     for name in names:
         if name in settings and settings[name] != base[name]:
             raise ConfigError(
-                f"{group}{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; "
-                f"remove {group}{name}"
+                f"{section}{name} must be {base[name]}, as in the weights of {folder}, got {settings[name]}; "
+                f"remove {section}{name}"
             )
 
 
 def _fill(settings: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns `settings` with the fields that it leaves out, also within the groups `rope` and `experts`."""
+    """Returns `settings` with the fields that it leaves out, also within the sections `rope` and `experts`."""
     merged = {**base, **settings}
     for name in ("rope", "experts"):
         own, given = base.get(name), settings.get(name)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from sppo_jax.config.group import ConfigError, Group
+from sppo_jax.config.section import ConfigError, Section
 
 BYTES = "bytes"  # as data.tokenizer: no tokenizer
 # The beginnings of addresses that data.cache may have.
@@ -16,7 +16,7 @@ BUCKETS = ("s3://", "gs://", "abfs://", "abfss://")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallConfig(Group):
+class RecallConfig(Section):
     """The recall task (`data.source: recall`): each key has a value, which the sequence asks for later.
 
     Args:
@@ -26,7 +26,7 @@ class RecallConfig(Group):
             numbers, each at least 1.
     """
 
-    group: ClassVar[str] = "data.recall"
+    section: ClassVar[str] = "data.recall"
     pairs: int = 8
     values: int = 16
     distances: tuple[int, ...] = (129, 193, 257, 321, 385)
@@ -42,7 +42,7 @@ class RecallConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatConfig(Group):
+class ChatConfig(Section):
     """Conversations: how they become text, and which of their tokens are trained.
 
     Args:
@@ -57,7 +57,7 @@ class ChatConfig(Group):
         values: further variables of the template, such as {enable_thinking: false}.
     """
 
-    group: ClassVar[str] = "data.chat"
+    section: ClassVar[str] = "data.chat"
     messages_key: str = "messages"
     tools_key: str = "tools"
     template: str = "auto"
@@ -76,7 +76,7 @@ class ChatConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceConfig(Group):
+class SourceConfig(Section):
     """A source with its own settings; a null setting has the value of `data`.
 
     Args:
@@ -90,7 +90,7 @@ class SourceConfig(Group):
         max_tokens: documents with more tokens are left out; at least 1; null: no limit.
     """
 
-    group: ClassVar[str] = "data.source.NAME"
+    section: ClassVar[str] = "data.source.NAME"
     weight: float = 1.0
     format: Literal["auto", "text", "chat", "tokens"] | None = None
     text_key: str | None = None
@@ -113,7 +113,7 @@ Sources = dict[str, float | SourceConfig]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Group):
+class DataConfig(Section):
     """Where the documents come from and how they fill sequences.
 
     Args:
@@ -147,7 +147,7 @@ class DataConfig(Group):
         recall: settings of the recall task.
     """
 
-    group: ClassVar[str] = "data"
+    section: ClassVar[str] = "data"
     source: str | Sources = "stdlib"
     tokenizer: str | None = None
     format: Literal["auto", "text", "chat", "tokens"] = "auto"
@@ -170,7 +170,9 @@ class DataConfig(Group):
         if not (self.cache or "").startswith(BUCKETS):
             self._local("cache")  # written; what is read is looked at where it is read
         if not 0 < self.fill <= 1:
-            raise ConfigError(f"data.fill must be above 0 and at most 1, got {self.fill}; use 1, or 0.98 for groups")
+            raise ConfigError(
+                f"data.fill must be above 0 and at most 1, got {self.fill}; use 1, or 0.98 for sequence.groups=flex"
+            )
         self._at_least(0, "seed", *(["separator"] if self.separator is not None else []))
         self._at_most(2**31 - 1, "seed")
         self._check_weights("source", self.sources)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sppo_jax.config.group import ConfigError, Group
+from sppo_jax.config.section import ConfigError, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsConfig(Group):
+class ExpertsConfig(Section):
     """Experts in place of the MLP of every layer: a router sends each token to a few of them, and drops none.
 
     Args:
@@ -42,7 +42,7 @@ class ExpertsConfig(Group):
             0 is no such loss.
     """
 
-    group: ClassVar[str] = "model.experts"
+    section: ClassVar[str] = "model.experts"
     count: int = 0
     chosen: int = 1
     size: int = 0

@@ -1,15 +1,15 @@
-"""The group `hardware`: figures of the machines that a plan is for."""
+"""The section `hardware`: figures of the machines that a plan is for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sppo_jax.config.group import Group
+from sppo_jax.config.section import Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareConfig(Group):
+class HardwareConfig(Section):
     """Figures of the machines that the planner assumes; a key given here replaces the measured and datasheet figures.
 
     Args:
@@ -33,7 +33,7 @@ class HardwareConfig(Group):
             else an estimate from the datasheet's peak.
     """
 
-    group: ClassVar[str] = "hardware"
+    section: ClassVar[str] = "hardware"
     cluster: str | None = None
     measured: str | None = None
     hbm_bytes: Literal["auto"] | int = "auto"

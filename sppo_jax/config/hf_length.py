@@ -11,7 +11,7 @@ from sppo_jax.config.hf_rope import scaled_length
 from sppo_jax.paths import local_path
 
 if TYPE_CHECKING:
-    from sppo_jax.config.groups import Config
+    from sppo_jax.config.sections import Config
 
 
 def warn_beyond_length(config: Config) -> None:

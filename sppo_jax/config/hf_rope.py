@@ -22,7 +22,7 @@ _SETTINGS = {
     "beta_fast": "beta_fast",
     "beta_slow": "beta_slow",
 }
-# Spellings within a group of rotary settings: transformers' name of today. A setting at the top has one spelling.
+# Spellings within a section of rotary settings: transformers' name of today. A setting at the top has one spelling.
 _SPELLINGS = {
     "rope_type": "rope_type",
     "type": "rope_type",
@@ -116,7 +116,7 @@ def _given(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for name in _AT_THE_TOP:
         if config.get(name) is not None:
             yield name, config[name], name
-    for place, settings in _groups(config):
+    for place, settings in _sections(config):
         named = [spelling for spelling in _SPELLINGS if settings.get(spelling) is not None]
         for spelling in named:
             yield _SPELLINGS[spelling], settings[spelling], f"{place}.{spelling}"
@@ -124,20 +124,20 @@ def _given(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
             yield "rope_type", "default", f"{place} without rope_type"
 
 
-def _groups(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the groups of rotary settings: those of all layers, or those of each kind of layer that the model has."""
+def _sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the sections of rotary settings: one for all layers, or one for each kind of layer of the model."""
     kinds = set(config.get("layer_types") or _LAYER_KINDS)
     for place in ("rope_parameters", "rope_scaling"):
         settings = config.get(place) or {}
         nested = {kind: settings[kind] for kind in _LAYER_KINDS if kind in settings}
         if not nested and settings:
             yield place, settings
-        for kind, group in nested.items():
-            if kind in kinds and not group:
-                raise ValueError(f"{place}.{kind} must give rotary settings, got {group!r}; choose another model")
+        for kind, section in nested.items():
+            if kind in kinds and not section:
+                raise ValueError(f"{place}.{kind} must give rotary settings, got {section!r}; choose another model")
             if kind in kinds:
                 shared = {name: value for name, value in settings.items() if name not in nested}
-                yield f"{place}.{kind}", {**shared, **group}
+                yield f"{place}.{kind}", {**shared, **section}
 
 
 def _same(first: Any, second: Any) -> bool:

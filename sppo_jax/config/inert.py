@@ -8,7 +8,7 @@ from typing import Any
 
 from sppo_jax.config.data import ChatConfig
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.groups import Config
+from sppo_jax.config.sections import Config
 
 _Acts = Callable[[Config], bool]
 
@@ -123,10 +123,10 @@ def inert_settings(config: Config) -> list[str]:
     return list(found.values())
 
 
-def _given(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _given(section: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields every setting that differs from its default, by its dotted name."""
-    for field in dataclasses.fields(group):
-        value = getattr(group, field.name)
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
             yield from _given(value, f"{prefix}{field.name}.")
         elif value != (field.default if field.default_factory is dataclasses.MISSING else field.default_factory()):

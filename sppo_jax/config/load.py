@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from sppo_jax.config.complete import expand_model
-from sppo_jax.config.group import ConfigError, build_group
-from sppo_jax.config.groups import Config
+from sppo_jax.config.section import ConfigError, build_section
+from sppo_jax.config.sections import Config
 from sppo_jax.paths import local_path
 
 
@@ -20,7 +20,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
     Args:
         path: the YAML file.
-        overrides: `group.key=value` strings, the value in YAML.
+        overrides: `section.key=value` strings, the value in YAML.
 
     Raises:
         ConfigError: the file cannot be read, or a setting is unknown, missing or wrong.
@@ -38,7 +38,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     settings = _parse_yaml(text, str(path))
     if not isinstance(settings, dict):
         raise ConfigError(
-            f"a config must hold groups of settings such as model and train, got {path} with none; add the groups"
+            f"a config must hold sections of settings such as model and train, got {path} with none; add the sections"
         )
     return config_from_dict(settings, overrides)
 
@@ -47,8 +47,8 @@ def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ())
     """Builds a Config from nested mappings, such as a YAML file gives.
 
     Args:
-        settings: groups of settings.
-        overrides: `group.key=value` strings, the value in YAML.
+        settings: sections of settings.
+        overrides: `section.key=value` strings, the value in YAML.
 
     Raises:
         ConfigError: a setting is unknown, missing or wrong.
@@ -56,7 +56,7 @@ def config_from_dict(settings: Mapping[str, Any], overrides: Iterable[str] = ())
     settings = dict(settings)
     for override in overrides:
         _apply_override(settings, override)
-    config = build_group(Config, expand_model(settings), "")
+    config = build_section(Config, expand_model(settings), "")
     assert isinstance(config, Config)
     return config
 
@@ -110,12 +110,12 @@ class _Loader(yaml.SafeLoader):
 
 def _apply_override(settings: dict[str, Any], override: str) -> None:
     name, equals, text = override.partition("=")
-    *groups, key = name.strip().split(".")
-    if not equals or not all((*groups, key)):
-        raise ConfigError(f"an override must read group.key=value, got {override!r}; write e.g. train.steps=10")
-    for group in groups:
-        inner = expand_model(settings).get(group)
-        settings[group] = dict(inner) if isinstance(inner, Mapping) else {}
-        settings = settings[group]
+    *sections, key = name.strip().split(".")
+    if not equals or not all((*sections, key)):
+        raise ConfigError(f"an override must read section.key=value, got {override!r}; write e.g. train.steps=10")
+    for section in sections:
+        inner = expand_model(settings).get(section)
+        settings[section] = dict(inner) if isinstance(inner, Mapping) else {}
+        settings = settings[section]
     # YAML reads a word that begins with * as an alias, and a word that ends with a colon as a key without a value.
     settings[key] = text if text.startswith(("*", "hf:")) else _parse_yaml(text, override)

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.complete import complete_model
 from sppo_jax.config.experts import ExpertsConfig
-from sppo_jax.config.group import ConfigError, Group
 from sppo_jax.config.rope import RopeConfig
+from sppo_jax.config.section import ConfigError, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Group):
+class ModelConfig(Section):
     """Shape of the decoder; a preset or a Hugging Face model fills in the keys that are not given.
 
     Args:
@@ -48,7 +48,7 @@ class ModelConfig(Group):
         init_scale: standard deviation of the initial weights; at least 0.
     """
 
-    group: ClassVar[str] = "model"
+    section: ClassVar[str] = "model"
     preset: str | None = None
     hf: str | None = None
     vocab_size: int

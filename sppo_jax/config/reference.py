@@ -1,6 +1,6 @@
 """The reference of all settings, docs/config.md, written from the dataclasses; imports no jax.
 
-Run `python -m sppo_jax.config.reference` to write the page after a change of a group.
+Run `python -m sppo_jax.config.reference` to write the page after a change of a section.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from sppo_jax.config.group import Group
-from sppo_jax.config.groups import Config
+from sppo_jax.config.section import Section
+from sppo_jax.config.sections import Config
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
 COMMAND = "python -m sppo_jax.config.reference"
@@ -24,7 +24,7 @@ _INTRODUCTION = f"""# Configuration reference
 
 This page is generated from the code by `{COMMAND}`. Do not edit the page by hand.
 
-A config is a YAML file that holds groups of keys:
+A config is a YAML file that holds sections of keys:
 
 ```yaml
 model:
@@ -52,40 +52,40 @@ train:
 
 def reference() -> str:
     """Returns the text of docs/config.md."""
-    return "\n".join([_INTRODUCTION, *(_section(group) for group in groups())])
+    return "\n".join([_INTRODUCTION, *(_section(section) for section in sections())])
 
 
-def groups(outer: type[Group] = Config) -> Iterator[type[Group]]:
-    """Yields a group and all groups in it, in the order of their fields.
+def sections(outer: type[Section] = Config) -> Iterator[type[Section]]:
+    """Yields a section and all sections in it, in the order of their fields.
 
     Args:
-        outer: the dataclass of the group.
+        outer: the dataclass of the section.
     """
     yield outer
-    for group in dict.fromkeys(found for hint in _annotations(outer).values() for found in _groups_of(hint)):
-        yield from groups(group)
+    for section in dict.fromkeys(found for hint in _annotations(outer).values() for found in _sections_of(hint)):
+        yield from sections(section)
 
 
-def _groups_of(annotation: Any) -> Iterator[type[Group]]:
-    """Yields the groups that a field holds, itself or as values of a mapping."""
+def _sections_of(annotation: Any) -> Iterator[type[Section]]:
+    """Yields the sections that a field holds, itself or as values of a mapping."""
     if _is_group(annotation):
         yield annotation
     for inner in typing.get_args(annotation):
-        yield from _groups_of(inner)
+        yield from _sections_of(inner)
 
 
-def sentences(group: type[Group]) -> dict[str, str]:
-    """Returns the entries of the `Args:` section of a group's docstring, each on one line.
+def sentences(section: type[Section]) -> dict[str, str]:
+    """Returns the entries under `Args:` in a section's docstring, each on one line.
 
     Args:
-        group: the dataclass of the group.
+        section: the dataclass of the section.
 
     Raises:
         ValueError: an entry does not read `name: text`, or a name is given twice.
     """
-    _, _, section = _docstring(group).partition("\nArgs:\n")
+    _, _, lines = _docstring(section).partition("\nArgs:\n")
     entries: list[str] = []
-    for line in section.splitlines():
+    for line in lines.splitlines():
         if line.startswith(" " * 8):
             entries[-1] += f" {line.strip()}"
         else:
@@ -95,42 +95,42 @@ def sentences(group: type[Group]) -> dict[str, str]:
         name, colon, text = entry.partition(": ")
         if not colon or not name.isidentifier() or name in found:
             raise ValueError(
-                f"an entry in the docstring of {group.__name__} must read `name: text` with a name of its own, "
+                f"an entry in the docstring of {section.__name__} must read `name: text` with a name of its own, "
                 f"got {entry!r}; correct the entry"
             )
         found[name] = text
     return found
 
 
-def _docstring(group: type[Group]) -> str:
-    return inspect.cleandoc(group.__doc__ or "")
+def _docstring(section: type[Section]) -> str:
+    return inspect.cleandoc(section.__doc__ or "")
 
 
-def _annotations(group: type[Group]) -> dict[str, Any]:
-    hints = typing.get_type_hints(group)
-    return {spec.name: hints[spec.name] for spec in dataclasses.fields(typing.cast(Any, group))}
+def _annotations(section: type[Section]) -> dict[str, Any]:
+    hints = typing.get_type_hints(section)
+    return {spec.name: hints[spec.name] for spec in dataclasses.fields(typing.cast(Any, section))}
 
 
 def _is_group(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Group)
+    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
-def _section(group: type[Group]) -> str:
-    summary = " ".join(_docstring(group).partition("\n\n")[0].split())
+def _section(section: type[Section]) -> str:
+    summary = " ".join(_docstring(section).partition("\n\n")[0].split())
     table = ["| key | type | default | meaning, unit and range |", "|---|---|---|---|"]
-    annotations, texts = _annotations(group), sentences(group)
-    for spec in dataclasses.fields(typing.cast(Any, group)):
-        key = f"{group.group}.{spec.name}".lstrip(".")
+    annotations, texts = _annotations(section), sentences(section)
+    for spec in dataclasses.fields(typing.cast(Any, section)):
+        key = f"{section.section}.{spec.name}".lstrip(".")
         cells = (f"`{key}`", _type_text(annotations[spec.name]), _default_text(spec), texts[spec.name])
         table.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join([f"## {group.group or 'Top level'}", "", summary, "", *table, ""])
+    return "\n".join([f"## {section.section or 'Top level'}", "", summary, "", *table, ""])
 
 
 def _type_text(annotation: Any) -> str:
     """Returns a type as a user reads it, e.g. `auto`, or `int`."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if _is_group(annotation):
-        return f"[group](#{annotation.group.replace('.', '').lower()})"
+        return f"[section](#{annotation.section.replace('.', '').lower()})"
     if origin in (typing.Union, types.UnionType):
         return ", or ".join(_type_text(arg) for arg in args)
     if origin is Literal:
@@ -143,7 +143,7 @@ def _type_text(annotation: Any) -> str:
 
 
 def _default_text(spec: dataclasses.Field[Any]) -> str:
-    """Returns a default as YAML; a group whose keys all have defaults is an empty mapping."""
+    """Returns a default as YAML; a section whose keys all have defaults is an empty mapping."""
     if spec.default_factory is not dataclasses.MISSING:
         return "`{}`"
     if spec.default is dataclasses.MISSING:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sppo_jax.config.group import ConfigError, Group
+from sppo_jax.config.section import ConfigError, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeConfig(Group):
+class RopeConfig(Section):
     """Rotary position embedding, and its scaling beyond the length on which the model was trained.
 
     Args:
@@ -17,16 +17,17 @@ class RopeConfig(Group):
         factor: number by which frequencies are divided; at least 1.
         original_length: tokens of the sequences on which the model was trained; at least 1 for the scalings "llama3"
             and "yarn", any whole number for the others; 0: not known.
-        low_freq_factor: turns over `model.rope.original_length` below which "llama3" divides a frequency by the whole
-            factor; any number.
-        high_freq_factor: turns over `model.rope.original_length` above which "llama3" leaves a frequency as it is; any
-            number.
-        beta_fast: turns over `model.rope.original_length` above which "yarn" leaves a frequency as it is; any number.
-        beta_slow: turns over `model.rope.original_length` below which "yarn" divides a frequency by the whole factor;
+        low_freq_factor: rotations over `model.rope.original_length` below which "llama3" divides a frequency by the
+            whole factor; any number.
+        high_freq_factor: rotations over `model.rope.original_length` above which "llama3" leaves a frequency as it is;
             any number.
+        beta_fast: rotations over `model.rope.original_length` above which "yarn" leaves a frequency as it is; any
+            number.
+        beta_slow: rotations over `model.rope.original_length` below which "yarn" divides a frequency by the whole
+            factor; any number.
     """
 
-    group: ClassVar[str] = "model.rope"
+    section: ClassVar[str] = "model.rope"
     theta: float = 10000.0
     scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
     factor: float = 1.0

@@ -20,7 +20,7 @@ from sppo_jax.data.rows import Batch, Rows
 from sppo_jax.flex.cells import TODAY, plan_cells
 from sppo_jax.flex.placement import Pieces, Placement
 from sppo_jax.flex.rows import Content, documents_of, write_row
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 # Windows whose placements are kept: those that the loader's threads read at once.
 _KEPT = 4
@@ -38,7 +38,7 @@ class _Window:
 class FlexRows:
     """The rows of another `Rows`, rearranged; safe to read from several threads, each window is planned once."""
 
-    def __init__(self, rows: Rows, *, window: int, shape: Shape, per_step: int, start: int = 0) -> None:
+    def __init__(self, rows: Rows, *, window: int, shape: WindowShape, per_step: int, start: int = 0) -> None:
         """Plans nothing before the first row is asked for.
 
         Args:

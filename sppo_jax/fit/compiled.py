@@ -1,4 +1,4 @@
-"""The compiler's figures of a plan's train step: bytes, kernels, and host copies beside compute."""
+"""The compiler's figures of a plan's train step: bytes, kernels, and the overlap of host copies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sppo_jax.units import format_bytes
 
 # XLA's error where it would have to try kernels on a GPU.
 _NO_TRITON = ("No supported config found", "Failed to get configs")
-# Largest share of the bytes of host copies without compute beside the copy before a warning.
+# Largest share of the bytes of host copies that may be exposed before a warning.
 MAX_EXPOSED = 0.01
 # Names of the variants.
 CUBLAS, GRAPHS = "products by cuBLAS", "loops in CUDA graphs"
@@ -48,7 +48,7 @@ class Fit:
         capacity: what a run gets of a device's memory (`hardware.pool_bytes`), and a device's part of its host's.
         copies: bytes moved between device and host in a step.
         waiting_share: of the predicted seconds of a step, those by which host copies take longer than the compute
-            beside them: matrix products, and the least attention of a tick.
+            that overlaps them: matrix products, and the least attention of a tick.
         loops_share: of the predicted seconds of a step, those for which loops wait for writes on top of that.
         workspace_bytes: what the largest call of cuDNN's backward takes for itself, which `compiler` has in it.
         flash_calls: calls of a fused attention kernel in the program's text.
@@ -96,13 +96,13 @@ class Fit:
 
     @property
     def exposed_share(self) -> float:
-        """Share of the copied bytes without compute beside the copy."""
+        """Share of the copied bytes that are exposed: no compute overlaps their copy."""
         moved = self.copies.overlapped_bytes + self.copies.exposed_bytes
         return self.copies.exposed_bytes / moved if moved else 0.0
 
     @property
     def exposed_activations_share(self) -> float:
-        """The same without the copies of the optimizer, which are charged and hide behind nothing."""
+        """The same without the copies of the optimizer, which are charged and always exposed."""
         copies = self.copies
         moved = copies.overlapped_bytes + copies.exposed_bytes - copies.optimizer_bytes
         return max(0, copies.exposed_bytes - copies.optimizer_bytes) / moved if moved else 0.0

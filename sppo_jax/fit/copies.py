@@ -1,12 +1,12 @@
-"""Counts the bytes that a scheduled HLO text moves to and from the host, and those that move beside compute.
+"""Counts the bytes that a scheduled HLO text moves to and from the host, and those whose copies overlap compute.
 
 A copy is overlapped if the schedule has a matrix product, or a loop with one, between the copy's start and its end.
 
-On a GPU that does not mean that a write to the host hides. A loop whose turns are not known reads its predicate from
-the device in every turn, and a conditional reads its branch (openxla/xla, xla/backends/gpu/runtime/while_thunk.cc).
-That read goes the same way as the write, and copies of one direction share one DMA engine in the order in which they
-were asked for. So the device idles at the first such read until the write is done. A loop inside a CUDA graph reads
-nothing.
+On a GPU even an overlapped write to the host may cost time. A loop whose iterations are not known reads its predicate
+from the device in every iteration, and a conditional reads its branch (openxla/xla,
+xla/backends/gpu/runtime/while_thunk.cc). That read goes the same way as the write, and copies of one direction share
+one DMA engine in the order in which they were asked for. So the device idles at the first such read until the write is
+done. A loop inside a CUDA graph reads nothing.
 
 On a GPU a copy of a slice is a memcpy by a DMA engine only where XLA finds that the counter of the innermost loop
 tells the slice's offset, and says so beside the slice (`dynamic_slice_config`). Any other copy of a slice is a
@@ -71,14 +71,15 @@ class HostCopies:
     """Bytes of one run of a program, both directions together.
 
     Args:
-        overlapped_bytes: of copies with a matrix product beside them.
+        overlapped_bytes: of copies that a matrix product overlaps.
         exposed_bytes: of all others.
         kernel_bytes: of all these, what kernels on the compute units of a GPU copy, and not its DMA engines; None where
             the text tells of no offset whether a counter tells it, as for TPUs.
-        loops_unknown: loops of whose turns neither the text nor the caller says anything; each counts as one turn.
+        loops_unknown: loops of whose iterations neither the text nor the caller says anything; each counts as one
+            iteration.
         spans: of all copies.
-        optimizer_bytes: of all these, what belongs to parameters, moments and gradients on the host; no compute is
-            beside any of it.
+        optimizer_bytes: of all these, what belongs to parameters, moments and gradients on the host; all of it is
+            exposed.
         loop_waits: of the writes for which a loop's predicate waits.
     """
 
@@ -133,7 +134,8 @@ def host_copies(
 
     Args:
         hlo_text: `compiled.as_text()`, whose instructions are in the order in which they run.
-        turn_shares: by the scope of loops of at most one turn, the share of their runs with a turn (`fit/turns.py`).
+        turn_shares: by the scope of loops of at most one iteration, the share of their runs with an iteration
+            (`fit/turns.py`).
         graphed: loops and conditionals in CUDA graphs (`fit/thunks.py`); None: no loop reads its predicate, as on TPUs.
     """
     computations, entry = computations_of(hlo_text)
@@ -162,9 +164,9 @@ def host_copies(
             for inner, trips in _inner(line):
                 if not _mentions_host(inner, computations):
                     continue
-                turns = trips or _share_of(line, turn_shares or {})
-                unknown += turns is None
-                todo.append((inner, times * (turns or 1)))
+                iterations = trips or _share_of(line, turn_shares or {})
+                unknown += iterations is None
+                todo.append((inner, times * (iterations or 1)))
     return HostCopies(
         overlapped_bytes=round(totals[True]),
         exposed_bytes=round(totals[False]),
@@ -187,7 +189,7 @@ def _loop_waits(
 
 
 def _share_of(line: str, turn_shares: Mapping[str, float]) -> float | None:
-    """Returns the share of the runs of a loop that have a turn; None if that is not known."""
+    """Returns the share of the runs of a loop that have an iteration; None if that is not known."""
     named = _NAMED.search(line)
     scopes = named.group(1).split("/") if named else []
     return next((share for scope, share in turn_shares.items() if scope in scopes), None)

@@ -1,4 +1,4 @@
-"""The compiler's figures of a compiled program: bytes, calls of fused kernels, and host copies beside compute."""
+"""The compiler's figures of a compiled program: bytes, calls of fused kernels, and the overlap of host copies."""
 
 from __future__ import annotations
 

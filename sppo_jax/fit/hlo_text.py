@@ -25,7 +25,7 @@ def computations_of(hlo_text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def loop_of(line: str) -> tuple[str, int | None] | None:
-    """Returns the body of a loop and its turns (None if the text does not say); None for other instructions."""
+    """Returns the body of a loop and its iterations (None if the text does not say); None for other instructions."""
     body = _BODY.search(line)
     if body is None:
         return None

@@ -76,8 +76,8 @@ def _unpin(config: Config, names: tuple[str, ...]) -> tuple[str, ...]:
     """Returns overrides that leave the given settings to the planner."""
     pinned = []
     for name in names:
-        group, _, field = name.partition(".")
-        given = getattr(getattr(config, group), field)
+        section, _, field = name.partition(".")
+        given = getattr(getattr(config, section), field)
         if given != "auto":
             pinned.append(f"{name}=auto")
     return tuple(pinned)

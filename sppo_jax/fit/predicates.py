@@ -35,7 +35,7 @@ class Predicates:
         if not (loop or branches_of(line)) or name_of(line) in self._graphed:
             return None
         if loop is None or loop[1] is None:
-            return 0  # a conditional, or a loop whose turns are not known
+            return 0  # a conditional, or a loop whose iterations are not known
         body = loop[0]
         if body not in self._known:
             self._known[body] = self.flops_before(self._computations.get(body, ()))

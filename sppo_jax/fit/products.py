@@ -1,7 +1,7 @@
 """FLOPs of the matrix products in a scheduled HLO text: what a copy beside them has time for.
 
-A lower bound. Of branches the cheapest counts, a loop whose turns the text does not say counts once, and attention,
-whose pieces depend on the prefix, counts nothing.
+A lower bound. Of branches the cheapest counts, a loop whose iterations the text does not say counts once, and
+attention, whose pieces depend on the prefix, counts nothing.
 """
 
 import re

@@ -1,1 +1,1 @@
-"""Flexible sequence-parallel groups: which documents of a window of rows share which members of the `seq` axis."""
+"""Teams: the members of the `seq` axis that share a document, for each window of rows; set by `sequence.groups`."""

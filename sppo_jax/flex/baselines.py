@@ -1,7 +1,7 @@
-"""What flexible groups are compared with: the same documents on the same rows and members, placed in other ways.
+"""What flexible teams are compared with: the same documents on the same rows and members, placed in other ways.
 
 * static: every document alone on as many members as the longest needs; no packing, so it takes more rows than a window.
-* packed: the packed rows, without groups: every document over all members.
+* packed: the packed rows, without teams: every document over all members.
 * per_batch: the best single degree of the window, packed; all members where no smaller degree holds every document.
 * flex: `plan_cells`.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from sppo_jax.flex.cells import place, plan_cells, today
 from sppo_jax.flex.placement import Pieces, Placement
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Baseline:
     cost: int
 
 
-def baselines(pieces: Pieces, shape: Shape) -> dict[str, Baseline]:
+def baselines(pieces: Pieces, shape: WindowShape) -> dict[str, Baseline]:
     """Returns all four ways by name."""
     found = {
         "packed": today(pieces, shape),
@@ -48,7 +48,7 @@ def baselines(pieces: Pieces, shape: Shape) -> dict[str, Baseline]:
     }
 
 
-def per_batch(pieces: Pieces, shape: Shape) -> Placement:
+def per_batch(pieces: Pieces, shape: WindowShape) -> Placement:
     """Returns the fastest placement in which all documents have one degree and all fit into the window.
 
     A document of fewer tokens than the degree has the largest degree that its tokens fill.
@@ -63,7 +63,7 @@ def per_batch(pieces: Pieces, shape: Shape) -> Placement:
     return best
 
 
-def static(pieces: Pieces, shape: Shape) -> Baseline:
+def static(pieces: Pieces, shape: WindowShape) -> Baseline:
     """Returns every document alone in a block of as many members as the longest document needs.
 
     A block holds one document and padding. If all members are needed, a document begins a chunk and takes as many
@@ -87,7 +87,7 @@ def static(pieces: Pieces, shape: Shape) -> Baseline:
     return Baseline(name="static", windows=tuple(windows), rows=rows, cost=cost)
 
 
-def _alone_in_chunks(sizes: list[int], shape: Shape) -> list[tuple[int, int, int]]:
+def _alone_in_chunks(sizes: list[int], shape: WindowShape) -> list[tuple[int, int, int]]:
     starts, found, row, chunk = shape.starts.tolist(), [], 0, 0
     for size in sizes:
         if starts[-1] - starts[chunk] < size:
@@ -99,7 +99,7 @@ def _alone_in_chunks(sizes: list[int], shape: Shape) -> list[tuple[int, int, int
     return found
 
 
-def _alone_in_blocks(sizes: list[int], degree: int, shape: Shape) -> list[tuple[int, int, int]]:
+def _alone_in_blocks(sizes: list[int], degree: int, shape: WindowShape) -> list[tuple[int, int, int]]:
     blocks, found, at = shape.members // degree, [], 0
     per_row = blocks * shape.num_chunks
     slots = shape.slots.tolist()
@@ -111,7 +111,7 @@ def _alone_in_blocks(sizes: list[int], degree: int, shape: Shape) -> list[tuple[
     return found
 
 
-def _window(pieces: Pieces, which: np.ndarray, places: np.ndarray, degree: int, shape: Shape) -> Placement:
+def _window(pieces: Pieces, which: np.ndarray, places: np.ndarray, degree: int, shape: WindowShape) -> Placement:
     own = Pieces(pieces.row[which], pieces.begin[which], pieces.size[which])
     row = np.array([shape.row_of(at) for at in (places[:, 0] % shape.rows).tolist()], np.int64)
     stream = degree == shape.members

@@ -17,15 +17,15 @@ import numpy as np
 
 from sppo_jax.flex.greedy import Dealt, StreamRows, deal
 from sppo_jax.flex.placement import Pieces, Placement
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 ALPHAS = (Fraction(1, 2), Fraction(1), Fraction(3))
 TODAY = "packed"
-# More stream cells leave fewer places for groups, so that planning is repeated; after so many rounds it gives up.
+# More stream cells leave fewer places for teams, so that planning is repeated; after so many rounds it gives up.
 _ROUNDS = 8
 
 
-def plan_cells(pieces: Pieces, shape: Shape) -> Placement:
+def plan_cells(pieces: Pieces, shape: WindowShape) -> Placement:
     """Places the documents of a window so that the predicted step is the shortest of all candidates.
 
     Args:
@@ -41,10 +41,10 @@ def plan_cells(pieces: Pieces, shape: Shape) -> Placement:
     return dataclasses.replace(found[winner], winner=winner, costs=costs)
 
 
-def candidates(pieces: Pieces, shape: Shape) -> dict[str, Placement]:
+def candidates(pieces: Pieces, shape: WindowShape) -> dict[str, Placement]:
     """Returns all placements that `plan_cells` compares, by name, the packed rows first.
 
-    The alphas come twice: with any degree, and with none above the best single degree. Where a large group must reach
+    The alphas come twice: with any degree, and with none above the best single degree. Where a large team must reach
     over a slow link, its documents are cheaper as stream.
     """
     found, seen = {TODAY: today(pieces, shape)}, set()
@@ -69,7 +69,7 @@ def _add(found: dict[str, Placement], name: str, placement: Placement | None) ->
         found[name] = placement
 
 
-def today(pieces: Pieces, shape: Shape) -> Placement:
+def today(pieces: Pieces, shape: WindowShape) -> Placement:
     """Returns the placement that leaves every document where it lies."""
     n = len(pieces)
     order = np.arange(n) - np.searchsorted(pieces.row, pieces.row)
@@ -88,13 +88,13 @@ def today(pieces: Pieces, shape: Shape) -> Placement:
     )
 
 
-def _one_degree(pieces: Pieces, shape: Shape, degree: int) -> np.ndarray:
+def _one_degree(pieces: Pieces, shape: WindowShape, degree: int) -> np.ndarray:
     """Returns one degree for every document, all members for those that do not fit: int64 [n]."""
     fits = pieces.size <= degree * int(shape.slots.max())
     return _at_most_size(np.where(fits, degree, shape.members), pieces.size, shape)
 
 
-def _least_degrees(pieces: Pieces, shape: Shape, alpha: Fraction, most: int) -> np.ndarray:
+def _least_degrees(pieces: Pieces, shape: WindowShape, alpha: Fraction, most: int) -> np.ndarray:
     """Returns the least degree at which each document fits and has little attention a member: int64 [n].
 
     Little: s^2 / (2 g) <= alpha * (pairs of the window) / (cells * members). Documents that need more than `most`
@@ -108,13 +108,15 @@ def _least_degrees(pieces: Pieces, shape: Shape, alpha: Fraction, most: int) -> 
     return _at_most_size(np.array([*degrees, shape.members])[np.searchsorted(limits, size_n)], size_n, shape)
 
 
-def _at_most_size(degree_n: np.ndarray, size_n: np.ndarray, shape: Shape) -> np.ndarray:
+def _at_most_size(degree_n: np.ndarray, size_n: np.ndarray, shape: WindowShape) -> np.ndarray:
     """Returns degrees that are no larger than the documents, where not stream: each member has a token of its own."""
     most = 1 << (np.frexp(size_n.astype(np.float64))[1].astype(np.int64) - 1)
     return np.where(degree_n == shape.members, degree_n, np.minimum(degree_n, most))
 
 
-def place(pieces: Pieces, shape: Shape, degree_n: np.ndarray, *, largest: int, stream: bool = True) -> Placement | None:
+def place(
+    pieces: Pieces, shape: WindowShape, degree_n: np.ndarray, *, largest: int, stream: bool = True
+) -> Placement | None:
     """Places documents at given degrees; those that no block takes become stream.
 
     Args:
@@ -136,7 +138,7 @@ def place(pieces: Pieces, shape: Shape, degree_n: np.ndarray, *, largest: int, s
             return None
         dealt_n = by_size[~is_stream[by_size]]
         dealt_n = dealt_n[np.argsort(-degree_n[dealt_n], kind="stable")]
-        cells = _grouped_cells(rows, shape)
+        cells = _team_cells(rows, shape)
         dealt = deal(
             pieces.size[dealt_n],
             degree_n[dealt_n],
@@ -159,14 +161,14 @@ def place(pieces: Pieces, shape: Shape, degree_n: np.ndarray, *, largest: int, s
     return None
 
 
-def _penalty(shape: Shape) -> np.ndarray:
+def _penalty(shape: WindowShape) -> np.ndarray:
     """Returns the cost of each level for one slot, in pairs: int64 [levels]."""
     forward, backward = shape.weights.forward, shape.weights.backward
     pair = max(1, forward.pair + backward.pair)
     return np.array([(f + b) // pair for f, b in zip(forward.sent, backward.sent, strict=True)], np.int64)
 
 
-def _grouped_cells(rows: StreamRows, shape: Shape) -> np.ndarray:
+def _team_cells(rows: StreamRows, shape: WindowShape) -> np.ndarray:
     """Returns the cells that are not stream, (place of the row, chunk) each: int64 [K, 2]."""
     cells = [(at, chunk) for at, first in enumerate(rows.chunks) for chunk in range(first, shape.num_chunks)]
     return np.array(cells, np.int64).reshape(-1, 2)
@@ -174,16 +176,16 @@ def _grouped_cells(rows: StreamRows, shape: Shape) -> np.ndarray:
 
 def _write(
     pieces: Pieces,
-    shape: Shape,
+    shape: WindowShape,
     stream: tuple[np.ndarray, list[tuple[int, int]]],
-    grouped: tuple[np.ndarray, Dealt, np.ndarray],
+    in_teams: tuple[np.ndarray, Dealt, np.ndarray],
 ) -> Placement:
     """Makes a placement of stream documents with their (place, index), and of dealt documents with their cells."""
     n = len(pieces)
     which, begins = stream
     at, begin = np.zeros(n, np.int64), np.full(n, -1)
     at[which], begin[which] = np.array(begins, np.int64).reshape(-1, 2).T
-    dealt_n, dealt, cells = grouped
+    dealt_n, dealt, cells = in_teams
     some = dealt.cell >= 0
     dealt_n = dealt_n[some]
     degree, member, offset = np.full(n, shape.members), np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -207,11 +209,11 @@ def _write(
 
 
 def _side_by_side(
-    cells: np.ndarray, cell: np.ndarray, size: np.ndarray, degree: np.ndarray, shape: Shape
+    cells: np.ndarray, cell: np.ndarray, size: np.ndarray, degree: np.ndarray, shape: WindowShape
 ) -> np.ndarray:
     """Moves whole cells so that those of similar level and attention run at the same time.
 
-    A grouped cell does not depend on its row, so it can change places with any other of its length. Cells are ordered
+    A team cell does not depend on its row, so it can change places with any other of its length. Cells are ordered
     by level, then attention; the largest of each length run first, `data` of them side by side.
 
     Args:

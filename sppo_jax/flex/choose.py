@@ -1,4 +1,4 @@
-"""Whether documents get their own groups of devices: what `sequence.groups=auto` answers, and why."""
+"""Whether documents get their own teams of devices: what `sequence.groups=auto` answers, and why."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from sppo_jax.flex.cells import plan_cells, today
 from sppo_jax.flex.placement import Pieces
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.plan.plan import Plan
 
-# A step must be so much shorter, in simulation, before groups are worth their larger program.
+# A step must be so much shorter, in simulation, before teams are worth their larger program.
 LEAST_GAIN = 1.02
 
 
-def gain(windows: Sequence[Pieces], shape: Shape) -> float:
-    """Returns how many times longer the steps are with packed rows than with groups, in simulation.
+def gain(windows: Sequence[Pieces], shape: WindowShape) -> float:
+    """Returns how many times longer the steps are with packed rows than with teams, in simulation.
 
     Args:
         windows: documents of some windows.
@@ -26,14 +26,14 @@ def gain(windows: Sequence[Pieces], shape: Shape) -> float:
     return static / flex if flex else 1.0
 
 
-def with_groups(plan: Plan, gained: float) -> Plan:
-    """Returns the plan with groups if they are worth it, and with the reason either way.
+def with_teams(plan: Plan, gained: float) -> Plan:
+    """Returns the plan with teams if they are worth it, and with the reason either way.
 
     Args:
-        plan: without groups.
+        plan: without teams.
         gained: from `gain`.
     """
-    found = f"{gained:.3f} of the time with groups, simulated on the first documents of the run"
+    found = f"{gained:.3f} of the time with teams, simulated on the first documents of the run"
     if gained < LEAST_GAIN:
         text = f"static: steps take {found}; below {LEAST_GAIN} a larger program is not worth it"
         return dataclasses.replace(plan, reasons={**plan.reasons, "groups": text})

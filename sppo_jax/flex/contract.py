@@ -1,4 +1,4 @@
-"""The rules of a rearranged row, checked on the host: what attention within chunks and over groups depends on.
+"""The rules of a rearranged row, checked on the host: what attention within chunks and over teams depends on.
 
 1. Along each member's column of a chunk, document ids do not decrease and positions rise within a document.
 2. Ids rise from chunk to chunk, except for a document that continues.
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.flex.placement import bit_length
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 
-def check_columns(batch: Mapping[str, np.ndarray], shape: Shape, dealing: bool) -> None:
+def check_columns(batch: Mapping[str, np.ndarray], shape: WindowShape, dealing: bool) -> None:
     """Checks rearranged rows.
 
     Args:
         batch: int32 arrays [w, S] under positions and document_ids (-1: padding).
         shape: the chunks and the members.
-        dealing: whether to check that tokens are dealt in turns (rule 4), on which the fused kernel depends.
+        dealing: whether to check that tokens are dealt cyclically (rule 4), on which the fused kernel depends.
 
     Raises:
         ValueError: a row breaks a rule; the message gives the rule, the row and the chunk, and the change to make.
@@ -49,7 +49,7 @@ def check_columns(batch: Mapping[str, np.ndarray], shape: Shape, dealing: bool) 
                 _check_dealing(ids[span], positions[span], documents, shape, where)
 
 
-def far_cells(ids_wS: np.ndarray, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+def far_cells(ids_wS: np.ndarray, shape: WindowShape) -> tuple[np.ndarray, np.ndarray]:
     """Finds the mode of each cell from document ids, as the devices do.
 
     Args:
@@ -88,7 +88,7 @@ class _Documents:
     whole: np.ndarray
 
 
-def _find_documents(ids_S: np.ndarray, shape: Shape) -> _Documents:
+def _find_documents(ids_S: np.ndarray, shape: WindowShape) -> _Documents:
     index = np.flatnonzero(ids_S >= 0)
     ids, which, count = np.unique(ids_S[index], return_inverse=True, return_counts=True)
     member = shape.member_of[index % shape.members]
@@ -103,7 +103,7 @@ def _find_documents(ids_S: np.ndarray, shape: Shape) -> _Documents:
     return _Documents(ids, level, far, last - first + 1 == count)
 
 
-def _check_chunk(ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: Shape, where: str) -> None:
+def _check_chunk(ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: WindowShape, where: str) -> None:
     """Checks rules 1, 3 and 4 of one chunk, dealing aside."""
     for columns in range(shape.members):
         own = slice(int(shape.columns[columns]), None, shape.members)
@@ -124,7 +124,7 @@ def _check_chunk(ids: np.ndarray, positions: np.ndarray, documents: _Documents, 
     real = (ids >= 0).reshape(-1, shape.members)
     if not natural and (real[1:] & ~real[:-1]).any():
         raise ValueError(
-            f"padding of a grouped chunk must lie behind the documents of each member's column, got padding before a "
+            f"padding of a team chunk must lie behind the documents of each member's column, got padding before a "
             f"document {where}; move the document forward in the column"
         )
 
@@ -151,8 +151,10 @@ def _check_rise(ids: np.ndarray, last_id: int, where: str) -> int:
     return int(real.max())
 
 
-def _check_dealing(ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: Shape, where: str) -> None:
-    """Checks that the documents of a grouped chunk are dealt; one with a token a member at most may lie in any order.
+def _check_dealing(
+    ids: np.ndarray, positions: np.ndarray, documents: _Documents, shape: WindowShape, where: str
+) -> None:
+    """Checks that the documents of a team chunk are dealt; one with a token a member at most may lie in any order.
 
     Then any two members' tokens of a document interleave, so that each sees a triangle of the other's.
     """
@@ -174,5 +176,5 @@ def _check_dealing(ids: np.ndarray, positions: np.ndarray, documents: _Documents
         raise ValueError(
             f"token p of a document must lie on member (o + p) mod {degree[token]} of its block for the fused kernel, "
             f"got token {rank[token]} of document {documents.ids[which[token]]} on member {member[token]} {where}; "
-            "deal the tokens in turns"
+            "deal the tokens cyclically"
         )

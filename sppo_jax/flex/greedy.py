@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 # Keys of the choice are pairs * 2^shift + slots left; this many bits hold them in an int64.
 _KEY_BITS = 61
@@ -191,7 +191,8 @@ def _spread(state: _State, degree: int, base: np.ndarray, used: np.ndarray, held
 
 @dataclass
 class StreamRows:
-    """The stream cells of a window by place of the row, see `Shape.row_of`: they are the first chunks of each row.
+    """The stream cells of a window by place of the row, see `WindowShape.row_of`: they are the first chunks of each
+    row.
 
     Args:
         chunks: stream chunks of each row, [rows].
@@ -206,7 +207,7 @@ class StreamRows:
         """Returns rows without stream cells."""
         return cls([0] * rows, [0] * rows)
 
-    def put(self, sizes: Sequence[int], shape: Shape, *, extend: bool) -> list[tuple[int, int]] | None:
+    def put(self, sizes: Sequence[int], shape: WindowShape, *, extend: bool) -> list[tuple[int, int]] | None:
         """Packs documents into the stream cells, and writes what they take.
 
         A document goes to the row with the fewest tokens left that has space; else a row gets more stream cells. Rows
@@ -233,7 +234,7 @@ class StreamRows:
             self.used[place] += size
         return found
 
-    def _extend(self, size: int, starts: list[int], shape: Shape) -> list[tuple[int, int]]:
+    def _extend(self, size: int, starts: list[int], shape: WindowShape) -> list[tuple[int, int]]:
         """Gives a row as many stream cells as a document needs; returns it, or nothing."""
         options = []
         for place, used in enumerate(self.used):

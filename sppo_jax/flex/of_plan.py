@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from sppo_jax.flex.shape import Shape, UnitWeights, Weights
+from sppo_jax.flex.shape import UnitWeights, Weights, WindowShape
 from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.schedule.table import Table, TickShape, chunk_starts
@@ -16,7 +16,7 @@ _FLOAT32 = 4
 _BITS = 48
 
 
-def window_shape(plan: Plan, costs: CostModel, window: int | None = None) -> Shape:
+def window_shape(plan: Plan, costs: CostModel, window: int | None = None) -> WindowShape:
     """Returns the window of a plan.
 
     Args:
@@ -30,7 +30,7 @@ def window_shape(plan: Plan, costs: CostModel, window: int | None = None) -> Sha
     """
     rows = plan.num_sequences if window is None else window
     data, table = _part(plan, rows)
-    return Shape(
+    return WindowShape(
         rows=rows,
         data=data,
         ring=plan.ring,
@@ -58,7 +58,7 @@ def _part(plan: Plan, rows: int) -> tuple[int, Table]:
 def plan_weights(plan: Plan, costs: CostModel) -> Weights:
     """Returns the planner's seconds as integers, in the same power-of-two part of a second on every process.
 
-    What a pipeline sends between stages is charged for each slot. In a grouped cell a device receives keys and values
+    What a pipeline sends between stages is charged for each slot. In a team cell a device receives keys and values
     of 2^level - 1 other members forward and again backward, and sends float32 gradients of as many back.
 
     Args:
@@ -113,7 +113,7 @@ def _pair_s(plan: Plan, costs: CostModel, kind: str) -> float:
 
 
 def _sent_s(plan: Plan, costs: CostModel, kind: str) -> list[float]:
-    """Returns the seconds of what a slot of a grouped cell receives, over the layers of a unit, by level."""
+    """Returns the seconds of what a slot of a team cell receives, over the layers of a unit, by level."""
     # A head sends nothing along `seq`.
     elements = 2 * plan.model.get("num_kv_heads", costs.kv_heads) * costs.head_dim * costs.layers * (kind != "H")
     # Backward passes keys and values again, once more where it computes attention again, and float32 gradients back.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.flex.step_cost import Cells, step_cost, tick_levels
 
 
@@ -79,7 +79,7 @@ class Placement:
         costs: the predicted cost of each candidate.
     """
 
-    shape: Shape
+    shape: WindowShape
     pieces: Pieces
     row: np.ndarray
     chunk: np.ndarray
@@ -105,9 +105,9 @@ class Placement:
         found = dealt_pairs(seg.rank, seg.tokens, shape.members)
         column = (seg.first[:, None] + np.arange(shape.members)) % shape.members
         np.add.at(pairs, (self.row[seg.piece][:, None], seg.chunk[:, None], shape.member_of[column]), found)
-        grouped = self.begin < 0
-        for degree in np.unique(self.degree[grouped]).tolist():
-            which = np.flatnonzero(grouped & (self.degree == degree))
+        in_teams = self.begin < 0
+        for degree in np.unique(self.degree[in_teams]).tolist():
+            which = np.flatnonzero(in_teams & (self.degree == degree))
             found = dealt_pairs(np.zeros(len(which), np.int64), self.pieces.size[which], degree)
             member = self.member[which][:, None] + (self.offset[which][:, None] + np.arange(degree)) % degree
             np.add.at(pairs, (self.row[which][:, None], self.chunk[which][:, None], member), found)
@@ -118,9 +118,9 @@ class Placement:
         """The largest attention, the level and the mode of each cell."""
         shape = self.shape
         level = np.zeros((shape.rows, shape.num_chunks), np.int64)
-        grouped = np.flatnonzero(self.begin < 0)
-        most = np.minimum(self.degree, self.pieces.size)[grouped]  # fewer tokens than members: all begin the block
-        np.maximum.at(level, (self.row[grouped], self.chunk[grouped]), bit_length(most - 1))
+        in_teams = np.flatnonzero(self.begin < 0)
+        most = np.minimum(self.degree, self.pieces.size)[in_teams]  # fewer tokens than members: all begin the block
+        np.maximum.at(level, (self.row[in_teams], self.chunk[in_teams]), bit_length(most - 1))
         seg = self.segments
         np.maximum.at(level, (self.row[seg.piece], seg.chunk), self._stream_levels(seg))
         far = level == shape.levels
@@ -180,8 +180,8 @@ class Placement:
     def tokens(self) -> np.ndarray:
         """Returns the tokens of each cell, padding not counted: int64 [w, C]."""
         tokens = np.zeros((self.shape.rows, self.shape.num_chunks), np.int64)
-        grouped, seg = self.begin < 0, self.segments
-        np.add.at(tokens, (self.row[grouped], self.chunk[grouped]), self.pieces.size[grouped])
+        in_teams, seg = self.begin < 0, self.segments
+        np.add.at(tokens, (self.row[in_teams], self.chunk[in_teams]), self.pieces.size[in_teams])
         np.add.at(tokens, (self.row[seg.piece], seg.chunk), seg.tokens)
         return tokens
 
@@ -189,11 +189,11 @@ class Placement:
         cells = self.cells
         found = [("stream", cells.far)]
         for level in range(max(1, self.shape.levels)):
-            found.append((f"groups of {2**level}", ~cells.far & (cells.level == level)))
+            found.append((f"teams of {2**level}", ~cells.far & (cells.level == level)))
         return [(name, which) for name, which in found if which.any()]
 
 
-def cut(piece: np.ndarray, begin: np.ndarray, size: np.ndarray, shape: Shape) -> Segments:
+def cut(piece: np.ndarray, begin: np.ndarray, size: np.ndarray, shape: WindowShape) -> Segments:
     """Cuts stream documents where chunks end.
 
     Args:
@@ -221,9 +221,9 @@ def dealt_pairs(rank_s: np.ndarray, count_s: np.ndarray, degree: int) -> np.ndar
         count_s: tokens of each run.
         degree: over how many members the run is dealt; result a is that of tokens a, a + degree, ...
     """
-    turn = np.arange(degree)
-    tokens = np.maximum(count_s[:, None] - turn + degree - 1, 0) // degree
-    return tokens * (rank_s[:, None] + turn + 1) + degree * (tokens * (tokens - 1) // 2)
+    first = np.arange(degree)
+    tokens = np.maximum(count_s[:, None] - first + degree - 1, 0) // degree
+    return tokens * (rank_s[:, None] + first + 1) + degree * (tokens * (tokens - 1) // 2)
 
 
 def bit_length(values: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A placement written as the arrays of a batch, and attention counted back from these arrays.
 
-Index i * R + column(m) of a chunk is slot i of member m; `Shape.columns` has the columns.
+Index i * R + column(m) of a chunk is slot i of member m; `WindowShape.columns` has the columns.
 
 Letters: w rows, S tokens of a row, C chunks, R members.
 """

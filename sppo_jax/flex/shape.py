@@ -24,7 +24,7 @@ class UnitWeights:
         fixed: of any unit.
         slot: of the linear layers for one token of a device, padding included.
         pair: of one (query, key) pair of attention on one device.
-        sent: of the keys and values that travel in a grouped cell, for each slot of the tick, by level 0..log2(R) - 1;
+        sent: of the keys and values that travel in a team cell, for each slot of the tick, by level 0..log2(R) - 1;
             level 0 costs nothing.
         stream: of what a stream cell sends, by chunk.
         ends: what a tick with ends takes more (`plan.table.TickShape`), and what each of its slots does.
@@ -60,7 +60,7 @@ class Weights:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class WindowShape:
     """A window of rows on a mesh.
 
     Args:
@@ -112,7 +112,7 @@ class Shape:
 
     @property
     def levels(self) -> int:
-        """The level of a group of all members, log2(members)."""
+        """The level of a team of all members, log2(members)."""
         return self.members.bit_length() - 1
 
     @property
@@ -203,9 +203,9 @@ def simple_weights(chunk_lengths: Sequence[int], members: int, *, hidden: int = 
     return Weights(forward=unit(1, 2, 1000, 5000), backward=unit(2, 5, 3000, 10000), head=unit(0, 0, 0, 0))
 
 
-def plan_shape(plan: Plan) -> Shape:
+def plan_shape(plan: Plan) -> WindowShape:
     """Returns a step's rows as a window with simple costs, for checks of rows: these read no costs."""
-    return Shape(
+    return WindowShape(
         rows=plan.num_sequences,
         data=plan.mesh.data,
         ring=plan.ring,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 
 
 class Cells(NamedTuple):
@@ -24,10 +24,10 @@ class Cells(NamedTuple):
     far: np.ndarray
 
 
-def tick_costs(cells: Cells, shape: Shape) -> np.ndarray:
+def tick_costs(cells: Cells, shape: WindowShape) -> np.ndarray:
     """Returns the cost of each tick: int64 [ticks].
 
-    All coordinates run the largest level of the tick. Where a tick has stream and grouped cells, all coordinates run
+    All coordinates run the largest level of the tick. Where a tick has stream and team cells, all coordinates run
     both paths one after the other, and wait for each other in both.
     """
     near = _per_tick(np.where(cells.far, 0, cells.top), shape)
@@ -45,17 +45,17 @@ def tick_costs(cells: Cells, shape: Shape) -> np.ndarray:
     return costs
 
 
-def step_cost(cells: Cells, shape: Shape) -> int:
+def step_cost(cells: Cells, shape: WindowShape) -> int:
     """Returns the cost of all ticks of the schedule table, as `plan.simulate` adds them up."""
     return sum(tick_costs(cells, shape).tolist())
 
 
-def tick_levels(cells: Cells, shape: Shape) -> np.ndarray:
+def tick_levels(cells: Cells, shape: WindowShape) -> np.ndarray:
     """Returns the largest level of each tick, that of all members where the tick has a stream cell: int64 [ticks]."""
     return _per_tick(np.where(cells.far, shape.levels, cells.level), shape)
 
 
-def _per_tick(values: np.ndarray, shape: Shape) -> np.ndarray:
+def _per_tick(values: np.ndarray, shape: WindowShape) -> np.ndarray:
     """Returns the maximum of values [w, C] over the units of each tick, at least 0: int64 [ticks]."""
     by_unit = values.reshape(shape.data, -1).max(0)
     return np.append(by_unit, 0)[shape.units].max(1)

@@ -337,7 +337,7 @@ class Cluster:
         return f"{self.device.name}:{'x'.join(map(str, shape))}"
 
     def link_bytes_s(self, span: int) -> float:
-        """Returns bytes a second, one way, between members of a group that spans so many neighbouring devices."""
+        """Returns bytes a second, one way, between members that span so many neighbouring devices."""
         return self.device.link_bytes_s if span <= self.devices_per_host else self.device.network_bytes_s
 
 

@@ -1,4 +1,4 @@
-"""Which device of the table an accelerator is, and the devices of this machine."""
+"""Which known device an accelerator is, and the devices of this machine."""
 
 import math
 import os

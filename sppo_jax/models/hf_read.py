@@ -17,8 +17,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from sppo_jax.config.group import build_group
 from sppo_jax.config.model import ModelConfig
+from sppo_jax.config.section import build_section
 from sppo_jax.dtypes import compute_dtype
 from sppo_jax.models.decoder import Decoder
 from sppo_jax.models.hf_folder import TensorFolder
@@ -41,7 +41,7 @@ def from_hf(
         shardings: of the parameters, one for all or a tree of them (`sppo_jax.pipeline.storage.param_shardings`); None:
             the default device.
         dtype: compute dtype: float32, bfloat16, float64, or auto; parameters are at least float32.
-        settings: further fields of a config's `model` group, e.g. `rope={"scaling": "yarn", "factor": 4}`.
+        settings: further fields of a config's section `model`, e.g. `rope={"scaling": "yarn", "factor": 4}`.
 
     Returns:
         The decoder; `model(tokens)` gives logits.
@@ -119,7 +119,7 @@ def shapes_by_path(params: nnx.State) -> dict[str, tuple[int, ...]]:
 
 
 def _model_config(settings: dict[str, Any]) -> ModelConfig:
-    config = build_group(ModelConfig, settings, "model")
+    config = build_section(ModelConfig, settings, "model")
     assert isinstance(config, ModelConfig)
     return dataclasses.replace(config, compute_dtype=compute_dtype(config.compute_dtype).name)
 

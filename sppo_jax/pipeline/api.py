@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from sppo_jax.attention import groups, sequence
+from sppo_jax.attention import sequence, teams
 from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
 from sppo_jax.compat import (
@@ -55,7 +55,7 @@ from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.stash import StashLayout
 from sppo_jax.pipeline.state import evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
-from sppo_jax.pipeline.tables import Tables
+from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import Program, lower
@@ -263,7 +263,7 @@ class Step:
         return (loss, grads, *others) if stash is None else ((loss, grads, *others[:-1]), others[-1])
 
     def _with_tables(self, params: nnx.State) -> nnx.State:
-        """Returns parameters with the tables on the device, in the compute dtype, for the whole step."""
+        """Returns parameters with the vocabulary tables on the device, in the compute dtype, for the whole step."""
 
         def fetch(path, x):
             waits = is_on_host(x) and part_of(path) in TABLES
@@ -287,7 +287,7 @@ class Step:
             plan=plan,
             program=program,
             stage=stage,
-            tables=tables,
+            vocabulary_tables=tables,
             final_norm=weights.final_norm,
             sharded=sharded,
             norm=self.norm,
@@ -325,7 +325,7 @@ class Step:
         """Drops the dims of stages and members, which have one entry on a device.
 
         Returns:
-            The weights; the tables; and the layers as `ShardedLayers` where weights are gathered, else None.
+            The weights; the vocabulary tables; and the layers as `ShardedLayers` where weights are gathered, else None.
         """
         if not self._by_groups:
             weights = weights._replace(layers=jax.tree.map(lambda x: x.squeeze(1), weights.layers))
@@ -356,8 +356,8 @@ class Step:
             sharded = HostLayers(shards, shares.layers, wholes, max(1, self.program.weights.num_parts))
         return weights, self._tables(weights, shares), sharded
 
-    def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> Tables:
-        """Returns the tables of one device; each stage has its share of the vocabulary."""
+    def _tables(self, weights: layout.Physical, shares: layout.Physical | None) -> VocabularyTables:
+        """Returns the vocabulary tables of one device; each stage has its share."""
         dtype, of_members = jnp.dtype(self.model.dtype), {}
         arrays = {name: getattr(weights, name) for name in ("embedding_VD", "head_VD")}
         arrays = {name: x for name, x in arrays.items() if x is not None}
@@ -366,16 +366,16 @@ class Step:
             of_members[name] = getattr(shares, name) if shares is not None else storage.Share()
             rows = x.shape[0] * math.prod(cut.parts for cut in of_members[name].cuts if cut.dim == 0)
             wholes[name] = jax.ShapeDtypeStruct((rows, hidden_size), dtype)
-        return Tables(arrays, None if shares is None else of_members, wholes)
+        return VocabularyTables(arrays, None if shares is None else of_members, wholes)
 
-    def _modes(self, sequences: Sequences) -> groups.Modes | None:
+    def _modes(self, sequences: Sequences) -> teams.Modes | None:
         if self.plan.groups == "static":
             return None
         of_member = [
             [tokens // self.plan.mesh.seq for tokens in sizes]
             for sizes in (self.plan.table().chunk_starts, self.plan.chunk_lengths)
         ]
-        return groups.find_modes(sequences.documents, *of_member, self.mesh.axis_names)
+        return teams.find_modes(sequences.documents, *of_member, self.mesh.axis_names)
 
     def _cache_shape(self, program: Program) -> tuple[int, ...]:
         shape, plan = self.head_shape, self.plan
@@ -413,7 +413,7 @@ def value_and_grad(plan: Plan, model: nnx.Module, mesh: Mesh | None = None) -> C
         mesh: axes data, pipe, seq of the plan's sizes; the first devices by default.
 
     Returns:
-        f, jittable (give a jit around it `compiler_options=f.compiler_options`: copies hide behind compute only then).
+        f, jittable (give a jit around it `compiler_options=f.compiler_options`: copies overlap compute only then).
         params: the tree of `nnx.state(model, nnx.Param)`. batch: int32 [num_sequences, sequence_length] tokens, targets
         (-1 = no loss), positions, document_ids (-1 = padding). The loss is in nats a target over the whole batch;
         gradients have the tree and dtypes of params. Where parameters are on the host (`storage.stored_shapes`), those

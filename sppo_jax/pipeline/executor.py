@@ -1,4 +1,4 @@
-"""The SPMD program of one device: ticks in nested scans over a table of numbers.
+"""The SPMD program of one device: ticks in nested loops, which read the rows of a program.
 
 All collectives of a tick's spec run on every device; a stage without a unit computes on padding, writes to
 trash slots and behind the sequences in its buffers, and contributes zeros. What goes on beside the units is in
@@ -33,7 +33,7 @@ WITHOUT_ENDS = "_without_ends"
 # Numbers that say which weights a unit uses, and where a forward writes.
 _OF_WEIGHTS = ("group", "weights.slot", "weights.sum_slot")
 _WRITTEN = ("prefixes.slot", "sequence_slot", "stash.slot", "waiting.arrive_slot")
-# What is on its way in a tick: of each mechanism's name a tree of arrays, or None.
+# The arrays that a tick's host copies move: of each mechanism's name a tree, or None.
 Coming = dict[str, object]
 
 
@@ -57,10 +57,10 @@ class Executor(Run):
                 state = self.tick(Tick(item, row, state.x_TD, state.dx_TD), state)
                 continue
 
-            def turn(i, state, item=item, part=part):
-                return self._run_items(item.body, {n: x.in_turn(i, item.count) for n, x in part.items()}, state)
+            def iteration(i, state, item=item, part=part):
+                return self._run_items(item.body, {n: x.in_iteration(i, item.count) for n, x in part.items()}, state)
 
-            state = lax.fori_loop(0, item.count, turn, state)
+            state = lax.fori_loop(0, item.count, iteration, state)
         return state
 
     def tick(self, tick: Tick, state: State) -> State:
@@ -112,7 +112,7 @@ class Executor(Run):
         if not tick.spec.embeds:
             return arrived_TD
         tokens_T = units.own(self, tick, self.sequences.tokens, 0)
-        embedding_VD = self.tables.whole("embedding_VD", state.x_TD)
+        embedding_VD = self.vocabulary_tables.whole("embedding_VD", state.x_TD)
         entering = vocabulary.embed(embedding_VD, tokens_T, self.num_stages)
         return jnp.where(tick.row["first"][me] == 1, entering, arrived_TD)
 
@@ -155,7 +155,7 @@ class Executor(Run):
         """Returns the host buffer whose write is held back until the last layer, in a forward that fetches nothing.
 
         Without this XLA ends the write before the loop over the layers where a stage is one device and the tick has no
-        head: 23.6% of the bytes of a breadth-first plan had no compute beside them.
+        head: 23.6% of the bytes of a breadth-first plan were exposed.
         """
         by_groups = self.plan.schedule.name == BREADTH_FIRST and self.plan.mesh.data * self.plan.mesh.seq == 1
         return state.stash.sent(tick) if self.train and by_groups and not _is_under_way(coming) else None
@@ -163,11 +163,13 @@ class Executor(Run):
     # -- head -----------------------------------------------------------------------------------------------------
 
     def _head_tick(self, tick: Tick, state: State, coming: Coming) -> State:
-        dhead_VD = self.tables.sum_of_tick(self.tables.head_name, state.grads) if self.train else None
+        dhead_VD = (
+            self.vocabulary_tables.sum_of_tick(self.vocabulary_tables.head_name, state.grads) if self.train else None
+        )
         # The last stage's output has travelled on to stage 0, and may have waited there.
         x_TD = vocabulary.from_stage(state.waiting.input(self, tick, state.x_TD), 0, self.num_stages)
         targets_T = jnp.where(units.real(self, tick, 0), units.own(self, tick, self.sequences.targets, 0), -1)
-        rows_VD = self.tables.whole(self.tables.head_name, state.x_TD)
+        rows_VD = self.vocabulary_tables.whole(self.vocabulary_tables.head_name, state.x_TD)
         given = vocabulary.Head(self.norm, self.final_norm, rows_VD, self.vocab_size, self.num_stages)
         held = coming if _is_under_way(coming) else None
         result = vocabulary.head(given, x_TD, targets_T, self.scale, dhead_VD, gradients=self.train, held=held)
@@ -190,8 +192,8 @@ class Executor(Run):
         )
 
     def _with_gradients_of_head(self, tick: Tick, state: TrainingState, result: vocabulary.HeadResult) -> TrainingState:
-        name = self.tables.head_name
-        grads, dx_share = self.tables.with_sum(name, state.grads, result.dhead_VD, result.dx_share)
+        name = self.vocabulary_tables.head_name
+        grads, dx_share = self.vocabulary_tables.with_sum(name, state.grads, result.dhead_VD, result.dx_share)
         norm = jax.tree.map(lambda s, d: s + d.astype(s.dtype), state.grads.final_norm, result.dnorm)
         unused = state.head_dx.shape[1] - vocabulary.share_tokens(tick.spec.tokens, self.num_stages)
         dx = jnp.pad(dx_share, ((0, unused), (0, 0)))
@@ -254,9 +256,9 @@ class Executor(Run):
         if tick.spec.embeds:
             tokens_T = units.own(self, tick, self.sequences.tokens, 0)
             arrived = vocabulary.from_stage(jnp.where(tick.row["first"][me] == 1, dx_TD, 0), 0, self.num_stages)
-            begun = self.tables.sum_of_tick("embedding_VD", grads)
+            begun = self.vocabulary_tables.sum_of_tick("embedding_VD", grads)
             added = vocabulary.embed_gradient(begun, tokens_T, arrived, self.num_stages)
-            grads, dx_TD = self.tables.with_sum("embedding_VD", grads, added, dx_TD)
+            grads, dx_TD = self.vocabulary_tables.with_sum("embedding_VD", grads, added, dx_TD)
         register = buffers.write(state.dx_TD, (0,), self._shift(dx_TD, -1))
         return state._replace(
             dx_TD=register,

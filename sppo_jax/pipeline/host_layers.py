@@ -1,9 +1,9 @@
 """A stage's layers whose float32 parameters wait on the host: they come part by part, and their gradients leave so.
 
-A group's share comes from the host in parts while the group before it runs (`program.share_trips`), and waits in the
-compute dtype. Its share of the gradient sums leaves for the host in parts after the sums are scattered. Vectors stay on
-the device. All buffers of a share are flat, and a part is a run of elements. Where the parts do not divide a share, the
-last ones overlap.
+A group's share comes from the host in parts while the group before it runs (`program.share_transfers`), and waits in
+the compute dtype. Its share of the gradient sums leaves for the host in parts after the sums are scattered. Vectors
+stay on the device. All buffers of a share are flat, and a part is a run of elements. Where the parts do not divide a
+share, the last ones overlap.
 
 Letters: v groups of layers a stage, E elements of this device's share of a group.
 """
@@ -106,7 +106,7 @@ class HostLayers(ShardedLayers):
             group: the group.
             slot: its slot.
             incoming: the buffers of weights on their way; None: nothing has come.
-            come: how many parts have come. The others are fetched here, with no compute beside them.
+            come: how many parts have come. The others are fetched here, exposed.
         """
         incoming = self.incoming() if incoming is None else incoming
 
@@ -135,7 +135,7 @@ class HostLayers(ShardedLayers):
         return jax.tree.map(one, sums, leaving)
 
     def flush(self, sums, leaving, group, left):
-        """Writes the parts of a group's gradients that have not left, with no compute beside them."""
+        """Writes the parts of a group's gradients that have not left; these copies are exposed."""
         return lax.fori_loop(left, self.num_parts, lambda part, sums: self.write(sums, leaving, group, part), sums)
 
     def scatter(self, totals: HostTotals, sums, leaving, group, slot):

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from sppo_jax.compat import in_host_memory, to_host
-from sppo_jax.pipeline.stash import UNIT, Pieces, StashLayout
+from sppo_jax.pipeline.stash import ELEMENT, Pieces, StashLayout
 from sppo_jax.program.program import Program
 from sppo_jax.program.stash import StashClass
 
@@ -29,7 +29,7 @@ Stash = dict[StashClass, Pieces]
 def stash_shapes(program: Program, layout_of: Callable[[StashClass], StashLayout], mesh: Mesh) -> Stash:
     """Returns shapes, dtypes and shardings of the pieces of all devices.
 
-    A piece is [devices and their steps, lines of a step, units]; see `StashLayout.host_buffer`.
+    A piece is [devices and their steps, lines of a step, elements]; see `StashLayout.host_buffer`.
 
     Args:
         program: of the step.
@@ -67,8 +67,8 @@ def _allocated(like: jax.ShapeDtypeStruct) -> jax.Array:
 
     def make() -> jax.Array:
         # XLA makes the array on the host, and not on the device, only where something is written to it there.
-        whole = to_host(jnp.zeros(shape, UNIT))
-        return lax.dynamic_update_slice(whole, to_host(jnp.zeros((1, *shape[1:]), UNIT)), (0, 0, 0))
+        whole = to_host(jnp.zeros(shape, ELEMENT))
+        return lax.dynamic_update_slice(whole, to_host(jnp.zeros((1, *shape[1:]), ELEMENT)), (0, 0, 0))
 
     made = jax.shard_map(make, mesh=sharding.mesh, in_specs=(), out_specs=sharding.spec, check_vma=False)
     return jax.block_until_ready(jax.jit(made, out_shardings=sharding)())

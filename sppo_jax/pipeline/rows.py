@@ -1,7 +1,7 @@
-"""Numbers of a tick, from a table of all ticks and the counters of the loops around the tick.
+"""The rows of a tick: numbers that follow from those of all ticks and the counters of the loops around the tick.
 
 Rows on the host are special: XLA copies them with the DMA engines of a GPU only where the counter of the innermost loop
-alone tells the row. Before jaxlib 0.12 the row has to be a line in this counter. A row that depends on the counters of
+alone tells the row. Before jaxlib 0.12 the row has to be affine in this counter. A row that depends on the counters of
 two loops, or on the stage, is copied by a kernel.
 """
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sppo_jax.program.counters import numbers_of_turns, step_of
+from sppo_jax.program.counters import numbers_of_iterations, step_of
 from sppo_jax.program.tick_rows import FLAGS, HOST_ROWS
 
 
@@ -28,7 +28,7 @@ class Rows:
     """The numbers of some ticks that follow one another.
 
     Args:
-        values: [turns of each loop around, ticks, stages].
+        values: [iterations of each loop around, ticks, stages].
         counters: of these loops, outermost first.
         me: this device's stage.
         field: what the numbers are, one of `tick_rows.FIELDS`.
@@ -43,16 +43,16 @@ class Rows:
         """Returns those of `length` ticks from `start`."""
         return self._with(self.values[..., start : start + length, :], self.counters)
 
-    def in_turn(self, counter, count: int) -> "Rows":
-        """Returns those of one turn of a loop of `count` turns over all ticks."""
-        *turns, ticks, stages = self.values.shape
-        return self._with(self.values.reshape(*turns, count, ticks // count, stages), (*self.counters, counter))
+    def in_iteration(self, counter, count: int) -> "Rows":
+        """Returns those of one iteration of a loop of `count` iterations over all ticks."""
+        *iterations, ticks, stages = self.values.shape
+        return self._with(self.values.reshape(*iterations, count, ticks // count, stages), (*self.counters, counter))
 
     def of_tick(self) -> jax.Array | HostRow | int:
         """Returns the number of the first tick for each stage; of this stage a row on the host.
 
-        A flag is the same for all stages, and an int where it is the same in all turns: the compiler would take it for
-        a constant, drop the branch, and with it what orders collectives on CPUs.
+        A flag is the same for all stages, and an int where it is the same in all iterations: the compiler would take it
+        for a constant, drop the branch, and with it what orders collectives on CPUs.
         """
         values = self.values[..., 0, :]
         if self.field in HOST_ROWS:
@@ -63,7 +63,7 @@ class Rows:
         return first if (values == first).all() else _look_up(values, self.counters)[0]
 
     def _host_row(self, values: np.ndarray) -> HostRow:
-        numbers = numbers_of_turns(values)
+        numbers = numbers_of_iterations(values)
         if numbers is None:
             return HostRow(_look_up(values, self.counters)[self.me], is_counted=False)
         counter, step = jnp.asarray(self.counters[-1], jnp.int32), step_of(numbers)

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sppo_jax.attention import groups
+from sppo_jax.attention import teams
 from sppo_jax.pipeline import stage as stages
 from sppo_jax.pipeline import stash
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
-from sppo_jax.pipeline.tables import Tables
+from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.program import Program
 from sppo_jax.program.stash import StashClass
@@ -38,7 +38,7 @@ class Run:
         plan: the plan.
         program: made from it.
         stage: this device's layers.
-        tables: the embedding and the head.
+        vocabulary_tables: the embedding and the head.
         final_norm: weights of the final norm.
         sharded: the layers, where they are gathered group by group; None where `stage` has all of them.
         norm: `norm(weights, x)`, the final norm.
@@ -46,14 +46,14 @@ class Run:
         sequences: this device's data.
         scale: 1 / number of targets in the global batch.
         train: whether the state is a `TrainingState`; else an `EvaluationState`.
-        modes: how each chunk of each sequence attends; None for a plan without groups.
+        modes: how each chunk of each sequence attends; None for a plan without teams.
         keeps_order: whether the platform runs collectives in the order of the program.
     """
 
     plan: Plan
     program: Program
     stage: stages.Stage
-    tables: Tables
+    vocabulary_tables: VocabularyTables
     final_norm: nnx.State
     sharded: ShardedLayers | None
     norm: Callable
@@ -61,7 +61,7 @@ class Run:
     sequences: Sequences
     scale: jax.Array
     train: bool
-    modes: groups.Modes | None
+    modes: teams.Modes | None
     keeps_order: bool
 
     @property
@@ -74,7 +74,7 @@ class Run:
 
     def layout(self, name: StashClass) -> stash.StashLayout:
         """Lays out the stash of one class."""
-        x_TD = jax.ShapeDtypeStruct((name.tokens, self.tables.hidden_size), self.tables.dtype)
+        x_TD = jax.ShapeDtypeStruct((name.tokens, self.vocabulary_tables.hidden_size), self.vocabulary_tables.dtype)
         positions_T = jax.ShapeDtypeStruct((name.tokens,), jnp.int32)
         num_slots, num_short = self.program.stash.classes[name], self.program.stash.num_short.get(name, 0)
         layout = self.stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=num_short > 0)

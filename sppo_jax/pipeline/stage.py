@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from sppo_jax import buffers
-from sppo_jax.attention import groups
+from sppo_jax.attention import teams
 from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
 from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.block import Block, Residuals, Weights
 from sppo_jax.pipeline.shares import SharesLayout
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
-from sppo_jax.pipeline.turn import when
+from sppo_jax.pipeline.when import when
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.program.stash import StashClass
 
@@ -138,7 +138,7 @@ class Again(NamedTuple):
 def run_layers(num_layers: int, body, carry, held=None):
     """Applies `body(carry, step)` for step 0..num_layers-1; `held` is held back until the last step.
 
-    A copy started before the scan has the whole scan to hide behind: the barrier keeps the compiler from starting it
+    The whole scan can overlap a copy started before the scan: the barrier keeps the compiler from starting it
     later, and the last layer by itself keeps the barrier from being the last thing. One layer alone has no scan, and
     `held` is held back until its end.
 
@@ -170,8 +170,8 @@ def forward(stage: Stage, unit: Unit, x_TD, memory: Memory, split: Split, stash=
         memory: the chunk's keys and values are written, and its shares are added.
         split: how `seq` is divided.
         stash: None, or (layout, kept buffers, part for the host) to fill.
-        held: arrays on their way from the host, see `run_layers`.
-        early: an array on its way that is held back until attention, in a group of one layer.
+        held: arrays prefetched from the host, see `run_layers`.
+        early: a prefetched array that is held back until attention, in a group of one layer.
 
     Returns:
         y_TD, memory, (kept, host part) or None, held, early.
@@ -207,8 +207,8 @@ def _forward_layer(stage, x, unit, layer, memory, split, *, early=None, again=No
     else:
         q, k, v = stage.block.before(weights, x, unit.positions_T)
     if again is None:
-        cache = groups.write_prefix(cache, k, v, unit.chunk, layer, split)
-    out, lse = groups.forward(q, k, cache, unit.chunk, layer, split)
+        cache = teams.write_prefix(cache, k, v, unit.chunk, layer, split)
+    out, lse = teams.forward(q, k, cache, unit.chunk, layer, split)
     if early is not None:
         out, early = lax.optimization_barrier((out, early))
     chosen = stage.block.choose(weights, x, out) if again is None else again.chosen_Tk
@@ -260,7 +260,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
         sums: accumulators.
         splits: how `seq` is divided.
         stash: (layout, kept buffers, part fetched from the host).
-        held: arrays on their way from the host for the next tick, see `run_layers`.
+        held: arrays prefetched from the host for the next tick, see `run_layers`.
 
     Returns:
         dx_TD, cache, sums, held.
@@ -308,7 +308,7 @@ def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=
             k, v = values["k"], values["v"]
         else:
             _, k, v = stage.block.before(stage.layer_weights(unit, layer), values["x"], unit.positions_T)
-        return (groups.write_prefix(cache, k, v, unit.chunk, layer, split, behind=behind),)
+        return (teams.write_prefix(cache, k, v, unit.chunk, layer, split, behind=behind),)
 
     return run_layers(stage.num_layers, body, (cache,))[0][0]
 
@@ -368,10 +368,10 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     vjps = _saved_vjps if "q" in saved else _made_vjps
     (q, k, v), vjp_before, vjp_after = vjps(stage, weights, saved, unit)
     if stage.places.kv == "recompute":
-        cache = groups.write_prefix(cache, k, v, splits.forward_chunk, layer, splits.forward)
+        cache = teams.write_prefix(cache, k, v, splits.forward_chunk, layer, splits.forward)
 
     def attend(_):
-        return groups.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
+        return teams.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
 
     if "out" in saved:
         with jax.named_scope("attention_turn"):
@@ -387,7 +387,7 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
         dparams_after, layers = lax.optimization_barrier((dparams_after, layers))
         dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
-    dq, dk, dv, prefix = groups.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
+    dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
     early = saved["early"]
     if early is not None:
         dq, early = lax.optimization_barrier((dq, early))

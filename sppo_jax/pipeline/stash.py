@@ -2,8 +2,9 @@
 
 Every entry is cut along its first dim: the first `host_rows` go to the host, the others stay. The host parts of a tick
 move as one array. A forward packs them, and the next compute tick writes them. The compute tick before a backward
-fetches them. A tick makes one copy of each piece in each direction, because the compiler hides only a few copies at
-once. Host reads and writes are unconditional slices at the top level of a tick; `program.host_rows` says of which rows.
+fetches them. A tick makes one copy of each piece in each direction, because the compiler overlaps only a few copies
+at once. Host reads and writes are unconditional slices at the top level of a tick; `program.host_rows` says of which
+rows.
 
 On the host a row lies in one array, or in several: its pieces. Each piece has some columns of all lines, so that rows,
 lines and steps are the same in all pieces.
@@ -24,7 +25,7 @@ from sppo_jax.program.stash import StashClass
 
 Arrays = dict[str, jax.Array]
 Pieces = tuple[jax.Array, ...]  # one array of each piece
-UNIT = jnp.uint16  # element of packed arrays of any dtype
+ELEMENT = jnp.uint16  # of packed arrays of any dtype
 KEYS_VALUES = ("k", "v")
 OUTS = ("out", "lse")
 
@@ -53,22 +54,24 @@ class Entry:
         return (self.shape[0] - self.host_rows, *self.shape[1:])
 
     @property
-    def host_units(self) -> int:
+    def host_elements(self) -> int:
         """Length of the host part when packed."""
         return math.prod(self.host_shape) * max(1, jnp.dtype(self.dtype).itemsize // 2)
 
     def pack(self, value: jax.Array) -> jax.Array:
-        """Returns the host part of a value as units, bit by bit."""
+        """Returns the host part of a value as elements, bit by bit."""
         value = value[: self.host_rows]
-        return value.astype(UNIT) if jnp.dtype(self.dtype).itemsize == 1 else lax.bitcast_convert_type(value, UNIT)
+        return (
+            value.astype(ELEMENT) if jnp.dtype(self.dtype).itemsize == 1 else lax.bitcast_convert_type(value, ELEMENT)
+        )
 
-    def unpack(self, units: jax.Array) -> jax.Array:
-        """Returns the host part of a value from its units: the inverse of `pack`."""
+    def unpack(self, elements: jax.Array) -> jax.Array:
+        """Returns the host part of a value from its elements: the inverse of `pack`."""
         size = jnp.dtype(self.dtype).itemsize
         if size == 1:
-            return units.reshape(self.host_shape).astype(self.dtype)
+            return elements.reshape(self.host_shape).astype(self.dtype)
         shape = self.host_shape if size == 2 else (*self.host_shape, size // 2)
-        return lax.bitcast_convert_type(units.reshape(shape), self.dtype)
+        return lax.bitcast_convert_type(elements.reshape(shape), self.dtype)
 
 
 @dataclass(frozen=True)
@@ -96,14 +99,14 @@ class StashLayout:
 
     @property
     def host_shape(self) -> tuple[int, int]:
-        """Lines and units of a line in the host part of all layers; every entry of a layer fills whole lines.
+        """Lines and elements of a line in the host part of all layers; every entry of a layer fills whole lines.
 
-        One line of all units does not work: long chunks have more units than an int32 offset can count. The lines of
-        one entry lie together, layer after layer, so that each entry of all layers is one piece of memory.
+        One line of all elements does not work: long chunks have more elements than an int32 offset can count. The lines
+        of one entry lie together, layer after layer, so that each entry of all layers is one piece of memory.
         """
-        units = [entry.host_units for entry in self.entries.values() if entry.host_rows]
-        line = math.gcd(*units)
-        return (self.num_layers * (sum(units) // line), line) if line else (0, 0)
+        elements = [entry.host_elements for entry in self.entries.values() if entry.host_rows]
+        line = math.gcd(*elements)
+        return (self.num_layers * (sum(elements) // line), line) if line else (0, 0)
 
     @property
     def _short_by(self) -> int:
@@ -120,18 +123,18 @@ class StashLayout:
 
     @property
     def _columns(self) -> tuple[int, ...]:
-        """Units of a line that lie in each piece."""
+        """Elements of a line that lie in each piece."""
         return cut_line(self.host_shape[1], self.host_pieces)
 
     def host_buffer(self, num_rows: int, num_short: int = 0) -> Pieces:
-        """Buffer [rows and their steps, lines of a step, units] in pinned host memory, in pieces.
+        """Buffer [rows and their steps, lines of a step, elements] in pinned host memory, in pieces.
 
         Args:
             num_rows: rows.
             num_short: how many of them, before the last one, are short.
         """
         lead = (self._first_step(num_rows, num_short), self._step)
-        return tuple(to_host(jnp.zeros((*lead, units), UNIT)) for units in self._columns)
+        return tuple(to_host(jnp.zeros((*lead, elements), ELEMENT)) for elements in self._columns)
 
     @property
     def _step(self) -> int:
@@ -167,8 +170,8 @@ class StashLayout:
         return tuple(map(fetch, host))
 
     def host_part(self) -> Pieces:
-        """Zeros [lines, units] in device memory, in pieces, for the part that one tick sends to the host."""
-        return tuple(jnp.zeros((self.host_shape[0], units), UNIT) for units in self._columns)
+        """Zeros [lines, elements] in device memory, in pieces, for the part that one tick sends to the host."""
+        return tuple(jnp.zeros((self.host_shape[0], elements), ELEMENT) for elements in self._columns)
 
     def _lines(self) -> dict[str, tuple[int, tuple[int, int]]]:
         """First line, and shape in lines of one layer, of each entry that has a host part."""
@@ -176,7 +179,7 @@ class StashLayout:
         for name in sorted(self.entries, key=lambda name: (name not in self.again, name in OUTS)):
             entry = self.entries[name]
             if entry.host_rows:
-                shape = (entry.host_units // line, line)
+                shape = (entry.host_elements // line, line)
                 places[name], first = (first, shape), first + self.num_layers * shape[0]
         return places
 

@@ -56,8 +56,8 @@ class TrainingState(NamedTuple):
         stash: the stash.
         dx_TD: register that carries cotangents to the stage before.
         head_dx: this stage's share of the cotangents from the head, by slot.
-        grads: gradients of tables and final norm; where weights are gathered this device's shares of the sums. Those
-            of layers are in `weights`.
+        grads: gradients of vocabulary tables and final norm; where weights are gathered this device's shares of the
+            sums. Those of layers are in `weights`.
         loss: sum of the losses of all tokens.
         shares_MvnW: sums of the shares that layers return; None where they return none.
         order: 0, known only once the last backward is done. Where a forward writes depends on it.
@@ -104,7 +104,7 @@ def evaluation_state(run: Run, cache_shape: tuple[int, ...]) -> EvaluationState:
         weights=LayerWeights.begin(run, train=False),
         prefixes=Prefixes.begin(run, cache_shape),
         waiting=WaitingRoom.begin(run, register),
-        losses_MS=jnp.zeros(shape, accumulator(run.tables.dtype)),
+        losses_MS=jnp.zeros(shape, accumulator(run.vocabulary_tables.dtype)),
         hits_MS=jnp.zeros(shape, bool),
     )
 
@@ -120,7 +120,7 @@ def training_state(
         kv_grad_dtype: dtype in which dK and dV are gathered.
         host: the stash on the host where the step is given it.
     """
-    program, tables, register = run.program, run.tables, _register(run)
+    program, tables, register = run.program, run.vocabulary_tables, _register(run)
     share = vocabulary.share_tokens(program.max_tokens, run.num_stages)
     norm = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x.dtype)), run.final_norm)
     return TrainingState(
@@ -141,7 +141,7 @@ def training_state(
 
 
 def _register(run: Run) -> jax.Array:
-    return jnp.zeros((run.program.max_tokens, run.tables.hidden_size), run.tables.dtype)
+    return jnp.zeros((run.program.max_tokens, run.vocabulary_tables.hidden_size), run.vocabulary_tables.dtype)
 
 
 def _tags(run: Run, cache_shape: tuple[int, ...]) -> Tags:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from sppo_jax import buffers
-from sppo_jax.attention import groups, sequence
+from sppo_jax.attention import sequence, teams
 from sppo_jax.attention.sequence import Chunk, Split
 from sppo_jax.attention.tags import Tags
 from sppo_jax.pipeline import vocabulary
@@ -59,19 +59,19 @@ def chunk(run: Run, tick: Tick, passes: str, tags: Tags) -> Chunk:
     size, resident = tick.spec.tokens * run.plan.ulysses, tags.take(row["sequence_slot"][me])
     how, chosen = split(run, passes), None
     if run.modes is not None:
-        chosen = _groups(run, tick, resident, (start, length, size), how)
+        chosen = _teams(run, tick, resident, (start, length, size), how)
         length = jnp.where(chosen.is_stream, length, 0)
     masks = sequence.chunk_tags(resident, start, length, size, how, bound=tick.spec.passes.bound)
     return Chunk(row["prefixes.slot"][me], start, length, masks, chosen, row["prefixes.grad_slot"][me])
 
 
-def _groups(run: Run, tick: Tick, resident: Tags, place: tuple, how: Split) -> groups.Groups:
+def _teams(run: Run, tick: Tick, resident: Tags, place: tuple, how: Split) -> teams.Teams:
     """Finds out how a tick attends, from its row of numbers; all devices have the same row."""
     me, (start, length, size), row = vocabulary.stage_index(run.num_stages), place, tick.row
-    assert run.modes is not None, "chunks choose their groups"
+    assert run.modes is not None, "chunks choose their teams"
     later_starts = jnp.asarray(run.plan.table().chunk_starts[1:], jnp.int32)
     number = (row["start"][:, None] >= later_starts).sum(1, dtype=jnp.int32)
     tags = Tags(*(buffers.read(x, (0, start), (x.shape[0], size)) for x in resident))
     mine = (row["sequence"][me], number[me])
     of_tick = (row["sequence"], number, row["active"])
-    return groups.chunk_groups(run.modes, mine, of_tick, (tags, length // how.ulysses), how)
+    return teams.chunk_teams(run.modes, mine, of_tick, (tags, length // how.ulysses), how)

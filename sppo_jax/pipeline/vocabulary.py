@@ -40,14 +40,14 @@ def _local(tokens_T, num_entries: int, num_stages: int):
 
 
 def embed(embedding_VD: jax.Array, tokens_T: jax.Array, num_stages: int) -> jax.Array:
-    """Looks tokens up in the sharded table; the result is the same on every stage."""
+    """Looks tokens up in the sharded embedding; the result is the same on every stage."""
     rows, inside = _local(tokens_T, embedding_VD.shape[0], num_stages)
     x_TD = jnp.where(inside[:, None], embedding_VD[rows], jnp.zeros((), embedding_VD.dtype))
     return lax.psum(x_TD, AXIS) if num_stages > 1 else x_TD
 
 
 def embed_gradient(sum_VD: jax.Array, tokens_T: jax.Array, dx_TD: jax.Array, num_stages: int) -> jax.Array:
-    """Adds the gradient of `embed` to this stage's share of the table; zero rows of `dx_TD` add nothing."""
+    """Adds the gradient of `embed` to this stage's share of the embedding; tokens with zeros in `dx_TD` add nothing."""
     rows, inside = _local(tokens_T, sum_VD.shape[0], num_stages)
     return sum_VD.at[rows].add(jnp.where(inside[:, None], dx_TD.astype(sum_VD.dtype), 0))
 
@@ -135,7 +135,7 @@ def head(
         scale: what each token's loss is multiplied by in the gradients (1 / number of targets).
         dhead_VD: accumulator of the head's gradient, at least float32.
         gradients: whether to compute gradients; else the result says which targets are the most likely token.
-        held: arrays on their way from the host, held back until the logits are through; see `buffers.hold`.
+        held: arrays prefetched from the host, held back until the logits are through; see `buffers.hold`.
 
     Returns:
         loss, dX share [ceil(T / P), D] in the dtype of x, gradient of the norm (a partial sum over stages), dhead_VD;

@@ -36,7 +36,7 @@ def check_stash(stash: StashPlan, schedule: SchedulePlan, table: Table, *, flexi
         stash: the places.
         schedule: the schedule.
         table: its table, or the outline.
-        flexible: whether each document has its own group of devices.
+        flexible: whether each document has its own team of devices.
 
     Raises:
         ValueError: says the rule, what was found, and what to change.
@@ -78,15 +78,15 @@ def _check_attention_from(stash: StashPlan, last: int, flexible: bool) -> None:
         raise ValueError(f"stash.attention_from must be a chunk's number, 0 to {last}, got {first}; plan again")
     if flexible:
         raise ValueError(
-            f"stash.attention_from must be 0 where each document has its own group of devices, got {first}; use "
+            f"stash.attention_from must be 0 where each document has its own team of devices, got {first}; use "
             "sequence.groups=static"
         )
 
 
 def _check_parts_ticks(first: int, schedule: SchedulePlan, table: Table) -> None:
-    starts, of_group = table.chunk_starts, table.group_chunks
-    for tick, shape, group in zip(table.ticks, table.tick_shapes, table.tick_groups, strict=True):
-        if group is not None and (of_group[group] < first) != (shape.reach <= starts[first]):
+    starts, of_bundle = table.chunk_starts, table.bundle_last_chunks
+    for tick, shape, bundle in zip(table.ticks, table.tick_shapes, table.tick_bundles, strict=True):
+        if bundle is not None and (of_bundle[bundle] < first) != (shape.reach <= starts[first]):
             raise ValueError(
                 f"stash.attention_from={first} must part the ticks of the schedule into those that stash attention "
                 f"outputs and those that do not, got {schedule.label}, where chunks on both sides share "

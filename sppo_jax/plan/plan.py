@@ -322,26 +322,26 @@ def _check_table(plan: Plan, table: Table) -> None:
 
 
 def _check_alpha(alpha: tuple[float, ...], table: Table) -> None:
-    groups, hides = table.diagonal_groups, table.hides_copies
-    if len(alpha) != len(groups):
+    bundles, hides = table.diagonal_bundles, table.overlaps_copies
+    if len(alpha) != len(bundles):
         raise ValueError(
-            f"stash.alpha must have one value for each of the {len(groups)} diagonals of the schedule, got "
-            f"{len(alpha)}; give {len(groups)} values"
+            f"stash.alpha must have one value for each of the {len(bundles)} diagonals of the schedule, got "
+            f"{len(alpha)}; give {len(bundles)} values"
         )
-    of_group: dict[int, float] = {}
-    for diagonal, (value, group) in enumerate(zip(alpha, groups, strict=True)):
+    of_bundle: dict[int, float] = {}
+    for diagonal, (value, bundle) in enumerate(zip(alpha, bundles, strict=True)):
         if not 0 <= value <= 1:
             raise ValueError(f"stash.alpha must be in [0, 1], got {value} at diagonal {diagonal}; give a share")
-        if value != of_group.setdefault(group, value):
+        if value != of_bundle.setdefault(bundle, value):
             raise ValueError(
                 f"stash.alpha must be the same on diagonals that share ticks, got {value} at diagonal {diagonal} "
-                f"and {of_group[group]} at diagonal {groups.index(group)}; use one value for both"
+                f"and {of_bundle[bundle]} at diagonal {bundles.index(bundle)}; use one value for both"
             )
-        if value > 0 and not hides[group]:
+        if value > 0 and not hides[bundle]:
             raise ValueError(
                 f"stash.alpha must be 0 on diagonals that are read back less than {MIN_HOST_GAP} compute ticks "
                 f"after they are written, got {value} at diagonal {diagonal}, which is read back after "
-                f"{table.group_gaps[group]}; set 0 there"
+                f"{table.bundle_gaps[bundle]}; set 0 there"
             )
 
 

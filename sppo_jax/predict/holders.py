@@ -13,7 +13,7 @@ from sppo_jax.models.counts import expert_arrays, layer_costs, num_tables
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stage_params import largest_matrix, stage_params_of, table_params
 from sppo_jax.predict.stash_bytes import StashBytes
 from sppo_jax.predict.workspace import kv_heads_per_device, workspace_bytes
@@ -106,7 +106,7 @@ def sums(holders: Iterable[Holder]) -> dict[str, float]:
     return found
 
 
-def holders_of(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+def holders_of(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
     """Returns all holders of one device.
 
     Unlike the papers, which count model states, K and V, and activations of a token, these are the buffers of the
@@ -122,7 +122,7 @@ def holders_of(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = NU
     return [*beside_stash(shape, stash, held, numbers), *stash_holders(shape, held, numbers)]
 
 
-def beside_stash(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+def beside_stash(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
     """Returns the holders that do not depend on `held.stash`; arguments as `holders_of`."""
     return [
         *_parameters(shape, held.num_groups, held.num_stages, held.num_parts, stash.kv),
@@ -136,7 +136,7 @@ def beside_stash(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = 
 
 
 @lru_cache(maxsize=1024)
-def _parameters(shape: Shape, num_groups: int, num_stages: int, num_parts: int, kv: str) -> tuple[Holder, ...]:
+def _parameters(shape: MemoryShape, num_groups: int, num_stages: int, num_parts: int, kv: str) -> tuple[Holder, ...]:
     """Returns parameters with their moments, and the working weights of layers, with those that come from the host."""
     params, _ = optimizer_bytes(shape, num_groups, num_stages)
     coming, _ = on_way_bytes(shape, num_groups, num_stages, num_parts)
@@ -149,7 +149,7 @@ def _parameters(shape: Shape, num_groups: int, num_stages: int, num_parts: int, 
     return Holder("params", params, ALL), Holder("weights", layers * shape.compute_bytes + coming, TICKS)
 
 
-def _gathered_experts(shape: Shape, held: Held) -> list[Holder]:
+def _gathered_experts(shape: MemoryShape, held: Held) -> list[Holder]:
     """Returns the experts of a second group: in each tick of a lone chunk those of the group before lie in the loop."""
     if shape.weights == "resident" or not held.is_one_chunk:
         return []
@@ -157,7 +157,7 @@ def _gathered_experts(shape: Shape, held: Held) -> list[Holder]:
     return [Holder("weights", shape.layers * params * shape.compute_bytes, BACKWARD | {"forward"})] if params else []
 
 
-def _gradients(shape: Shape, held: Held) -> list[Holder]:
+def _gradients(shape: MemoryShape, held: Held) -> list[Holder]:
     """Returns the sums of gradients of layers: of all groups, or of those that are not scattered yet and a share."""
     stage, size = stage_params_of(shape, held.num_groups, held.num_stages), shape.sum_bytes
     _, leaving = on_way_bytes(shape, held.num_groups, held.num_stages, held.num_parts)
@@ -185,7 +185,7 @@ def _gradients(shape: Shape, held: Held) -> list[Holder]:
     ]
 
 
-def _tables(shape: Shape, held: Held) -> list[Holder]:
+def _tables(shape: MemoryShape, held: Held) -> list[Holder]:
     """Returns the weights of the embedding and the head, and a tile of logits.
 
     Resident ones are copies for the whole of the ticks, but no backward reads them behind the last head. Of gathered
@@ -204,7 +204,7 @@ def _tables(shape: Shape, held: Held) -> list[Holder]:
     ]
 
 
-def _prefixes(shape: Shape, stash: StashPlan, held: Held) -> list[Holder]:
+def _prefixes(shape: MemoryShape, stash: StashPlan, held: Held) -> list[Holder]:
     """Returns keys and values with their gradients, of all layers of the groups that have some."""
     head_dim = shape.model.head_dim
     if shape.platform == "tpu":
@@ -218,7 +218,7 @@ def _prefixes(shape: Shape, stash: StashPlan, held: Held) -> list[Holder]:
     return [*found, Holder("work", kv, TICKS)] if shape.platform == "tpu" else found
 
 
-def stash_holders(shape: Shape, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
+def stash_holders(shape: MemoryShape, held: Held, numbers: Numbers = NUMBERS) -> list[Holder]:
     """Returns the slots of the stash on the device, and the copies on their way; arguments as `holders_of`.
 
     Of a class with one stash that stays on the device, the stash is gone behind the last group's backward. A fetched
@@ -241,7 +241,7 @@ def stash_holders(shape: Shape, held: Held, numbers: Numbers = NUMBERS) -> list[
     ]
 
 
-def _between(shape: Shape, held: Held) -> list[Holder]:
+def _between(shape: MemoryShape, held: Held) -> list[Holder]:
     """Returns what travels between stages, waits between groups of layers, and comes from heads; and the batch."""
     token = shape.model.hidden_size * shape.compute_bytes
     return [
@@ -252,7 +252,7 @@ def _between(shape: Shape, held: Held) -> list[Holder]:
     ]
 
 
-def _work(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers) -> list[Holder]:
+def _work(shape: MemoryShape, stash: StashPlan, held: Held, numbers: Numbers) -> list[Holder]:
     """Returns what the forward or the backward of a layer works on."""
     model, size, tokens = shape.model, shape.compute_bytes, held.tick_tokens
     layer = layer_costs(model)
@@ -291,7 +291,7 @@ def _work(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers) -> list[
     return found
 
 
-def _work_of_experts(shape: Shape, tokens: int, of_attention: int) -> list[Holder]:
+def _work_of_experts(shape: MemoryShape, tokens: int, of_attention: int) -> list[Holder]:
     """Returns what the experts of a layer work on, which is gone before attention's backward.
 
     Args:
@@ -314,7 +314,7 @@ def _work_of_experts(shape: Shape, tokens: int, of_attention: int) -> list[Holde
     ]
 
 
-def ring_work(shape: Shape, tokens: int, prefix_tokens: int) -> int:
+def ring_work(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     """Returns what a hop of the ring sends and receives in a backward, whichever travels; without a ring 0.
 
     That is queries, output, its cotangent, LSE and the gradient of the queries; or keys, values and their gradients.
@@ -334,10 +334,10 @@ def ring_work(shape: Shape, tokens: int, prefix_tokens: int) -> int:
     return 2 * min(queries, keys_values)
 
 
-def group_work(shape: Shape, tokens: int) -> int:
+def group_work(shape: MemoryShape, tokens: int) -> int:
     """Returns what the attention of grouped chunks holds: keys, values and their gradients of half the members.
 
-    A message with a part of these, sent and received, comes on top: the gradients' are larger. Without groups: 0.
+    A message with a part of these, sent and received, comes on top: the gradients' are larger. Without teams: 0.
     """
     if not shape.groups:
         return 0
@@ -346,7 +346,7 @@ def group_work(shape: Shape, tokens: int) -> int:
     return elements * (shape.compute_bytes + 2 * shape.sum_bytes)
 
 
-def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int, int]:
+def optimizer_bytes(shape: MemoryShape, num_groups: int, num_stages: int) -> tuple[int, int]:
     """Returns the bytes of a device's parameters and moments between steps in its own memory, and on the host.
 
     On the host the gradients of layers wait as well.
@@ -359,15 +359,15 @@ def optimizer_bytes(shape: Shape, num_groups: int, num_stages: int) -> tuple[int
     return whole - away, away + stage.matrices * shape.sum_bytes
 
 
-def state_bytes(shape: Shape, num_groups: int, num_stages: int) -> int:
+def state_bytes(shape: MemoryShape, num_groups: int, num_stages: int) -> int:
     """Returns the bytes of a device's parameters and moments, wherever they wait."""
     return stage_params_of(shape, num_groups, num_stages).own * _STATES * shape.sum_bytes
 
 
-def on_way_bytes(shape: Shape, num_groups: int, num_stages: int, num_parts: int) -> tuple[int, int]:
+def on_way_bytes(shape: MemoryShape, num_groups: int, num_stages: int, num_parts: int) -> tuple[int, int]:
     """Returns the bytes of a group's weights that come from the host and of gradients that leave for it; else 0.
 
-    A device's share of either waits, and a part of it moves in float32; see `program.share_trips`.
+    A device's share of either waits, and a part of it moves in float32; see `program.share_transfers`.
     """
     if shape.optimizer == "device":
         return 0, 0
@@ -376,14 +376,14 @@ def on_way_bytes(shape: Shape, num_groups: int, num_stages: int, num_parts: int)
     return share * shape.compute_bytes + part, share * shape.sum_bytes + part
 
 
-def _adds_embedding_last(shape: Shape, held: Held) -> bool:
+def _adds_embedding_last(shape: MemoryShape, held: Held) -> bool:
     """Returns whether the embedding's sum comes into being behind the backwards of all layers: of a lone chunk's."""
     return held.is_one_chunk and held.heads_first and held.num_groups > 1 and num_tables(shape.model) > 1
 
 
-def _params_of_group(shape: Shape) -> int:
+def _params_of_group(shape: MemoryShape) -> int:
     return shape.layers * layer_costs(shape.model).params
 
 
-def _params_of_tables(shape: Shape, num_stages: int) -> int:
+def _params_of_tables(shape: MemoryShape, num_stages: int) -> int:
     return num_tables(shape.model) * table_params(shape.model, num_stages)

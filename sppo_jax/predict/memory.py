@@ -7,7 +7,7 @@ from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict import waiting
 from sppo_jax.predict.fitted import NUMBERS, Numbers
 from sppo_jax.predict.holders import MOMENTS, Held, Holder, holders_of, optimizer_bytes, state_bytes, sums
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import stash_bytes
 from sppo_jax.schedule.table import Table
 from sppo_jax.units import format_bytes
@@ -68,7 +68,7 @@ class Memory:
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
 
 
-def predict_memory(table: Table, shape: Shape, stash: StashPlan, numbers: Numbers = NUMBERS) -> Memory:
+def predict_memory(table: Table, shape: MemoryShape, stash: StashPlan, numbers: Numbers = NUMBERS) -> Memory:
     """Predicts the bytes of one device: those of its holders in the fullest moment."""
     held = held_by_table(table, shape, stash)
     holders = tuple(holders_of(shape, stash, held, numbers))
@@ -89,7 +89,7 @@ def predict_memory(table: Table, shape: Shape, stash: StashPlan, numbers: Number
     )
 
 
-def held_by_table(table: Table, shape: Shape, stash: StashPlan) -> Held:
+def held_by_table(table: Table, shape: MemoryShape, stash: StashPlan) -> Held:
     """Returns what one device of a stage holds at once, by the slots of a table."""
     tokens, most, peaks = sum(table.chunk_lengths), table.most_tokens, table.prefix_peaks
     local = -(-most // shape.seq)

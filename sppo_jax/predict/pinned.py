@@ -17,7 +17,7 @@ from sppo_jax.plan.host_arrays import HostArrays, piece_bytes
 from sppo_jax.plan.host_pieces import ONE_PIECE
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.memory import Memory
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.program.spread import padded, spread
 from sppo_jax.units import format_bytes
 
@@ -64,7 +64,7 @@ def state_arrays(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
     return (*tables, *(layers * part(dims) for dims in layer_matrices(model)))
 
 
-def pinned_of(memory: Memory, shape: Shape, num_groups: int, num_stages: int, cluster: Cluster) -> Pinned:
+def pinned_of(memory: Memory, shape: MemoryShape, num_groups: int, num_stages: int, cluster: Cluster) -> Pinned:
     """Chooses pieces and saves with which a plan's bytes fit the pools of its hosts, if any do.
 
     The stash stays whole wherever that fits. Else it is cut into as few pieces as fit, alike but the last, and of these

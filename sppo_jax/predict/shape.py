@@ -6,8 +6,8 @@ from sppo_jax.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What the memory of a stage depends on besides its table and stash.
+class MemoryShape:
+    """What the memory of a stage depends on besides its schedule table and stash.
 
     Args:
         model: the model shape.
@@ -17,7 +17,7 @@ class Shape:
         compute_bytes: bytes of an activation.
         data: pipelines.
         platform: the compiler, "cpu", "gpu" or "tpu".
-        groups: whether documents may have their own groups of devices.
+        groups: whether documents may have their own teams of devices.
         kernel: the attention kernel; see `plan.Plan`.
         weights: what a device holds of its stage's layers during a step; see `plan.Plan`.
         optimizer: where parameters and moments wait; see `plan.Plan`.

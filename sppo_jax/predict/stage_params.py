@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from sppo_jax.config import ModelConfig
 from sppo_jax.models.counts import expert_arrays, layer_matrices, layer_vectors, num_tables
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.program.spread import padded, spread
 
 
@@ -49,7 +49,7 @@ def stage_params(model: ModelConfig, layers: int, pipe: int, data: int, seq: int
     return StageParams(whole=whole + model.hidden_size, own=own, matrices=matrices, tables=of_tables)
 
 
-def stage_params_of(shape: Shape, num_groups: int, num_stages: int) -> StageParams:
+def stage_params_of(shape: MemoryShape, num_groups: int, num_stages: int) -> StageParams:
     """Returns the parameters of a stage of so many groups of layers."""
     return stage_params(shape.model, shape.layers * num_groups, num_stages, shape.data, shape.seq)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.program.stash import (
     StashClass,
     TokenBytes,
@@ -39,7 +39,7 @@ class StashBytes(NamedTuple):
     fetched: int = 0
 
 
-def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
+def token_bytes(shape: MemoryShape, stash: StashPlan) -> TokenBytes:
     """Returns the bytes that a virtual stage stashes of a token."""
     layer, size = layer_costs(shape.model), shape.compute_bytes
     inputs, choices = layer.input_elements * size, _CHOICE_BYTES * layer.choices
@@ -62,7 +62,7 @@ def token_bytes(shape: Shape, stash: StashPlan) -> TokenBytes:
     )
 
 
-def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> StashBytes:
+def stash_bytes(table: Table, shape: MemoryShape, stash: StashPlan) -> StashBytes:
     """Returns the bytes of a device's stash buffers.
 
     Each class of stashes has a slot more on the device than it needs: what an idle stage writes has to go somewhere.
@@ -88,7 +88,7 @@ def stash_bytes(table: Table, shape: Shape, stash: StashPlan) -> StashBytes:
     return StashBytes(device, host, copy, last, fetched)
 
 
-def refetch_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
+def refetch_bytes(of_class: StashClass, shape: MemoryShape, stash: StashPlan) -> int:
     """Returns the bytes that come back from the host so that a chunk's keys and values are there again.
 
     That is the keys and values themselves, or the layer inputs to compute them from.
@@ -100,7 +100,7 @@ def refetch_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
     return of_class.host_inputs * shape.layers * layer_costs(shape.model).input_elements * shape.compute_bytes
 
 
-def fetched_bytes(of_class: StashClass, shape: Shape, stash: StashPlan) -> int:
+def fetched_bytes(of_class: StashClass, shape: MemoryShape, stash: StashPlan) -> int:
     """Returns the bytes that come back from the host for one chunk: its stash, and for its keys and values."""
     token = token_bytes(shape, stash)
     unread = of_class.host_kv * token.kv

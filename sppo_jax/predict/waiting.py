@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.schedule.table import Table, Unit
 from sppo_jax.schedule.waiting import room_ticks, waiting_room
 
@@ -22,7 +22,7 @@ class Copy(NamedTuple):
     out: bool
 
 
-def device_tokens(table: Table, shape: Shape, stash: StashPlan) -> int:
+def device_tokens(table: Table, shape: MemoryShape, stash: StashPlan) -> int:
     """Returns the tokens of a device that wait in its own memory."""
     local = _chunk_tokens(table, shape)
     if stash.waiting == "host":
@@ -30,12 +30,12 @@ def device_tokens(table: Table, shape: Shape, stash: StashPlan) -> int:
     return (table.waiting_peak + 1) * local if table.waiting_peak else 0
 
 
-def host_bytes(table: Table, shape: Shape, stash: StashPlan) -> int:
+def host_bytes(table: Table, shape: MemoryShape, stash: StashPlan) -> int:
     """Returns the bytes of the waiting room on a device's host."""
     return waiting_room(table).num_rows * chunk_bytes(table, shape) if stash.waiting == "host" else 0
 
 
-def chunk_bytes(table: Table, shape: Shape) -> int:
+def chunk_bytes(table: Table, shape: MemoryShape) -> int:
     """Returns the bytes that a device copies of a chunk: those of the longest tick."""
     return _chunk_tokens(table, shape) * shape.model.hidden_size * shape.compute_bytes
 
@@ -51,7 +51,7 @@ def copies(table: Table, stash: StashPlan) -> list[Copy]:
     ]
 
 
-def copy_seconds(table: Table, shape: Shape, stash: StashPlan, link_bytes_s: float) -> tuple[float, ...]:
+def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, link_bytes_s: float) -> tuple[float, ...]:
     """Returns the seconds for which each tick copies chunks to the host and back: one after the other."""
     if stash.waiting == "keep":
         return (0.0,) * len(table.ticks)
@@ -59,5 +59,5 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, link_bytes_s: flo
     return tuple(one_s * ((index in room.puts) + (index in room.takes)) for index in range(len(table.ticks)))
 
 
-def _chunk_tokens(table: Table, shape: Shape) -> int:
+def _chunk_tokens(table: Table, shape: MemoryShape) -> int:
     return -(-table.most_tokens // shape.seq)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from sppo_jax.config import ModelConfig
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.program.past_tile import past_tile
 
 
@@ -35,7 +35,7 @@ def backward_bytes(
     return sums + (of_all_heads if num_heads != num_kv_heads else 0)
 
 
-def workspace_bytes(shape: Shape, tokens: int, prefix_tokens: int) -> int:
+def workspace_bytes(shape: MemoryShape, tokens: int, prefix_tokens: int) -> int:
     """Returns what the fused kernel takes for itself in the largest call of a backward; without the kernel 0.
 
     Args:

@@ -72,10 +72,10 @@ def of_bodies(items: Sequence, values: np.ndarray) -> Iterator[np.ndarray]:
 
     Args:
         items: from `fold`.
-        values: of all ticks, [turns of each loop around all of them, ticks, stages].
+        values: of all ticks, [iterations of each loop around all of them, ticks, stages].
 
     Yields:
-        [turns of each loop around the body, outermost first, stages].
+        [iterations of each loop around the body, outermost first, stages].
     """
     place = 0
     for item in items:
@@ -83,13 +83,13 @@ def of_bodies(items: Sequence, values: np.ndarray) -> Iterator[np.ndarray]:
         part = values[..., place : place + length, :]
         place += length
         if isinstance(item, Loop):
-            yield from of_bodies(item.body, in_turns(item, part))
+            yield from of_bodies(item.body, in_iterations(item, part))
         else:
             yield part[..., 0, :]
 
 
-def in_turns(loop: Loop, values: np.ndarray) -> np.ndarray:
-    """Returns the values of a loop's ticks turn by turn: [..., ticks, stages] -> [..., turns, ticks of one, stages]."""
+def in_iterations(loop: Loop, values: np.ndarray) -> np.ndarray:
+    """Splits a loop's values by iterations: [..., ticks, stages] -> [..., iterations, ticks of one, stages]."""
     *around, ticks, stages = values.shape
     return values.reshape(*around, loop.count, ticks // loop.count, stages)
 

@@ -1,6 +1,6 @@
 """Rows of the stash on the host: one for each forward tick whose stash is there, the same on all stages.
 
-A GPU copies a row with its DMA engines only where the compiler can say the row of every turn of a loop. A row that
+A GPU copies a row with its DMA engines only where the compiler can say the row of every iteration of a loop. A row that
 depends on the stage is unknown to the compiler, which then writes a kernel for the copy. So a row is of a tick. It is
 held from the forward tick that fills it to the backward tick that uses it, and a stage that is idle in this tick leaves
 it unused. Where a backward tick has units of several forward ticks, as where Seq1F1B mixes sequences, rows are the

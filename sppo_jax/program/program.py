@@ -1,4 +1,4 @@
-"""From a Plan to a program: the static shape of every tick, and a table of numbers that says who does what in it.
+"""From a Plan to a program: the static shape of every tick, and rows of numbers that say who does what in it.
 
 Everything that a compiled tick depends on is its `TickSpec`; everything else (sequence, chunk, slots) is data, a row of
 int32 per stage. Both have a part for each mechanism: `weights.py`, `stash.py`, `prefixes.py` and `waiting.py`. Ticks of

@@ -85,41 +85,41 @@ class TokenBytes:
         return replace(self, kept=kept, shared=shared, kept_attention=0, shared_attention=0)
 
 
-def recomputing_groups(table: Table, stash: StashPlan) -> tuple[bool, ...]:
-    """Returns for each diagonal group whether its backward computes attention again; arguments as `stash_classes`."""
-    return tuple(stash.attention == "recompute" or last < stash.attention_from for last in table.group_chunks)
+def recomputing_bundles(table: Table, stash: StashPlan) -> tuple[bool, ...]:
+    """Returns for each bundle whether its backward computes attention again; arguments as `stash_classes`."""
+    return tuple(stash.attention == "recompute" or last < stash.attention_from for last in table.bundle_last_chunks)
 
 
 def stash_classes(table: Table, stash: StashPlan, seq: int) -> tuple[StashClass, ...]:
-    """Returns the class of each diagonal group.
+    """Returns the class of each bundle of diagonals.
 
     Args:
         table: the schedule, or its outline.
         stash: the places, with alpha.
         seq: devices of a stage, which share the tokens of a chunk.
     """
-    alpha = dict(zip(table.diagonal_groups, stash.alpha, strict=True))
-    recomputing = recomputing_groups(table, stash)
+    alpha = dict(zip(table.diagonal_bundles, stash.alpha, strict=True))
+    recomputing = recomputing_bundles(table, stash)
 
-    def make(group: int, of_tick: int, hides: bool) -> StashClass:
+    def make(bundle: int, of_tick: int, hides: bool) -> StashClass:
         tokens = -(-of_tick // seq)
-        count = round(alpha[group] * tokens) if hides else 0
+        count = round(alpha[bundle] * tokens) if hides else 0
         return StashClass(
             tokens=tokens,
             host_inputs=count if stash.inputs == "host" else 0,
-            host_attention=count if stash.attention == "host" and not recomputing[group] else 0,
+            host_attention=count if stash.attention == "host" and not recomputing[bundle] else 0,
             host_rest=hides and stash.rest == "host",
-            recomputes=recomputing[group],
+            recomputes=recomputing[bundle],
             host_kv=tokens if hides and stash.kv == "host" else 0,
         )
 
-    # Many groups have few classes.
+    # Many bundles have few classes.
     known: dict[tuple, StashClass] = {}
     found = []
-    for group, (of_tick, hides) in enumerate(zip(table.group_tokens, table.hides_copies, strict=True)):
-        key = of_tick, hides, alpha[group], recomputing[group]
+    for bundle, (of_tick, hides) in enumerate(zip(table.bundle_tokens, table.overlaps_copies, strict=True)):
+        key = of_tick, hides, alpha[bundle], recomputing[bundle]
         if key not in known:
-            known[key] = make(group, of_tick, hides)
+            known[key] = make(bundle, of_tick, hides)
         found.append(known[key])
     return tuple(found)
 
@@ -135,7 +135,7 @@ def merged_classes(table: Table, stash: StashPlan, classes: Sequence[StashClass]
     Args:
         table: the schedule, or its outline.
         stash: the places, with alpha.
-        classes: of the diagonal groups, from `stash_classes`.
+        classes: of the bundles of diagonals, from `stash_classes`.
     """
     if not table.passes_groups_in_turn or (stash.inputs, stash.attention, stash.rest) != ("host", "host", "recompute"):
         return {}
@@ -154,25 +154,25 @@ def short_rows(
 
     Args:
         table: the schedule, or its outline.
-        classes: of the diagonal groups, from `stash_classes`.
+        classes: of the bundles of diagonals, from `stash_classes`.
         merged: from `merged_classes`.
     """
     if not merged:
         return {}
-    # Of many groups few objects differ, and an `id` takes far less time than the hash of a class.
+    # Of many bundles few objects differ, and an `id` takes far less time than the hash of a class.
     rows: dict[StashClass, list[bool]] = {}
     row_of = {id(own): (rows.setdefault(merged.get(own, own), []), own in merged) for own in classes_of(classes)}
-    for tick, group in zip(table.ticks, table.tick_groups, strict=True):
+    for tick, bundle in zip(table.ticks, table.tick_bundles, strict=True):
         if tick.kind == "B":
             break  # the next wave has the same rows
-        if group is not None:
-            found, is_short = row_of[id(classes[group])]
+        if bundle is not None:
+            found, is_short = row_of[id(classes[bundle])]
             found.append(is_short)
     return {of_class: sum(is_short[:-1]) for of_class, is_short in rows.items()}
 
 
 def classes_of(classes: Sequence[StashClass]) -> list[StashClass]:
-    """Returns the objects among the classes of many groups, each once; some may be equal."""
+    """Returns the objects among the classes of many bundles, each once; some may be equal."""
     return list({id(one): one for one in classes}.values())
 
 
@@ -225,20 +225,22 @@ class Stash:
         return merged_classes(self.table, self.places, self._alone)
 
     @cached_property
-    def of_group(self) -> tuple[StashClass, ...]:
-        """The class of each diagonal group."""
+    def of_bundle(self) -> tuple[StashClass, ...]:
+        """The class of each bundle of diagonals."""
         return tuple(self._merged.get(one, one) for one in self._alone)
 
     @cached_property
     def of_tick(self) -> list[StashClass | None]:
         """The class that each tick makes or uses."""
-        return [self.of_group[group] if self.train and group is not None else None for group in self.table.tick_groups]
+        return [
+            self.of_bundle[bundle] if self.train and bundle is not None else None for bundle in self.table.tick_bundles
+        ]
 
     @cached_property
     def _is_short(self) -> list[bool]:
         """Whether the row of each tick's stash on the host is short."""
-        groups = self.table.tick_groups
-        return [self.train and group is not None and self._alone[group] in self._merged for group in groups]
+        bundles = self.table.tick_bundles
+        return [self.train and bundle is not None and self._alone[bundle] in self._merged for bundle in bundles]
 
     @cached_property
     def _copies(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -263,10 +265,10 @@ class Stash:
     def _slots(self) -> dict[StashClass, tuple[int, dict[UnitKey, int]]]:
         if not self.train:
             return {}
-        groups, diagonals = self.table.diagonal_groups, self.table.unit_diagonals
+        bundles, diagonals = self.table.diagonal_bundles, self.table.unit_diagonals
 
         def of_unit(unit: Unit) -> StashClass:
-            return self.of_group[groups[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]]]
+            return self.of_bundle[bundles[diagonals[unit.sequence, unit.chunk, unit.virtual_stage]]]
 
         return stash_slots(self.table, of_unit)
 
@@ -278,7 +280,7 @@ class Stash:
     @cached_property
     def num_rows(self) -> dict[StashClass, int]:
         """The number of rows of each class on the host."""
-        return self.table.host_rows(self.of_group) if self.train else {}
+        return self.table.host_rows(self.of_bundle) if self.train else {}
 
     @cached_property
     def num_short(self) -> dict[StashClass, int]:

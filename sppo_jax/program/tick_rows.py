@@ -1,4 +1,4 @@
-"""The table of numbers of a program: for each tick and stage, who does what, and in which slot or row.
+"""The rows of a program: numbers that say for each tick and stage who does what, and in which slot or host row.
 
 A field of a mechanism is in the mechanism's file, and has its name before a dot. No jax here.
 """

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sppo_jax.program.rows import Rows, zeros
-from sppo_jax.program.share_trips import ShareTrips, share_trips
+from sppo_jax.program.share_transfers import ShareTransfers, share_transfers
 from sppo_jax.schedule.table import Table, Unit
 from sppo_jax.schedule.turns import Turns, turns_of
 
@@ -69,10 +69,10 @@ class Weights:
         return turns_of(self.table, self.kv, train=self.train) if self.place == "gathered" else None
 
     @cached_property
-    def trips(self) -> ShareTrips | None:
+    def transfers(self) -> ShareTransfers | None:
         """When parts come from the host and leave for it; None where parameters are on the device."""
         streams = self.train and self.turns is not None and self.optimizer == "host"
-        return share_trips(self.table, self.turns) if streams else None  # type: ignore[arg-type]
+        return share_transfers(self.table, self.turns) if streams else None  # type: ignore[arg-type]
 
     @property
     def num_slots(self) -> int:
@@ -87,7 +87,7 @@ class Weights:
     @property
     def num_parts(self) -> int:
         """Parts in which a group's weights come from the host; 0 where parameters are on the device."""
-        return self.trips.num_parts if self.trips else 0
+        return self.transfers.num_parts if self.transfers else 0
 
     def slot(self, unit: Unit) -> int:
         """Returns where a unit finds the weights of its group."""
@@ -119,11 +119,11 @@ class Weights:
             _fill(rows, ("scatter_group", "scatter_slot"), self.turns.scatters)
             rows["weights.gathers"][list(self.turns.gathers)] = 1
             rows["weights.scatters"][list(self.turns.scatters)] = 1
-        if self.trips is not None:
-            _fill(rows, ("fetch_group", "fetch_part"), self.trips.fetches)
-            _fill(rows, ("leave_group", "leave_part"), self.trips.writes)
-            _fill(rows, ("left_group", "left"), self.trips.left)
-            _fill(rows, ("come",), {index: (count,) for index, count in self.trips.come.items()})
+        if self.transfers is not None:
+            _fill(rows, ("fetch_group", "fetch_part"), self.transfers.fetches)
+            _fill(rows, ("leave_group", "leave_part"), self.transfers.writes)
+            _fill(rows, ("left_group", "left"), self.transfers.left)
+            _fill(rows, ("come",), {index: (count,) for index, count in self.transfers.come.items()})
         return rows
 
 

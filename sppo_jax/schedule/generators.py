@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sppo_jax.rules import BREADTH_FIRST
-from sppo_jax.schedule.streams import backward_ticks, check_groups, forward_ticks, with_head
+from sppo_jax.schedule.streams import backward_ticks, check_convoys, forward_ticks, with_head
 from sppo_jax.schedule.table import Table, Tick, Unit
 from sppo_jax.schedule.waves import make_in_waves
 
@@ -19,10 +19,10 @@ def gpipe(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num
         num_groups: virtual stages of each stage.
 
     Raises:
-        ValueError: num_groups > 1 and the chunks do not form whole groups.
+        ValueError: num_groups > 1 and the chunks do not form whole convoys.
     """
     num_chunks = len(chunk_lengths)
-    check_groups(num_stages, num_groups, num_sequences, num_chunks)
+    check_convoys(num_stages, num_groups, num_sequences, num_chunks)
     sequences = range(num_sequences)
     ticks = [
         tick
@@ -52,10 +52,10 @@ def sppo(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], num_
         num_groups: virtual stages of each stage.
 
     Raises:
-        ValueError: num_groups > 1 and the chunks of a sequence do not form whole groups.
+        ValueError: num_groups > 1 and the chunks of a sequence do not form whole convoys.
     """
     num_chunks = len(chunk_lengths)
-    check_groups(num_stages, num_groups, 1, num_chunks)
+    check_convoys(num_stages, num_groups, 1, num_chunks)
     ticks: list[Tick] = []
     for sequence in range(num_sequences):
         for forward in forward_ticks(num_stages, num_groups, [sequence], num_chunks):
@@ -124,10 +124,10 @@ def seq1f1b(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int], n
         num_groups: virtual stages of each stage.
 
     Raises:
-        ValueError: num_groups > 1 and the chunks do not form whole groups.
+        ValueError: num_groups > 1 and the chunks do not form whole convoys.
     """
     num_chunks = len(chunk_lengths)
-    check_groups(num_stages, num_groups, num_sequences, num_chunks)
+    check_convoys(num_stages, num_groups, num_sequences, num_chunks)
     sequences = range(num_sequences)
     forward = forward_ticks(num_stages, num_groups, sequences, num_chunks)
     backward = backward_ticks(num_stages, num_groups, sequences, num_chunks)
@@ -177,7 +177,7 @@ def one_f_one_b(num_stages: int, num_sequences: int, chunk_lengths: Sequence[int
         num_groups: virtual stages of each stage.
 
     Raises:
-        ValueError: more than one chunk, or num_groups > 1 and the sequences do not form whole groups.
+        ValueError: more than one chunk, or num_groups > 1 and the sequences do not form whole convoys.
     """
     if len(chunk_lengths) != 1:
         raise ValueError(

@@ -21,7 +21,7 @@ class Round:
     stage 0; the units of a tick are those of the tick one round before, for later sequences.
 
     Args:
-        sequences: the fewest sequences whose chunks fill whole groups.
+        sequences: the fewest sequences whose chunks fill whole convoys.
         ticks: ticks in which these enter.
     """
 
@@ -40,8 +40,8 @@ def make_outline(
 ) -> Table:
     """Makes the outline of a named schedule's table, as long as a few sequences whatever their number.
 
-    Diagonals, their groups and static shapes are those of the whole table; `simulate` and `peaks` count the rounds. Of
-    the gaps of groups it is the same whether they reach MIN_HOST_GAP. What has no round to leave out has no repeats.
+    Diagonals, their bundles and static shapes are those of the whole table; `simulate` and `peaks` count the rounds. Of
+    the gaps of bundles it is the same whether they reach MIN_HOST_GAP. What has no round to leave out has no repeats.
 
     Args:
         name: a key of GENERATORS.

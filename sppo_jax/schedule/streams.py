@@ -10,7 +10,7 @@ def forward_ticks(
 ) -> list[Tick]:
     """Returns all forward ticks of some sequences: first in, first out over sequences and over chunks.
 
-    Chunks travel in groups of G round the ring of P = num_stages stages, v = num_groups times. The n-th chunk
+    Chunks travel in convoys of G round the ring of P = num_stages stages, v = num_groups times. The n-th chunk
     overall runs virtual stage k P + s at tick (n // G) G v + k G + n % G + s. With G = P no chunk waits between two
     rounds. With more, each chunk waits for G - P ticks, and G chunks pass a group of layers before any of them passes
     the next.
@@ -67,26 +67,26 @@ def with_head(tick: Tick, num_groups: int) -> list[Tick]:
     return [tick, Tick("H", (head,) * num_stages)]
 
 
-def fills_groups(num_stages: int, num_sequences: int, num_chunks: int) -> bool:
-    """Returns whether chunks form whole groups of one chunk a stage; see `check_groups`."""
+def fills_convoys(num_stages: int, num_sequences: int, num_chunks: int) -> bool:
+    """Returns whether chunks form whole convoys of one chunk a stage; see `check_convoys`."""
     if num_chunks % num_stages == 0:
         return True
     return num_stages % num_chunks == 0 and num_sequences * num_chunks % num_stages == 0
 
 
-def check_groups(num_stages: int, num_groups: int, num_sequences: int, num_chunks: int) -> None:
-    """Checks that chunks form whole groups of one chunk a stage, as travelling round the ring several times needs.
+def check_convoys(num_stages: int, num_groups: int, num_sequences: int, num_chunks: int) -> None:
+    """Checks that chunks form whole convoys of one chunk a stage, as travelling round the ring several times needs.
 
     Args:
         num_stages: pipeline stages.
         num_groups: virtual stages of each stage.
-        num_sequences: sequences whose chunks may share a group.
+        num_sequences: sequences whose chunks may share a convoy.
         num_chunks: chunks of a sequence.
 
     Raises:
-        ValueError: the chunks do not fill the groups, or a group straddles sequences unevenly.
+        ValueError: the chunks do not fill the convoys, or a convoy straddles sequences unevenly.
     """
-    if num_groups == 1 or fills_groups(num_stages, num_sequences, num_chunks):
+    if num_groups == 1 or fills_convoys(num_stages, num_sequences, num_chunks):
         return
     below = num_chunks // num_stages * num_stages
     choices = f"{below} or {below + num_stages} chunks" if below else f"{num_stages} chunks"

@@ -18,7 +18,7 @@ from sppo_jax.schedule.shapes import rounded_up
 KINDS = ("F", "B", "H")
 SHARED_KINDS = ("H",)
 # The schedule in which all chunks of a wave pass a group of layers before any of them passes the next.
-# Compute ticks that must lie between writing a stash and reading it back for the copies to hide.
+# Compute ticks that must lie between writing a stash and reading it back, so that compute overlaps the copies.
 MIN_HOST_GAP = 3
 Class = TypeVar("Class", bound=Hashable)
 Value = TypeVar("Value")
@@ -179,11 +179,11 @@ class Table:
         return diagonals
 
     @property_of_ticks
-    def diagonal_groups(self) -> tuple[int, ...]:
-        """Returns the group of each diagonal; groups are numbered from 0 in the order of their first diagonal.
+    def diagonal_bundles(self) -> tuple[int, ...]:
+        """Returns the bundle of each diagonal; bundles are numbered from 0 in the order of their first diagonal.
 
         Diagonals whose units stand in one tick, forward or backward, share that tick's shape, so they are one
-        group. With one wave at a time every diagonal is a group; with several in a stream of N chunks each,
+        bundle. With one wave at a time every diagonal is a bundle; with several in a stream of N chunks each,
         diagonals that differ by a multiple of N are.
         """
         diagonals = self.unit_diagonals
@@ -207,81 +207,81 @@ class Table:
         return tuple(numbers[value] for value in roots)
 
     @property_of_ticks
-    def group_gaps(self) -> tuple[int, ...]:
-        """Returns, for each group, the fewest compute ticks (F and B, counted together) from a unit's F to its B."""
-        groups, diagonals = self.diagonal_groups, self.unit_diagonals
+    def bundle_gaps(self) -> tuple[int, ...]:
+        """Returns, for each bundle, the fewest compute ticks (F and B, counted together) from a unit's F to its B."""
+        bundles, diagonals = self.diagonal_bundles, self.unit_diagonals
         compute = [tick for tick in self.ticks if tick.is_compute]
         forward: dict[tuple[int, int, int], int] = {}
-        gaps = [len(compute)] * (max(groups) + 1)
+        gaps = [len(compute)] * (max(bundles) + 1)
         for number, tick in enumerate(compute):
             keys = [unit[1:] for unit in tick.units if unit is not None]
             if tick.kind == "F":
                 forward.update(dict.fromkeys(keys, number))
                 continue
-            # All units of a tick are in one group.
-            group = groups[diagonals[keys[0]]]
-            gaps[group] = min(gaps[group], number - max(map(forward.__getitem__, keys)))
+            # All units of a tick are in one bundle.
+            bundle = bundles[diagonals[keys[0]]]
+            gaps[bundle] = min(gaps[bundle], number - max(map(forward.__getitem__, keys)))
         return tuple(gaps)
 
     @property_of_ticks
-    def hides_copies(self) -> tuple[bool, ...]:
-        """Returns, for each group, whether its stashes wait long enough for copies to the host and back to hide."""
-        return tuple(gap >= MIN_HOST_GAP for gap in self.group_gaps)
+    def overlaps_copies(self) -> tuple[bool, ...]:
+        """Returns, for each bundle, whether compute can overlap the copies of its stashes to the host and back."""
+        return tuple(gap >= MIN_HOST_GAP for gap in self.bundle_gaps)
 
     @cached_property
-    def group_tokens(self) -> tuple[int, ...]:
-        """Returns the tokens of each diagonal group's ticks: of its longest chunk, rounded up to a shape."""
+    def bundle_tokens(self) -> tuple[int, ...]:
+        """Returns the tokens of the ticks of each bundle: of its longest chunk, rounded up to a shape."""
         return tuple(rounded_up(longest, self.shapes) for longest in self._longest_chunks)
 
     @property
     def most_tokens(self) -> int:
         """The most tokens that any tick has, over all devices of a stage."""
-        return max(self.group_tokens)
+        return max(self.bundle_tokens)
 
     @cached_property
     def _longest_chunks(self) -> tuple[int, ...]:
-        """Returns the longest chunk of each diagonal group, in tokens over all devices of a stage."""
-        lengths, members = self.chunk_lengths, self.group_members
+        """Returns the longest chunk of each bundle of diagonals, in tokens over all devices of a stage."""
+        lengths, members = self.chunk_lengths, self.bundle_chunks
         longest = {chunks: max(lengths[chunk] for chunk in chunks) for chunks in set(members)}
         return tuple(longest[chunks] for chunks in members)
 
     @property_of_ticks
-    def group_members(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the numbers of the chunks that each diagonal group has, rising; many groups have the same chunks."""
-        groups = self.diagonal_groups
-        members: list[set[int]] = [set() for _ in range(max(groups) + 1)]
+    def bundle_chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Returns the numbers of the chunks of each bundle, rising; many bundles have the same chunks."""
+        bundles = self.diagonal_bundles
+        members: list[set[int]] = [set() for _ in range(max(bundles) + 1)]
         for (_, chunk, _), diagonal in self.unit_diagonals.items():
-            members[groups[diagonal]].add(chunk)
+            members[bundles[diagonal]].add(chunk)
         return tuple(tuple(sorted(chunks)) for chunks in members)
 
     @property_of_ticks
-    def group_chunks(self) -> tuple[int, ...]:
-        """Returns the number of the last chunk, in the order of the sequence, that each diagonal group has."""
-        return tuple(chunks[-1] for chunks in self.group_members)
+    def bundle_last_chunks(self) -> tuple[int, ...]:
+        """Returns the number of the last chunk, in the order of the sequence, of each bundle."""
+        return tuple(chunks[-1] for chunks in self.bundle_chunks)
 
     @property_of_ticks
-    def tick_groups(self) -> tuple[int | None, ...]:
-        """Returns the diagonal group of each tick; None for a head tick."""
-        groups, diagonals = self.diagonal_groups, self.unit_diagonals
-        # All units of a tick are in one group, by construction of the groups.
+    def tick_bundles(self) -> tuple[int | None, ...]:
+        """Returns the bundle of diagonals of each tick; None for a head tick."""
+        bundles, diagonals = self.diagonal_bundles, self.unit_diagonals
+        # All units of a tick are in one bundle, by construction of the bundles.
         return tuple(
-            groups[diagonals[next(unit for unit in tick.units if unit is not None)[1:]]] if tick.is_compute else None
+            bundles[diagonals[next(unit for unit in tick.units if unit is not None)[1:]]] if tick.is_compute else None
             for tick in self.ticks
         )
 
     @cached_property
     def tick_tokens(self) -> tuple[int, ...]:
-        """Returns the static token count of each tick: that of its diagonal group.
+        """Returns the static token count of each tick: that of its bundle of diagonals.
 
-        It depends on the group alone, so the forward, the head and the backward tick of a unit have one shape.
+        It depends on the bundle alone, so the forward, the head and the backward tick of a unit have one shape.
         """
-        of_group, groups, diagonals = self.group_tokens, self.diagonal_groups, self.unit_diagonals
+        of_bundle, bundles, diagonals = self.bundle_tokens, self.diagonal_bundles, self.unit_diagonals
 
-        def group_of(tick: Tick) -> int:
-            # All units of a tick are in one group, by construction of the groups.
-            return groups[diagonals[next(unit for unit in tick.units if unit is not None)[1:]]]
+        def bundle_of(tick: Tick) -> int:
+            # All units of a tick are in one bundle, by construction of the bundles.
+            return bundles[diagonals[next(unit for unit in tick.units if unit is not None)[1:]]]
 
-        return tuple(of_group[group_of(tick)] for tick in self.ticks)
+        return tuple(of_bundle[bundle_of(tick)] for tick in self.ticks)
 
     @cached_property
     def tick_shapes(self) -> tuple[TickShape, ...]:
@@ -396,15 +396,15 @@ class Table:
     @property_of_ticks
     def in_flight(self) -> tuple[int, ...]:
         """Returns the greatest number of chunk stashes that each stage holds at once."""
-        return tuple(peak(chain(*groups), self.repeats) for groups in zip(*self._stash_changes, strict=True))
+        return tuple(peak(chain(*bundles), self.repeats) for bundles in zip(*self._stash_changes, strict=True))
 
-    def stash_peaks(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
+    def stash_peaks(self, class_of_bundle: Sequence[Class]) -> dict[Class, int]:
         """Returns the number of stashes of each class that a stage holds at once, the most of any stage.
 
         Args:
-            class_of_group: the class of each diagonal group; only stashes of one class share a buffer.
+            class_of_bundle: the class of each bundle of diagonals; only stashes of one class share a buffer.
         """
-        return self._by_class("stash_peaks", self._stash_peaks, class_of_group)
+        return self._by_class("stash_peaks", self._stash_peaks, class_of_bundle)
 
     def _stash_peaks(self, numbers: Sequence[int]) -> list[int]:
         stages: list[list[list[Iterable[Change]]]] = [[[] for _ in range(self.num_stages)] for _ in set(numbers)]
@@ -414,13 +414,13 @@ class Table:
         return [max(peak(chain(*of_stage), self.repeats) for of_stage in of_class) for of_class in stages]
 
     def _by_class(
-        self, name: str, work_out: Callable[[Sequence[int]], list[int]], class_of_group: Sequence[Class]
+        self, name: str, work_out: Callable[[Sequence[int]], list[int]], class_of_bundle: Sequence[Class]
     ) -> dict[Class, int]:
-        """Returns a count for each class, which follows from the ticks and from which groups have one class."""
-        # Of many groups few objects differ, and an `id` takes far less time than the hash of a class.
-        ids = list(map(id, class_of_group))
+        """Returns a count for each class, which follows from the ticks and from which bundles have one class."""
+        # Of many bundles few objects differ, and an `id` takes far less time than the hash of a class.
+        ids = list(map(id, class_of_bundle))
         numbers: dict[Class, int] = {}
-        objects = dict(zip(ids, class_of_group, strict=True))
+        objects = dict(zip(ids, class_of_bundle, strict=True))
         number_of = {key: numbers.setdefault(of_class, len(numbers)) for key, of_class in objects.items()}
         pattern = tuple(map(number_of.__getitem__, ids))
         known = self.known_of_ticks.setdefault(name, {})
@@ -438,33 +438,33 @@ class Table:
             if tick.is_compute
         )
 
-    def host_rows(self, class_of_group: Sequence[Class]) -> dict[Class, int]:
+    def host_rows(self, class_of_bundle: Sequence[Class]) -> dict[Class, int]:
         """Returns the rows of each class in a stage's buffer on the host; see `program.host_rows`.
 
         They are two at least: compilers know the only row, and drop what its number depends on.
         """
         if not self.ticks_share_diagonals:
-            return {name: count + 1 for name, count in self.stash_peaks(class_of_group).items()}
-        return self._by_class("host_rows", self._host_rows, class_of_group)
+            return {name: count + 1 for name, count in self.stash_peaks(class_of_bundle).items()}
+        return self._by_class("host_rows", self._host_rows, class_of_bundle)
 
     def _host_rows(self, numbers: Sequence[int]) -> list[int]:
         changes: list[list[Change]] = [[] for _ in set(numbers)]
-        for index, (tick, group) in enumerate(zip(self.ticks, self.tick_groups, strict=True)):
-            if group is not None:
-                changes[numbers[group]].append((index, 1 if tick.kind == "F" else -1))
+        for index, (tick, bundle) in enumerate(zip(self.ticks, self.tick_bundles, strict=True)):
+            if bundle is not None:
+                changes[numbers[bundle]].append((index, 1 if tick.kind == "F" else -1))
         return [max(2, peak(found, self.repeats)) for found in changes]
 
     @property_of_ticks
     def _stash_changes(self) -> list[list[list[Change]]]:
-        """Returns for each diagonal group and stage how many stashes come and go, from F to B."""
-        groups = self.tick_groups
-        num_groups = 1 + max(group for group in groups if group is not None)
-        changes: list[list[list[Change]]] = [[[] for _ in range(self.num_stages)] for _ in range(num_groups)]
-        for index, (tick, group) in enumerate(zip(self.ticks, groups, strict=True)):
-            if group is None:
+        """Returns for each bundle of diagonals and stage how many stashes come and go, from F to B."""
+        bundles = self.tick_bundles
+        num_bundles = 1 + max(bundle for bundle in bundles if bundle is not None)
+        changes: list[list[list[Change]]] = [[[] for _ in range(self.num_stages)] for _ in range(num_bundles)]
+        for index, (tick, bundle) in enumerate(zip(self.ticks, bundles, strict=True)):
+            if bundle is None:
                 continue
             change = index, 1 if tick.kind == "F" else -1
-            for of_stage, unit in zip(changes[group], tick.units, strict=True):
+            for of_stage, unit in zip(changes[bundle], tick.units, strict=True):
                 if unit is not None:
                     of_stage.append(change)
         return changes

@@ -83,20 +83,20 @@ def released(
 
     Args:
         config: the config.
-        settings: a group and the names of settings of it that are released together.
+        settings: a section and the names of settings of it that are released together.
 
     Yields:
-        The values that were given and those that leave them to the planner, by `group.name`, and the config.
+        The values that were given and those that leave them to the planner, by `section.name`, and the config.
     """
-    for group, names in settings:
-        given, free = getattr(config, group), {}
+    for section, names in settings:
+        given, free = getattr(config, section), {}
         for field in dataclasses.fields(given):
             if field.name in names and getattr(given, field.name) != field.default:
                 free[field.name] = field.default
         if free:
-            before = {f"{group}.{name}": getattr(given, name) for name in free}
-            after = {f"{group}.{name}": value for name, value in free.items()}
-            yield before, after, replace(config, **{group: replace(given, **free)})
+            before = {f"{section}.{name}": getattr(given, name) for name in free}
+            after = {f"{section}.{name}": value for name, value in free.items()}
+            yield before, after, replace(config, **{section: replace(given, **free)})
 
 
 def _pins(request: Request, find: Find) -> Iterator[Change]:
@@ -134,15 +134,15 @@ def _sequences(request: Request, find: Find) -> list[Change]:
         return []
     sizes = divisors(request.cluster.num_devices)
     if pinned:
-        group, name, values, now = "mesh", "data", set(sizes), pinned
+        section, name, values, now = "mesh", "data", set(sizes), pinned
     elif sequence.per_pipeline > 1:
-        group, name, values = "sequence", "per_step", {size * sequence.per_pipeline for size in sizes}
+        section, name, values = "sequence", "per_step", {size * sequence.per_pipeline for size in sizes}
     else:
-        group, name = "sequence", "per_step"
+        section, name = "sequence", "per_step"
         values = {now // size * size + more for size in sizes for more in (0, size)}
     for value in _nearest(values, now):
-        if _try(request, find, group, **{name: value}):
-            return [Change(text=f"{group}.{name}={value}", ratio=_ratio(value, now))]
+        if _try(request, find, section, **{name: value}):
+            return [Change(text=f"{section}.{name}={value}", ratio=_ratio(value, now))]
     return []
 
 
@@ -169,11 +169,11 @@ def _devices(request: Request, find: Find) -> list[Change]:
     return [Change(text=f"a cluster of {counts_found} device{'s' if found != [1] else ''}", ratio=ratio)]
 
 
-def _try(request: Request, find: Find, group: str, **values: object) -> Sequence[HasMesh]:
-    """Returns the layouts of a request with other settings of a group; none where the config refuses them."""
-    given = getattr(request.config, group)
+def _try(request: Request, find: Find, section: str, **values: object) -> Sequence[HasMesh]:
+    """Returns the layouts of a request with other settings of a section; none where the config refuses them."""
+    given = getattr(request.config, section)
     try:
-        config = replace(request.config, **{group: replace(given, **values)})
+        config = replace(request.config, **{section: replace(given, **values)})
     except ValueError:
         return []
     return find(replace(request, config=config))

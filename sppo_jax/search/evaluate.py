@@ -12,7 +12,7 @@ from sppo_jax.plan.plan import Plan, schedule_table
 from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.rules import layers_per_virtual_stage
 from sppo_jax.schedule.table import Table
@@ -217,7 +217,7 @@ def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> Cost
     return layout_costs(layout, places, plan.stash.kv, plan.schedule.wave, before)
 
 
-def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> Shape:
+def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> MemoryShape:
     """Returns what the memory of a plan depends on besides table and stash; arguments as `make_plan`."""
     return _layout_of(plan, read_request(config, cluster)).shape
 
@@ -253,7 +253,7 @@ def _costs_of_choice(choice: Choice, table: Table) -> CostModel:
     return layout_costs(choice.layout, choice.places, choice.kv, choice.wave, before)
 
 
-def _simulate(table: Table, costs: CostModel, shape: Shape, stash: StashPlan) -> Simulation:
+def _simulate(table: Table, costs: CostModel, shape: MemoryShape, stash: StashPlan) -> Simulation:
     return simulate(table, costs.of_chunks(table.chunk_lengths), copy_seconds(table, shape, stash, costs))
 
 
@@ -288,10 +288,10 @@ def _layout_of(plan: Plan, request: Request) -> Layout:
 
 
 def _groups_reason(config: Config) -> dict[str, str]:
-    """Says what the groups of documents are, unless every document is on all devices as ever."""
+    """Says what the teams of documents are, unless every document is on all devices as ever."""
     return {
         "static": {},
-        "flex": {"groups": "flex: each document of a batch has its own group of devices; sppo flex shows the gain"},
+        "flex": {"groups": "flex: each document of a batch has its own team of devices; sppo flex shows the gain"},
         "auto": {"groups": "static until the documents are read: sppo train chooses, sppo flex shows the gain"},
     }[config.sequence.groups]
 

@@ -35,7 +35,7 @@ class Tried(NamedTuple):
         return self.outcome.step_s
 
 
-class Group(NamedTuple):
+class Family(NamedTuple):
     """The candidates of a layout that share places, dtype, and their least memory as far as it is known.
 
     Attributes:
@@ -107,7 +107,7 @@ class Frontier:
         times = UnitTimes(request)
         self.uncut, self.exact = UncutBounds(request.config.sequence.length, times), LowerBounds(request, times)
         self.num_considered = 0
-        self.groups: list[Group] = []
+        self.families: list[Family] = []
         self.too_large: list[TooLarge] = []
         self.sized: list[tuple[Candidate, Sized]] = []  # those that do not fit
         self.tried: list[Tried] = []
@@ -133,9 +133,9 @@ class Frontier:
             span, drains = (min(counts), max(counts)), min(one.drains for one in members)
             shared = tuple(tuple(one) for one in alike.values())
             for places in self.options:
-                group = Group(layout, places, trial.kv_grad_dtype, shared)
-                self.groups.append(group)
-                self._push(self.uncut.layout_s(layout, places, span, drains), _LAYOUT, group)
+                family = Family(layout, places, trial.kv_grad_dtype, shared)
+                self.families.append(family)
+                self._push(self.uncut.layout_s(layout, places, span, drains), _LAYOUT, family)
             self.num_considered += len(members) * len(self.options)
 
     def add(self, candidates: Iterable[Candidate]) -> None:
@@ -258,18 +258,18 @@ class Frontier:
         except ValueError as error:
             self.errors.append(error)
 
-    def _open(self, group: Group) -> None:
-        for alike in group.partitions:
-            excess = self.least_excess(alike[0], group.places, group.kv_grad_dtype)
-            candidates = self._candidates(group, alike)
+    def _open(self, family: Family) -> None:
+        for alike in family.partitions:
+            excess = self.least_excess(alike[0], family.places, family.kv_grad_dtype)
+            candidates = self._candidates(family, alike)
             if excess > 0:
                 self.too_large.append(TooLarge(excess, next(candidates), alike))
                 continue
             for candidate in candidates:
                 self._push(self.uncut.step_s(candidate.partition, candidate.places), _UNCUT, candidate)
 
-    def _candidates(self, group: Group, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
-        return (Candidate(one, group.places, self.alpha, group.kv_grad_dtype) for one in alike)
+    def _candidates(self, family: Family, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
+        return (Candidate(one, family.places, self.alpha, family.kv_grad_dtype) for one in alike)
 
     def _drop(self, excess: float, candidate: Candidate) -> None:
         self.too_large.append(TooLarge(excess, candidate, (candidate.partition,)))

@@ -65,8 +65,8 @@ _ACTS = (
 
 def given(config: Config, setting: str) -> Any:
     """Returns the value of a setting by its dotted name; None where it leaves the choice to the planner."""
-    group, _, name = setting.partition(".")
-    value = getattr(getattr(config, group), name)
+    section, _, name = setting.partition(".")
+    value = getattr(getattr(config, section), name)
     return None if not isinstance(value, tuple) and value in _OPEN else value
 
 

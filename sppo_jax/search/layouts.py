@@ -7,7 +7,7 @@ from functools import cached_property
 
 from sppo_jax import rules
 from sppo_jax.plan.parts import MeshShape
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
 from sppo_jax.search.advice import nearest_changes
 from sppo_jax.search.request import Request
@@ -46,9 +46,9 @@ class Layout:
         return _multiple_tokens(self.request, self.mesh)
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> MemoryShape:
         """What memory depends on besides table and stash."""
-        return Shape(
+        return MemoryShape(
             model=self.request.config.model,
             layers=self.layers,
             seq=self.mesh.seq,

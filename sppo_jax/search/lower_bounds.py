@@ -96,8 +96,8 @@ def stream_seconds(
 ) -> float:
     """Returns the seconds of all ticks of one kind in a generated table.
 
-    Chunks enter in groups of one a stage and stay for a tick on each virtual stage. A tick lasts as long as the slowest
-    of the chunks that are in the pipeline, which are neighbours.
+    Chunks enter in convoys of one a stage and stay for a tick on each virtual stage. A tick lasts as long as the
+    slowest of the chunks that are in the pipeline, which are neighbours.
 
     Args:
         units: seconds of each chunk of a sequence on a virtual stage, in the order in which the chunks enter.
@@ -130,22 +130,22 @@ def breadth_first_seconds(units: list[float], num_stages: int, num_groups: int) 
 
 
 def _tick_seconds(units: list[float], between: list[float], num_stages: int, num_groups: int) -> list[float]:
-    """Returns the seconds of each tick; a group of one chunk a stage enters every `num_stages * num_groups` ticks."""
+    """Returns the seconds of each tick; a convoy of one chunk a stage enters every `num_stages * num_groups` ticks."""
     if num_groups == 1:
         return _slowest_of_neighbours(units, num_stages)
     tick_s: list[float] = []
-    # The slowest of the group before from each of its chunks on.
+    # The slowest of the convoy before from each of its chunks on.
     staying: list[float] = []
     for first in range(0, len(units), num_stages):
-        group = units[first : first + num_stages]
-        entered = list(accumulate(group, max))
+        convoy = units[first : first + num_stages]
+        entered = list(accumulate(convoy, max))
         slowest = entered[-1]
-        entered += [slowest] * (num_stages - len(group))
-        # While a group enters, the group before it leaves.
+        entered += [slowest] * (num_stages - len(convoy))
+        # While a convoy enters, the convoy before it leaves.
         tick_s += [*map(max, entered, staying[1:]), *entered[max(0, len(staying) - 1) :]]
         alone = (num_groups - 1) * num_stages - 1
         tick_s += [max(between[first : first + num_stages])] * alone + [slowest]
-        staying = list(accumulate(reversed(group), max))[::-1]
+        staying = list(accumulate(reversed(convoy), max))[::-1]
     return tick_s + staying[1:]
 
 

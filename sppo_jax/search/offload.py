@@ -11,9 +11,9 @@ from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict import waiting
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.holders import optimizer_bytes
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes, token_bytes
-from sppo_jax.program.stash import classes_of, merged_classes, recomputing_groups, slot_bytes, stash_classes
+from sppo_jax.program.stash import classes_of, merged_classes, recomputing_bundles, slot_bytes, stash_classes
 from sppo_jax.rules import BREADTH_FIRST, Facts, check
 from sppo_jax.schedule.table import MIN_HOST_GAP, Table, TickShape
 from sppo_jax.search.because import Because, joined
@@ -83,7 +83,7 @@ def place_options(config: StashConfig) -> list[Places]:
 
 
 def choose_alpha(
-    stash: StashPlan, requested: str | float | Sequence[float], table: Table, shape: Shape, costs: CostModel
+    stash: StashPlan, requested: str | float | Sequence[float], table: Table, shape: MemoryShape, costs: CostModel
 ) -> tuple[StashPlan, str]:
     """Resolves alpha, one value for each diagonal of the table.
 
@@ -109,23 +109,23 @@ def choose_alpha(
     """
     cluster, optimizer = costs.cluster, optimizer_bytes(shape, table.num_groups, table.num_stages)[1]
     host_bytes = max(0, usable_host_bytes(costs.cluster) - optimizer)
-    groups, hides = table.diagonal_groups, table.hides_copies
+    bundles, hides = table.diagonal_bundles, table.overlaps_copies
     if isinstance(requested, Sequence) and not isinstance(requested, str):
-        if len(requested) != len(groups):
+        if len(requested) != len(bundles):
             raise ValueError(
-                f"stash.alpha as a list must have one value for each of the {len(groups)} diagonals of the schedule, "
-                f"got {len(requested)}; give {len(groups)} values, one number, or auto"
+                f"stash.alpha as a list must have one value for each of the {len(bundles)} diagonals of the schedule, "
+                f"got {len(requested)}; give {len(bundles)} values, one number, or auto"
             )
         return replace(stash, alpha=tuple(float(value) for value in requested)), Because.ASKED()
     if "host" not in (stash.inputs, stash.attention):
-        stash = replace(stash, alpha=(0.0,) * len(groups))
+        stash = replace(stash, alpha=(0.0,) * len(bundles))
         return stash, Because.NOT_ON_HOST()
-    late = sum(not hides[group] for group in groups)
-    zeros = Because.READ_BACK_SOON(count=late, num_diagonals=len(groups), ticks=MIN_HOST_GAP - 1) if late else ""
+    late = sum(not hides[bundle] for bundle in bundles)
+    zeros = Because.READ_BACK_SOON(count=late, num_diagonals=len(bundles), ticks=MIN_HOST_GAP - 1) if late else ""
     if not isinstance(requested, str):
-        by_group = [float(requested) if hidden else 0.0 for hidden in hides]
+        by_bundle = [float(requested) if hidden else 0.0 for hidden in hides]
         asked = joined(Because.SHARE_ASKED(share=requested), zeros)
-        return replace(stash, alpha=tuple(by_group[group] for group in groups)), asked
+        return replace(stash, alpha=tuple(by_bundle[bundle] for bundle in bundles)), asked
     whole_goes = stash.rest == "host" and table.passes_groups_in_turn and table.num_groups > 1
     if requested == "hidden" and not whole_goes:
         shares = _hidden_shares(stash, table, shape, costs)
@@ -137,7 +137,7 @@ def choose_alpha(
 
     def capped(cap: float) -> StashPlan:
         values = {share: min(cap, level) for share, level in levels.items()}
-        return replace(stash, alpha=tuple(values[shares[group]] for group in groups))
+        return replace(stash, alpha=tuple(values[shares[bundle]] for bundle in bundles))
 
     # Every unit in a slot of its own is the most that a host can need.
     most = table.most_tokens * table.num_sequences * table.num_chunks * table.num_groups
@@ -151,11 +151,11 @@ def choose_alpha(
 
 def largest_alpha(table: Table) -> tuple[float, ...]:
     """Returns the largest alpha that a table allows: 1, but 0 where a stash is read back at once."""
-    hides = table.hides_copies
-    return tuple(float(hides[group]) for group in table.diagonal_groups)
+    hides = table.overlaps_copies
+    return tuple(float(hides[bundle]) for bundle in table.diagonal_bundles)
 
 
-def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
+def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
     """Returns the seconds for which each tick's copies to or from the host last.
 
     A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
@@ -174,27 +174,27 @@ def copy_seconds(table: Table, shape: Shape, stash: StashPlan, costs: CostModel)
         )
     classes = stash_classes(table, stash, shape.seq)
     merged = merged_classes(table, stash, classes)
-    # Many groups of diagonals have few classes.
+    # Many bundles of diagonals have few classes.
     moved = {id(one): merged.get(one, one) for one in classes_of(classes)}
     of_class = {
         one: {"F": slot_bytes(of, token)[1] / link_bytes_s, "B": fetched_bytes(of, shape, stash) / link_bytes_s}
         for one, of in moved.items()
     }
-    of_group = [of_class[id(one)] for one in classes]
+    of_bundle = [of_class[id(one)] for one in classes]
     if weights_s:
-        of_group = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_group]
-    ticks = zip(table.ticks, table.tick_groups, waiting_s, strict=True)
-    return tuple(more if group is None else of_group[group][tick.kind] + more for tick, group, more in ticks)
+        of_bundle = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_bundle]
+    ticks = zip(table.ticks, table.tick_bundles, waiting_s, strict=True)
+    return tuple(more if bundle is None else of_bundle[bundle][tick.kind] + more for tick, bundle, more in ticks)
 
 
-def _weights_seconds(table: Table, shape: Shape, costs: CostModel) -> float:
+def _weights_seconds(table: Table, shape: MemoryShape, costs: CostModel) -> float:
     """Returns the seconds in which a part of a group's weights comes from the host; 0 where they are on the device."""
     num_parts = max(table.num_stages, table.wave * table.num_chunks)  # the ticks of a group's turn
     return costs.host_params[0] / table.num_groups / num_parts * 4 / costs.cluster.host_link_bytes_s
 
 
-def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostModel) -> list[float]:
-    """Returns, for each diagonal group, the share of tokens whose copy hides behind its shortest forward."""
+def _hidden_shares(stash: StashPlan, table: Table, shape: MemoryShape, costs: CostModel) -> list[float]:
+    """Returns, for each bundle of diagonals, the share of tokens whose copy hides behind its shortest forward."""
     starts, lengths, token = table.chunk_starts, table.chunk_lengths, token_bytes(shape, stash)
     link_bytes_s = costs.cluster.host_link_bytes_s
     forward_s: dict[tuple[int, int], float] = {}
@@ -211,10 +211,10 @@ def _hidden_shares(stash: StashPlan, table: Table, shape: Shape, costs: CostMode
         spare_bytes = link_bytes_s * min(seconds(chunk, of_tick) for chunk in chunks) - (token.rest + token.kv) * tokens
         return min(1.0, max(0.0, spare_bytes / (token.stashed(recomputes).shared * tokens)))
 
-    # Many groups are alike.
-    alike = list(zip(table.group_members, table.group_tokens, recomputing_groups(table, stash), strict=True))
-    shares = {group: share(*group) for group in set(alike)}
-    return [shares[group] if hides else 0.0 for group, hides in zip(alike, table.hides_copies, strict=True)]
+    # Many bundles are alike.
+    alike = list(zip(table.bundle_chunks, table.bundle_tokens, recomputing_bundles(table, stash), strict=True))
+    shares = {bundle: share(*bundle) for bundle in set(alike)}
+    return [shares[bundle] if hides else 0.0 for bundle, hides in zip(alike, table.overlaps_copies, strict=True)]
 
 
 def _levels(shares: Sequence[float]) -> dict[float, float]:

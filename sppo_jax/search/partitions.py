@@ -8,7 +8,7 @@ from sppo_jax.models.counts import balance_weights
 from sppo_jax.rules import MOST_SHAPES, UNCUT, Facts, check
 from sppo_jax.schedule.generators import BREADTH_FIRST, ONE_AT_A_TIME
 from sppo_jax.schedule.shapes import rounded_up, tick_shapes
-from sppo_jax.schedule.streams import fills_groups
+from sppo_jax.schedule.streams import fills_convoys
 from sppo_jax.schedule.table import chunk_starts
 from sppo_jax.search.because import Because, joined
 from sppo_jax.search.chunks import equal_lengths, flops_balanced_lengths, growing_counts
@@ -213,7 +213,7 @@ def waves(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
         return [request.table[0].wave]
     found = _wave_sizes(layout, schedule, num_chunks)
     if layout.interleave > 1 and _interleaved_by_choice(request):
-        return [wave for wave in found if _fills_groups(layout, schedule, num_chunks, wave)]
+        return [wave for wave in found if _fills_convoys(layout, schedule, num_chunks, wave)]
     return found
 
 
@@ -244,20 +244,20 @@ def _balances_over_batch(layout: Layout) -> bool:
 def _interleaved_by_choice(request: Request) -> bool:
     """Returns whether other counts, or a schedule without interleaving, are considered too.
 
-    Otherwise a count that does not fill whole groups is an error.
+    Otherwise a count that does not fill whole convoys is an error.
     """
     schedule = request.config.schedule
     plain = schedule.interleave == "auto" and not schedule.name.startswith("interleaved-")
-    # Nothing but the number of sequences decides whether this schedule fills groups.
+    # Nothing but the number of sequences decides whether this schedule fills convoys.
     return plain or (request.config.sequence.chunks == "auto" and schedule.name != "interleaved-1f1b")
 
 
-def _fills_groups(layout: Layout, schedule: str, num_chunks: int, wave: int) -> bool:
-    """Returns whether chunks form whole groups of one a stage. A wave is one sequence of all of its chunks."""
+def _fills_convoys(layout: Layout, schedule: str, num_chunks: int, wave: int) -> bool:
+    """Returns whether chunks form whole convoys of one a stage. A wave is one sequence of all of its chunks."""
     if schedule == BREADTH_FIRST:
         return True
     at_once = 1 if schedule == "sppo" else layout.sequences // wave
-    return fills_groups(layout.mesh.pipe, at_once, wave * num_chunks)
+    return fills_convoys(layout.mesh.pipe, at_once, wave * num_chunks)
 
 
 def smallest_chunk(layout: Layout) -> int:
@@ -295,7 +295,7 @@ def chunk_counts(layout: Layout) -> list[int]:
     if name in ("1f1b", "interleaved-1f1b"):
         counts = range(1, 2)
     elif layout.interleave > 1 and name != BREADTH_FIRST:
-        # Chunks travel in groups of one a stage; a shorter sequence than that is cut as little as possible.
+        # Chunks travel in convoys of one a stage; a shorter sequence than that is cut as little as possible.
         counts = range(pipe, max(counts[-1] // pipe * pipe, pipe) + 1, pipe)
     counts = counts[min(_least_count(layout), len(counts)) - 1 :] if name == BREADTH_FIRST else counts
     counts = counts if counts[-1] <= units else [count for count in counts if count <= units] or range(1, 2)
@@ -329,7 +329,7 @@ def _least_count(layout: Layout) -> int:
 
 
 def _few_chunks(layout: Layout) -> list[int]:
-    """Returns the numbers of chunks below the stages of an interleaved layout that fill whole groups in some wave."""
+    """Returns the numbers of chunks below the stages of an interleaved layout that fill whole convoys in some wave."""
     name = layout.request.schedule_name
     if layout.interleave == 1 or layout.sequences == 1 or name in (*UNCUT, BREADTH_FIRST):
         return []

@@ -328,8 +328,8 @@ def _against_rivals(results: Results, key: str) -> str:
         texts.append(Because.TOO_LARGE(rival=label(larger.candidate)))
     if texts:
         return joined(*texts)
-    group, names = _SETTINGS[key]
-    asked = getattr(results.frontier.request.config, group)
+    section, names = _SETTINGS[key]
+    asked = getattr(results.frontier.request.config, section)
     is_open = all(getattr(asked, name) == getattr(type(asked), name) for name in names)  # at its default
     return Because.ONLY_CHOICE() if is_open else Because.ASKED()
 

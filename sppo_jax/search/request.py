@@ -128,7 +128,7 @@ def _check_rules(config: Config, cluster: Cluster) -> None:
 
 
 def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
-    """Returns the devices to plan for, with measured figures and those that the `hardware` group pins.
+    """Returns the devices to plan for, with measured figures and those that the section `hardware` pins.
 
     Raises:
         ValueError: the cluster is unknown, or has fewer devices than the mesh.

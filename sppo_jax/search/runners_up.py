@@ -79,15 +79,15 @@ def _smallest(frontier: Frontier) -> Iterator[tuple[float, Candidate]]:
     Of equal bounds, the one of the most chunks comes first.
     """
     smallest = []
-    for number, group in enumerate(frontier.groups):
-        bounds = [frontier.least_excess(one[0], group.places, group.kv_grad_dtype) for one in group.partitions]
-        alike = [one for bound, one in zip(bounds, group.partitions, strict=True) if bound == min(bounds)]
+    for number, family in enumerate(frontier.families):
+        bounds = [frontier.least_excess(one[0], family.places, family.kv_grad_dtype) for one in family.partitions]
+        alike = [one for bound, one in zip(bounds, family.partitions, strict=True) if bound == min(bounds)]
         shortest = max((one for members in alike for one in members), key=lambda one: one.num_chunks)
         smallest.append((min(bounds), -shortest.num_chunks, number, shortest))
     for excess, _, number, partition in sorted(smallest, key=lambda one: one[:3]):
-        group = frontier.groups[number]
-        kv = partition.kv(group.places)[-1]
-        yield excess, Candidate(partition, group.places, frontier.alpha, group.kv_grad_dtype, kv)
+        family = frontier.families[number]
+        kv = partition.kv(family.places)[-1]
+        yield excess, Candidate(partition, family.places, frontier.alpha, family.kv_grad_dtype, kv)
 
 
 def others(frontier: Frontier, best: Tried, count: int, other: Tried | None = None) -> list[Outcome]:
@@ -149,8 +149,8 @@ def _too_large(frontier: Frontier, best: Tried, count: int, seen: _Seen) -> list
 def _unfit(frontier: Frontier, limit_s: float | None) -> Iterator[Candidate]:
     """Yields candidates that do not fit, least too large first; with a limit, those that may take less."""
     known = _sized(frontier) if limit_s is None else _sized(frontier) + frontier.too_large
-    for group in sorted(known, key=lambda one: one.excess):
-        for candidate in group.candidates():
+    for family in sorted(known, key=lambda one: one.excess):
+        for candidate in family.candidates():
             if limit_s is None or frontier.uncut.step_s(candidate.partition, candidate.places) < limit_s:
                 yield candidate
 
@@ -268,12 +268,12 @@ def _larger_rival(frontier: Frontier, best: Tried, kind: Kind, is_alike: Callabl
     sized = [
         TooLarge(one.memory.excess(frontier.request.cluster), what, (what.partition,)) for what, one in frontier.sized
     ]
-    for group in [*frontier.too_large, *sized]:
-        if is_alike(group.example.partition.layout):
-            for candidate in [group.example] if kind.of_layout else group.candidates():
+    for family in [*frontier.too_large, *sized]:
+        if is_alike(family.example.partition.layout):
+            for candidate in [family.example] if kind.of_layout else family.candidates():
                 value = kind.of(candidate)
-                if value not in nearest or group.excess < nearest[value][0]:
-                    nearest[value] = group.excess, candidate
+                if value not in nearest or family.excess < nearest[value][0]:
+                    nearest[value] = family.excess, candidate
     for tried in [best, *frontier.tried]:
         if is_alike(tried.candidate.partition.layout):
             nearest.pop(kind.of(tried.candidate), None)

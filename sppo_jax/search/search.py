@@ -131,7 +131,7 @@ def _best(frontier: Frontier, fastest: Fastest) -> Tried | None:
             try:
                 frontier.open(trial)
             except ValueError as error:  # no mesh keeps the rules this way
-                if not frontier.groups:
+                if not frontier.families:
                     raise
                 frontier.errors.append(error)
         best = fastest.next()

@@ -1,9 +1,9 @@
 """All processes of a run read the same documents, and place them alike: checked once, before the first step.
 
-Each process reads its own rows from its own files, and plans the groups of its documents by itself. Hosts whose files
+Each process reads its own rows from its own files, and plans the teams of its documents by itself. Hosts whose files
 differ would train on a mixture that no seed makes again. So the processes compare short texts before they begin: the
 fingerprint of the data, which covers the lengths of all documents and the tokens of the first sequence, and a digest of
-the next window's groups.
+the next window's teams.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_alike(experiment: Experiment) -> None:
         experiment: its loader stands at the batch that comes next.
 
     Raises:
-        ValueError: the documents, or the groups of the next window, differ between processes; in every process.
+        ValueError: the documents, or the teams of the next window, differ between processes; in every process.
     """
     rows, first = experiment.loader.rows, experiment.loader.state["sequence"]
     placed = ""

@@ -22,7 +22,7 @@ from sppo_jax.train.checkpoint_read import load_params
 from sppo_jax.train.evaluate import Validation, validate
 from sppo_jax.train.kernel_check import check_kernels
 
-# Groups that say how devices share the work: the planner chooses them if the devices differ from the run's.
+# Sections that say how devices share the work: the planner chooses them if the devices differ from the run's.
 _OF_DEVICES = ("mesh", "schedule", "stash", "hardware")
 # Settings that make the run's plan unusable if they change.
 _OF_PLANS = (*_OF_DEVICES, "sequence", "model", "planner", "train.devices", "optimizer.place")
@@ -35,7 +35,7 @@ def saved_config(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
 
     Args:
         saved: from `read_run`.
-        overrides: `group.key=value` strings.
+        overrides: `section.key=value` strings.
 
     Raises:
         ValueError: the checkpoint has no config, or a setting is wrong.
@@ -56,7 +56,7 @@ def plan_for_devices(saved: Mapping[str, Any], overrides: Sequence[str]) -> tupl
 
     Args:
         saved: from `read_run`.
-        overrides: `group.key=value` strings.
+        overrides: `section.key=value` strings.
 
     Raises:
         ValueError: a setting is wrong, or the devices do not suit the model and the sequence.

@@ -60,7 +60,7 @@ def check_kernels(config: Config, plan: Plan, device: jax.Device, kernel: Kernel
 def heads_of(model: ModelConfig, plan: Plan) -> list[Heads]:
     """Returns the heads of the kernel's calls on one device, after the heads are scattered.
 
-    With groups, members of a group attend with all heads of their tokens.
+    With teams, members of a team attend with all heads of their tokens.
     """
     num_kv_heads = ulysses.replicated_heads(model.num_kv_heads, plan.ulysses) // plan.ulysses
     spread = Heads(model.num_heads // plan.ulysses, num_kv_heads, model.head_dim)

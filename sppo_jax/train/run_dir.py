@@ -21,8 +21,8 @@ from sppo_jax.plan.plan import Plan
 _OF_RUNS = ("plan.json", "metrics.jsonl", "events.jsonl", "checkpoints")
 # Where the documents and their tokenizer lie: they may move, and the fingerprint of the data says if they are the same.
 _PLACES = ("source", "validation_source", "tokenizer")
-# Groups that must not change when a run continues, because weights or data depend on them, with the exceptions.
-_FIXED_GROUPS = {
+# Sections that must not change when a run continues, because weights or data depend on them, with the exceptions.
+_FIXED_SECTIONS = {
     "model": ("kernel", "check_kernels", "compute_dtype", "preset", "hf", "init_scale"),
     "data": ("cache", *_PLACES),
 }
@@ -98,7 +98,7 @@ def changes_since(path: Path, config: Config) -> list[str]:
     """Checks that a config can continue the run in a directory, if there is one.
 
     Returns:
-        The settings that changed, as `group.key: old -> new`.
+        The settings that changed, as `section.key: old -> new`.
 
     Raises:
         ValueError: the directory holds a run of another model or other data, or files of another program.
@@ -124,8 +124,8 @@ def changes_since(path: Path, config: Config) -> list[str]:
     before, after = (dataclasses.asdict(each) for each in (load_config(path / "config.yaml"), config))
     changes = list(_changes(before, after, ""))
     for name, old, new in changes:
-        group, _, key = name.partition(".")
-        fixed = group in _FIXED_GROUPS and key not in _FIXED_GROUPS[group]
+        section, _, key = name.partition(".")
+        fixed = section in _FIXED_SECTIONS and key not in _FIXED_SECTIONS[section]
         if fixed or name == "sequence.length":
             raise ValueError(
                 f"{name} must stay {old}, the value in {path / 'config.yaml'}, got {new}; set {name}={old}, or "

@@ -18,7 +18,7 @@ from sppo_jax.data.flex import FlexRows, check_start, window_pieces
 from sppo_jax.data.loader import Loader
 from sppo_jax.data.open import open_data
 from sppo_jax.data.rows import Rows
-from sppo_jax.flex.choose import gain, with_groups
+from sppo_jax.flex.choose import gain, with_teams
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.hardware import Cluster
 from sppo_jax.models import build_model
@@ -71,12 +71,12 @@ class Experiment:
     saved_shapes: TrainState
 
 
-# Windows whose documents decide whether groups are worth it.
+# Windows whose documents decide whether teams are worth it.
 _WINDOWS_LOOKED_AT = 4
 
 
 def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Experiment:
-    """Loads the data, chooses groups where the config leaves that open, and builds the model's programs for a plan.
+    """Loads the data, chooses teams where the config leaves that open, and builds the model's programs for a plan.
 
     Args:
         config: all settings.
@@ -87,7 +87,7 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
         ValueError: config, plan, data and devices do not fit together.
     """
     data = open_data(config)
-    plan, training = _with_groups(config, plan, data.training, cluster)
+    plan, training = _with_teams(config, plan, data.training, cluster)
     mesh = layout.make_mesh(plan)
     check_kernels(config, plan, mesh.local_devices[0])
     rows = local_rows(mesh, config.num_sequences)
@@ -111,8 +111,8 @@ def prepare(config: Config, plan: Plan, cluster: Cluster | None = None) -> Exper
     )
 
 
-def _with_groups(config: Config, plan: Plan, rows: Rows, cluster: Cluster | None) -> tuple[Plan, Rows]:
-    """Returns the plan and the rows, both with groups where the plan has or gets them."""
+def _with_teams(config: Config, plan: Plan, rows: Rows, cluster: Cluster | None) -> tuple[Plan, Rows]:
+    """Returns the plan and the rows, both with teams where the plan has or gets them."""
     seq, window = plan.mesh.seq, plan.num_sequences
     possible = seq > 1 and seq & (seq - 1) == 0
     if plan.groups == "static" and (config.sequence.groups != "auto" or not possible):
@@ -120,7 +120,7 @@ def _with_groups(config: Config, plan: Plan, rows: Rows, cluster: Cluster | None
     shape = window_shape(plan, costs_of(plan, config, cluster))
     if plan.groups == "static":
         windows = [window_pieces(rows, number, window) for number in range(_WINDOWS_LOOKED_AT)]
-        plan = with_groups(plan, gain(windows, shape))
+        plan = with_teams(plan, gain(windows, shape))
     return plan, rows if plan.groups == "static" else FlexRows(rows, window=window, shape=shape, per_step=window)
 
 

@@ -150,7 +150,7 @@ def _stream(change: Callable, arrays: list[jax.Array], counts: list[jax.Array], 
         pairs = zip(state, new, strict=True)
         return [*(lax.dynamic_update_slice_in_dim(x, to_host(value), index * rows, 0) for x, value in pairs), grad]
 
-    def turn(index, carry):
+    def iteration(index, carry):
         arrays, here = carry
         *coming, grad = fetch(arrays, index + 1)
         new, _ = change(here, counts, verdict)
@@ -160,7 +160,7 @@ def _stream(change: Callable, arrays: list[jax.Array], counts: list[jax.Array], 
         new, coming = ([pair[at] for pair in pairs] for at in (0, 1))
         return write(arrays, index, new), [*coming, grad]
 
-    arrays, here = lax.fori_loop(0, num_slices - 1, turn, (arrays, fetch(arrays, 0)))
+    arrays, here = lax.fori_loop(0, num_slices - 1, iteration, (arrays, fetch(arrays, 0)))
     new, counts = change(here, counts, verdict)
     *state, _ = write(arrays, num_slices - 1, new)
     return [lax.reshape(x, shape) for x in state], counts

@@ -1,1 +1,1 @@
-"""FlexSP's own problem, offline: documents of a batch to groups of devices, one group a document; no jax."""
+"""FlexSP's own problem, offline: documents of a batch to teams of devices, one team a document; no jax."""

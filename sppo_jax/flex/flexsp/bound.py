@@ -1,6 +1,6 @@
-"""A lower bound on the time of any plan of a microbatch: whole groups, divisible documents.
+"""A lower bound on the time of any plan of a microbatch: whole teams, divisible documents.
 
-A plan that ends by C has n_d groups of each degree d, and puts each document on one degree. So these hold, where x_kd
+A plan that ends by C has n_d teams of each degree d, and puts each document on one degree. So these hold, where x_kd
 is 1 if document k is on degree d, and t_kd is its time there:
 
     sum_d x_kd = 1;    sum_k x_kd t_kd <= n_d (C - b1);    sum_k x_kd s_k <= n_d d cap;    sum_d d n_d <= N
@@ -16,13 +16,13 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from sppo_jax.flex.flexsp.compositions import compositions, fluid_times
-from sppo_jax.flex.flexsp.costs import GroupCosts
+from sppo_jax.flex.flexsp.costs import TeamCosts
 
 TOLERANCE = 1e-3
 _INFEASIBLE = 2
 
 
-def lower_bound_ns(lengths: np.ndarray, costs: GroupCosts, upper_ns: int, tolerance: float = TOLERANCE) -> int:
+def lower_bound_ns(lengths: np.ndarray, costs: TeamCosts, upper_ns: int, tolerance: float = TOLERANCE) -> int:
     """Returns nanoseconds that no plan of a microbatch can beat, within the solver's tolerance of 1e-6.
 
     Args:
@@ -53,19 +53,19 @@ def lower_bound_ns(lengths: np.ndarray, costs: GroupCosts, upper_ns: int, tolera
     return low + costs.fixed_ns
 
 
-def _refuted(values: np.ndarray, counts: np.ndarray, times: np.ndarray, costs: GroupCosts, limit_ns: int) -> bool:
+def _refuted(values: np.ndarray, counts: np.ndarray, times: np.ndarray, costs: TeamCosts, limit_ns: int) -> bool:
     """Returns whether no plan, even with divisible documents, ends within the limit (fixed time not counted)."""
     num_degrees = len(costs.degrees)
     value, degree = np.nonzero((times <= limit_ns) & (values[:, None] <= costs.tokens_D()))
     share = np.arange(len(value))
-    groups = len(value) + np.arange(num_degrees)
+    teams = len(value) + np.arange(num_degrees)
     time = times[value, degree] / limit_ns * counts[value]
     tokens = values[value] / costs.tokens_D()[degree] * counts[value]
     # Rows: each length is placed; the time of each degree; its tokens; devices.
     row_of = [value, len(values) + degree, len(values) + num_degrees + degree]
     row_of += [len(values) + np.arange(num_degrees), len(values) + num_degrees + np.arange(num_degrees)]
     row_of += [np.full(num_degrees, len(values) + 2 * num_degrees)]
-    columns = [share, share, share, groups, groups, groups]
+    columns = [share, share, share, teams, teams, teams]
     entries = [np.ones(len(value)), time, tokens, -np.ones(num_degrees), -np.ones(num_degrees), np.array(costs.degrees)]
     num_rows = len(values) + 2 * num_degrees + 1
     matrix = coo_array(

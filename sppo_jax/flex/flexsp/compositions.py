@@ -1,4 +1,4 @@
-"""All ways to divide a cluster into groups, and how fast each could be if documents were divisible.
+"""All ways to divide a cluster into teams, and how fast each could be if documents were divisible.
 
 Suffixes: C compositions, D degrees (increasing), K documents (longest first).
 """
@@ -9,7 +9,7 @@ import functools
 
 import numpy as np
 
-from sppo_jax.flex.flexsp.costs import GroupCosts
+from sppo_jax.flex.flexsp.costs import TeamCosts
 
 _BISECTIONS = 11
 # The estimate ends at this multiple of the least work of a device, or of the longest document if that is more.
@@ -18,13 +18,13 @@ _MOST = 4
 
 @functools.cache
 def compositions(num_devices: int, degrees: tuple[int, ...]) -> np.ndarray:
-    """Returns the numbers of groups of each degree, for every way to use all devices.
+    """Returns the numbers of teams of each degree, for every way to use all devices.
 
-    A way that leaves devices idle is a way that uses all devices, with groups that have no documents.
+    A way that leaves devices idle is a way that uses all devices, with teams that have no documents.
 
     Args:
         num_devices: devices of the cluster.
-        degrees: allowed sizes of groups, increasing; each divides the next and the number of devices.
+        degrees: allowed sizes of teams, increasing; each divides the next and the number of devices.
 
     Returns:
         int64 [compositions, degrees]; 202 rows for 64 devices and degrees 2 to 64.
@@ -39,16 +39,16 @@ def compositions(num_devices: int, degrees: tuple[int, ...]) -> np.ndarray:
     return np.array(ways(num_devices, len(degrees) - 1), np.int64)
 
 
-def fluid_times(counts_CD: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts) -> np.ndarray:
+def fluid_times(counts_CD: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarray, costs: TeamCosts) -> np.ndarray:
     """Estimates the time of each composition without the fixed time, documents being divisible.
 
     Degrees are filled with the longest documents first, largest degree first, up to a time and a number of tokens. This
-    order is optimal while tokens do not bind, since a long document loses least by a larger group.
+    order is optimal while tokens do not bind, since a long document loses least by a larger team.
 
     Args:
-        counts_CD: groups of each degree.
+        counts_CD: teams of each degree.
         lengths_K: tokens, longest first.
-        times_KD: see `GroupCosts.times_KD`.
+        times_KD: see `TeamCosts.times_KD`.
         costs: the costs.
 
     Returns:
@@ -65,7 +65,7 @@ def fluid_times(counts_CD: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarr
     return high
 
 
-def least_work_ns(times_KD: np.ndarray, costs: GroupCosts) -> int:
+def least_work_ns(times_KD: np.ndarray, costs: TeamCosts) -> int:
     """Returns the time if each document takes its cheapest degree and all devices share the work evenly."""
     return int((times_KD * np.array(costs.degrees)).min(axis=1).sum()) // costs.num_devices
 

@@ -1,6 +1,6 @@
-"""FlexSP's cost model: seconds and memory of a group of devices that shares documents by Ulysses.
+"""FlexSP's cost model: seconds and memory of a team of devices that shares documents by Ulysses.
 
-Time of a group of d devices that holds documents of s_k tokens:
+Time of a team of d devices that holds documents of s_k tokens:
 
     T = sum_k (a1 s_k^2 + a2 s_k) / d + b1 + sum_k 16 L h s_k / (2^20 d v_d)        milliseconds
 
@@ -96,16 +96,16 @@ MODELS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupCosts:
-    """Times and limits of groups in one cluster.
+class TeamCosts:
+    """Times and limits of teams in one cluster.
 
     Args:
         num_devices: devices of the cluster.
-        degrees: sizes that a group may have, increasing.
+        degrees: sizes that a team may have, increasing.
         device_tokens: most tokens of a device.
         quadratic_ms: milliseconds a squared token on one device.
         linear_ms: milliseconds a token on one device.
-        fixed_ms: milliseconds of every group, however few documents it has.
+        fixed_ms: milliseconds of every team, however few documents it has.
         exchange_ms: milliseconds a token of the all-to-alls, for each of `degrees`.
     """
 
@@ -119,7 +119,7 @@ class GroupCosts:
 
     @property
     def fixed_ns(self) -> int:
-        """Nanoseconds of every group."""
+        """Nanoseconds of every team."""
         return round(self.fixed_ms * NS_PER_MS)
 
     @property
@@ -128,11 +128,11 @@ class GroupCosts:
         return self.num_devices * self.device_tokens
 
     def tokens_D(self) -> np.ndarray:
-        """Returns the most tokens of a group, int64 [degrees]."""
+        """Returns the most tokens of a team, int64 [degrees]."""
         return np.array(self.degrees, np.int64) * self.device_tokens
 
     def times_KD(self, lengths_K: np.ndarray) -> np.ndarray:
-        """Returns the nanoseconds that each document adds to a group of each degree.
+        """Returns the nanoseconds that each document adds to a team of each degree.
 
         Args:
             lengths_K: tokens of each document, int64 [documents].
@@ -151,7 +151,7 @@ def flexsp_costs(
     num_devices: int = 64,
     max_kilotokens: int = 192,
     memory_limit_gb: float = MEMORY_LIMIT_GB,
-) -> GroupCosts:
+) -> TeamCosts:
     """Returns FlexSP's costs of a model on a cluster; degree 1 is excluded, as in the released code.
 
     Args:
@@ -176,7 +176,7 @@ def flexsp_costs(
         )
     degrees = tuple(degree for degree in ALL_TO_ALL_GB_S if degree <= num_devices)
     mb_a_token = 16 * model.num_layers * model.hidden_size / 2**20
-    return GroupCosts(
+    return TeamCosts(
         num_devices=num_devices,
         degrees=degrees,
         device_tokens=device_tokens,

@@ -1,15 +1,15 @@
-"""The fast planner: groups and their documents for one microbatch, in milliseconds, without a solver.
+"""The fast planner: teams and their documents for one microbatch, in milliseconds, without a solver.
 
 1. Every composition of the cluster gets the time that it would take with divisible documents (`compositions.py`).
-2. The best compositions are filled, longest document first. Below a target time a document goes into the group whose
-   tokens it fits best (best-fit decreasing); if no group ends by the target, into the group that then ends first.
+2. The best compositions are filled, longest document first. Below a target time a document goes into the team whose
+   tokens it fits best (best-fit decreasing); if no team ends by the target, into the team that then ends first.
    Targets close in on the fastest time, several at once.
-3. In the fastest fillings, documents move out of the slowest group, or swap with others, until nothing gets faster.
+3. In the fastest fillings, documents move out of the slowest team, or swap with others, until nothing gets faster.
 
 Changes of degrees need no search of their own, since step 2 takes all compositions of up to 64 devices. The work is
 limited by counts, never by a clock, and ties go to the lowest index, so every machine finds the same plan.
 
-Suffixes: C rows (a composition with a target), D degrees, G groups of a row, K documents (longest first).
+Suffixes: C rows (a composition with a target), D degrees, G teams of a row, K documents (longest first).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from sppo_jax.flex.flexsp.blaster import blast, microbatch_counts
 from sppo_jax.flex.flexsp.bucketing import MOST_TOKEN_ERROR, bucket, bucketed
 from sppo_jax.flex.flexsp.compositions import compositions, fluid_times, least_work_ns
-from sppo_jax.flex.flexsp.costs import GroupCosts
-from sppo_jax.flex.flexsp.group_plan import GroupPlan, make_plan
+from sppo_jax.flex.flexsp.costs import TeamCosts
+from sppo_jax.flex.flexsp.team_plan import TeamPlan, make_plan
 
 # Rows of one filling times documents: one filling takes a few milliseconds.
 FILL_BUDGET = 6000
@@ -37,7 +37,7 @@ _NEVER = 1 << 61
 _BEYOND_TARGET = float(1 << 52)
 
 
-def plan_groups(lengths: np.ndarray, costs: GroupCosts, *, num_buckets: int | None = None) -> GroupPlan | None:
+def plan_teams(lengths: np.ndarray, costs: TeamCosts, *, num_buckets: int | None = None) -> TeamPlan | None:
     """Plans one microbatch.
 
     Args:
@@ -56,13 +56,13 @@ def plan_groups(lengths: np.ndarray, costs: GroupCosts, *, num_buckets: int | No
     for place_K, degree_G in _fillings(lengths_K, times_KD, costs):
         place_K = improve(place_K, lengths_K, times_KD, degree_G, costs)
         degrees = np.array(costs.degrees)[degree_G]
-        plan = make_plan(lengths, costs, degrees, [order[place_K == group] for group in range(len(degrees))])
+        plan = make_plan(lengths, costs, degrees, [order[place_K == team] for team in range(len(degrees))])
         best = plan if best is None or plan.time_ns < best.time_ns else best
     return best
 
 
-def _fillings(lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns the fastest fillings: the group of each document [K] and the degree index of each group [G]."""
+def _fillings(lengths_K: np.ndarray, times_KD: np.ndarray, costs: TeamCosts) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the fastest fillings: the team of each document [K] and the degree index of each team [G]."""
     counts_CD, tokens_D = compositions(costs.num_devices, costs.degrees), costs.tokens_D()
     fluid_C = fluid_times(counts_CD, lengths_K, times_KD, costs)
     rank = np.argsort(fluid_C, kind="stable")
@@ -71,10 +71,10 @@ def _fillings(lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts) ->
     low = high = int(fluid_C[rank[0]])
     most = 2 * low
     kept: list[tuple[int, np.ndarray, np.ndarray]] = []
-    for turn in range(1 + NUM_ROUNDS):
-        # The first turn has the target 0, which no group meets: each document goes where it ends first.
+    for round_number in range(1 + NUM_ROUNDS):
+        # The first round has the target 0, which no team meets: each document goes where it ends first.
         targets = [low + (high - low) * (2 * part + 1) // (2 * NUM_TARGETS) for part in range(NUM_TARGETS)]
-        targets = targets if turn else [0]
+        targets = targets if round_number else [0]
         rows_CG = np.tile(degree_CG[: num_rows // len(targets)], (len(targets), 1))
         target_C = np.repeat(targets, len(rows_CG) // len(targets))
         place_KC, time_C = _fill(lengths_K, times_KD, rows_CG, tokens_D, target_C)
@@ -89,7 +89,7 @@ def _fillings(lengths_K: np.ndarray, times_KD: np.ndarray, costs: GroupCosts) ->
 
 
 def _degree_indices(counts_CD: np.ndarray) -> np.ndarray:
-    """Returns the degree of each group by its index, largest first, [C, G]; -1 fills up rows with fewer groups."""
+    """Returns the degree of each team by its index, largest first, [C, G]; -1 fills up rows with fewer teams."""
     rows = [np.repeat(np.arange(len(counts))[::-1], counts[::-1]) for counts in counts_CD]
     found = np.full((len(rows), max(map(len, rows))), -1, np.int64)
     for row, indices in enumerate(rows):
@@ -103,7 +103,7 @@ def _fill(
     """Fills all rows at once, see step 2 above.
 
     Returns:
-        The group of each document, int64 [K, C], and the nanoseconds of each row, int64 [C]; at least `_NEVER` where a
+        The team of each document, int64 [K, C], and the nanoseconds of each row, int64 [C]; at least `_NEVER` where a
         document fits nowhere.
     """
     rooms_CG = np.where(degree_CG >= 0, tokens_D[degree_CG], -1)
@@ -116,28 +116,28 @@ def _fill(
         left_CG = rooms_CG - length
         key_CG = np.where(after_CG <= target_C[:, None], left_CG * share_CG, after_CG + _BEYOND_TARGET)
         key_CG[left_CG < 0] = np.inf
-        group_C = key_CG.argmin(axis=1)
-        fits_C = left_CG[rows, group_C] >= 0
-        loads_CG[rows, group_C] = np.where(fits_C, after_CG[rows, group_C], _NEVER)
-        rooms_CG[rows, group_C] = left_CG[rows, group_C]
-        place_KC[number] = group_C
+        team_C = key_CG.argmin(axis=1)
+        fits_C = left_CG[rows, team_C] >= 0
+        loads_CG[rows, team_C] = np.where(fits_C, after_CG[rows, team_C], _NEVER)
+        rooms_CG[rows, team_C] = left_CG[rows, team_C]
+        place_KC[number] = team_C
     return place_KC, loads_CG.max(axis=1)
 
 
 def improve(
-    place_K: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarray, degree_G: np.ndarray, costs: GroupCosts
+    place_K: np.ndarray, lengths_K: np.ndarray, times_KD: np.ndarray, degree_G: np.ndarray, costs: TeamCosts
 ) -> np.ndarray:
-    """Moves documents out of the slowest group, or swaps them, at most `NUM_STEPS` times.
+    """Moves documents out of the slowest team, or swaps them, at most `NUM_STEPS` times.
 
     Args:
-        place_K: group of each document.
+        place_K: team of each document.
         lengths_K: tokens.
-        times_KD: see `GroupCosts.times_KD`.
-        degree_G: index of each group's degree; -1 where there is no group.
+        times_KD: see `TeamCosts.times_KD`.
+        degree_G: index of each team's degree; -1 where there is no team.
         costs: the costs.
 
     Returns:
-        The group of each document afterwards, int64 [K]; never slower.
+        The team of each document afterwards, int64 [K]; never slower.
     """
     num = len(degree_G)
     place_K = place_K.copy()
@@ -156,7 +156,7 @@ def improve(
 
 @dataclass(kw_only=False)
 class _State:
-    """Where documents are, and what each group takes."""
+    """Where documents are, and what each team takes."""
 
     place_K: np.ndarray
     lengths_K: np.ndarray
@@ -166,7 +166,7 @@ class _State:
     loads_G: np.ndarray
 
     def move(self) -> bool:
-        """Moves the document out of the slowest group after which the two groups end first; returns whether it did."""
+        """Moves the document out of the slowest team after which the two teams end first; returns whether it did."""
         slow = int(self.loads_G.argmax())
         (inside,) = np.nonzero(self.place_K == slow)
         left = self.loads_G[slow] - self.own_K[inside]
@@ -180,33 +180,33 @@ class _State:
         return True
 
     def swap(self) -> bool:
-        """Swaps a document of the slowest group so that the two groups end first; returns whether it did."""
+        """Swaps a document of the slowest team so that the two teams end first; returns whether it did."""
         slow = int(self.loads_G.argmax())
         (inside,), (others,) = np.nonzero(self.place_K == slow), np.nonzero(self.place_K != slow)
         if not len(others):
             return False
-        groups = self.place_K[others]
+        teams = self.place_K[others]
         here = self.loads_G[slow] - self.own_K[inside][:, None] + self.times_KG[others, slow]
-        there = (self.loads_G[groups] - self.own_K[others]) + self.times_KG[inside][:, groups]
+        there = (self.loads_G[teams] - self.own_K[others]) + self.times_KG[inside][:, teams]
         ends = np.maximum(here, there)
         grows = self.lengths_K[inside][:, None] - self.lengths_K[others]
-        ends[(grows > self.rooms_G[groups]) | (-grows > self.rooms_G[slow])] = _NEVER
+        ends[(grows > self.rooms_G[teams]) | (-grows > self.rooms_G[slow])] = _NEVER
         best = int(ends.argmin())
         if ends.flat[best] >= self.loads_G[slow]:
             return False
         first, second = int(inside[best // len(others)]), int(others[best % len(others)])
-        group = int(self.place_K[second])
-        self._put(first, group)
+        team = int(self.place_K[second])
+        self._put(first, team)
         self._put(second, slow)
         return True
 
-    def _put(self, number: int, group: int) -> None:
+    def _put(self, number: int, team: int) -> None:
         before = self.place_K[number]
         self.rooms_G[before] += self.lengths_K[number]
         self.loads_G[before] -= self.own_K[number]
-        self.place_K[number], self.own_K[number] = group, self.times_KG[number, group]
-        self.rooms_G[group] -= self.lengths_K[number]
-        self.loads_G[group] += self.own_K[number]
+        self.place_K[number], self.own_K[number] = team, self.times_KG[number, team]
+        self.rooms_G[team] -= self.lengths_K[number]
+        self.loads_G[team] += self.own_K[number]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,11 +231,11 @@ class _Option:
 
 def plan_batch(
     lengths: np.ndarray,
-    costs: GroupCosts,
+    costs: TeamCosts,
     *,
     num_buckets: int | None = None,
     most_token_error: float = MOST_TOKEN_ERROR,
-) -> tuple[list[np.ndarray], list[GroupPlan]]:
+) -> tuple[list[np.ndarray], list[TeamPlan]]:
     """Plans a global batch: microbatches by the blaster, for the number of microbatches that is fastest.
 
     FlexSP plans M_min .. M_min + 4 microbatches. Here these numbers are sorted by the time with divisible documents.
@@ -247,7 +247,7 @@ def plan_batch(
     Args:
         lengths: tokens of each document, int64 [documents], at least one.
         costs: times and limits.
-        num_buckets: see `plan_groups`.
+        num_buckets: see `plan_teams`.
         most_token_error: the largest share of tokens that the buckets of a microbatch may add.
 
     Returns:
@@ -265,7 +265,7 @@ def plan_batch(
     counts = microbatch_counts(lengths, costs.cluster_tokens)
     options = _options(lengths, costs, counts, num_buckets, most_token_error)
     options.sort(key=lambda option: (max(option.token_error, most_token_error), option.total_ns))
-    best: tuple[int, list[np.ndarray], list[GroupPlan]] | None = None
+    best: tuple[int, list[np.ndarray], list[TeamPlan]] | None = None
     num_planned = 0
     for option in options:
         passed_over = option.token_error > most_token_error
@@ -279,7 +279,7 @@ def plan_batch(
 
 
 def _options(
-    lengths: np.ndarray, costs: GroupCosts, counts: range, num_buckets: int | None, most_token_error: float
+    lengths: np.ndarray, costs: TeamCosts, counts: range, num_buckets: int | None, most_token_error: float
 ) -> list[_Option]:
     """Returns the microbatches of each number, with the time that they would take and what their buckets add."""
     work_ns = least_work_ns(costs.times_KD(lengths), costs)
@@ -296,7 +296,7 @@ def _options(
     return options
 
 
-def _more_microbatches(lengths: np.ndarray, costs: GroupCosts, least: int) -> tuple[list[np.ndarray], list[GroupPlan]]:
+def _more_microbatches(lengths: np.ndarray, costs: TeamCosts, least: int) -> tuple[list[np.ndarray], list[TeamPlan]]:
     """Plans the first number of microbatches that has a plan; as many as documents always have one."""
     for count in range(least, len(lengths) + 1):
         (microbatches,) = blast(lengths, [count])
@@ -307,7 +307,7 @@ def _more_microbatches(lengths: np.ndarray, costs: GroupCosts, least: int) -> tu
     raise AssertionError("a document that fits into the cluster has a plan of its own")
 
 
-def estimate_ns(lengths: np.ndarray, costs: GroupCosts) -> int:
+def estimate_ns(lengths: np.ndarray, costs: TeamCosts) -> int:
     """Returns the time of a microbatch with divisible documents, the best composition being taken."""
     lengths_K = -np.sort(-lengths)
     counts_CD = compositions(costs.num_devices, costs.degrees)
@@ -315,12 +315,12 @@ def estimate_ns(lengths: np.ndarray, costs: GroupCosts) -> int:
 
 
 def _plan_all(
-    lengths: np.ndarray, costs: GroupCosts, option: _Option, limit_ns: int, num_buckets: int | None
-) -> list[GroupPlan] | None:
+    lengths: np.ndarray, costs: TeamCosts, option: _Option, limit_ns: int, num_buckets: int | None
+) -> list[TeamPlan] | None:
     """Plans microbatches; None if one has no plan, or once all together cannot be faster than the limit."""
     plans, left_ns, spent_ns = [], option.total_ns, 0
     for own, estimate in zip(option.microbatches, option.estimates, strict=True):
-        plan = plan_groups(lengths[own], costs, num_buckets=num_buckets)
+        plan = plan_teams(lengths[own], costs, num_buckets=num_buckets)
         if plan is None:
             return None
         plans.append(plan)

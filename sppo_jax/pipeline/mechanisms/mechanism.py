@@ -2,7 +2,7 @@
 
 In each tick the executor calls the hooks of all mechanisms: `before` and `start`, then the tick's units, then `arrive`,
 `after` and `sent`. Copies start at the top of a tick. What they bring is held back until most of the tick's compute is
-done, so that the compute is beside them.
+done, so that the compute overlaps them.
 
 Letters: T tokens of a tick on one device, D hidden size.
 """
@@ -46,7 +46,7 @@ class Tick(NamedTuple):
 
         XLA then starts the copy in this tick and not earlier, where it would hold memory. XLA 0.12 also ends in a
         segmentation fault where it knows that two ticks write and read one row: it takes what was written, and its
-        pass that legalizes host copies does not find the copy that it looks for. A loop's turns are one tick after
+        pass that legalizes host copies does not find the copy that it looks for. A loop's iterations are one tick after
         another anyway.
         """
         row = self.row[field]
@@ -61,7 +61,7 @@ class Mechanism:
         return self
 
     def start(self, run: Run, tick: Tick, state: Any) -> Any:
-        """Starts the tick's copies; returns a tree of arrays on their way, None for nothing.
+        """Starts the tick's copies; returns a tree of the arrays that they move, None for nothing.
 
         Args:
             run: what all ticks need.
@@ -71,7 +71,7 @@ class Mechanism:
         return None
 
     def comes_early(self, run: Run, tick: Tick) -> bool:
-        """Returns whether what is on its way is held back until attention only, and not until the last layer."""
+        """Returns whether the arrays of `start` are held back until attention only, and not until the last layer."""
         return False
 
     def arrive(self, run: Run, tick: Tick, coming: Any) -> Self:

@@ -55,7 +55,7 @@ class Prefixes(Mechanism):
             grad_dtype: dtype in which dK and dV are gathered; None for an evaluation.
         """
         program = run.program.prefixes
-        cache = _zeros((program.num_slots, *shape), run.tables.dtype)
+        cache = _zeros((program.num_slots, *shape), run.vocabulary_tables.dtype)
         return cls(cache, None if grad_dtype is None else _zeros((program.num_grad_slots, *shape), grad_dtype))
 
     def start(self, run: Run, tick: Tick, state: Any) -> Pieces | None:

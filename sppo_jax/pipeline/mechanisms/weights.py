@@ -15,7 +15,7 @@ from sppo_jax.dtypes import accumulator
 from sppo_jax.pipeline.host_layers import HostLayers
 from sppo_jax.pipeline.mechanisms.mechanism import Mechanism, Tick
 from sppo_jax.pipeline.run import Run
-from sppo_jax.pipeline.turn import when
+from sppo_jax.pipeline.when import when
 
 
 class Coming(NamedTuple):

@@ -203,7 +203,7 @@ def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int, 
     other kinds is owed to them in the next box. Debts fade and small debts are not paid, so a kind that takes a
     thousandth of the time does not appear once at a random place.
     """
-    groups: list[tuple[str, int, int]] = []  # fill, first tick, last tick
+    runs: list[tuple[str, int, int]] = []  # fill, first tick, last tick
     inside: dict[str, float] = {}
     begin = ticks[0] if ticks else 0
     for index in ticks:
@@ -218,13 +218,13 @@ def _merged(table: Table, window: Window, stage: int, ticks: list[int], y: int, 
                 fill = max(inside, key=lambda name: inside[name])
             owed[fill] -= seconds
             owed.update({name: FADING * debt for name, debt in owed.items()})
-            if groups and groups[-1][0] == fill:
-                groups[-1] = (fill, groups[-1][1], index)
+            if runs and runs[-1][0] == fill:
+                runs[-1] = (fill, runs[-1][1], index)
             else:
-                groups.append((fill, begin, index))
+                runs.append((fill, begin, index))
             begin, inside = index + 1, {}
     boxes = []
-    for fill, first, last in groups:
+    for fill, first, last in runs:
         x, end = window.x(window.starts_s[first]), window.x(window.starts_s[last + 1])
         what = f"ticks {first}-{last}, stage {stage}; narrow ticks, each kind for its share of the time"
         # With its overlap, a box that is too small to see would be visible.

@@ -1,1 +1,1 @@
-"""The report on flexible groups for documents, as text and JSON."""
+"""The report on flexible teams for documents, as text and JSON."""

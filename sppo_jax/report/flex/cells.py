@@ -1,4 +1,4 @@
-"""The cells of a placement: groups, documents, tokens and attention of each."""
+"""The cells of a placement: teams, documents, tokens and attention of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CellFigures:
         chunk: of the row.
         stream: whether the cell is a stream chunk.
         level: log2 of the members that exchange keys; 0 where stream.
-        groups: members, blocks and documents of each degree, largest degree first; empty where stream.
+        groups: of the teams: members, blocks and documents of each degree, largest degree first; empty where stream.
         documents: documents that have tokens in the cell.
         tokens: without padding.
         slots: places of the cell, over all members.
@@ -42,14 +42,14 @@ def cells_of(placement: Placement) -> list[CellFigures]:
     """Returns the cells of a placement by row and chunk."""
     shape, cells, tokens = placement.shape, placement.cells, placement.tokens()
     counts = _documents(placement)
-    groups = _groups(placement)
+    teams = _teams(placement)
     return [
         CellFigures(
             row=row,
             chunk=chunk,
             stream=bool(cells.far[row, chunk]),
             level=int(cells.level[row, chunk]),
-            groups=() if cells.far[row, chunk] else groups.get((row, chunk), ()),
+            groups=() if cells.far[row, chunk] else teams.get((row, chunk), ()),
             documents=int(counts[row, chunk]),
             tokens=int(tokens[row, chunk]),
             slots=int(shape.slots[chunk]) * shape.members,
@@ -64,14 +64,14 @@ def cells_of(placement: Placement) -> list[CellFigures]:
 def _documents(placement: Placement) -> np.ndarray:
     """Returns the documents that have tokens in each cell: int64 [rows, chunks]."""
     counts = np.zeros((placement.shape.rows, placement.shape.num_chunks), np.int64)
-    grouped, parts = placement.begin < 0, placement.segments
-    np.add.at(counts, (placement.row[grouped], placement.chunk[grouped]), 1)
+    in_teams, parts = placement.begin < 0, placement.segments
+    np.add.at(counts, (placement.row[in_teams], placement.chunk[in_teams]), 1)
     np.add.at(counts, (placement.row[parts.piece], parts.chunk), 1)
     return counts
 
 
-def _groups(placement: Placement) -> dict[tuple[int, int], tuple[tuple[int, int, int], ...]]:
-    """Returns members, blocks and documents of each degree of each cell with grouped documents."""
+def _teams(placement: Placement) -> dict[tuple[int, int], tuple[tuple[int, int, int], ...]]:
+    """Returns members, blocks and documents of each degree of each cell with documents in teams."""
     which = np.flatnonzero(placement.begin < 0)
     columns = (placement.row[which], placement.chunk[which], placement.degree[which], placement.member[which])
     blocks, documents = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)

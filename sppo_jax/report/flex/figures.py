@@ -1,4 +1,4 @@
-"""Everything that a report on flexible groups shows, computed once for all formats."""
+"""Everything that a report on flexible teams shows, computed once for all formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sppo_jax.flex.cells import TODAY, today
 from sppo_jax.flex.choose import LEAST_GAIN
 from sppo_jax.flex.of_plan import window_shape
 from sppo_jax.flex.placement import Pieces, Placement
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.flex.step_cost import step_cost, tick_levels
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
@@ -24,13 +24,13 @@ from sppo_jax.report.flex.sent import Sent, sent_bytes
 from sppo_jax.search.make import costs_of
 from sppo_jax.search.request import resolve_cluster
 
-# Documents that fill rows so far leave no slots in which groups could be arranged.
+# Documents that fill rows so far leave no slots in which teams could be arranged.
 _FULL = 0.995
 NAMES = ("static", "packed", "per_batch", "flex")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupFigures:
+class TeamFigures:
     """Figures of some windows of documents; all seconds are simulated.
 
     Args:
@@ -48,7 +48,7 @@ class GroupFigures:
     model: ModelConfig
     cluster: Cluster
     costs: CostModel
-    shape: Shape
+    shape: WindowShape
     source: str
     windows: tuple[Pieces, ...]
     placed: tuple[dict[str, Baseline], ...]
@@ -77,7 +77,7 @@ class GroupFigures:
 
     @property
     def helps(self) -> bool:
-        """Whether `sequence.groups=auto` would take groups."""
+        """Whether `sequence.groups=auto` would take teams."""
         return self.gain[TODAY] >= LEAST_GAIN
 
     @cached_property
@@ -101,7 +101,7 @@ class GroupFigures:
         """The share of a step of packed rows that would be saved if all members of all cells had equal attention."""
         return self._saved(self.shape, even=True)
 
-    def _saved(self, shape: Shape, *, even: bool) -> float:
+    def _saved(self, shape: WindowShape, *, even: bool) -> float:
         cost = saved = 0
         for pieces in self.windows:
             placement = today(pieces, shape)
@@ -154,7 +154,7 @@ class GroupFigures:
             return "mesh.seq is 1, so every document has one device already"
         spent = (
             f"with packed rows, members spend {self.exchange_share:.1%} of a step on exchanges and "
-            f"{self.uneven_share:.1%} on waiting for uneven attention, so groups can save little more than these shares"
+            f"{self.uneven_share:.1%} on waiting for uneven attention, so teams can save little more than these shares"
         )
         if self.helps:
             return spent
@@ -167,7 +167,7 @@ class GroupFigures:
             )
         if self.fill > _FULL and self.stream_share > 0.5:
             return (
-                f"documents fill {self.fill:.2%} of the rows, which leaves no free slots for groups, so "
+                f"documents fill {self.fill:.2%} of the rows, which leaves no free slots for teams, so "
                 f"{self.stream_share:.0%} of the tokens stay on all members (data.fill=0.98 leaves some padding); "
                 f"{spent}"
             )
@@ -180,9 +180,9 @@ def _level_name(level: int, far: bool, near: bool) -> str:
     return f"{level:x}"
 
 
-def figures_of_groups(
+def figures_of_teams(
     config: Config, plan: Plan, windows: Sequence[Pieces], source: str, cluster: Cluster | None = None
-) -> GroupFigures:
+) -> TeamFigures:
     """Places the documents of some windows in all ways that are compared.
 
     Args:
@@ -197,7 +197,7 @@ def figures_of_groups(
     """
     costs = costs_of(plan, config, cluster)
     shape = window_shape(plan, costs)
-    return GroupFigures(
+    return TeamFigures(
         plan=plan,
         model=config.model,
         cluster=resolve_cluster(config, cluster),

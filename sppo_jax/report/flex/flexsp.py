@@ -1,4 +1,4 @@
-"""FlexSP's own problem for the documents of a report: its planner's groups, and one degree for all documents."""
+"""FlexSP's own problem for the documents of a report: its planner's teams, and one degree for all documents."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from sppo_jax.flex.flexsp.bound import lower_bound_ns
-from sppo_jax.flex.flexsp.costs import MODELS, GroupCosts, flexsp_costs
-from sppo_jax.flex.flexsp.group_plan import GroupPlan
+from sppo_jax.flex.flexsp.costs import MODELS, TeamCosts, flexsp_costs
 from sppo_jax.flex.flexsp.solver import plan_batch
 from sppo_jax.flex.flexsp.systems import PADDING, batch_ns
+from sppo_jax.flex.flexsp.team_plan import TeamPlan
 from sppo_jax.flex.lengths import padded
 from sppo_jax.flex.placement import Pieces
 from sppo_jax.report.draw.columns import aligned, paragraph
@@ -25,7 +25,7 @@ FLEXSP = "flexsp"
 SYSTEMS = {
     "static": "one degree for all documents of all steps",
     "batch": "the best degree of each step",
-    FLEXSP: "groups of many degrees, planned for each microbatch",
+    FLEXSP: "teams of many degrees, planned for each microbatch",
 }
 
 
@@ -35,16 +35,16 @@ class FlexspFigures:
 
     Args:
         model: key of `MODELS`.
-        costs: times and limits of groups.
+        costs: times and limits of teams.
         batches: lengths of the documents of each window, padded, int64 [documents] each.
     """
 
     model: str
-    costs: GroupCosts
+    costs: TeamCosts
     batches: tuple[np.ndarray, ...]
 
     @cached_property
-    def plans(self) -> tuple[tuple[list[np.ndarray], list[GroupPlan]], ...]:
+    def plans(self) -> tuple[tuple[list[np.ndarray], list[TeamPlan]], ...]:
         """The documents of the microbatches of each window, and their plans."""
         return tuple(plan_batch(lengths, self.costs) for lengths in self.batches)
 
@@ -100,7 +100,7 @@ def flexsp_figures(model: str, num_devices: int, windows: Sequence[Pieces]) -> F
 
 
 def flexsp_text(figures: FlexspFigures) -> str:
-    """Returns FlexSP's plan as text: its seconds, those of one degree for all, and the groups of the first window."""
+    """Returns FlexSP's plan as text: its seconds, those of one degree for all, and the teams of the first window."""
     costs, seconds = figures.costs, figures.seconds
     title = f"FlexSP's own problem: {MODELS[figures.model].name} on {costs.num_devices} A100-40GB (simulated)"
     about = (
@@ -118,18 +118,18 @@ def flexsp_text(figures: FlexspFigures) -> str:
         f"  microbatches of the first step: {len(plans)}; their time is {figures.over_bound:.1%} above a lower bound"
     )
     for number, (own, plan) in enumerate(zip(microbatches[:_MOST_SHOWN], plans, strict=False)):
-        lines.append(paragraph(f"microbatch {number}", _groups(plan, figures.batches[0][own])))
+        lines.append(paragraph(f"microbatch {number}", _teams(plan, figures.batches[0][own])))
     if len(plans) > _MOST_SHOWN:
         lines.append(f"  {len(plans) - _MOST_SHOWN} more microbatches; --json has all")
     return "\n".join(lines)
 
 
-def _groups(plan: GroupPlan, lengths: np.ndarray) -> str:
-    """Returns the groups of a microbatch in words, e.g. "0.52 s; 1 x 32 devices: 3 of 9,216 to 48,000 tokens"."""
+def _teams(plan: TeamPlan, lengths: np.ndarray) -> str:
+    """Returns the teams of a microbatch in words, e.g. "0.52 s; 1 x 32 devices: 3 of 9,216 to 48,000 tokens"."""
     own: dict[int, list[int]] = {}
-    for group in plan.groups:
-        own.setdefault(group.degree, []).extend(lengths[list(group.documents)].tolist())
-    blocks = Counter(group.degree for group in plan.groups)
+    for team in plan.teams:
+        own.setdefault(team.degree, []).extend(lengths[list(team.documents)].tolist())
+    blocks = Counter(team.degree for team in plan.teams)
     texts = [
         f"{blocks[degree]} x {degree} devices: {len(found)} of {min(found):,} to {max(found):,} tokens"
         for degree, found in own.items()
@@ -149,8 +149,8 @@ def flexsp_dict(figures: FlexspFigures) -> dict[str, object]:
             {
                 "seconds": plan.time_ns / 1e9,
                 "groups": [
-                    {"degree": group.degree, "tokens": figures.batches[0][own][list(group.documents)].tolist()}
-                    for group in plan.groups
+                    {"degree": team.degree, "tokens": figures.batches[0][own][list(team.documents)].tolist()}
+                    for team in plan.teams
                 ],
             }
             for own, plan in zip(*figures.plans[0], strict=True)

@@ -1,4 +1,4 @@
-"""The report on groups as JSON."""
+"""The report on teams as JSON."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from sppo_jax.report.flex.cells import cells_of
-from sppo_jax.report.flex.figures import NAMES, GroupFigures
+from sppo_jax.report.flex.figures import NAMES, TeamFigures
 from sppo_jax.report.flex.text import gain_line
 
 
-def flex_dict(figures: GroupFigures) -> dict[str, Any]:
-    """Returns all figures of a report on groups; seconds are simulated.
+def flex_dict(figures: TeamFigures) -> dict[str, Any]:
+    """Returns all figures of a report on teams; seconds are simulated.
 
     Args:
         figures: the figures of the windows.

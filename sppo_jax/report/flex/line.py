@@ -1,4 +1,4 @@
-"""The gain of groups on the first documents of a config in one line, where the answer is cheap."""
+"""The gain of teams on the first documents of a config in one line, where the answer is cheap."""
 
 from __future__ import annotations
 
@@ -16,29 +16,33 @@ _MOST_PIECES = 2000
 _MORE = "`sppo flex` shows the gain"
 
 
-def groups_line(config: Config, rows: Rows) -> str:
-    """Returns the gain of groups over packed rows on the first window of a run, or why the gain is not known.
+def teams_line(config: Config, rows: Rows) -> str:
+    """Returns the gain of teams over packed rows on the first window of a run, or why the gain is not known.
 
-    The planner is asked only where its search is short (`mesh.seq` is given, or the config asks for groups) and where
+    The planner is asked only where its search is short (`mesh.seq` is given, or the config asks for teams) and where
     the config names the devices.
 
     Args:
         config: the settings.
         rows: the sequences to train on.
     """
+    return f"teams (sequence.groups): {_answer(config, rows)}"
+
+
+def _answer(config: Config, rows: Rows) -> str:
     seq = config.mesh.pinned.get("seq", 0)
     if seq == 1:
-        return "groups: nothing to gain, mesh.seq is 1"
+        return "nothing to gain, mesh.seq is 1"
     if seq & (seq - 1):
-        return f"groups: impossible, mesh.seq must be a power of two, got {seq}"
+        return f"impossible, mesh.seq must be a power of two, got {seq}"
     if config.sequence.groups == "static" and not seq:
-        return f"groups: not simulated, mesh.seq is auto; {_MORE}"
+        return f"not simulated, mesh.seq is auto; {_MORE}"
     if not (config.hardware.cluster or config.train.num_simulated_devices):
-        return f"groups: not simulated, neither hardware.cluster nor train.devices names the devices; {_MORE}"
+        return f"not simulated, neither hardware.cluster nor train.devices names the devices; {_MORE}"
     try:
         return _simulated(config, rows)
     except ValueError as error:
-        return f"groups: not simulated, the config has no plan: {error}"
+        return f"not simulated, the config has no plan: {error}"
 
 
 def _simulated(config: Config, rows: Rows) -> str:
@@ -47,12 +51,12 @@ def _simulated(config: Config, rows: Rows) -> str:
         plan = make_plan(config)
     members = plan.mesh.seq
     if members & (members - 1) or members == 1:
-        return f"groups: nothing to gain, the plan has mesh.seq={members}"
+        return f"nothing to gain, the plan has mesh.seq={members}"
     pieces = window_pieces(rows, 0, plan.num_sequences)
     if len(pieces) > _MOST_PIECES:
-        return f"groups: not simulated, a step has {len(pieces):,} documents; {_MORE}"
+        return f"not simulated, a step has {len(pieces):,} documents; {_MORE}"
     gained = gain([pieces], window_shape(plan, costs_of(plan, config)))
     found = f"{gained:.2f}x on the {len(pieces):,} documents of the first step, seq {members}, simulated"
     if gained < LEAST_GAIN:
-        return f"groups: gain nothing ({found})"
-    return f"groups: gain {found}; {_MORE}"
+        return f"gain nothing ({found})"
+    return f"gain {found}; {_MORE}"

@@ -1,6 +1,6 @@
-"""Bytes that a device sends in one layer for attention of a step: over all members, and within groups.
+"""Bytes that a device sends in one layer for attention of a step: over all members, and within teams.
 
-With groups of g members a device sends the keys and values of its T tokens to g - 1 others, forward and again backward,
+With teams of g members a device sends the keys and values of its T tokens to g - 1 others, forward and again backward,
 and returns as many gradients in float32: 2 K H T (g - 1) * (2 * size + 4) bytes, or 16 K H T (g - 1) for bfloat16. A
 ring over all members without a prefix would send the same bytes, with g = R.
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sppo_jax.flex.placement import Placement
-from sppo_jax.flex.shape import Shape
+from sppo_jax.flex.shape import WindowShape
 from sppo_jax.flex.step_cost import tick_levels
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.costs import CostModel
@@ -29,7 +29,7 @@ class Sent:
     Args:
         ring: a ring over all members sends the keys and values of each tick's chunk.
         today: packed rows with the plan's kind (Ulysses, ring or both), prefixes included.
-        grouped: the chosen placement's exchanges within groups.
+        grouped: the chosen placement's exchanges within teams.
         stream: the chosen placement's stream cells, with the plan's kind.
     """
 
@@ -57,7 +57,7 @@ def sent_bytes(plan: Plan, costs: CostModel, chosen: Placement) -> Sent:
     level = tick_levels(cells._replace(far=np.zeros_like(cells.far)), shape)
     is_stream = tick_levels(cells, shape) == shape.levels
     per_slot = near_bytes(plan, costs, 1)
-    ring = today = grouped = stream = 0.0
+    ring = today = in_teams = stream = 0.0
     for tick, slots in enumerate(shape.tick_slots.tolist()):
         kind = str(shape.kinds[tick])
         if kind == "H":
@@ -65,25 +65,25 @@ def sent_bytes(plan: Plan, costs: CostModel, chosen: Placement) -> Sent:
         over_all = _kind_bytes(kind, slots, _reach(shape, tick), costs)
         ring += slots * (shape.members - 1) * per_slot[kind]
         today += over_all
-        grouped += slots * (2 ** int(level[tick]) - 1) * per_slot[kind]
+        in_teams += slots * (2 ** int(level[tick]) - 1) * per_slot[kind]
         stream += over_all if shape.levels and is_stream[tick] else 0.0
-    return Sent(ring=ring, today=today, grouped=grouped, stream=stream)
+    return Sent(ring=ring, today=today, grouped=in_teams, stream=stream)
 
 
 def near_bytes(plan: Plan, costs: CostModel, others: int) -> dict[str, int]:
-    """Returns the bytes of one slot within a group, by kind of unit.
+    """Returns the bytes of one slot within a team, by kind of unit.
 
     Args:
         plan: the plan.
         costs: its costs.
-        others: members of the group besides the device.
+        others: members of the team besides the device.
     """
     elements = 2 * plan.model["num_kv_heads"] * costs.head_dim * others
     size = costs.compute_bytes
     return {"F": elements * size, "B": elements * (size + max(size, _FLOAT32))}
 
 
-def _reach(shape: Shape, tick: int) -> int:
+def _reach(shape: WindowShape, tick: int) -> int:
     """Returns the tokens of a row up to the end of the furthest chunk of a tick."""
     units = shape.units[tick]
     return int(shape.starts[units[units >= 0] % shape.num_chunks + 1].max(initial=0))

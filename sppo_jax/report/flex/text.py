@@ -1,4 +1,4 @@
-"""A report on groups for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
+"""A report on teams for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from sppo_jax.flex.cells import TODAY
 from sppo_jax.report.draw.columns import WIDTH, aligned, paragraph
 from sppo_jax.report.flex.cells import CellFigures, cells_of
-from sppo_jax.report.flex.figures import NAMES, GroupFigures
+from sppo_jax.report.flex.figures import NAMES, TeamFigures
 from sppo_jax.report.plan.words import name_of, runs_of, seconds
 from sppo_jax.units import format_bytes
 
 BASELINES = {
     "static": "no packing: every document alone, on as many members as the longest document needs",
-    "packed": "the rows as packed, without groups: every document on all members",
+    "packed": "the rows as packed, without teams: every document on all members",
     "per_batch": "one degree for all documents of a window, or the packed rows",
     "flex": "each document has its own degree",
 }
@@ -23,7 +23,7 @@ _MOST_ROWS, _MOST_BLOCKS, _MOST_CELLS, _MOST_RUNS = 16, 2, 16, 40
 _BAR, _LINE = 30, 80
 
 
-def flex_text(figures: GroupFigures) -> str:
+def flex_text(figures: TeamFigures) -> str:
     """Returns the whole report, at most 100 columns wide where no single word is wider.
 
     Args:
@@ -44,15 +44,15 @@ def flex_text(figures: GroupFigures) -> str:
     return "\n\n".join(blocks)
 
 
-def gain_line(figures: GroupFigures) -> str:
-    """Returns in one sentence the gain of groups over packed rows, or that groups gain nothing."""
+def gain_line(figures: TeamFigures) -> str:
+    """Returns in one sentence the gain of teams over packed rows, or that teams gain nothing."""
     gain = figures.gain[TODAY]
     if figures.helps:
-        return f"groups gain {gain:.2f}x over packed rows (simulated)"
-    return f"groups gain nothing here ({gain:.3f}x, simulated)"
+        return f"teams gain {gain:.2f}x over packed rows (simulated)"
+    return f"teams gain nothing here ({gain:.3f}x, simulated)"
 
 
-def _subject(figures: GroupFigures) -> str:
+def _subject(figures: TeamFigures) -> str:
     plan, cluster = figures.plan, figures.cluster
     mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}"
     several = "" if plan.num_sequences == 1 else f"{plan.num_sequences} sequences of "
@@ -62,7 +62,7 @@ def _subject(figures: GroupFigures) -> str:
     )
 
 
-def _documents(figures: GroupFigures) -> str:
+def _documents(figures: TeamFigures) -> str:
     windows, shape = len(figures.windows), figures.shape
     number = sum(len(pieces) for pieces in figures.windows)
     return (
@@ -71,12 +71,12 @@ def _documents(figures: GroupFigures) -> str:
     )
 
 
-def _verdict(figures: GroupFigures) -> list[str]:
+def _verdict(figures: TeamFigures) -> list[str]:
     text = f"{gain_line(figures)}: {figures.why()}"
     return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _steps(figures: GroupFigures) -> str:
+def _steps(figures: TeamFigures) -> str:
     most = max(figures.seconds.values())
     rows = [
         (
@@ -92,8 +92,8 @@ def _steps(figures: GroupFigures) -> str:
     return f"{title}\n{aligned(('', 'seconds', 'rows', 'gain of flex', ''), rows, left=(0, 4), wrap=4)}"
 
 
-def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
-    """Draws the cells of the first window as a matrix: the largest group, and the number of documents."""
+def _cells(figures: TeamFigures, found: Sequence[CellFigures]) -> str:
+    """Draws the cells of the first window as a matrix: the largest team, and the number of documents."""
     shape, first = figures.shape, figures.first
     texts = [_cell(cell) for cell in found]
     width = max(map(len, texts))
@@ -102,7 +102,7 @@ def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
     shown, rows = min(shape.num_chunks, columns * _MOST_BLOCKS), min(shape.rows, _MOST_ROWS)
     lines = [
         f"Cells of the first window ({_count(len(first.pieces), 'document')}; placement: {first.winner})",
-        paragraph("", "each cell: largest group / documents; S: stream, on all members; -: empty", width=0),
+        paragraph("", "each cell: largest team / documents; S: stream, on all members; -: empty", width=0),
     ]
     for begin in range(0, shown, columns):
         chunks = range(begin, min(shown, begin + columns))
@@ -133,12 +133,12 @@ def _attention(found: Sequence[CellFigures]) -> str:
             f"{cell.attention_max:.3g}",
             f"{cell.attention_max / cell.attention_mean:.2f}" if cell.attention_mean else "-",
             _bar(cell, most),
-            groups_text(cell),
+            teams_text(cell),
         )
         for cell in shown
     ]
-    header = ("cell", "full", "pairs", "max/mean", "members compute (#), wait (+)", "groups: blocks x members")
-    lines = ["Attention of the members of a cell, and the groups", aligned(header, rows, left=(4, 5), wrap=5)]
+    header = ("cell", "full", "pairs", "max/mean", "members compute (#), wait (+)", "teams: blocks x members")
+    lines = ["Attention of the members of a cell, and the teams", aligned(header, rows, left=(4, 5), wrap=5)]
     if len(shown) < len(found):
         lines.append(f"  {len(shown)} of {len(found)} cells, some of each level; --json has all")
     total, top = sum(cell.attention_mean for cell in found), sum(cell.attention_max for cell in found)
@@ -147,8 +147,8 @@ def _attention(found: Sequence[CellFigures]) -> str:
     return "\n".join(lines)
 
 
-def groups_text(cell: CellFigures) -> str:
-    """Returns the groups of a cell in words: blocks of members, and how many documents these hold."""
+def teams_text(cell: CellFigures) -> str:
+    """Returns the teams of a cell in words: blocks of members, and how many documents these hold."""
     if cell.stream:
         return f"stream: {_count(cell.documents, 'document')}"
     parts = [
@@ -181,7 +181,7 @@ def _some(found: Sequence[CellFigures], most: int) -> list[CellFigures]:
     return sorted(chosen, key=lambda cell: (cell.row, cell.chunk))
 
 
-def _bytes(figures: GroupFigures) -> str:
+def _bytes(figures: TeamFigures) -> str:
     sent, members = figures.sent, figures.shape.members
     if not sent.ring:
         return "Bytes that a device sends per layer\n  none: a chunk is on one device"
@@ -194,7 +194,7 @@ def _bytes(figures: GroupFigures) -> str:
             (
                 "flex",
                 sent.flex,
-                f"groups {format_bytes(sent.grouped)}, stream chunks by {kind} {format_bytes(sent.stream)}",
+                f"teams {format_bytes(sent.grouped)}, stream chunks by {kind} {format_bytes(sent.stream)}",
             ),
         )
     ]
@@ -202,8 +202,8 @@ def _bytes(figures: GroupFigures) -> str:
     return f"{title}\n{aligned(('', 'bytes', 'of ring', ''), rows, left=(0, 3), wrap=3)}"
 
 
-def _levels(figures: GroupFigures) -> str:
-    lines = ["Level of each tick of the first window: groups of 2^level members; S: stream, M: stream and groups"]
+def _levels(figures: TeamFigures) -> str:
+    lines = ["Level of each tick of the first window: teams of 2^level members; S: stream, M: stream and teams"]
     levels = figures.levels()
     for kind, name in (("F", "forward"), ("B", "backward")):
         digits = "".join(level for own, level in levels if own == kind)

@@ -12,7 +12,7 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import AUTO
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.documents import Documents, costs_of_documents
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt_bytes, unit_bytes, waiting_copies
 from sppo_jax.schedule.outline import first_rounds
@@ -173,7 +173,7 @@ def figures_of(found: Found, config: Config, documents: Documents | None = None)
     )
 
 
-def _copies(table: Table, shape: Shape, stash: StashPlan) -> tuple[Copy, ...]:
+def _copies(table: Table, shape: MemoryShape, stash: StashPlan) -> tuple[Copy, ...]:
     sizes, rebuilt = unit_bytes(table, shape, stash, moved=True), rebuilt_bytes(table, shape, stash)
     return tuple(host_copies(table, sizes, rebuilt, stash.kv) + waiting_copies(table, shape, stash))
 

@@ -23,7 +23,7 @@ from sppo_jax.report.plan.words import COLUMN_HELP, seconds, subject
 from sppo_jax.units import format_bytes
 
 WIDTH = 1160
-# If a tick of the whole step is narrower than this, the ends and the turn of the step are drawn again, larger.
+# If a tick of the whole step is narrower than this, the ends and the start of the backward are drawn again, larger.
 _READABLE = 16
 _CLOSE_TICKS = 40
 
@@ -91,11 +91,11 @@ def _pictures(figures: Figures) -> list[str]:
 def _close_ups(figures: Figures) -> list[tuple[int, str]]:
     """Returns the first tick and the name of each window that is drawn larger, none twice."""
     ticks = figures.table.ticks
-    turn = next(index for index, tick in enumerate(ticks) if tick.kind == "B")
+    backward = next(index for index, tick in enumerate(ticks) if tick.kind == "B")
     found: list[tuple[int, str]] = []
     for first, what in (
         (0, "the pipeline fills"),
-        (max(0, turn - _CLOSE_TICKS // 2), "backward begins"),
+        (max(0, backward - _CLOSE_TICKS // 2), "backward begins"),
         (len(ticks) - _CLOSE_TICKS, "the pipeline drains"),
     ):
         if all(abs(first - known) > _CLOSE_TICKS // 2 for known, _ in found):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict import waiting
 from sppo_jax.predict.memory import Memory
-from sppo_jax.predict.shape import Shape
+from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import refetch_bytes, token_bytes
 from sppo_jax.program.host_rows import refetching_tick
 from sppo_jax.program.stash import merged_classes, slot_bytes, stash_classes
@@ -60,22 +60,22 @@ class Occupancy:
     host_fixed: int = 0
 
 
-def unit_bytes(table: Table, shape: Shape, stash: StashPlan, *, moved: bool = False) -> UnitBytes:
+def unit_bytes(table: Table, shape: MemoryShape, stash: StashPlan, *, moved: bool = False) -> UnitBytes:
     """Returns the bytes that a device stashes for each (sequence, chunk, virtual stage): on itself, and on the host.
 
     With `moved` those on the host are the bytes of a copy, which may be more; see `stash.merged_classes`.
     """
-    groups, token, classes = table.diagonal_groups, token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
+    bundles, token, classes = table.diagonal_bundles, token_bytes(shape, stash), stash_classes(table, stash, shape.seq)
     merged = merged_classes(table, stash, classes) if moved else {}
     sizes = [slot_bytes(merged.get(of_class, of_class), token) for of_class in classes]
-    return {key: sizes[groups[diagonal]] for key, diagonal in table.unit_diagonals.items()}
+    return {key: sizes[bundles[diagonal]] for key, diagonal in table.unit_diagonals.items()}
 
 
-def rebuilt_bytes(table: Table, shape: Shape, stash: StashPlan) -> dict[UnitKey, int]:
+def rebuilt_bytes(table: Table, shape: MemoryShape, stash: StashPlan) -> dict[UnitKey, int]:
     """Returns for each unit the bytes that come back so that its keys and values are there again."""
-    groups, classes = table.diagonal_groups, stash_classes(table, stash, shape.seq)
+    bundles, classes = table.diagonal_bundles, stash_classes(table, stash, shape.seq)
     diagonals = table.unit_diagonals.items()
-    return {key: refetch_bytes(classes[groups[diagonal]], shape, stash) for key, diagonal in diagonals}
+    return {key: refetch_bytes(classes[bundles[diagonal]], shape, stash) for key, diagonal in diagonals}
 
 
 def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_place: str) -> list[Copy]:
@@ -109,7 +109,7 @@ def host_copies(table: Table, sizes: UnitBytes, rebuilt: dict[UnitKey, int], kv_
     return copies
 
 
-def waiting_copies(table: Table, shape: Shape, stash: StashPlan) -> list[Copy]:
+def waiting_copies(table: Table, shape: MemoryShape, stash: StashPlan) -> list[Copy]:
     """Returns the copies of chunks that wait on the host between two groups of layers."""
     size_bytes = waiting.chunk_bytes(table, shape)
     return [

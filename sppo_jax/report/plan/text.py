@@ -112,14 +112,14 @@ def _cells(spent: list[dict[str, float]]) -> str:
 
 
 def copies_text(figures: Figures) -> str:
-    """Returns the seconds that a device's link to its host is busy, and those without compute beside the copy."""
+    """Returns the seconds that a device's link to its host is busy, and those that are exposed."""
     exposed, step_s = figures.parts["copies"], figures.plan.predicted.step_s
-    hidden = f"{seconds(exposed, step_s)} s of it exposed" if exposed > 1e-9 else "all overlapped with compute"
+    overlap = f"{seconds(exposed, step_s)} s of it exposed" if exposed > 1e-9 else "all overlapped with compute"
     out, back = (f"{seconds(busy, step_s)} s" for busy in figures.link_busy_s)
     ways = f"{out} each way" if out == back else f"{out} to the host and {back} back"
     of_optimizer_s = figures.costs.host_update_s()
     also = f"; {seconds(of_optimizer_s, step_s)} s more for the optimizer, exposed" if of_optimizer_s else ""
-    return f"{ways} on the busiest device, {hidden}{also}"
+    return f"{ways} on the busiest device, {overlap}{also}"
 
 
 def left_out_text(figures: Figures) -> str:

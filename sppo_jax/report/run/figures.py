@@ -82,7 +82,7 @@ def smooth(points: Sequence[Point], num_points: int = 160) -> list[Point]:
 
 
 def thin(points: Sequence[Point], num_points: int = 400) -> list[Point]:
-    """Returns about `num_points` points, the smallest and the largest of each group, so that no spike is lost."""
+    """Returns about `num_points` points, the smallest and the largest of each bucket, so that no spike is lost."""
     if len(points) <= num_points:
         return list(points)
     groups, found = num_points // 2, []

@@ -1,8 +1,9 @@
-"""When weights come from the host and gradients leave for it, where parameters wait there: part by part, tick by tick.
+"""When weights of layer groups are fetched from the host and their gradients offloaded, if the host holds parameters.
 
-While the ticks of one group of layers run, the weights of the group whose turn is next come in equal parts, and the
-gradients of the group whose turn was last leave in as many parts. So each trip has a tick's compute beside it. Parts
-for which there is no tick travel at the turn itself: the first group's weights, and the last group's gradients.
+While the ticks of one layer group run, the weights of the group whose turn is next are prefetched in equal parts, and
+the gradients of the group whose turn was last are offloaded in as many parts. So a tick's compute overlaps each
+transfer. Parts without a tick are exposed, at the turn itself: those of the first group's weights and of the last
+group's gradients.
 """
 
 from typing import NamedTuple
@@ -14,17 +15,17 @@ from sppo_jax.schedule.turns import Turns
 Part = tuple[int, int]
 
 
-class ShareTrips(NamedTuple):
-    """The trips of a table.
+class ShareTransfers(NamedTuple):
+    """The transfers of a table.
 
     Args:
-        num_parts: parts in which a group's share travels.
-        fetches: of each compute tick the part of weights that comes. Behind the last turn these are of no use.
-        come: of each tick at whose top weights are gathered how many parts have come.
-        writes: of each backward tick the part of gradients that leaves. What leaves before the first turn is
-            overwritten later.
+        num_parts: parts in which a group's share is transferred.
+        fetches: of each compute tick the part of weights that is fetched. After the last turn these are of no use.
+        come: of each tick at whose top weights are gathered how many parts have been fetched.
+        writes: of each backward tick the part of gradients that is offloaded. What is offloaded before the first turn
+            is overwritten later.
         left: of each tick at whose end sums are scattered, the group that was scattered before, and how many of its
-            parts have left.
+            parts have been offloaded.
     """
 
     num_parts: int
@@ -34,8 +35,8 @@ class ShareTrips(NamedTuple):
     left: dict[int, Part]
 
 
-def share_trips(table: Table, turns: Turns) -> ShareTrips:
-    """Returns the trips of a training step whose sequences are one wave."""
+def share_transfers(table: Table, turns: Turns) -> ShareTransfers:
+    """Returns the transfers of a training step whose sequences are one wave."""
     compute = [index for index, tick in enumerate(table.ticks) if tick.is_compute]
     backward = [index for index in compute if table.ticks[index].kind == "B"]
     num_parts = _num_parts(turns, backward)
@@ -57,7 +58,7 @@ def share_trips(table: Table, turns: Turns) -> ShareTrips:
         group = turns.scatters[begin][0]
         writes |= _in_parts(ticks, group, num_parts)
         left[at] = group, num_parts if first else min(len(ticks), num_parts)
-    return ShareTrips(num_parts, fetches, come, writes, left)
+    return ShareTransfers(num_parts, fetches, come, writes, left)
 
 
 def _num_parts(turns: Turns, backward: list[int]) -> int:

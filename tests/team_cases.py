@@ -1,4 +1,4 @@
-"""Batches whose chunks are stream or grouped, drawn from a generator; and the plans that take them."""
+"""Batches whose chunks are stream or team chunks, drawn from a generator; and the plans that take them."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ def columns(plan) -> list[int]:
 
 
 def deal(rng, num_members, num_slots, first, largest):
-    """Deals documents, numbered from `first`, to aligned groups of at most `largest` members, until little is left.
+    """Deals documents, numbered from `first`, to aligned teams of at most `largest` members, until little is left.
 
     Returns:
         Documents and positions [members, slots], and the next number.
@@ -22,13 +22,13 @@ def deal(rng, num_members, num_slots, first, largest):
     filled = np.zeros(num_members, int)
     for _ in range(int(rng.integers(1, 12 * num_members))):
         size = 1 << int(rng.integers(largest.bit_length()))
-        group = size * int(rng.integers(num_members // size)) + np.arange(size)
-        space = size * int((num_slots - filled[group]).min())
+        team = size * int(rng.integers(num_members // size)) + np.arange(size)
+        space = size * int((num_slots - filled[team]).min())
         if not space:
             continue
         length, offset = int(rng.integers(1, space + 1)), int(rng.integers(size))
         for position in range(length):
-            member = group[(offset + position) % size]
+            member = team[(offset + position) % size]
             documents[member, filled[member]], positions[member, filled[member]] = first, position
             filled[member] += 1
         first += 1
@@ -59,7 +59,7 @@ def row(rng, plan, is_stream, largest=None):
         rng: numpy's generator.
         plan: gives the chunks and the members.
         is_stream: of each chunk.
-        largest: members of the largest group; half of all by default.
+        largest: members of the largest team; half of all by default.
     """
     members, largest = plan.mesh.seq, largest or plan.mesh.seq // 2
     parts, first, last = [], 0, None
@@ -91,7 +91,7 @@ def with_tokens(rng, rows, vocab_size) -> dict:
 
 
 def batches(rng, plan, vocab_size, count):
-    """Draws batches: chunks of both kinds, then grouped ones alone, stream ones alone, and both again."""
+    """Draws batches: chunks of both kinds, then team chunks alone, stream ones alone, and both again."""
     for index in range(count):
         share = [0.4, 0.0, 1.0][index % 3]
         kinds = rng.random((plan.num_sequences, len(plan.chunk_lengths))) < share
@@ -99,16 +99,16 @@ def batches(rng, plan, vocab_size, count):
 
 
 def case(seed) -> Case | None:
-    """Draws a program with groups; None where the mesh of the seed has no groups."""
-    return _with_groups(draw(seed))
+    """Draws a program with teams; None where the mesh of the seed has no teams."""
+    return _with_teams(draw(seed))
 
 
 def breadth_first_case(seed) -> Case | None:
-    """Draws a breadth-first program with groups of devices; None where the mesh of the seed has none."""
-    return _with_groups(draw_by_groups(seed))
+    """Draws a breadth-first program with teams; None where the mesh of the seed has none."""
+    return _with_teams(draw_by_groups(seed))
 
 
-def _with_groups(drawn: Case) -> Case | None:
+def _with_teams(drawn: Case) -> Case | None:
     if drawn.plan["mesh"][2] not in (2, 4, 8):
         return None
     return replace(drawn, plan={**drawn.plan, "groups": "flex"})

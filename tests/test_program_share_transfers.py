@@ -1,11 +1,11 @@
-"""Trips of weights and gradients between a device and its host: every part arrives, once, and before its turn."""
+"""Transfers of weights and gradients between a device and its host: every part arrives, once, and before its turn."""
 
 from itertools import chain
 
 import pytest
 from schedule_cases import all_tables, wave_tables
 
-from sppo_jax.program.share_trips import share_trips
+from sppo_jax.program.share_transfers import share_transfers
 from sppo_jax.schedule.turns import turns_of
 
 # Gradients leave once a step: all sequences are one wave.
@@ -19,33 +19,33 @@ TABLES = [
 def run(table, kv):
     """Runs a table on a machine that copies as it is told; returns how many parts travel at a turn, of how many."""
     turns = turns_of(table, kv)
-    trips = share_trips(table, turns)
-    whole = set(range(trips.num_parts))
+    transfers = share_transfers(table, turns)
+    whole = set(range(transfers.num_parts))
     incoming, leaving, on_host, at_turns = {}, None, {}, 0
     for index, tick in enumerate(table.ticks):
         if index in turns.gathers:
-            group, come = turns.gathers[index][0], trips.come[index]
+            group, come = turns.gathers[index][0], transfers.come[index]
             assert {part for part in whole if incoming.get(part) == group} >= set(range(come))
-            at_turns += trips.num_parts - come
+            at_turns += transfers.num_parts - come
         if tick.is_compute:
-            group, part = trips.fetches[index]
+            group, part = transfers.fetches[index]
             assert 0 <= group < table.num_groups and part in whole
             incoming[part] = group
         if tick.kind == "B":
-            group, part = trips.writes[index]
+            group, part = transfers.writes[index]
             # What leaves before the first turn is written again.
             on_host.setdefault(group, {})[part] = leaving == group
         if index in turns.scatters:
-            group, left = trips.left[index]
+            group, left = transfers.left[index]
             if leaving is not None:
                 assert group == leaving
-                on_host.setdefault(group, {}).update(dict.fromkeys(range(left, trips.num_parts), True))
-                at_turns += trips.num_parts - left
+                on_host.setdefault(group, {}).update(dict.fromkeys(range(left, transfers.num_parts), True))
+                at_turns += transfers.num_parts - left
             leaving = turns.scatters[index][0]
     assert leaving == 0  # what `flush` then writes
     on_host[0] = dict.fromkeys(whole, True)
     assert on_host == {group: dict.fromkeys(whole, True) for group in range(table.num_groups)}
-    return at_turns, trips.num_parts
+    return at_turns, transfers.num_parts
 
 
 @pytest.mark.parametrize("kv", ["keep", "rebuild"])

@@ -1,11 +1,11 @@
-"""Attention of a chunk whose documents choose their members: over the whole `seq` axis, or within groups of members.
+"""Attention of a chunk whose documents choose their members: over the whole `seq` axis, or within teams of members.
 
-A chunk of a sequence is *stream* (its documents cross chunks or need all members: see `sequence`) or *grouped* (whole
-documents on aligned groups of at most half the members: see `near`). Which one follows from the tags of the batch. Each
-path runs in loops of 0 or 1 trips. Trip counts are maxima over ALL devices: one device that skipped a collective would
-leave the others waiting.
+A chunk of a sequence is *stream* (its documents cross chunks or need all members: see `sequence`) or a *team chunk*
+(whole documents on aligned teams of at most half the members: see `near`). The tags of the batch decide. Each path
+runs in loops of 0 or 1 trips. Trip counts are maxima over ALL devices: one device that skipped a collective would leave
+the others waiting.
 
-A plan without groups has `Chunk.groups` None; its program has `sequence` alone.
+A plan without teams has `Chunk.teams` None; its program has `sequence` alone.
 
 Letters: R members, M sequences of a pipeline, C chunks, S tokens, T tokens of a chunk on one member, N query heads,
 K key/value heads, H head dim, U ulysses members.
@@ -34,7 +34,7 @@ class Modes(NamedTuple):
     Args:
         own_stream: 1 where the chunk of this pipeline is a stream chunk.
         stream: 1 where the chunk of any pipeline is.
-        level: exchanges of the grouped chunks of all pipelines, the most of any.
+        level: exchanges of the team chunks of all pipelines, the most of any.
     """
 
     own_stream: jax.Array
@@ -42,14 +42,14 @@ class Modes(NamedTuple):
     level: jax.Array
 
 
-class Groups(NamedTuple):
+class Teams(NamedTuple):
     """How one tick attends.
 
     Args:
         is_stream: whether this device's own chunk is a stream chunk.
         stream_trips: 1 if any device's chunk is; the same on all devices.
-        level: exchanges of the grouped chunks; the same on all devices.
-        tags: masks of this device's own chunk as a grouped chunk; without documents if it is a stream chunk.
+        level: exchanges of the team chunks; the same on all devices.
+        tags: masks of this device's own chunk as a team chunk; without documents if it is a stream chunk.
     """
 
     is_stream: jax.Array
@@ -87,12 +87,12 @@ def find_modes(documents_MS: jax.Array, starts: Sequence[int], lengths: Sequence
 
 
 def _level(documents_RT: jax.Array) -> jax.Array:
-    """Returns log2 of the members in the smallest aligned groups that hold each document whole."""
+    """Returns log2 of the members in the smallest aligned teams that hold each document whole."""
     members = lax.broadcasted_iota(jnp.int32, documents_RT.shape, 0).reshape(-1)
     documents, members = lax.sort((documents_RT.reshape(-1), members), num_keys=2)
     begins = jnp.concatenate([jnp.ones((1,), bool), documents[1:] != documents[:-1]])
     first = members[lax.cummax(jnp.where(begins, jnp.arange(documents.size, dtype=jnp.int32), 0))]
-    # Members a and b lie in one aligned group of 2^n exactly if a XOR b has at most n binary digits.
+    # Members a and b lie in one aligned team of 2^n exactly if a XOR b has at most n binary digits.
     apart = jnp.where(documents >= 0, members ^ first, 0)
     return (32 - lax.clz(apart)).max()
 
@@ -102,7 +102,7 @@ def _exclusive(x_MC: jax.Array, first: int) -> jax.Array:
     return jnp.concatenate([jnp.full_like(x_MC[:, :1], first), x_MC[:, :-1]], axis=1)
 
 
-def chunk_groups(modes: Modes, own: tuple, all_of_tick: tuple, tags: tuple, split: Split) -> Groups:
+def chunk_teams(modes: Modes, own: tuple, all_of_tick: tuple, tags: tuple, split: Split) -> Teams:
     """Returns how a tick attends.
 
     Args:
@@ -120,24 +120,24 @@ def chunk_groups(modes: Modes, own: tuple, all_of_tick: tuple, tags: tuple, spli
     is_stream = modes.own_stream[own] == 1
     chunk, length = tags
     masks = near.near_tags(chunk, jnp.where(is_stream, 0, length), split.ulysses, split.kernel)
-    return Groups(is_stream, most(modes.stream), most(modes.level), masks)
+    return Teams(is_stream, most(modes.stream), most(modes.level), masks)
 
 
 def write_prefix(cache: Cache, k_TKH, v_TKH, chunk: Chunk, layer, split: Split, *, behind=None) -> Cache:
-    """Puts a chunk's keys and values into the cache; of a grouped chunk, all heads of this device's tokens.
+    """Puts a chunk's keys and values into the cache; of a team chunk, all heads of this device's tokens.
 
     `behind`: see `sequence.write_blocks`.
     """
-    groups = chunk.groups
-    if groups is None or split.ulysses == 1:
+    teams = chunk.teams
+    if teams is None or split.ulysses == 1:
         return sequence.write_prefix(cache, k_TKH, v_TKH, chunk, layer, split, behind=behind)
 
     def exchange(trip, _):
         return tuple(sequence.prefix_block(_in_trip(trip, x), split) for x in (k_TKH, v_TKH))
 
     own = tuple(_own_block(x, split.ulysses) for x in (k_TKH, v_TKH))
-    stream = lax.fori_loop(0, groups.stream_trips, exchange, tuple(map(jnp.zeros_like, own)))
-    blocks = [jnp.where(groups.is_stream, a, b) for a, b in zip(stream, own, strict=True)]
+    stream = lax.fori_loop(0, teams.stream_trips, exchange, tuple(map(jnp.zeros_like, own)))
+    blocks = [jnp.where(teams.is_stream, a, b) for a, b in zip(stream, own, strict=True)]
     return sequence.write_blocks(cache, blocks, chunk, layer, behind)
 
 
@@ -177,17 +177,17 @@ def forward(q_TNH, like_TKH, cache: Cache, chunk: Chunk, layer, split: Split) ->
     Returns:
         out_TNH in the dtype of q, and lse_TN in at least float32.
     """
-    groups = chunk.groups
-    if groups is None:
+    teams = chunk.teams
+    if teams is None:
         return sequence.forward(q_TNH, cache, chunk, layer, split)
-    own = near.forward(q_TNH, *_own_keys(cache, chunk, layer, like_TKH, split), groups.tags, groups.level)
+    own = near.forward(q_TNH, *_own_keys(cache, chunk, layer, like_TKH, split), teams.tags, teams.level)
 
     def stream(trip, _):
         return sequence.forward(_in_trip(trip, q_TNH), *_prefix_in_trip(trip, cache, chunk, layer), split)
 
     nothing = jnp.zeros_like(q_TNH), jnp.full(q_TNH.shape[:2], -jnp.inf, accumulator(q_TNH.dtype))
-    out, lse = lax.fori_loop(0, groups.stream_trips, stream, nothing)
-    return jnp.where(groups.is_stream, out, own[0].astype(out.dtype)), jnp.where(groups.is_stream, lse, own[1])
+    out, lse = lax.fori_loop(0, teams.stream_trips, stream, nothing)
+    return jnp.where(teams.is_stream, out, own[0].astype(out.dtype)), jnp.where(teams.is_stream, lse, own[1])
 
 
 def backward(attended: Attended, like_TKH, cache: Cache, sums: Cache, chunk: Chunk, layer, split: Split):
@@ -208,14 +208,14 @@ def backward(attended: Attended, like_TKH, cache: Cache, sums: Cache, chunk: Chu
         dk, dv, sums = sequence.take_gradient(sums, chunk, layer, like_TKH, split)
         return (dq, dk, dv), sums
 
-    groups = chunk.groups
-    if groups is None:
+    teams = chunk.teams
+    if teams is None:
         (dq, dk, dv), sums = over_all_members(attended, cache, chunk, layer, sums)
         return dq, dk, dv, sums
     q_TNH, out_TNH, lse_TN, dout_TNH = attended
     summary = out_TNH if split.kernel == "cudnn" else delta(out_TNH, dout_TNH)
     keys = _own_keys(cache, chunk, layer, like_TKH, split)
-    dq, own = near.backward(q_TNH, *keys, groups.tags, groups.level, Cotangent(dout_TNH, lse_TN, summary))
+    dq, own = near.backward(q_TNH, *keys, teams.tags, teams.level, Cotangent(dout_TNH, lse_TN, summary))
     own = [dq.astype(q_TNH.dtype), *(x.swapaxes(0, 1).astype(like_TKH.dtype) for x in own)]
 
     def stream(trip, carry):
@@ -223,8 +223,8 @@ def backward(attended: Attended, like_TKH, cache: Cache, sums: Cache, chunk: Chu
         return over_all_members(own, *_prefix_in_trip(trip, cache, chunk, layer), carry[1])
 
     nothing = jnp.zeros_like(q_TNH), *(jnp.zeros(like_TKH.shape, like_TKH.dtype) for _ in range(2))
-    of_stream, sums = lax.fori_loop(0, groups.stream_trips, stream, (nothing, sums))
-    return (*(jnp.where(groups.is_stream, a, b) for a, b in zip(of_stream, own, strict=True)), sums)
+    of_stream, sums = lax.fori_loop(0, teams.stream_trips, stream, (nothing, sums))
+    return (*(jnp.where(teams.is_stream, a, b) for a, b in zip(of_stream, own, strict=True)), sums)
 
 
 def _in_trip(trip, x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Groups of settings that convert and check themselves, with one-line errors for the user."""
+"""Sections of settings that convert and check themselves, with one-line errors for the user."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class ConfigError(ValueError):
         super().__init__(" ".join(message.split()))
 
 
-class Group:
-    """Converts every field to its annotated type, then checks its range; errors name the setting as `group.field`."""
+class Section:
+    """Converts every field to its annotated type, then checks its range; errors name the setting as `section.field`."""
 
-    group: ClassVar[str] = ""
+    section: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         hints = _field_types(type(self))
@@ -47,7 +47,7 @@ class Group:
             raise ConfigError(str(error)) from None
 
     def _name(self, name: str) -> str:
-        return f"{self.group}.{name}" if self.group else name
+        return f"{self.section}.{name}" if self.section else name
 
     def _at_least(self, minimum: float, *names: str) -> None:
         for name in names:
@@ -77,19 +77,19 @@ class Group:
                 )
 
 
-def build_group(cls: type[Group], settings: Any, name: str) -> Group:
-    """Builds one group of settings and the groups in it.
+def build_section(cls: type[Section], settings: Any, name: str) -> Section:
+    """Builds one section of settings and the sections in it.
 
     Args:
-        cls: the dataclass of the group.
+        cls: the dataclass of the section.
         settings: the user's settings, a mapping.
-        name: dotted name of the group, for errors; "" for the outermost.
+        name: dotted name of the section, for errors; "" for the outermost.
 
     Raises:
         ConfigError: a setting is unknown, missing or wrong.
     """
     if not isinstance(settings, Mapping):
-        raise ConfigError(f"{name} must be a group of settings, got {settings!r}; write key: value lines under it")
+        raise ConfigError(f"{name} must be a section of settings, got {settings!r}; write key: value lines under it")
     hints = _field_types(cls)
     for key in settings:
         if key not in hints:
@@ -111,8 +111,10 @@ def _field_types(cls: type) -> dict[str, Any]:
 
 def _convert(value: Any, annotation: Any, name: str) -> Any:
     """Returns the value as the annotated type, or raises a ConfigError that names the setting."""
-    if isinstance(annotation, type) and issubclass(annotation, Group):
-        return value if isinstance(value, annotation) else build_group(annotation, {} if value is None else value, name)
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return (
+            value if isinstance(value, annotation) else build_section(annotation, {} if value is None else value, name)
+        )
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     for option in options:
         try:
@@ -176,9 +178,9 @@ def _convert_item(value: Any, option: Any) -> Any:
     if not _is_union(option):
         return _convert_one(value, option)
     for one in typing.get_args(option):
-        if isinstance(one, type) and issubclass(one, Group):
+        if isinstance(one, type) and issubclass(one, Section):
             if isinstance(value, one | Mapping):
-                return value if isinstance(value, one) else build_group(one, value, one.group)
+                return value if isinstance(value, one) else build_section(one, value, one.section)
             continue
         try:
             return _convert_one(value, one)
@@ -190,8 +192,8 @@ def _convert_item(value: Any, option: Any) -> Any:
 def _describe(option: Any) -> str:
     if _is_union(option):
         return ", or ".join(map(_describe, typing.get_args(option)))
-    if isinstance(option, type) and issubclass(option, Group):
-        return "a group of settings"
+    if isinstance(option, type) and issubclass(option, Section):
+        return "a section of settings"
     if typing.get_origin(option) is Literal:
         return " | ".join(typing.get_args(option))
     if typing.get_origin(option) is tuple:

@@ -1,4 +1,4 @@
-"""Training with groups: the same losses as without, stops anywhere, and no device that waits for another one."""
+"""Training with teams: the same losses as without, stops anywhere, and no device that waits for another one."""
 
 import functools
 import json
@@ -16,10 +16,10 @@ from sppo_jax.flex.baselines import per_batch
 from sppo_jax.search.make import make_plan
 from sppo_jax.train.setup import prepare
 
-pytestmark = [pytest.mark.xdist_group("train_groups"), pytest.mark.usefixtures("compiled_once")]
+pytestmark = [pytest.mark.xdist_group("train_teams"), pytest.mark.usefixtures("compiled_once")]
 
 STEPS = 20
-GROUPS = {
+SETTINGS = {
     "mesh": {"data": 1, "pipe": 2, "seq": 4},
     "sequence": {"length": 64, "chunks": 2, "per_pipeline": 2, "kind": "ring", "groups": "flex"},
     "stash": {"inputs": "keep", "attention": "recompute"},
@@ -38,8 +38,8 @@ def source(tmp_path_factory):
     return str(path)
 
 
-def grouped(pieces, shape):
-    """Places documents in groups even where the planner, on simulated CPUs, would leave the rows as they are."""
+def in_teams(pieces, shape):
+    """Places documents in teams even where the planner, on simulated CPUs, would leave the rows as they are."""
     found = cells.candidates(pieces, shape)
     return min((found[name] for name in found if name != cells.TODAY), key=lambda placement: placement.cost)
 
@@ -47,16 +47,16 @@ def grouped(pieces, shape):
 @pytest.fixture(scope="module")
 def losses(source, tmp_path_factory):
     """Returns the losses of the same steps by the name of the way in which documents are placed."""
-    ways = {"packed": cells.today, "per_batch": per_batch, "flex": grouped}
+    ways = {"packed": cells.today, "per_batch": per_batch, "flex": in_teams}
 
     @functools.cache
     def found(name):
         run_dir = tmp_path_factory.mktemp("run") / name
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(flex, "plan_cells", ways[name])
-            experiment, _ = run(make_config(source, **GROUPS), run_dir)
+            experiment, _ = run(make_config(source, **SETTINGS), run_dir)
         rows = experiment.loader._rows
-        # A fifth of the windows at least has documents in groups of several sizes, or the test shows nothing.
+        # A fifth of the windows at least has documents in teams of several sizes, or the test shows nothing.
         degrees = [set(rows.placement(number).degree.tolist()) for number in range(STEPS)]
         assert name != "flex" or sum(len(each) > 1 for each in degrees) >= STEPS // 5, degrees
         return losses_of(run_dir)
@@ -72,9 +72,9 @@ def test_every_way_to_place_documents_learns_the_same(losses):
             assert losses(name)[step] == pytest.approx(loss, rel=1e-5), (name, step)
 
 
-def test_a_stopped_run_with_groups_goes_on_bit_for_bit(losses, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(flex, "plan_cells", grouped)
-    config = make_config(source, **GROUPS)
+def test_a_stopped_run_with_teams_goes_on_bit_for_bit(losses, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(flex, "plan_cells", in_teams)
+    config = make_config(source, **SETTINGS)
     _, result = run(config, tmp_path, at_batch(7, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert result.stopped_by == "SIGTERM" and result.step < STEPS
     run(config, tmp_path)
@@ -82,7 +82,7 @@ def test_a_stopped_run_with_groups_goes_on_bit_for_bit(losses, source, tmp_path,
 
 
 def test_auto_says_what_it_chose(source, monkeypatch):
-    config = make_config(source, **GROUPS | {"sequence": GROUPS["sequence"] | {"groups": "auto"}})
+    config = make_config(source, **SETTINGS | {"sequence": SETTINGS["sequence"] | {"groups": "auto"}})
     plan = make_plan(config)
     assert plan.groups == "static" and "sppo train chooses" in plan.reasons["groups"]
     chosen = prepare(config, plan).plan
@@ -99,7 +99,7 @@ import jax
 import numpy as np
 from exactness import dense_step, quick_options, relative_errors, small_model, small_plan
 from flax import nnx
-from group_cases import row, with_tokens
+from team_cases import row, with_tokens
 from jax.sharding import NamedSharding, PartitionSpec
 from sppo_jax.pipeline.api import value_and_grad
 from sppo_jax.pipeline.layout import make_mesh

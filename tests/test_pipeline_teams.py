@@ -7,9 +7,9 @@ from combinations import features, pairs, possible_pairs
 from exactness import quick_jit, small_model, small_plan
 from flax import nnx
 from flex_cases import KINDS, contents_of, draw_sizes, make_shape, pack
-from group_cases import batches, breadth_first_case, case, columns, row, with_tokens
 from jax.extend.core import Literal
 from programs import HOST, NOTHING, Case, compare
+from team_cases import batches, breadth_first_case, case, columns, row, with_tokens
 from uniform import loops_that_may_part
 
 from sppo_jax.attention import near
@@ -18,7 +18,7 @@ from sppo_jax.flex.rows import Content, write
 from sppo_jax.pipeline import api
 from sppo_jax.pipeline.api import evaluate, value_and_grad
 
-# Together with the slow ones they have every pair of features that can stand in one program with groups.
+# Together with the slow ones they have every pair of features that can stand in one program with teams.
 DRAWN_IN_CI = (81, 130, 188, 199, 215, 313)
 DRAWN_SLOWLY = (2, 23, 56, 59, 63, 341, 459, 543, *[seed for seed in range(10_000, 10_110) if case(seed)][:44])
 # Chunks pass one group of layers at a time, whose keys and values are made again.
@@ -38,7 +38,7 @@ WRITTEN = {
 @pytest.mark.parametrize(
     "name", ["ulysses-8-copied-heads", pytest.param("bfloat16-ring-fused-host", marks=pytest.mark.slow)]
 )
-def test_groups_have_the_dense_loss_and_gradients(name, request):
+def test_teams_have_the_dense_loss_and_gradients(name, request):
     compare(WRITTEN[name], seed=0, count=4, batches=batches, request=request)
 
 
@@ -52,13 +52,13 @@ def test_the_draws_have_every_pair_of_features():
 
 
 @pytest.mark.parametrize("seed", DRAWN_IN_CI)
-def test_drawn_groups_have_the_dense_loss_and_gradients(seed, request):
+def test_drawn_teams_have_the_dense_loss_and_gradients(seed, request):
     compare(case(seed), seed, count=4, batches=batches, request=request)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", DRAWN_SLOWLY)
-def test_more_drawn_groups_have_the_dense_loss_and_gradients(seed, request):
+def test_more_drawn_teams_have_the_dense_loss_and_gradients(seed, request):
     compare(case(seed), seed, count=4, batches=batches, request=request)
 
 
@@ -185,13 +185,13 @@ def test_one_program_takes_200_batches_of_all_baselines_in_turns():
 BAD = {
     "the document id": ([1, -1, -1, -1] + [0, -1, -1, -1], [0] * 8, "rising document ids"),
     "dealing": ([0, 0, -1, -1] * 3, [0, 3, 0, 0] + [1, 4, 0, 0] + [2, 5, 0, 0], r"must lie on member \(o \+ p\) mod 2"),
-    "padding": ([0, 3, -1, -1] + [-1] * 4 + [1, -1, -1, -1], [0] * 12, "padding of a grouped chunk must lie behind"),
+    "padding": ([0, 3, -1, -1] + [-1] * 4 + [1, -1, -1, -1], [0] * 12, "padding of a team chunk must lie behind"),
     "natural order": ([0, 0, 0, 0] * 2, [0, 2, 4, 6] + [1, 3, 5, 7], "must be in natural order"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_batch_that_breaks_a_rule_of_groups_is_refused_in_one_line(name):
+def test_a_batch_that_breaks_a_rule_of_teams_is_refused_in_one_line(name):
     documents, positions, words = BAD[name]
     plan, model = (
         small_plan((16,), mesh=(1, 1, 4), groups="flex", kernel="cudnn"),
@@ -207,8 +207,8 @@ def test_a_batch_that_breaks_a_rule_of_groups_is_refused_in_one_line(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ulysses", "ring"])
-def test_groups_have_the_dense_loss_and_gradients_breadth_first(kind, request):
-    """Grouped chunks keep their own keys in the cache, which rebuilding makes again."""
+def test_teams_have_the_dense_loss_and_gradients_breadth_first(kind, request):
+    """Team chunks keep their own keys in the cache, which rebuilding makes again."""
     plan = dict(chunks=(24, 16, 16), mesh=(1, 2, 4), kind=kind, schedule="breadth-first", interleave=2, kv="rebuild")
     more = dict(places=("host", "recompute", "recompute"), alpha=1.0, groups="flex")
     compare(Case(plan | more, dict(num_layers=4, num_heads=4)), seed=0, count=4, batches=batches, request=request)

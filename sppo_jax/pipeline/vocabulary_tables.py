@@ -1,8 +1,9 @@
-"""A stage's rows of the embedding and of the head: whole on every device, or gathered in each tick that needs them.
+"""A stage's share of the vocabulary tables: whole on every device, or gathered in each tick that needs them.
 
-A gathered table exists in ticks with ends alone. Between these ticks a device has its share of the table, and of the
-table's gradient sum. Slots of gathered tables, like those of layers, would be gathered less often; but they would hold
-their bytes in every tick, and a table has as many parameters as several layers.
+The vocabulary tables are the embedding and the head. A gathered table exists in ticks with ends alone. Between these
+ticks a device has its share of the table, and of the table's gradient sum. Slots of gathered tables, like those of
+layers, would be gathered less often; but they would hold their bytes in every tick, and a table has as many parameters
+as several layers.
 
 Letters: V vocabulary entries of one stage, D hidden size.
 """
@@ -19,8 +20,8 @@ from sppo_jax.pipeline.storage import Share, gather_whole, scatter_sum
 
 
 @dataclass(frozen=True)
-class Tables:
-    """The tables of a stage, by their fields in `Physical`. Call the methods inside `shard_map`.
+class VocabularyTables:
+    """The vocabulary tables of a stage, by their fields in `Physical`. Call the methods inside `shard_map`.
 
     Args:
         arrays: each table, whole and in the compute dtype, or this device's share in the dtype of the parameters.

@@ -1,4 +1,4 @@
-"""The groups of settings of a run, one frozen dataclass each."""
+"""The sections of settings of a run, one frozen dataclass each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from sppo_jax.config.data import DataConfig
-from sppo_jax.config.group import ConfigError, Group
 from sppo_jax.config.hardware import HardwareConfig
 from sppo_jax.config.model import ModelConfig
+from sppo_jax.config.section import ConfigError, Section
 from sppo_jax.rules import Facts
 
 Place = Literal["auto", "keep", "host", "recompute"]
@@ -19,7 +19,7 @@ _MOST_SIMULATED = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeshConfig(Group):
+class MeshConfig(Section):
     """Number of devices along each axis of the mesh.
 
     Args:
@@ -33,7 +33,7 @@ class MeshConfig(Group):
             "gathered" where it is possible, unless "resident" fits and makes a step shorter by more than 0.5%.
     """
 
-    group: ClassVar[str] = "mesh"
+    section: ClassVar[str] = "mesh"
     data: Literal["auto"] | int = "auto"
     pipe: Literal["auto"] | int = "auto"
     seq: Literal["auto"] | int = "auto"
@@ -50,7 +50,7 @@ class MeshConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceConfig(Group):
+class SequenceConfig(Section):
     """Length of a sequence, its chunks, how a chunk is spread over the `seq` axis, and sequences per step.
 
     Args:
@@ -68,7 +68,7 @@ class SequenceConfig(Group):
             counts with the least padding, for other chunks the longest chunk of each tick.
         kind: how attention is spread over the `seq` axis: "ulysses" exchanges heads, "ring" passes arrays from device
             to device, "hybrid" does both; "auto": chosen by the planner.
-        ulysses: devices of one Ulysses group, within which attention heads are exchanged; at least 1, a divisor of
+        ulysses: devices among which Ulysses exchanges attention heads; at least 1, a divisor of
             `mesh.seq` where `mesh.seq` is a number; 0: chosen by the planner.
         ring_pass: arrays that travel on the ring: keys and values ("kv") or queries ("q"); "auto": those with fewer
             bytes in each tick.
@@ -81,7 +81,7 @@ class SequenceConfig(Group):
             shorter step for the documents of the run, else static.
     """
 
-    group: ClassVar[str] = "sequence"
+    section: ClassVar[str] = "sequence"
     length: int
     chunks: Literal["auto"] | int | tuple[int, ...] = "auto"
     balance: Literal["auto", "equal", "flops", "cost"] = "auto"
@@ -138,7 +138,7 @@ class SequenceConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig(Group):
+class ScheduleConfig(Section):
     """Order of the forward and backward passes of the chunks on each stage.
 
     Args:
@@ -149,7 +149,7 @@ class ScheduleConfig(Group):
             sequences of a pipeline; "auto": chosen by the planner.
     """
 
-    group: ClassVar[str] = "schedule"
+    section: ClassVar[str] = "schedule"
     name: Literal[
         "auto",
         "gpipe",
@@ -175,7 +175,7 @@ class ScheduleConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StashConfig(Group):
+class StashConfig(Section):
     """Where each kind of activation is kept until the backward pass.
 
     Args:
@@ -201,7 +201,7 @@ class StashConfig(Group):
             needs `schedule.name` "breadth-first"; "auto": "keep" where that fits, else "host".
     """
 
-    group: ClassVar[str] = "stash"
+    section: ClassVar[str] = "stash"
     inputs: Place = "auto"
     attention: Place = "auto"
     rest: Place = "auto"
@@ -217,7 +217,7 @@ class StashConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Group):
+class OptimizerConfig(Section):
     """AdamW with a linear warm-up and a cosine decay of the learning rate, and clipping by global norm.
 
     Args:
@@ -237,7 +237,7 @@ class OptimizerConfig(Group):
             on GPUs.
     """
 
-    group: ClassVar[str] = "optimizer"
+    section: ClassVar[str] = "optimizer"
     lr: float = 3e-4
     warmup_steps: int = 0
     min_lr_ratio: float = 0.1
@@ -258,7 +258,7 @@ class OptimizerConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Group):
+class TrainConfig(Section):
     """Length of the run, its devices, how often it reports and validates, and when it gives up.
 
     Args:
@@ -280,7 +280,7 @@ class TrainConfig(Group):
             "auto": the time of 4 predicted steps plus the time in which the first step pins host memory, at least 1800.
     """
 
-    group: ClassVar[str] = "train"
+    section: ClassVar[str] = "train"
     steps: int
     seed: int = 0
     devices: str = "auto"
@@ -320,7 +320,7 @@ class TrainConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(Group):
+class CheckpointConfig(Section):
     """When the run saves checkpoints, where they go, and which are kept.
 
     Args:
@@ -334,7 +334,7 @@ class CheckpointConfig(Group):
         final: whether to save a checkpoint after the last step; true or false.
     """
 
-    group: ClassVar[str] = "checkpoint"
+    section: ClassVar[str] = "checkpoint"
     dir: str | None = None
     every_s: float = 900.0
     every_steps: int = 0
@@ -350,7 +350,7 @@ class CheckpointConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricsConfig(Group):
+class MetricsConfig(Section):
     """What the run reports besides metrics.jsonl and report.html.
 
     Args:
@@ -361,7 +361,7 @@ class MetricsConfig(Group):
             null: none; with WANDB_MODE=offline in the environment nothing leaves the machine.
     """
 
-    group: ClassVar[str] = "metrics"
+    section: ClassVar[str] = "metrics"
     peak_flops: Literal["auto"] | float = "auto"
     tensorboard: bool = False
     wandb: str | None = None
@@ -377,8 +377,8 @@ class MetricsConfig(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Group):
-    """All settings of a run, one group for each part.
+class Config(Section):
+    """All settings of a run, one section for each part.
 
     Args:
         planner: method that chooses the keys left at "auto": "search" is this project's search, "paper" applies the

@@ -89,11 +89,10 @@ class _Run:
     def results(self, variables: Sequence) -> list[jax.Array]:
         """Returns the values of a whole program's results, of which one waits for the last loop's token.
 
-        The compiler takes a token that nothing reads out of its loop, and with it what the loop waits for. A caller may
-        drop any result but the smallest, the loss.
+        The compiler takes a token that nothing reads out of its loop, and with it what the loop waits for.
         """
         values = [self.after_loops(x) for x in variables]
-        if self.last_loop:
+        if self.last_loop and all(self._needed([x]) & self.last_loop for x in variables):
             here = [i for i, value in enumerate(values) if not is_on_host(value)]
             least = min(here, key=lambda i: values[i].size)
             values[least] = _wait(values[least], [self.token()])

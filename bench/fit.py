@@ -149,16 +149,17 @@ def block(rows: list[dict[str, Any]], jax_version: str) -> str:
     """Return the text between the marks of docs/figures.md."""
     dates = sorted({row["date"] for row in rows})
     text = [
-        f"The train step of each plan (forward, backward, optimizer) compiled by XLA:GPU or XLA:TPU of jax "
-        f"{jax_version} ahead of time, without the hardware ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); "
-        "none was run. HBM is arguments + outputs + temporaries - aliases, GiB of one device. A copy is exposed if the "
-        "compiled schedule has no matrix product, and no loop with one, between the copy's start and its end. Copies "
-        "by kernels run on the compute units, all others on DMA engines; XLA:TPU does not say. Copies outlast the "
-        "compute beside them (matrix products, and attention of the chunk with the shortest prefix) for at most the "
-        "given share of the predicted step. Nothing stands where this was not counted. "
-        "Predictions are today's planner's, of the plans that were compiled. Rows with a figure of loops that wait "
-        "have cuDNN's workspace in their HBM, by formula; in all others neither side has it. Loops without a known "
-        "number of turns wait for writes to the host, for at most the given share of the step more.",
+        f"XLA:GPU or XLA:TPU of jax {jax_version} compiled the training step of each plan (forward, backward, "
+        "optimizer) ahead of time, without the hardware "
+        f"({' to '.join(dict.fromkeys((dates[0], dates[-1])))}); none was run. HBM is arguments + outputs + "
+        "temporaries - aliases, in GiB of one device. A copy is exposed if the compiled schedule has no matrix "
+        "product, and no loop with one, between the copy's start and its end. Copies by kernels run on the compute "
+        "units, and all others on DMA engines; XLA:TPU does not report this. Copies outlast the compute that overlaps "
+        "with them (matrix products, and attention of the chunk with the shortest prefix) for at most the given share "
+        "of the predicted step. An empty cell was not counted. Predictions are today's planner's, for the plans that "
+        "were compiled. Rows with a figure for waiting loops have cuDNN's workspace in their HBM, by formula; in all "
+        "other rows neither side includes it. Loops whose number of iterations is not known wait for writes to the "
+        "host, for at most the given further share of the step.",
         "",
         *summary(rows),
         "",

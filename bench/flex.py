@@ -7,7 +7,7 @@
 Parts:
 
 * `measured`: seconds a step, all placements in turns. One program of a plan with groups=flex takes the placements
-  static, packed, per_batch and flex of `sppo_jax/flex/baselines.py`; a plan with groups=static takes today's rows.
+  static, packed, per_batch and flex of `sppo_jax/flex/baselines.py`; a plan with groups=static takes the packed rows.
   Simulated devices share the cores of the host, so their times add up the work of all devices: a tick that waits for
   its slowest device costs nothing there. The critical path and the bytes are counted from the tags of the batches.
 * `compile`: CPU seconds of compiling the step with and without groups (`flex_compile.py`).

@@ -121,7 +121,7 @@ def count(batches: Sequence[Mapping[str, np.ndarray]], shape: Shape, sent: Sent)
 
 
 def contents_of(rows: PackedRows, number: int, pieces: Pieces) -> dict[tuple[int, int], Content]:
-    """Reads the documents of a window; returns them by their row and first index in today's rows."""
+    """Reads the documents of a window; returns them by their row and first index in the packed rows."""
     found, firsts = {}, np.searchsorted(pieces.row, np.arange(int(pieces.row[-1]) + 1))
     window = len(firsts)
     for piece, (row, begin) in enumerate(zip(pieces.row.tolist(), pieces.begin.tolist(), strict=True)):

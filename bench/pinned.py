@@ -56,6 +56,7 @@ CASES = (
     Case("llama3-70b-32gpu"),
     Case("gpt-7b-4m"),
     Case("qwen3-8b-1m-8gpu"),
+    Case("qwen3-30b-a3b-1m-8gpu"),
 )
 
 

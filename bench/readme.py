@@ -131,7 +131,7 @@ def picture(path: str) -> str:
 
 def streams() -> str:
     """Returns the table of docs/learn/why-chunks-stream.md: how long the same work takes in each schedule."""
-    lines = ["| schedule | a step | of it, stages wait |", "|---|---|---|"]
+    lines = ["| schedule | step | share in which stages wait |", "|---|---|---|"]
     for name in ("whole", "chunks", "cost"):
         table = _table(name)
         result = simulate(table, _costs(table))

@@ -136,15 +136,16 @@ def block(stored: dict[str, dict[str, Any]]) -> str:
     """Return the text of the block `shipped`."""
     return f"""\
 Each config under `configs/` on the cluster that it names, as planned today. Nothing was run. A run ends after the stall
-limit without progress; before, that was 1800 s for every run. Pinned memory is replayed (`bench/pinned.py`) for
-NVIDIA drivers from r580 on. "Before" is a pool that is not filled at the start, with the limit of that time. There a
-stash of 512 GiB or more fails.
+limit without progress; earlier, this limit was 1800 s for every run. Pinned memory is replayed (`bench/pinned.py`) for
+NVIDIA drivers since r580. "Before" is a pool that is not filled at the start, with the limit of that time. In such a
+pool a stash of 512 GiB or more fails.
 
 {start_table()}
 
-Device memory and copies, compiled ahead of time by jax 0.12.0.1 where cells are filled. A plan fits if it takes at most
-what plans may take. A run gets the pool. Copies are exposed that have no compute beside them. Loops without a known
-number of turns wait for writes for at most the given share of a step, and in CUDA graphs for the last column's.
+The next table has device memory and copies, compiled ahead of time by jax 0.12.0.1; an empty cell was not compiled. A
+plan fits if its memory is at most the memory that plans may take. The pool is the memory that a run gets. Exposed
+copies overlap with no compute. Loops whose number of iterations is not known wait for writes for at most the given
+share of a step; the last column is the share with these loops in CUDA graphs.
 
 {table(stored)}"""
 

@@ -153,7 +153,7 @@ def _check_given_limit(plan: Plan) -> None:
     if not pinned_gb or pinned_gb > needed_gb:
         does = f"makes XLA pin {pinned_gb}" if pinned_gb else f"lets XLA pin {given_gb}, too little for the plan"
         _warn_late(
-            f"the plan needs {needed_gb} GiB of pinned host memory a device, {HOST_LIMIT}={given_gb} {does}",
+            f"the plan needs {needed_gb} GiB of pinned host memory per device, {HOST_LIMIT}={given_gb} {does}",
             f"{HOST_LIMIT}={needed_gb} or nothing",
         )
 
@@ -247,7 +247,7 @@ def check_memory_limits(plan: Plan) -> None:
     limit_gb, needed_gb = _given_host_gb(), host_limit_gb(plan)
     if limit_gb < needed_gb:
         _warn_late(
-            f"the plan pins {needed_gb} GiB of host memory a device, XLA pins at most {limit_gb}",
+            f"the plan pins {needed_gb} GiB of host memory per device, XLA pins at most {limit_gb}",
             f"{HOST_LIMIT}={needed_gb}",
         )
 

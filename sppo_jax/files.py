@@ -63,13 +63,13 @@ def parse_json(text: str | bytes) -> Any:
     """Returns the value that JSON text holds.
 
     Raises:
-        json.JSONDecodeError: the text is not JSON, or its values lie too deep in each other to be read.
+        json.JSONDecodeError: the text is not JSON, or its values are nested too deeply to be read.
     """
     try:
         return json.loads(text)
     except RecursionError:
         shown = text if isinstance(text, str) else text.decode(errors="replace")
-        raise json.JSONDecodeError("values lie too deep in each other", shown, 0) from None
+        raise json.JSONDecodeError("values are nested too deeply", shown, 0) from None
 
 
 def cache_directory(name: str) -> Path:

@@ -160,7 +160,7 @@ def _layers_of_groups(facts: Facts) -> Broken | None:
     known = facts.interleave is None and facts.num_layers is not None and facts.pipe is not None
     if not known or facts.schedule != BREADTH_FIRST or facts.num_layers != facts.pipe:
         return None
-    must = f"schedule {BREADTH_FIRST} must have at least 2 layers a stage"
+    must = f"schedule {BREADTH_FIRST} must have at least 2 layers per stage"
     got = f"{facts.num_layers} layers on {facts.pipe} stages"
     return Broken(must, got, "use fewer stages, or schedule.name=sppo")
 
@@ -292,7 +292,7 @@ def _several_groups(facts: Facts) -> Broken | None:
     if not gathered or facts.interleave is None or facts.interleave >= 2:
         return None
     setting, instead = next(facts.asked)
-    must = f"{setting} must have at least 2 groups of layers a stage"
+    must = f"{setting} must have at least 2 groups of layers per stage"
     return Broken(must, facts.interleave, f"change mesh.pipe or schedule.interleave, or use {instead}")
 
 

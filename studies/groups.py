@@ -153,7 +153,7 @@ def _boxes(placement: Placement, row: int) -> list[tuple[float, float, float, fl
 
 HEADER = (
     "| cluster, `seq` | kind | documents | full | exchange, share of a step | gain over packed | over one degree a "
-    "batch | bytes, of today's |\n|---|---|---|---|---|---|---|---|"
+    "batch | bytes, of packed |\n|---|---|---|---|---|---|---|---|"
 )
 
 

@@ -33,8 +33,8 @@ class Ordering:
 VERDICTS = {
     "right": "the predicted winner is the published one, and both lead by 2% or more",
     "wrong": "both lead by 2% or more, and the winners differ",
-    "undecided": "the published winner leads by 2% or more, and the predicted one by less: the model does not tell",
-    "not counted": "the published winner leads by less than 2%: the runs do not tell",
+    "undecided": "the published winner leads by 2% or more, the predicted one by less, so the model does not decide",
+    "not counted": "the published winner leads by less than 2%, so the runs do not decide",
 }
 
 

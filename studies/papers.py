@@ -97,7 +97,7 @@ def _systems(judged: list[Row], rates: Calibration, cells: list[Cell]) -> list[s
             f"{' | '.join(figures)} |"
         )
     return [
-        "**Errors by system, beside two trivial baselines**",
+        "**Errors by system, next to two trivial baselines**",
         _BASELINES,
         "\n".join(lines),
         _reading(judged, others),
@@ -108,11 +108,11 @@ _READING = """\
 By mean error, the cost model is better than both baselines by more than a point on: {better}. It is within a point of
 the better baseline on: {same}. It is worse than the better baseline by more than a point on: {worse}.
 
-For ALST, TRL and MaxText the cost model and the two efficiencies hardly differ, because the cost model lets every ring
-hide. ALST keeps its optimizer on the CPU and gathers its weights layer by layer. The model has neither, which is a
-likely reason for the error at 32K, where a step takes 17 s. The planner's constants of the v5p are assumptions
-({matmul} of the peak for matmuls, {attention} for attention), while MaxText's runs from 64K to 4M reach 65% to 70% of
-the peak (causal, without recomputation)."""
+For ALST, TRL and MaxText the cost model and the two efficiencies hardly differ, because in the cost model every ring
+overlaps with compute. ALST keeps its optimizer on the CPU and gathers its weights layer by layer. The model has
+neither, which probably explains the error at 32K, where a step takes 17 s. The planner's constants of the v5p are
+assumptions ({matmul} of the peak for matmuls, {attention} for attention), while MaxText's runs from 64K to 4M reach 65%
+to 70% of the peak (causal, without recomputation)."""
 
 
 def _reading(judged: list[Row], others: list[dict[str, Row]]) -> str:
@@ -189,8 +189,8 @@ Groups hold verified throughput cells of one model, length and machine.
 {table}
 
 {same} of the {right} right groups compare runs that differ only in how much attention is recomputed; any count of FLOPs
-gets these right. The model says nothing about ring against USP, nor about BurstEngine against LoongTrain, because the
-model lets every ring hide and gives USP no cost of its own."""
+gets these right. The model cannot compare ring with USP, or BurstEngine with LoongTrain, because in the model every
+ring overlaps with compute and USP has no extra cost."""
 
 
 def _orders(rows: list[Row], rates: Calibration) -> list[str]:
@@ -220,10 +220,11 @@ def _orders(rows: list[Row], rates: Calibration) -> list[str]:
 
 
 _MEMORY = """\
-Memory, of which every byte is counted and none fitted, though with the figures in view: {count} figures read off
-Seq1F1B's plots, mean absolute error {mean:.1%}, worst {worst:+.1%} ({name}). Of {oom} setups that ran out of memory
-{told} are predicted above {limit:.0f} GB, of those that ran {false}. That 30B with 64K tokens trains on 64 A100 without
-recomputation is verified in the text of Seq1F1B: {fits:.1f} GB predicted."""
+Every byte of memory is counted, and none is fitted; but the published figures were known when the model was written.
+For {count} figures read off Seq1F1B's plots, the mean absolute error is {mean:.1%}, and the worst is {worst:+.1%}
+({name}). The model predicts more than {limit:.0f} GB for {told} of {oom} setups that ran out of memory, and for {false}
+of those that ran. The text of Seq1F1B says that 30B with 64K tokens trains on 64 A100 without recomputation; the
+prediction is {fits:.1f} GB."""
 
 
 def _memory(rows: list[Row]) -> str:

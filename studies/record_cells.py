@@ -1,4 +1,4 @@
-"""The best published figures of other systems, each with the setting on which ours is planned; see records.py."""
+"""The best published figures of other systems, each with the setting for which this project plans; see records.py."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,16 +13,16 @@ K, M = 1024, 1024**2
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One published record and the setting on which ours is planned.
+    """One published record, and the setting for which this project plans.
 
     Args:
         cell: the setting in words.
         theirs: the system.
-        figure: tokens a second a device, or the longest sequence in tokens.
+        figure: tokens per second per device, or the longest sequence in tokens.
         source: where the figure comes from, with its mark.
         cluster: the cluster to plan for.
         model: settings of the model.
-        length: tokens of a sequence; 0: the figure is the longest sequence, and ours is searched.
+        length: tokens of a sequence; 0: the figure is the longest sequence, and the search finds ours.
         per_step: sequences of a step.
         remark: a caveat of the comparison.
         more: other settings by group.
@@ -40,7 +40,7 @@ class Record:
     more: dict[str, Any] = field(default_factory=dict)
 
     def config(self) -> Config:
-        """Returns the settings to plan with; the planner chooses all else."""
+        """Returns the settings to plan with; the planner chooses all others."""
         sequence = {"length": self.length or 512 * K, "per_step": self.per_step}
         return config_from_dict(
             {

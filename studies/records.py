@@ -1,10 +1,10 @@
-"""Makes docs/records.md again, tables and picture: this project's plans beside what other systems reached.
+"""Makes the tables and the picture of docs/records.md again: this project's plans next to other systems' results.
 
     python -m studies.records                 print
     python -m studies.records --write         print, and write the blocks of docs/records.md and docs/records.svg
 
-Takes half an hour, most of it for the longest sequences that plans hold; nothing is compiled or run. The scripts of
-single blocks (`records_compiled.py`, `records_people.py`, `records_planned.py`) take the same words.
+The command takes up to half an hour, mostly for the longest sequences; nothing is compiled or run. The scripts of
+single blocks (`records_compiled.py`, `records_people.py`, `records_planned.py`) take the same options.
 """
 
 import argparse

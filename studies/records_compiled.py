@@ -2,8 +2,8 @@
 
     python -m studies.records_compiled --write
 
-The plans and the compiler's bytes are those of results/fit.json (`bench/fit.py` compiles); this script compiles
-nothing. Tokens a second and MFU are predicted. Theirs were run.
+The plans and the compiler's bytes come from results/fit.json, which `bench/fit.py` writes; this script compiles
+nothing. Tokens per second and MFU are predicted. Theirs were run.
 """
 
 import json
@@ -28,7 +28,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Aim:
-    """A published record, and the compiled case beside it.
+    """A published record, and the compiled case that is compared with it.
 
     Args:
         case: the name of the case.
@@ -49,15 +49,21 @@ AIMS = (
     Aim("llama3-70b h100:4x8 auto 5120K name=breadth-first interleave=auto", "ALST 4M"),
 )
 _TEXT = """\
-Ours are compiled: the whole train step, by XLA:GPU (jax 0.12.0.1) ahead of time, without hardware. Nothing was run.
-Theirs were run. HBM is of one device, with cuDNN's workspace; of a row that was compiled with all products by cuBLAS
-too, the larger. The pool is what a run gets of the device. Host memory is of one device: its
-activations, and parameters, moments and gradients where the optimizer waits there. Exposed are copied bytes without
-compute beside them; those of an update on the host never have any, and have a column of their own. Late are seconds
-by which copies outlast the compute beside them, as a share of the predicted step, at most. Loops without a known
-number of turns wait for writes to the host, for as much of a step on top; none do in CUDA graphs, where both figures
-stand. Tokens a second and MFU
-(causal, no recompute counted) are the planner's predictions.
+Ours are compiled: XLA:GPU (jax 0.12.0.1) compiled the whole training step ahead of time, without the hardware. Nothing
+was run. Theirs were run. All figures of memory are for one device.
+
+* "HBM compiled" includes cuDNN's workspace. Some cases were also compiled with cuBLAS for all matrix products; their
+  figure is the larger of the two. "Pool" is the memory that a run gets of the device. "Prediction" is the planner's
+  figure relative to the compiled one.
+* "Host: optimizer" holds parameters, moments and gradients, if the plan keeps the optimizer on the host.
+* "Exposed" is the share of the copied bytes that overlap with no compute. The copies of an optimizer update on the host
+  are always exposed; they have a column of their own.
+* "Copies outlast compute" is an upper bound: the seconds by which copies outlast the compute that overlaps with them,
+  as a share of the predicted step.
+* "Loops wait" is a further share of the step, also at most. Loops whose number of iterations is not known in advance
+  wait for writes to the host. A second figure is the share with these loops in CUDA graphs, where no loop waits.
+* "By kernels" is the share of the copied bytes that kernels move instead of DMA engines.
+* Tokens per second and MFU (causal, recomputation not counted) are the planner's predictions.
 
 """
 _COLUMNS = (
@@ -67,22 +73,22 @@ _COLUMNS = (
     "tokens",
     "optimizer",
     "HBM compiled",
-    "of the pool",
-    "predicted",
+    "pool",
+    "prediction",
     "host: activations",
-    "optimizer",
+    "host: optimizer",
     "exposed in ticks",
     "exposed in the update",
-    "late",
+    "copies outlast compute",
     "loops wait",
     "by kernels",
-    "tokens/s a device",
+    "tokens/s per device",
     "MFU",
 )
 _HELD_TEXT = """\
-What holds the memory of a device, in GiB, as predicted, and how full it is of what plans may take. The planner fills
-the host with attention outputs of late chunks as far as it goes. What stops a longer sequence is in the last table of
-this page.
+The next table splits the predicted memory of one device, in GiB. "Full" is the share of the memory that plans may use.
+The planner keeps the attention outputs of the last chunks on the host, for as many chunks as the host has room for. The
+last table of this page names the resource that limits a longer sequence.
 """
 # Holders of device memory, by column.
 _HOLDERS = {
@@ -98,9 +104,9 @@ _HELD_COLUMNS = (
     "tokens",
     *_HOLDERS,
     "host: layer inputs",
-    "attention outputs",
-    "chunks between groups",
-    "optimizer",
+    "host: attention outputs",
+    "host: chunks between groups",
+    "host: optimizer",
     "HBM full",
     "host full",
 )
@@ -172,7 +178,7 @@ def _row(aim: Aim, case: Case, row: dict[str, Any]) -> str:
 
 
 def _loops(row: dict[str, Any]) -> str:
-    """Returns the share of a step for which loops wait, and that with loops in CUDA graphs."""
+    """Returns the share of a step for which loops wait, and the share with loops in CUDA graphs."""
     shares = [one["host_copies"].get("loops_share") for one in (row, row.get("variants", {}).get(GRAPHS, row))]
     return "" if None in shares else " / ".join(dict.fromkeys(f"{share:.1%}" for share in shares))
 

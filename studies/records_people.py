@@ -1,4 +1,4 @@
-"""Plans for what people really run, beside published figures of other systems, in docs/records.md.
+"""Plans common settings, and compares them with published figures of other systems, in docs/records.md.
 
     python -m studies.records_people --write
 
@@ -40,7 +40,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is planned, sequences of a step among it, and the nearest published run, if there is one."""
+    """A setting to plan, with its sequences per step, and the nearest published run, if there is one."""
 
     model: str
     cluster: str
@@ -49,7 +49,7 @@ class Setting:
     theirs: Run | None = None
 
     def config(self) -> Config:
-        """Returns the settings to plan with; the planner chooses all else."""
+        """Returns the settings to plan with; the planner chooses all others."""
         sequence = {"length": self.length, "per_step": self.per_step}
         return config_from_dict({"model": {"preset": self.model}, "sequence": sequence, "train": {"steps": 1}})
 
@@ -58,21 +58,22 @@ SETTINGS = tuple(
     Setting(**values | ({"theirs": Run(**values["theirs"])} if "theirs" in values else {})) for values in PEOPLE
 )
 _TEXT = """\
-One sequence a step on H100s where nothing else is said. Ours are the planner's choice and its predicted seconds:
-nothing was run. Theirs were run.
+Each step has one sequence, on H100s, unless a row says otherwise. Ours are the planner's choice with its predicted
+seconds: nothing was run. Theirs were run.
 
-* MFU is causal: (6 P + 6 L N H S) FLOPs a token, of the peak of {peak:.0f} TFLOP/s. P has no embedding and of experts
-  those of a token, N is query heads, and nothing counts twice. MFU is what is compared, as some lengths differ.
-* The planner takes matrix products at {matmul:.0f} TFLOP/s, {share:.0%} of the peak: an assumption. It takes cuDNN's
-  attention at {forward:.0f} TFLOP/s forward and {backward:.0f} backward over long prefixes: NVIDIA's benchmark of cuDNN
-  9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in NVIDIA/cudnn-frontend. The H100
-  has the same peak.
-* A host has 2 TB of memory. A GPU alone has all of it, each of eight an eighth. "With the rest" says that queries
-  and products of the MLP wait as well, so that nothing but norms and activations is computed again.
-* TRL: trl#6846 and, with experts, trl#6845 [V], with cuDNN's attention and layers computed again. ALST: its paper's
-  tables of steps [V], read in a secondary copy. UPipe (arXiv 2602.21196): figures of a secondary source [R]. prime-rl:
-  its BENCHMARKS.md [V], full training in RL. Megatron-Bridge: its verification card of packed Tulu 3 [V], which is no
-  tuned run. A dash: no such run was found.
+* MFU is causal: (6 P + 6 L N H S) FLOPs per token, divided by the peak of {peak:.0f} TFLOP/s. P excludes the embedding
+  and counts only the experts that a token uses, N is the number of query heads, and recomputation does not count. The
+  last column compares MFU, because some lengths differ.
+* The planner assumes {matmul:.0f} TFLOP/s for matrix products, {share:.0%} of the peak. For cuDNN's attention over long
+  prefixes it uses {forward:.0f} TFLOP/s forward and {backward:.0f} backward. These two rates come from NVIDIA's
+  benchmark of cuDNN 9.27 on an H200, `benchmark/attention_training/results/llama3.1` of 2026-09-28 in
+  NVIDIA/cudnn-frontend. The H100 has the same peak.
+* A host has 2 TB of memory. A single GPU has all of it, and each of eight GPUs has an eighth. "With the rest" says that
+  queries and MLP products are stashed too, so that only norms and activation functions are recomputed.
+* TRL: trl#6846 and, with experts, trl#6845 [V], with cuDNN's attention and recomputed layers. ALST: tables of steps in
+  the paper [V], read in a secondary copy. UPipe (arXiv 2602.21196): figures of a secondary source [R]. prime-rl: its
+  BENCHMARKS.md [V], full training in RL. Megatron-Bridge: its verification card of packed Tulu 3 [V], which is not a
+  tuned run. A dash: we found no such run.
 
 """
 _COLUMNS = (
@@ -83,12 +84,12 @@ _COLUMNS = (
     "attention outputs",
     "optimizer",
     "step, predicted",
-    "tokens/s a device, predicted",
+    "tokens/s per device, predicted",
     "MFU, predicted",
     "theirs, run",
-    "tokens/s a device",
+    "tokens/s per device",
     "MFU",
-    "leads",
+    "who leads",
 )
 
 
@@ -99,7 +100,7 @@ def report() -> str:
 
 
 def assumed() -> str:
-    """Returns what the figures rest on."""
+    """Returns the text above the table: the assumptions behind its figures."""
     device: Device = parse_cluster("h100:1x8").device
     forward = device.attention_flops_s(device.compute_bytes, device.kernel, 128)
     return _TEXT.format(
@@ -137,7 +138,7 @@ def row(setting: Setting) -> str:
 def _plan_cells(plan: Plan) -> list[str]:
     mesh, stash = plan.mesh, plan.stash
     groups = f"{mesh.pipe * plan.schedule.interleave} groups"
-    place = {"keep": "on the device", "host": "on the host", "recompute": "computed again"}[stash.attention]
+    place = {"keep": "on the device", "host": "on the host", "recompute": "recomputed"}[stash.attention]
     late = f", chunks {stash.attention_from + 1} to {len(plan.chunk_lengths)}" if stash.attention_from else ""
     rest = "" if stash.rest == "recompute" else ", with the rest"
     chunks = f"{len(plan.chunk_lengths)} chunk{'s' if len(plan.chunk_lengths) > 1 else ''}"

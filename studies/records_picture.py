@@ -1,4 +1,4 @@
-"""The picture docs/records.svg: the longest sequence by number of GPUs, ours compiled beside what others ran.
+"""The picture docs/records.svg: the longest sequence by number of GPUs, compiled for ours and run for others.
 
 Ours are the compiled cases of docs/records.md. Theirs are the published figures of `record_cells.py`. Figures on TPUs
 and figures of models without a compiled case are left out.

@@ -1,9 +1,9 @@
-"""Compares this project's plans with the records of other systems, on their own cells, in docs/records.md.
+"""Compares this project's plans with the records of other systems, in the same settings, in docs/records.md.
 
     python -m studies.records_planned --write
 
-Theirs are published figures of runs. Ours are plans: nothing was run on a GPU or TPU. No jax needed; takes twenty-five
-minutes, most of them for the longest sequences and for what stops them.
+Theirs are published figures of runs. Ours are plans: nothing was run on a GPU or TPU. The script needs no jax. It takes
+up to twenty-five minutes, mostly for the longest sequences and their limits.
 """
 
 import warnings
@@ -30,14 +30,15 @@ def throughput_row(record: Record) -> str:
     plan = found.plan
     devices = plan.mesh.num_devices
     ours = record.per_step * record.length / (devices * plan.predicted.step_s)
-    mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}, {len(plan.chunk_lengths)} chunks"
+    chunks = f"{len(plan.chunk_lengths)} chunk{'s' if len(plan.chunk_lengths) > 1 else ''}"
+    mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}, {chunks}"
     if not found.fits:
         return _row(record, f"{record.figure:.1f}", "no plan fits", f"{record.theirs}")
     return _row(record, f"{record.figure:.1f}", f"{ours:.1f} ({mesh})", leader(ours, record.figure, record.theirs))
 
 
 def leader(ours: float, figure: float, theirs: str) -> str:
-    """Returns in words who is faster, and by how much.
+    """Returns in words which system is faster, and by how much.
 
     Args:
         ours: the planned figure.
@@ -47,7 +48,7 @@ def leader(ours: float, figure: float, theirs: str) -> str:
     lead = ours / figure - 1
     if -CLOSE < lead < CLOSE:
         return f"too close to say (ours {lead:+.0%})"
-    return f"ours by {lead:.0%}, if the plan holds" if lead > 0 else f"{theirs} by {1 / (lead + 1) - 1:.0%}"
+    return f"ours by {lead:.0%} (predicted)" if lead > 0 else f"{theirs} by {1 / (lead + 1) - 1:.0%}"
 
 
 def length_row(record: Record) -> str:
@@ -57,16 +58,16 @@ def length_row(record: Record) -> str:
     if bound.best is None:
         return _row(record, theirs, "none fits", record.theirs)
     ours = bound.best.size
-    words = f"ours, {ours / record.figure:.1f} times as long, if the plan holds"
+    words = f"ours, {ours / record.figure:.1f} times as long (predicted)"
     if ours < record.figure:
         words = f"{record.theirs}, {record.figure / ours:.1f} times as long"
-    return _row(record, theirs, f"{ours / 1e6:.2f}M, then {stopped_by(record, bound)}", words)
+    return _row(record, theirs, f"{ours / 1e6:.2f}M; {stopped_by(record, bound)}", words)
 
 
 def stopped_by(record: Record, bound: Bound) -> str:
-    """Returns in words what a longer sequence has too little of: what helps if there is twice as much of it."""
+    """Returns in words the resource that limits a longer sequence: with twice as much of it, a longer one fits."""
     if bound.stopped is None:
-        return "nothing that was tried"
+        return "no tried length failed"
     config, cluster = record.config(), parse_cluster(record.cluster)
     longer = replace(config, sequence=replace(config.sequence, length=bound.stopped.size))
     more = {
@@ -75,8 +76,8 @@ def stopped_by(record: Record, bound: Bound) -> str:
     }
     helps = [name for name, larger in more.items() if quiet(lambda larger=larger: search(longer, larger)).fits]
     if not helps:
-        return "HBM and host memory are full"
-    return f"{helps[0]} is full" if len(helps) == 1 else "more HBM or more host memory would help"
+        return "limit: HBM and host memory"
+    return f"limit: {helps[0]}" if len(helps) == 1 else "limit: either HBM or host memory"
 
 
 def quiet(make: Callable[[], T]) -> T:
@@ -91,17 +92,17 @@ def _row(record: Record, theirs: str, ours: str, words: str) -> str:
     return f"| {record.cell} | {record.theirs} | {theirs} | {record.source} | {ours} | {words} |"
 
 
-_HEAD = "| setting | their system | {theirs} | source | ours, planned, not run | leads |\n|---|---|---|---|---|---|\n"
+_HEAD = "| setting | their system | theirs, run | source | ours, planned, not run | who leads |\n" + "|---" * 6 + "|\n"
 
 
 def report() -> str:
-    """Writes the block."""
+    """Returns the block."""
     return "\n".join(
         [
-            "**Tokens a second a device**\n",
-            _HEAD.format(theirs="theirs, run") + "\n".join(map(throughput_row, THROUGHPUT)),
+            "**Tokens per second per device**\n",
+            _HEAD + "\n".join(map(throughput_row, THROUGHPUT)),
             "\n**Longest sequence, in millions of tokens**\n",
-            _HEAD.format(theirs="theirs, run") + "\n".join(map(length_row, LENGTHS)),
+            _HEAD + "\n".join(map(length_row, LENGTHS)),
         ]
     )
 

@@ -19,6 +19,7 @@ FEATURES = (
     "host optimizer",
     "breadth-first",
     "blocking saves",
+    "experts",
 )
 # A feature that another one needs beside it, by the rule that says so.
 NEEDS = {

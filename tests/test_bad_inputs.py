@@ -60,7 +60,7 @@ SETTINGS = [
     ("optimizer.place=host mesh.weights=resident", "must have mesh.weights=gathered, got mesh.weights=resident; use"),
     (
         "optimizer.place=host schedule.interleave=1",
-        "optimizer.place=host must have at least 2 groups of layers a stage",
+        "optimizer.place=host must have at least 2 groups of layers per stage",
     ),
     (
         "optimizer.place=host schedule.wave=1 sequence.per_pipeline=2 schedule.interleave=2",
@@ -107,7 +107,10 @@ SETTINGS = [
     ("sequence.longest=0.5", "sequence.longest must be at least 1 (the mean chunk), got 0.5; raise it or set auto"),
     ("sequence.longest=2 sequence.balance=flops", "got 2 with sequence.balance=flops; set sequence.longest=auto"),
     ("sequence.longest=2 sequence.chunks=[32,32]", "got 2 with a list of sequence.chunks; set sequence.longest=auto"),
-    ("sequence.longest=2 schedule.name=table schedule.table=a.csv", "must be auto with schedule.table, whose chunks"),
+    (
+        "sequence.longest=2 schedule.name=table schedule.table=a.csv",
+        "must be auto with schedule.table, which gives the chunk lengths",
+    ),
     ("sequence.shapes=[]", "sequence.shapes must be auto or at least one token count, got []; set auto"),
     ("sequence.shapes=[1,2,3,4,5,6,64]", "sequence.shapes must be at most 6 token counts, got 7; leave some out"),
     ("sequence.shapes=[64,32]", "sequence.shapes must be positive and rise, got [64, 32]; sort them"),

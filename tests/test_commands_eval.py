@@ -67,7 +67,7 @@ def test_the_table_is_for_people(as_in_the_run, checkpoint, capsys, tmp_path, mo
     monkeypatch.setattr("os.replace", refuse)
     assert main(["eval", str(checkpoint)]) == 0
     captured = capsys.readouterr()
-    assert f"validation loss {as_in_the_run['validation_loss']:.4f} nats a token" in captured.out
+    assert f"validation loss {as_in_the_run['validation_loss']:.4f} nats per token" in captured.out
     assert "recall at distance" in captured.out and "##" in captured.out and "wrote" not in captured.out
     assert "the result is not stored" in captured.err and "Read-only" in captured.err
 

@@ -52,7 +52,7 @@ def test_short_documents_gain_where_members_are_on_several_hosts(config, capsys)
         np.mean([window["seconds"]["packed"] for window in found["windows"]])
     )
     assert 0 < found["fill"] <= 0.95
-    # Groups cannot save more than what today's rows spend on exchange and on waiting.
+    # Groups cannot save more than packed rows spend on exchange and on waiting.
     assert gains["packed"] <= 1 / (1 - found["exchange_share"] - found["uneven_share"]) * 1.01
 
 

@@ -100,7 +100,7 @@ def test_holders_of_memory_are_shown_by_moments(config, capsys):
     assert main(["plan", config, "--memory"]) == 0
     text = capsys.readouterr().out.split("\n\n")[-1]
     rows = {line[:20].strip(): line.split() for line in text.splitlines()}
-    header, total = text.splitlines()[1].split(), rows["in all"][2:]
+    header, total = text.splitlines()[1].split(), rows["total"][1:]
     assert header == list(MOMENTS) and len(total) == len(header)
     peak = text.splitlines()[0].rpartition(" ")[2]
     assert float(total[header.index(peak)]) == max(map(float, total))
@@ -119,11 +119,11 @@ def test_what_does_not_fit_has_no_step(config, capsys):
 def test_a_folder_is_planned_from_its_config_alone(folder, capsys):
     assert main(["plan", f"hf:{folder}", "--length", "16K", "--cluster", "h100:1x2"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("llama, 16,384 tokens a step, on h100:1x2 (2 devices)")
+    assert captured.out.startswith("llama, 16,384 tokens per step, on h100:1x2 (2 devices)")
     assert "sequence.length should be at most 8192" in captured.err
     assert main(["plan", f"hf:{folder}", "--cluster", "h100:1x2"]) == 0
     captured = capsys.readouterr()
-    assert "8,192 tokens a step" in captured.out and captured.err == ""  # the length that the model knows
+    assert "8,192 tokens per step" in captured.out and captured.err == ""  # the length that the model knows
 
 
 @pytest.mark.parametrize(

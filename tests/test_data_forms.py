@@ -232,7 +232,7 @@ def test_json_is_lines_or_one_array_read_in_blocks(tmp_path, monkeypatch, case, 
         ('[{"text": "a"}] 5', r"behind item 1 \(something follows"),
         ('[{"text": "a"}, 3]', "item 2 with a value of type int"),
         ('[{"text": a, "b": "' + "c" * 99 + '"}]', "behind item 0"),
-        ("[" + "[" * 200_000, "lie too deep"),
+        ("[" + "[" * 200_000, "nested too deeply"),
         ('[{"text": "a"}, {"text": "b", "id": ' + "1" * 5000 + "}]", r"behind item 1 \(Exceeds the limit"),
         ('{"text": "a"}\n[]', "line 2 with a value of type list"),
         ("{\n", "line 1"),
@@ -313,7 +313,7 @@ def test_a_tar_gives_its_samples_and_says_what_is_left_out(tmp_path):
         ([("0.txt", b"a\xe9")], "must be UTF-8, got .*a.tar member 0.txt .*0xe9"),
         ([("0.json", b"[]")], "must hold one JSON object, got .*a.tar member 0.json with a value of type list"),
         ([("0.json", b'{"id": 1}')], "must be a key of every row, got 'text', but .*a.tar sample 0 has 'id'"),
-        ([("0.json", b"[" * 200_000)], "a.tar member 0.json .*lie too deep"),
+        ([("0.json", b"[" * 200_000)], "a.tar member 0.json .*nested too deeply"),
     ):
         write_tar(path, members)
         with pytest.raises(ValueError, match=message):

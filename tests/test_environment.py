@@ -290,7 +290,7 @@ def test_the_host_limit_follows_the_plan(plan, num_processes, limit, unset, monk
         ("30", ""),
         (
             "29",
-            "needs 30 GiB of pinned host memory a device, XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=29 lets XLA pin 29, too",
+            "needs 30 GiB of pinned host memory per device, XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=29 lets XLA pin 29, too",
         ),
         ("31", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=31 makes XLA pin 31; set XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=30 or"),
         ("2000", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=2000 makes XLA pin 32; set "),  # the next power of two

@@ -64,7 +64,7 @@ def test_an_allocation_that_cannot_be_had_is_named(tmp_path):
 
 def test_a_program_that_takes_more_than_is_planned_is_named(tmp_path):
     found = allocations.host_allocations(dumped(tmp_path, [300 * GIB]), a_plan(220))
-    assert "with which the program takes 310 GiB of pinned memory a device, 230 planned" in found.problem
+    assert "with which the program takes 310 GiB of pinned memory per device, 230 planned" in found.problem
     assert not allocations.host_allocations(dumped(tmp_path, [100 * GIB]), a_plan(220)).problem
 
 
@@ -72,7 +72,7 @@ def test_a_program_that_takes_more_than_is_planned_is_named(tmp_path):
 def test_a_host_that_allows_less_than_a_run_pins_is_named(host_gib, allowed, tmp_path):
     cluster = replace(parse_cluster("h100:1x8"), host_bytes=host_gib * GIB)
     found = allocations.host_allocations(dumped(tmp_path, [220 * GIB, GIB]), a_plan(221), cluster)
-    text = f"231 GiB of pinned memory a device, of which its host allows {allowed}"
+    text = f"231 GiB of pinned memory per device, of which its host allows {allowed}"
     assert found.problem == (text if allowed else "")
 
 

@@ -58,7 +58,7 @@ def test_the_compiler_decides_what_fits():
     text = fit(exposed=2).describe()
     assert text.endswith("12 s by jax 0.12.0") and values["jax"] == "0.12.0"
     assert "39 bodies of ticks" in text and "70 GiB" in text and "88.6%" in text
-    assert "host copies             100 GiB a step\n" in text and "2.0% of it exposed\n" in text
+    assert "host copies             100 GiB per step\n" in text and "2.0% of it exposed\n" in text
     assert "longer than the overlapped compute for 1.2% of a step\n" in text
     of_optimizer = replace(fit(exposed=40), copies=replace(fit(exposed=40).copies, optimizer_bytes=40 * GIB))
     assert "40.0% of it exposed, the optimizer's 40.0% included\n" in of_optimizer.describe()
@@ -81,7 +81,7 @@ def test_loops_that_wait_are_said_with_and_without_graphs():
     waits = replace(fit().copies, loop_waits=(LoopWait("F", 2, 3 * GIB, 0, 0),))
     slow = replace(fit(), copies=waits, loops_share=0.04, variants={"loops in CUDA graphs": fit(hbm=71)})
     text = slow.describe()
-    assert "loops wait for the end of writes of 6 GiB a step, which lengthens a step by at most 4.0%\n" in text
+    assert "loops wait for the end of writes of 6 GiB per step, which lengthens a step by at most 4.0%\n" in text
     assert "\nloops in CUDA graphs    71 GiB of HBM, 89.9% of the capacity, compiled in 12 s\n" in text
     assert text.count("no loop waits for a write to the host") == 1
     assert slow.to_dict()["host_copies"]["loop_bytes"] == 6 * GIB

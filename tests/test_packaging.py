@@ -42,7 +42,7 @@ def test_the_wheel_plans_a_shipped_config_outside_the_checkout(site, tmp_path):
     assert sppo(site, tmp_path, "--version").stdout == f"sppo_jax {PROJECT['version']}\n"
     for name in ("quickstart.yaml", "configs/quickstart.yaml"):
         done = sppo(site, tmp_path, "plan", name)
-        assert done.returncode == 0 and "4,096 tokens a step" in done.stdout, done.stderr
+        assert done.returncode == 0 and "4,096 tokens per step" in done.stdout, done.stderr
     done = sppo(site, tmp_path, "plan", "nothing.yaml")
     assert done.returncode == 2 and "got nothing.yaml" in done.stderr
 

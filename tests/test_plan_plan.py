@@ -288,7 +288,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
         (dict(weights="sold"), "weights of a plan must be one of resident, gathered, got 'sold'"),
         (
             dict(weights="gathered"),
-            "mesh.weights=gathered must have at least 2 groups of layers a stage, got 1",
+            "mesh.weights=gathered must have at least 2 groups of layers per stage, got 1",
         ),
         (
             dict(
@@ -302,7 +302,7 @@ BY_GROUPS = SchedulePlan(name="breadth-first", interleave=2)
             "stages of at least 2 devices, which share the weights, got mesh.data=1 and mesh.seq=1",
         ),
         (dict(optimizer="sold"), "optimizer of a plan must be one of device, host, got 'sold'"),
-        (dict(optimizer="host"), "optimizer.place=host must have at least 2 groups of layers a stage, got 1"),
+        (dict(optimizer="host"), "optimizer.place=host must have at least 2 groups of layers per stage, got 1"),
         (
             dict(
                 optimizer="host",

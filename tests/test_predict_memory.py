@@ -231,7 +231,7 @@ def test_the_whole_stash_goes_where_the_rest_goes_and_groups_take_turns():
         costs = costs_on(device, 1, recompute_linear=0, length=64)
         places = stash(table, inputs="host", attention="host", rest="host")
         chosen, why = choose_alpha(places, "hidden", table, shape, costs)
-        assert set(chosen.alpha) == want and ("and the whole stash with it" in why) == (schedule == "breadth-first")
+        assert set(chosen.alpha) == want and ("offloads the whole stash" in why) == (schedule == "breadth-first")
         assert chosen.alpha.count(0.0) == (1 if schedule == "breadth-first" else len(chosen.alpha))
 
 

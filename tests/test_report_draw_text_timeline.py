@@ -67,12 +67,12 @@ def test_csv_errors(text, words):
 
 def test_timeline_of_waves_says_so():
     first = text_timeline(make_table("sppo", 1, 4, (8,), 1, 2)).splitlines()[0]
-    assert first == "sppo: 1 stages, 1 virtual each, 4 sequences of 1 chunks in waves of 2, 12 ticks"
+    assert first == "sppo: 1 stage with 1 virtual stage each, 4 sequences of 1 chunk in waves of 2, 12 ticks"
 
 
 def test_timeline_of_a_small_table():
     assert text_timeline(make_table("sppo", 2, 1, (8, 8))).splitlines() == [
-        "sppo: 2 stages, 1 virtual each, 1 sequences of 2 chunks, 8 ticks",
+        "sppo: 2 stages with 1 virtual stage each, 1 sequence of 2 chunks, 8 ticks",
         "tick     0    1    2    3    4    5    6    7",
         "stage 0  F0.0 F0.1 H0.0 .    H0.1 .    B0.1 B0.0",
         "stage 1  .    F0.0 H0.0 F0.1 H0.1 B0.1 B0.0 .",

@@ -84,6 +84,6 @@ def test_figures_of_a_step_too_long_to_draw_are_those_of_the_whole_step(schedule
         assert got.pop("hbm") == wanted.pop("hbm") and got == pytest.approx(wanted)
     assert short.parts == pytest.approx(whole.parts)
     assert short.link_busy_s == pytest.approx(whole.link_busy_s) and min(whole.link_busy_s) > 0
-    note = f"Shown is a step of {short.table.num_sequences} of the 24 sequences"
+    note = f"shows a step of {short.table.num_sequences} of the 24 sequences"
     assert note in " ".join(plan_text(short).split()) and note in plan_html(short)
-    assert "Shown is" not in plan_text(whole)
+    assert "shows a step of" not in plan_text(whole)

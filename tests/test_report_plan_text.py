@@ -45,7 +45,7 @@ def test_the_report_says_what_one_asks():
     assert figures.found.rejected and len(figures.found.rejected) <= 5
     for item in figures.found.rejected:
         assert " ".join(item.why.split()[:2]) in words
-    for word in ("attention", "HBM in all", "host memory", "dK/dV", "peak HBM", "idle s", "stage 0", "F0.0"):
+    for word in ("attention", "HBM total", "host memory", "dK/dV", "peak HBM", "idle s", "stage 0", "F0.0"):
         assert word in text
 
 
@@ -56,7 +56,9 @@ def test_a_model_with_experts_says_how_many_parameters_and_where_experts_are():
     assert any(
         line.startswith("  experts         all 8 of a layer are held by each device of a stage;") for line in lines
     )
-    gathered = small_figures(model=model, mesh={"pipe": 1}, schedule={"name": "breadth-first", "interleave": 4})
+    gathered = small_figures(
+        model=model, mesh={"pipe": 1, "weights": "gathered"}, schedule={"name": "breadth-first", "interleave": 4}
+    )
     assert "are gathered with their group of layers" in plan_text(gathered)
     assert "experts at work" in moments_text(gathered)
     assert "parameters " not in brief_text(small_figures()).replace("parameters and", "")

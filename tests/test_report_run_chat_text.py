@@ -51,7 +51,7 @@ def test_shares_are_those_of_the_sequences(settings):
     assert trained_share(summary) == pytest.approx(wanted)
     step_s = make_plan(config).predicted.step_s
     line = trained_line(config, summary)
-    assert line.startswith(f"trained tokens a second: {wanted * 256 / step_s:,.0f} of {256 / step_s:,.0f} places")
+    assert line.startswith(f"trained tokens per second: {wanted * 256 / step_s:,.0f} of {256 / step_s:,.0f} places")
     sizes = sorted(np.concatenate([one.training.corpus.ends - one.training.corpus.starts for one in data.sources]))
     assert summary.percentiles[1] == (50, sizes[3]) and summary.percentiles[-1] == (100, sizes[-1])
 
@@ -80,7 +80,7 @@ def test_the_command_prints_and_text_alone_says_nothing_of_it(settings, tmp_path
     path.write_text(json.dumps(settings))
     assert main(["data", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "What is learned\n" in out and "what is trained is in [[ ]]" in out and "trained tokens a second: " in out
+    assert "What is learned\n" in out and "what is trained is in [[ ]]" in out and "trained tokens per second: " in out
     assert main(["data", str(path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["sources"][0]["learned"]["read"] == 6 and found["conversation"]["tokens"] > 9

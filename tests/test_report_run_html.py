@@ -278,7 +278,7 @@ def test_the_card_of_the_loss_is_the_last_loss_and_says_of_which_step(tmp_path, 
     lines = [metrics(step, rng) | {"loss": loss} for step, loss in enumerate(losses, 1)]
     run = figures_of_run(read_run_dir(write_run(tmp_path / "run", lines, [])))
     step, last = [(step, loss) for step, loss in enumerate(losses, 1) if loss is not None][-1]
-    assert (f"{last:.4f}", f"loss of step {step}, nats a token", "") in head_cards(run)
+    assert (f"{last:.4f}", f"loss of step {step}, nats per token", "") in head_cards(run)
     assert f"{losses[0]:.4f} at step 1, {last:.4f} at step {step}" in summary(run)
 
 

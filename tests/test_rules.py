@@ -18,7 +18,7 @@ CASES = {
     ),
     "_layers_of_groups": (
         dict(num_layers=4, pipe=4, schedule="breadth-first"),
-        "schedule breadth-first must have at least 2 layers a stage, got 4 layers on 4 stages",
+        "schedule breadth-first must have at least 2 layers per stage, got 4 layers on 4 stages",
     ),
     "_flexible_members": (dict(groups="flex", seq=6), "mesh.seq must be a power of two of at least 2"),
     "_length": (

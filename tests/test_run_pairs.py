@@ -19,6 +19,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.search.make import make_plan
 
 RUNS = runs()
+EXPERTS = dict(qkv_bias=False, qk_norm=True, mlp_size=0, experts=dict(count=4, chosen=2, size=12, balance=0.05))
 IN_CI = 1
 pytestmark = pytest.mark.xdist_group("run_pairs")
 SETTINGS = {
@@ -88,7 +89,10 @@ def place(tmp_path_factory):
     documents = [np.append((start + np.arange(30 + 7 * (start % 5))) % 23 + 1, 0) for start in range(60)]
     np.save(place / "documents.npy", np.concatenate(documents).astype(np.uint16))
     write_folder(place / "hf", num_layers=4)
-    for name, model in (("own", {**SMALL, "num_layers": 4, "init_scale": 0.2}), ("import", "hf:hf")):
+    write_folder(place / "hf-experts", num_layers=4, **EXPERTS)
+    own = {**SMALL, "num_layers": 4, "init_scale": 0.2}
+    models = {"own": own, "import": "hf:hf", "own-experts": own | EXPERTS, "import-experts": "hf:hf-experts"}
+    for name, model in models.items():
         (place / f"{name}.yaml").write_text(yaml.safe_dump({**SETTINGS, "model": model}))
     (place / "gradient.py").write_text(GRADIENT)
     (place / "exported.py").write_text(EXPORTED)
@@ -138,6 +142,7 @@ def label(features):
 )
 def test_a_run_with_features_has_the_losses_of_a_plain_run(place, plain, features):
     name, run_dir = "import" if "import" in features else "own", label(features)
+    name += "-experts" * ("experts" in features)
     processes, words = (2 if "two processes" in features else 1), settings_of(features)
     config = f"{name}.yaml"
     want = plain(name)

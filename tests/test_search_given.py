@@ -194,10 +194,10 @@ def test_the_broken_rule_is_named(given, words):
         (
             {"optimizer.place": "host", "model.num_layers": 1},
             4,
-            "breadth-first must have at least 2 layers a stage, mesh.data",
+            "breadth-first must have at least 2 layers per stage, mesh.data",
             "optimizer.place=auto",
         ),
-        ({"mesh.weights": "gathered", "model.num_layers": 1}, 4, "at least 2 layers a stage", "mesh.weights=auto"),
+        ({"mesh.weights": "gathered", "model.num_layers": 1}, 4, "at least 2 layers per stage", "mesh.weights=auto"),
     ],
 )
 def test_of_the_rules_of_meshes_the_broken_ones_are_named(given, devices, rule, advice):

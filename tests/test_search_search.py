@@ -357,7 +357,10 @@ def test_chunks_wait_on_the_host_where_asked():
     found = search(config)
     plan, memory = found.plan, memory_of(found.plan, config)
     assert found.fits and (plan.schedule.name, plan.stash.waiting) == ("breadth-first", "host")
-    assert "stash.waiting=host needs it" in plan.reasons["schedule"] and plan.reasons["waiting"] == Because.ASKED()
+    assert (
+        "stash.waiting=host needs this schedule" in plan.reasons["schedule"]
+        and plan.reasons["waiting"] == Because.ASKED()
+    )
     other = replace(plan, stash=replace(plan.stash, waiting="keep"))
     before, local = memory_of(other, kept), max(plan.chunk_lengths) // 8
     # One chunk is used and one comes; on the host there are as many as wait.
@@ -394,7 +397,7 @@ def test_the_faster_order_is_chosen():
     assert on_rings.ring == 8 and on_rings.schedule.name == "breadth-first"
     on_cpus = search(config(), small(8))
     assert on_cpus.plan.schedule.name != "breadth-first"
-    assert "on CPUs and TPUs, breadth-first is tried only if nothing else fits" in on_cpus.plan.reasons["schedule"]
+    assert "on CPUs and TPUs, breadth-first is tried only if no other schedule fits" in on_cpus.plan.reasons["schedule"]
 
 
 def test_another_way_of_breadth_first_is_taken_where_it_gains_more_than_a_tie():
@@ -470,7 +473,7 @@ def test_the_optimizer_on_the_host_lets_one_device_train_what_it_cannot_hold():
     assert pinned == 12 * 2 * 128256 * 4096 + 16 * 32 * (2 * 4096 * (4096 + 1024) + 3 * 4096 * 14336)
     assert "parameters, moments and gradients 116 GiB" in plan.reasons["host"]
     assert plan.saves == "async" and away.memory.save == here.memory.save == 12 * 8_030_261_248
-    assert "takes 89.7 GiB of host memory a device until it is written" in plan.reasons["saves"]
+    assert "takes 89.7 GiB of host memory per device until the copy is written" in plan.reasons["saves"]
     usable = int(0.95 * (away.memory.host + away.memory.save))
     tight = search(
         large("llama3-8b", "h100:1x1", 2**18, optimizer={"place": "host"}, hardware={"host_bytes": usable})
@@ -530,7 +533,7 @@ def test_dk_and_dv_of_one_chunk_are_not_summed():
 @pytest.mark.parametrize("groups", ["static", "auto"])
 def test_a_plan_says_that_groups_leave_breadth_first_out(groups):
     reasons = search(large(length=2**15, cluster="h100:1x8", sequence={"groups": groups, "per_step": 8})).plan.reasons
-    text = "with sequence.groups=auto, breadth-first is tried only if nothing else fits"
+    text = "with sequence.groups=auto, breadth-first is tried only if no other schedule fits"
     assert (text in reasons["schedule"]) == (groups == "auto")
 
 
@@ -612,11 +615,11 @@ def test_others_are_distinct_ordered_and_say_why():
     room = large_room = usable_bytes(parse_cluster("a100-80g:16x8"))
     for other in found.rejected:
         if other.memory.hbm_bytes > large_room:
-            assert other.why.startswith("over HBM by ") and other.why.endswith(" a device")
-        elif "slower" in other.why or "as fast" in other.why:
+            assert other.why.startswith("over HBM by ") and other.why.endswith(" per device")
+        elif "as long" in other.why or "as fast" in other.why:
             assert other.why == times_slower(other.step_s, found.plan.predicted.step_s)
             assert other.memory.hbm_bytes <= room
-    assert any("slower" in other.why for other in found.rejected)
+    assert any("as long" in other.why for other in found.rejected)
 
 
 def test_what_the_search_used_can_be_had_again():
@@ -768,7 +771,7 @@ def test_bfloat16_sums_only_where_nothing_else_fits():
     least = search(lengths, small(1)).memory.hbm_bytes
     tight = search(lengths, small(1, hbm_bytes=int((least - 1000) / 0.94)))
     assert tight.fits and tight.plan.stash.kv_grad_dtype == "bfloat16"
-    assert tight.plan.reasons["kv_grad_dtype"] == "nothing fits with float32 sums"
+    assert tight.plan.reasons["kv_grad_dtype"] == "no plan fits with float32 sums"
 
 
 def test_interleaving_is_chosen_where_it_is_faster():
@@ -921,10 +924,10 @@ def test_a_wave_keeps_more_than_the_device_has():
 
 
 def test_what_rounds_to_the_same_is_a_tie():
-    assert times_slower(1.0, 1.0) == times_slower(1.0004, 1.0) == "a tie: as fast to 0.1%"
-    assert times_slower(1.0006, 1.0) == "1.001x slower"
+    assert times_slower(1.0, 1.0) == times_slower(1.0004, 1.0) == "a tie: as fast (within 0.1%)"
+    assert times_slower(1.0006, 1.0) == "takes 1.001x as long"
     reasons = search(config(), small(2)).plan.reasons
-    assert reasons["stash"] == "the next best, host/host/keep, is as fast, to 0.1%"
+    assert reasons["stash"] == "the next best, host/host/keep, is as fast (within 0.1%)"
 
 
 def test_reasons_compare_with_the_next_best():
@@ -937,7 +940,10 @@ def test_reasons_compare_with_the_next_best():
     assert "keep/keep/keep might be faster, but does not fit" in reasons["stash"]
     tied = large(length=2**20, cluster="a100-80g:4x8", stash={"kv": "keep"}, hardware={"hbm_bytes": 84 * 2**30})
     tie = search(tied).plan.reasons
-    assert "is 0.25% faster, which counts as a tie" in tie["chunks"] and "this plan has 1 fewer mechanism" in tie["tie"]
+    assert (
+        "is only 0.25% faster, which counts as a tie" in tie["chunks"]
+        and "this plan has 1 fewer mechanism" in tie["tie"]
+    )
     pins = dict(mesh={"pipe": 1, "seq": 1}, sequence={"chunks": 4, "balance": "equal"}, schedule={"name": "sppo"})
     alone = search(config(**pins, stash={"inputs": "recompute"}), small(1)).plan.reasons
     assert alone["chunks"] == alone["stash"] == alone["mesh"] == Because.ASKED()

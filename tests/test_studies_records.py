@@ -63,7 +63,7 @@ def test_who_leads(monkeypatch):
     leaders = {
         factor: records_planned.throughput_row(replace(record, figure=ours * factor)) for factor in (0.5, 0.95, 1.05, 2)
     }
-    assert "ours by 100%, if the plan holds" in leaders[0.5] and "BurstEngine by 100%" in leaders[2]
+    assert "ours by 100% (predicted)" in leaders[0.5] and "BurstEngine by 100%" in leaders[2]
     assert "too close to say" in leaders[0.95] and "too close to say" in leaders[1.05]
 
 
@@ -93,7 +93,7 @@ def test_the_picture_has_every_compiled_length_and_every_record_of_its_models():
 def test_what_stops_a_longer_sequence_is_what_helps(monkeypatch):
     record = records_planned.LENGTHS[0]
     cluster, bound = records_planned.parse_cluster(record.cluster), SimpleNamespace(stopped=SimpleNamespace(size=2**23))
-    assert records_planned.stopped_by(record, SimpleNamespace(stopped=None)) == "nothing that was tried"
+    assert records_planned.stopped_by(record, SimpleNamespace(stopped=None)) == "no tried length failed"
 
     def searched(needs_hbm, needs_host):
         def search(config, larger):
@@ -104,10 +104,10 @@ def test_what_stops_a_longer_sequence_is_what_helps(monkeypatch):
         return search
 
     for needs, words in {
-        (2, 1): "HBM is full",
-        (1, 2): "host memory is full",
-        (1, 1): "more HBM or more host memory would help",
-        (2, 2): "HBM and host memory are full",
+        (2, 1): "limit: HBM",
+        (1, 2): "limit: host memory",
+        (1, 1): "limit: either HBM or host memory",
+        (2, 2): "limit: HBM and host memory",
     }.items():
         monkeypatch.setattr(records_planned, "search", searched(*needs))
         assert records_planned.stopped_by(record, bound) == words
@@ -156,6 +156,6 @@ def test_mfu_is_compared_where_lengths_differ():
     twice = records_people.Run(system="X", tokens_s=1.0, length=2**18)
     setting = records_people.Setting(model="llama3-8b", cluster="h100:1x1", length=2**17, theirs=twice)
     line = records_people.row(setting)
-    assert "X at 256K" in line and line.endswith("if the plan holds |")
+    assert "X at 256K" in line and line.endswith("(predicted) |")
     ours, theirs = (float(cell.strip().rstrip("%")) for cell in line.split("|") if cell.strip().endswith("%"))
     assert ours > 40 and theirs < 0.1

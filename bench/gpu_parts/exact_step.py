@@ -53,6 +53,8 @@ PAIRS = {
 }
 TWIN = ", its buffers on the device"
 MOST_TIMES_DENSE = 2.0
+# Experts of the case with experts; of the dense model other experts may be chosen, where two are nearly as good.
+EXPERTS = {"count": 16, "chosen": 4, "size": 256, "shared_size": 256, "balance": 0.01, "z": 0.001}
 # Kernels that add in a fixed order, the same ones in both programs, and no value kept wider than its dtype. Where DMA
 # engines copy rows of a table, XLA compares each row with the one that the device computes.
 _FIXED_ORDER = "--xla_gpu_exclude_nondeterministic_ops=true"
@@ -91,7 +93,9 @@ def cases(*, tiny: bool) -> list[Case]:
     # Seconds with 16 cores, on which the programs of a case compile side by side: 48 measured for five of them.
     found = [_case(name, settings | {"places": places}, 70, tiny) for name, places in orders.items()]
     few = {"places": ["kept", "host"], "fixed_order": False}  # if the others abort
-    return found if tiny else [*found, _case("step, kernels as they come", settings | few, 90, tiny)]
+    experts = {"model": settings["model"] | {"experts": EXPERTS}, "places": ["kept", "host", f"kept{BREADTH_FIRST}"]}
+    with_experts = _case("step with experts", settings | experts, 70, tiny)
+    return found if tiny else [*found, with_experts, _case("step, kernels as they come", settings | few, 90, tiny)]
 
 
 def _case(name: str, settings: dict, expected_s: float, tiny: bool) -> Case:

@@ -39,7 +39,7 @@ STASHES = {
     "all on the host": {"inputs": "host", "attention": "host", "rest": "recompute", "alpha": 1.0},
 }
 _PINNED_CHUNKS = 16
-ONE_BILLION, EIGHT_BILLION = {"preset": "llama3.2-1b"}, {"preset": "llama3-8b"}
+ONE_BILLION, EIGHT_BILLION, EXPERTS = ({"preset": name} for name in ("llama3.2-1b", "llama3-8b", "qwen3-30b-a3b"))
 BREADTH_FIRST = {"name": "breadth-first", "interleave": "auto"}
 TINY = {
     "vocab_size": 64,
@@ -86,6 +86,7 @@ def cases(*, tiny: bool) -> list[Case]:
         found.append(_case(f"1B at 128K, {stash}, breadth-first", groups | {"stash": stash, "host_gib": host_gib}, 120))
     wide = {"model": EIGHT_BILLION, "length": 128 * _K, "stash": "planned", "host_gib": HOST_GIB}
     eight = wide | {"model": EIGHT_BILLION | {"num_layers": 8}}
+    experts = wide | {"model": EXPERTS | {"num_layers": FEW_LAYERS}}
     few = {"model": ONE_BILLION | {"num_layers": FEW_LAYERS}, "stash": "planned", "host_gib": HOST_GIB}
     lengths = [2**22, 2**23]
     on_host = {"model": EIGHT_BILLION, "stash": "planned", "host_gib": _WHOLE_HOST_GIB, "optimizer": "host"}
@@ -100,6 +101,7 @@ def cases(*, tiny: bool) -> list[Case]:
             NO_GRAPHS_FLAG,
         ),
         _case("8B's widths at 128K, planned", wide | {"most_layers": True}, 190),
+        _case(f"30B-A3B's widths, {FEW_LAYERS} layers, at 128K, planned", experts, 120),
         _case("8B at 128K, optimizer on the host", on_host | {"length": 128 * _K}, 330),
         _case("8B, optimizer on the host, longest", longest, 150),
         _case("longest", few | {"longest": lengths, "length": lengths[0]}, 130),

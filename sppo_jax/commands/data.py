@@ -19,7 +19,7 @@ def run(words: Sequence[str]) -> int:
     """Prints the data of a config in numbers and samples; returns the exit code."""
     parser = config_parser("data", "Describe the data of a config: lengths, packing, epochs, samples.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--part", metavar="N/M", help="only tokenize part N of M into data.cache, by whole files")
+    parser.add_argument("--part", metavar="N/M", help="only tokenize part N of M of the files into data.cache")
     args = parser.parse_intermixed_args(words)
     config = load_config(args.config, args.overrides)
     if args.part:

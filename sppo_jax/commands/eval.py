@@ -123,7 +123,7 @@ def _result(text: str | bytes) -> dict[str, Any] | None:
 def _text(entry: Mapping[str, Any], found: "Validation", plan: Plan, seconds: float) -> str:
     mesh = plan.mesh
     lines = [
-        f"{entry['checkpoint']}: validation loss {found.loss:.4f} nats a token over {found.num_targets:,} tokens "
+        f"{entry['checkpoint']}: validation loss {found.loss:.4f} nats per token over {found.num_targets:,} tokens "
         f"({seconds:.1f} s on data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq})",
         "",
         f"{'position':>19}  {'loss':>7}  {'tokens':>9}",

@@ -47,7 +47,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--variants",
         action="store_true",
-        help="compile also with all products by cuBLAS, and with loops in CUDA graphs; the largest must fit",
+        help="also compile with all products by cuBLAS, and with loops in CUDA graphs; the largest must fit",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
@@ -73,7 +73,7 @@ def _headline(plan: Plan, cluster: Cluster) -> str:
 def _exposed(fit: Fit) -> str:
     return (
         f"at most {MAX_EXPOSED:.0%} of the bytes of host copies should be exposed (not overlapped with compute), got "
-        f"{fit.exposed_activations_share:.1%}; use longer chunks, more layers a stage, or a lower stash.alpha"
+        f"{fit.exposed_activations_share:.1%}; use longer chunks, more layers per stage, or a lower stash.alpha"
     )
 
 
@@ -82,7 +82,7 @@ def _problem(fit: Fit, change: Change | None) -> str:
     for name, key in (("HBM", "hbm_bytes"), ("host memory", "host_bytes")):
         got, capacity = getattr(fit.largest, key), getattr(fit.capacity, key)
         if got > capacity:
-            over.append(f"{(got - capacity) / 2**30:.1f} GiB of {name} a device too much")
+            over.append(f"{(got - capacity) / 2**30:.1f} GiB of {name} per device too much")
     if fit.pool_problem:
         over.append(fit.pool_problem)
     tail = change.describe() if change else "no change that was tried fits"

@@ -1,4 +1,4 @@
-"""`sppo flex`: what groups of devices for each document would gain; touches no accelerator, does not import jax."""
+"""`sppo flex`: the gain of a device group for each document; touches no accelerator, does not import jax."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sppo_jax.report.flex.text import flex_text
 from sppo_jax.search.make import make_plan
 
 _WINDOWS, _MOST_WINDOWS = 4, 256
-# Rows are packed from so many times the documents that are shown, as those of a large corpus are.
+# Rows are packed from this many times the documents that are shown, as the rows of a large corpus would be.
 _SURPLUS = 2
 _STDOUT = Path("-")
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints what groups would do with the documents of a config, or with other lengths; returns the exit code."""
+    """Prints the gain of groups for the documents of a config, or for other lengths; returns the exit code."""
     args = _parser().parse_intermixed_args(words)
     _check(args)
     config = load(args)
@@ -55,13 +55,13 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = config_parser("flex", "Simulate what groups of devices for each document would gain.")
+    parser = config_parser("flex", "Simulate the gain of a device group for each document.")
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices to plan for, e.g. a100-80g:16x8")
     parser.add_argument(
-        "--windows", type=int, default=_WINDOWS, metavar="N", help=f"steps whose documents are placed ({_WINDOWS})"
+        "--windows", type=int, default=_WINDOWS, metavar="N", help=f"steps to simulate; {_WINDOWS} by default"
     )
     documents = parser.add_mutually_exclusive_group()
-    documents.add_argument("--lengths", type=some_path, metavar="FILE", help="document lengths, one a line, or .npy")
+    documents.add_argument("--lengths", type=some_path, metavar="FILE", help="document lengths, one per line, or .npy")
     documents.add_argument("--corpus", choices=sorted(corpora()), help="document lengths of a corpus")
     parser.add_argument(
         "--flexsp", choices=list(MODELS), metavar="MODEL", help=f"also show FlexSP's own plan: {', '.join(MODELS)}"

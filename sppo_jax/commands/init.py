@@ -1,4 +1,4 @@
-"""`sppo init`: a commented config for a model and the devices present or named; asks nothing, imports no jax."""
+"""`sppo init`: a commented config for a model and the devices present or named; asks no questions, imports no jax."""
 
 import argparse
 import sys
@@ -46,8 +46,12 @@ def run(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="sppo init", description="Write a commented config for a model and devices; asks nothing.")
-    parser.add_argument("model", metavar="hf:FOLDER", nargs="?", type=_folder, help="the model to train on from")
+    parser = Parser(
+        prog="sppo init", description="Write a commented config for a model and devices, without questions."
+    )
+    parser.add_argument(
+        "model", metavar="hf:FOLDER", nargs="?", type=_folder, help="the model to continue training from"
+    )
     parser.add_argument("--length", type=positive, metavar="N", help="tokens of a sequence; the model's own by default")
     parser.add_argument("--cluster", metavar="NAME:HOSTSxDEVICES", help="the devices; those of this machine by default")
     parser.add_argument("--out", type=some_path, metavar="FILE", required=True, help="the config to write, a new file")

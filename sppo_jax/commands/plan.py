@@ -88,7 +88,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print plan.json and the report as JSON instead of text")
     parser.add_argument("--verbose", action="store_true", help="also print rejected plans, all parts, and the timeline")
     parser.add_argument(
-        "--memory", action="store_true", help="also print what holds device memory in each moment of a step"
+        "--memory", action="store_true", help="also print what holds device memory at each moment of a step"
     )
     parser.add_argument("--html", type=some_path, metavar="FILE", help="also write a page with pictures of the step")
     parser.add_argument(

@@ -64,7 +64,7 @@ def _make(out: Path) -> None:
 def _text(trace: "Trace", out: Path) -> str:
     lines = [f"traced {trace.num_steps} steps in {out}"]
     if trace.step_s:
-        lines[0] += f", {statistics.median(trace.step_s):.3f} s a step under the profiler"
+        lines[0] += f", {statistics.median(trace.step_s):.3f} s per step under the profiler"
     size_mib = trace.perfetto.stat().st_size / 2**20
     lines.append(
         f"Perfetto: open {trace.perfetto} ({size_mib:.1f} MiB) at https://ui.perfetto.dev (stays in the browser)"

@@ -20,10 +20,10 @@ class RecallConfig(Group):
     """The recall task (`data.source: recall`): each key has a value, which the sequence asks for later.
 
     Args:
-        pairs: number of keys of a sequence, each asked for once; at least 1.
+        pairs: number of keys of a sequence; the sequence asks for each key once; at least 1.
         values: number of different values, so that a guess is right with probability 1 / values; at least 2.
-        distances: tokens between a question and its answer, each distance as frequent as the others; a list of
-            different whole numbers, each at least 1.
+        distances: tokens between a question and its answer, all distances equally frequent; a list of different whole
+            numbers, each at least 1.
     """
 
     group: ClassVar[str] = "data.recall"
@@ -43,17 +43,17 @@ class RecallConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatConfig(Group):
-    """Conversations: how they become text, and what of them is learned.
+    """Conversations: how they become text, and which of their tokens are trained.
 
     Args:
         messages_key: key of the messages in a row; `conversations` of ShareGPT is recognized as well.
         tools_key: key of the tools in a row that has any.
-        template: path of a chat template; "auto": that of the tokenizer's directory.
-        train_on: what is learned: "assistant": the assistant's turns, "last": the last of them, "all": all tokens; a
-            message may say "train": false.
-        too_long: what happens to a conversation longer than a sequence: "turns" keeps whole leading turns, "cut" cuts
-            it into pieces, "drop" leaves it out, "refuse" stops.
-        date: the day that a template writes as today's, such as 2026-01-31; null: a template may not write one.
+        template: path of a chat template; "auto": the template in the tokenizer's directory.
+        train_on: tokens that are trained: "assistant": those of the assistant's turns, "last": those of the last of
+            these turns, "all": all tokens; a message may say "train": false.
+        too_long: treatment of a conversation longer than a sequence: "turns" keeps whole leading turns, "cut" cuts the
+            conversation into pieces, "drop" leaves it out, "refuse" stops.
+        date: the date that a template writes as today's, such as 2026-01-31; null: a template may not write a date.
         values: further variables of the template, such as {enable_thinking: false}.
     """
 
@@ -77,17 +77,17 @@ class ChatConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig(Group):
-    """A source that has settings of its own; what is null is that of `data`.
+    """A source with its own settings; a null setting has the value of `data`.
 
     Args:
         weight: share of the sequences relative to the other sources; above 0.
-        format: what rows hold, see `data.format`.
+        format: content of the rows, see `data.format`.
         text_key: key of the text, see `data.text_key`.
         messages_key: key of the messages, see `data.chat.messages_key`.
         tools_key: key of the tools, see `data.chat.tools_key`.
-        train_on: what is learned of a conversation, see `data.chat.train_on`.
-        min_tokens: documents of fewer tokens are left out; at least 1.
-        max_tokens: documents of more tokens are left out; at least 1; null: no limit.
+        train_on: tokens of a conversation that are trained, see `data.chat.train_on`.
+        min_tokens: documents with fewer tokens are left out; at least 1.
+        max_tokens: documents with more tokens are left out; at least 1; null: no limit.
     """
 
     group: ClassVar[str] = "data.source.NAME"
@@ -117,16 +117,17 @@ class DataConfig(Group):
     """Where the documents come from and how they fill sequences.
 
     Args:
-        source: a file, a directory or a pattern, here or behind an address (s3://, gs://, abfs://, hf://), in one of
-            the forms of docs/data.md; "stdlib": the source files of the running Python's standard library; "recall":
+        source: a file, a directory or a pattern, local or with an address (s3://, gs://, abfs://, hf://), in one of the
+            forms of docs/data.md; "stdlib": the source files of the running Python's standard library; "recall":
             sequences of the recall task; or a mapping of several sources (all but "recall") to their weights, which are
-            shares of the sequences relative to each other, each above 0; in the place of a weight a source may have
-            settings of its own.
+            shares of the sequences relative to each other, each above 0; instead of a weight, a source may have its own
+            settings.
         tokenizer: path of a tokenizer.json, or of a directory with one, for text; "bytes": bytes as tokens; null: the
             tokenizer of `model.hf`, or bytes where no model is imported.
-        format: what rows hold: "text", "chat" (conversations), "tokens" (`input_ids`, with `labels` or a mask of what
-            is learned), or "auto": what the keys of the first row of a file say, text if it has `data.text_key`.
-        text_key: key of the text in a line of JSON, or column of the text in a Parquet file.
+        format: content of the rows: "text", "chat" (conversations), "tokens" (`input_ids`, with `labels` or a mask of
+            the trained tokens), or "auto": decided by the keys of the first row of a file, "text" if the row has
+            `data.text_key`.
+        text_key: key of the text in a JSON line, or column of the text in a Parquet file.
         start_token: token that begins every document of text; "auto": the tokenizer's own; null: none.
         end_token: token that ends every document of text; "auto": the tokenizer's own; null: none.
         token_dtype: dtype of the tokens in a .bin file.

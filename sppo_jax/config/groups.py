@@ -27,10 +27,10 @@ class MeshConfig(Group):
             else chosen by the planner.
         pipe: number of pipeline stages; at least 1, or "auto": chosen by the planner.
         seq: number of devices that share the tokens of a chunk; at least 1, or "auto": chosen by the planner.
-        weights: what a device holds of the layers of its stage during a step: "resident" is the weights and gradient
-            sums of all of them, "gathered" is those of one group of layers at a time and its share of the others, which
-            needs `schedule.name` "breadth-first", and stages of at least 2 devices or `optimizer.place` "host"; "auto":
-            "gathered" where it can be, unless "resident" fits and makes a step shorter by more than 0.5%.
+        weights: the weights of its stage that a device holds during a step: "resident" is the weights and gradient sums
+            of all layers; "gathered" is those of one group of layers at a time, plus a share of the others, and needs
+            `schedule.name` "breadth-first", and stages of at least 2 devices or `optimizer.place` "host"; "auto":
+            "gathered" where it is possible, unless "resident" fits and makes a step shorter by more than 0.5%.
     """
 
     group: ClassVar[str] = "mesh"
@@ -58,20 +58,20 @@ class SequenceConfig(Group):
         chunks: number of chunks of a sequence, at least 1; or a list of chunk lengths in tokens, each at least 1, which
             add up to `sequence.length`; "auto": chosen by the planner.
         balance: whether the chunks have "equal" lengths, equal "flops" in four lengths, or equal "cost" (seconds) in as
-            many lengths as chunks; refused with lists of chunks and tables; "auto": the faster of the first two, or
-            "cost" where it is faster in the same layout and the devices are no CPUs.
-        longest: the longest chunk of equal cost, in mean chunks, at least 1; a number asks for `sequence.balance`
-            "cost", and is refused with another one, lists of chunks and tables; "auto": chosen by the planner from
-            1.25, 1.5 and 2.
-        shapes: at most 6 token counts, rising multiples of `mesh.seq` times the tile of a device, to which ticks are
-            rounded up; the last one holds the longest chunk; "auto": those that pad chunks of equal cost least, and
-            for other chunks the longest of each tick.
+            many lengths as chunks; must be "auto" with a list of chunks or a table; "auto": the faster of "equal" and
+            "flops", or "cost" where it is faster in the same layout and the devices are not CPUs.
+        longest: length of the longest chunk of equal cost, as a multiple of the mean chunk, at least 1; a number
+            implies `sequence.balance` "cost", and is refused with another balance, a list of chunks or a table; "auto":
+            chosen by the planner from 1.25, 1.5 and 2.
+        shapes: at most 6 token counts to which ticks are rounded up, in rising order, each a multiple of `mesh.seq`
+            times the tile of a device; the last count must hold the longest chunk; "auto": for chunks of equal cost the
+            counts with the least padding, for other chunks the longest chunk of each tick.
         kind: how attention is spread over the `seq` axis: "ulysses" exchanges heads, "ring" passes arrays from device
             to device, "hybrid" does both; "auto": chosen by the planner.
         ulysses: devices of one Ulysses group, within which attention heads are exchanged; at least 1, a divisor of
             `mesh.seq` where `mesh.seq` is a number; 0: chosen by the planner.
-        ring_pass: arrays that travel on the ring: keys and values ("kv") or queries ("q"); "auto": the fewer bytes in
-            each tick.
+        ring_pass: arrays that travel on the ring: keys and values ("kv") or queries ("q"); "auto": those with fewer
+            bytes in each tick.
         per_pipeline: sequences of one pipeline in one step; 1 to 2147483647.
         per_step: sequences of all pipelines in one step; 1 to 2147483647, a multiple of `sequence.per_pipeline` and of
             `mesh.data`, and equal to their product where `mesh.data` is a number and `sequence.per_pipeline` is above
@@ -118,7 +118,7 @@ class SequenceConfig(Group):
     def _check_lengths(self) -> None:
         if self.balance != "auto" and isinstance(self.chunks, tuple):
             raise ConfigError(
-                "sequence.balance must be auto where sequence.chunks is a list, whose lengths are as they are, got "
+                "sequence.balance must be auto where sequence.chunks is a list of lengths, got "
                 f"{self.balance}; set sequence.balance=auto, or sequence.chunks={len(self.chunks)}"
             )
         if self.longest != "auto" and self.longest < 1:
@@ -176,27 +176,27 @@ class ScheduleConfig(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class StashConfig(Group):
-    """Where each kind of activation waits for the backward pass.
+    """Where each kind of activation is kept until the backward pass.
 
     Args:
-        inputs: place of the inputs of the layers: "keep" is device memory, "host" is host memory, "recompute" computes
-            them again from the input of the virtual stage; "auto": chosen by the planner.
-        attention: place of the attention outputs: "keep" is device memory, "host" is host memory, "recompute" computes
-            them again in the backward pass; "auto": chosen by the planner, in breadth-first schedules maybe for the
-            late chunks of a sequence alone.
+        inputs: place of the inputs of the layers: "keep" is device memory, "host" is host memory, "recompute"
+            recomputes them from the input of the virtual stage; "auto": chosen by the planner.
+        attention: place of the attention outputs: "keep" is device memory, "host" is host memory, "recompute"
+            recomputes them in the backward pass; "auto": chosen by the planner, which may stash only those of the last
+            chunks in breadth-first schedules.
         rest: place of the other saved matrix products of a layer: "keep" is device memory, "host" is host memory,
-            "recompute" computes them again in the backward pass; "auto": chosen by the planner.
+            "recompute" recomputes them in the backward pass; "auto": chosen by the planner.
         alpha: share of the tokens of a chunk whose inputs and attention outputs go to the host, where their place is
             "host"; 0 to 1, one number or a list with one number per diagonal of the schedule; "auto": chosen by the
             planner.
         kv_grad_dtype: dtype in which the gradients of keys and values are summed; "auto": float32 where it fits, else
             bfloat16.
-        kv: how keys and values reach the backward pass: "keep" keeps those of all layers in device memory, "rebuild"
-            keeps those of one group of layers and computes the others again from the inputs of the layers (those of an
-            only chunk in its own backward: "recompute" in a plan), "host" keeps those of one group of layers and brings
-            the others back from host memory, which takes at least 2 chunks; both need `schedule.name` "breadth-first";
-            "auto": "rebuild" where it can be, else "keep", unless another way fits and makes a step shorter by more
-            than 0.5%.
+        kv: how keys and values reach the backward pass: "keep" keeps those of all layers in device memory; "rebuild"
+            keeps those of one group of layers and recomputes the others from the inputs of the layers (if a sequence is
+            one chunk, in the backward pass of this chunk; a plan then says "recompute"); "host" keeps those of one
+            group of layers, fetches the others from host memory, and needs at least 2 chunks; "rebuild" and "host" need
+            `schedule.name` "breadth-first"; "auto": "rebuild" where it is possible, else "keep", unless another way
+            fits and makes a step shorter by more than 0.5%.
         waiting: where chunks wait between two groups of layers: "keep" is device memory, "host" is host memory, which
             needs `schedule.name` "breadth-first"; "auto": "keep" where that fits, else "host".
     """
@@ -229,12 +229,12 @@ class OptimizerConfig(Group):
         b1: decay rate per step of the first moment; at least 0, below 1.
         b2: decay rate per step of the second moment; at least 0, below 1.
         eps: term that AdamW adds to the denominator; 0 to 1e30.
-        clip_norm: largest global norm of the gradient, to which a larger gradient is scaled down; above 0, at most
+        clip_norm: largest global norm of the gradient; a larger gradient is scaled down to this norm; above 0, at most
             1e30.
-        place: where the parameters and the moments of AdamW wait between their uses: "device" is device memory, "host"
-            is host memory, from which they come one group of layers at a time, and which needs `schedule.name`
-            "breadth-first" and all sequences of a pipeline in one wave; "auto": "device" where that fits, else
-            "host" on GPUs.
+        place: where the parameters and the moments of AdamW are kept between their uses: "device" is device memory;
+            "host" is host memory, from which a step fetches one group of layers at a time, and needs `schedule.name`
+            "breadth-first" and all sequences of a pipeline in one wave; "auto": "device" where that fits, else "host"
+            on GPUs.
     """
 
     group: ClassVar[str] = "optimizer"
@@ -262,8 +262,8 @@ class TrainConfig(Group):
     """Length of the run, its devices, how often it reports and validates, and when it gives up.
 
     Args:
-        steps: number of optimizer steps, at the last of which the cosine of the learning rate ends; 1 to 2147483647; a
-            run that goes on with more steps goes on along the longer cosine, with a higher learning rate.
+        steps: number of optimizer steps; the cosine of the learning rate ends at the last step; 1 to 2147483647; a run
+            that is resumed with more steps follows the longer cosine, with a higher learning rate.
         seed: seed of the initial parameters; 0 to 2147483647.
         devices: devices to train on; "cpu:N" simulates N devices on the CPU, N from 1 to 1024, a multiple of the
             product of the mesh axes that are numbers, and equal to the product where all three axes are numbers;
@@ -271,13 +271,13 @@ class TrainConfig(Group):
         log_every: steps between two lines of metrics; at least 1.
         eval_every: steps between two validations, besides the one at the end; at least 1, or 0: only at the end.
         eval_sequences: sequences of one validation, rounded up to whole batches; 0 (no validation) to 2147483647.
-        init: a run directory or a checkpoint, of a model of the same shape, whose weights a new run starts from; null:
+        init: a run directory or a checkpoint of a model of the same shape; a new run starts from its weights; null:
             weights drawn from `seed`, or those of `model.hf`.
         init_optimizer: whether a run with `init` also starts from the optimizer's moments; true or false.
-        max_nonfinite: number of skipped steps in a row after which the run stops, where a step is skipped if its loss
-            or gradient is not finite; at least 1.
+        max_nonfinite: number of consecutive skipped steps after which the run stops; a step is skipped if its loss or
+            gradient is not finite; at least 1.
         stall_s: seconds without progress after which the run names the stuck process and ends; at least 1, or 0: never;
-            "auto": 4 predicted steps and the seconds in which the first step pins host memory, at least 1800.
+            "auto": the time of 4 predicted steps plus the time in which the first step pins host memory, at least 1800.
     """
 
     group: ClassVar[str] = "train"
@@ -328,7 +328,7 @@ class CheckpointConfig(Group):
         every_s: seconds between two checkpoints; above 0, or 0: no checkpoints by time.
         every_steps: steps between two checkpoints; at least 1, or 0: no checkpoints by steps.
         keep_last: number of newest checkpoints to keep; at least 1.
-        keep_every: number of steps, at whose multiples a saved checkpoint is never deleted; at least 1, or 0: none.
+        keep_every: a saved checkpoint whose step is a multiple of this number is never deleted; at least 1, or 0: none.
         keep_best: number of checkpoints with the lowest validation loss to keep, each saved right after its validation;
             at least 1, or 0: none.
         final: whether to save a checkpoint after the last step; true or false.
@@ -354,8 +354,8 @@ class MetricsConfig(Group):
     """What the run reports besides metrics.jsonl and report.html.
 
     Args:
-        peak_flops: peak FLOP/s of one device, by which the model FLOPs utilization (MFU) is computed; at least 1, or
-            "auto": the datasheet's figure, and no MFU where the device is not known.
+        peak_flops: peak FLOP/s of one device, for the model FLOPs utilization (MFU); at least 1, or "auto": the
+            datasheet's figure, and no MFU where the device is not known.
         tensorboard: whether to write TensorBoard events into the run directory; true or false.
         wandb: name of the Weights & Biases project to report to, 1 to 128 characters without any of `/ \\ # ? % :`;
             null: none; with WANDB_MODE=offline in the environment nothing leaves the machine.
@@ -381,8 +381,8 @@ class Config(Group):
     """All settings of a run, one group for each part.
 
     Args:
-        planner: method that chooses the keys left at "auto": "search" is this project's search, "paper" is the rules of
-            the SPPO paper.
+        planner: method that chooses the keys left at "auto": "search" is this project's search, "paper" applies the
+            rules of the SPPO paper.
         model: shape of the decoder.
         data: documents to train on, and how they fill sequences.
         mesh: number of devices along each axis of the mesh.
@@ -415,7 +415,7 @@ class Config(Group):
         for name in ("balance", "longest") if self.schedule.table is not None else ():
             if (value := getattr(self.sequence, name)) != "auto":
                 raise ConfigError(
-                    f"sequence.{name} must be auto with schedule.table, whose chunks have lengths of their own, got "
+                    f"sequence.{name} must be auto with schedule.table, which gives the chunk lengths, got "
                     f"{value if isinstance(value, str) else f'{value:g}'}; set sequence.{name}=auto"
                 )
         if 0 < self.model.sliding_window < self.sequence.length:

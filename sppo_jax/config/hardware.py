@@ -15,22 +15,22 @@ class HardwareConfig(Group):
     Args:
         cluster: devices to plan for, as NAME:HOSTSxDEVICES, e.g. a100-80g:16x8, or a TPU slice such as v5p:4x4x4;
             null: the simulated devices of `train.devices`, else the devices present.
-        measured: path of a file that `sppo profile` wrote, whose figures replace the datasheet's; null: the datasheet.
+        measured: path of a file that `sppo profile` wrote; its figures replace the datasheet's; null: the datasheet.
         hbm_bytes: bytes of memory of one device; at least 1, or "auto": that of the devices present, or, where
             `hardware.cluster` is given, the datasheet's figure.
-        hbm_spare: share of the memory that a run gets of a device which plans leave free; at least 0, below 1, or
+        hbm_spare: share of the memory available to a run on one device that plans leave free; at least 0, below 1, or
             "auto": 0.03 on a GPU, 0.1 on the GPUs of this machine with jax 0.10 or 0.11, whose compiler takes up to 11%
             more than predicted, 0.06 elsewhere.
-        host_bytes: bytes of memory of one host, shared by its devices; at least 1, or "auto": that of a machine that is
-            here, as far as its processes may take it, else a usual host's.
-        host_link_bytes_s: bytes a second between a device and its host, one way; at least 1, or "auto": the measured
+        host_bytes: bytes of memory of one host, shared by its devices; at least 1, or "auto": the memory that processes
+            of this machine may use, if the plan is for the devices present, else that of a typical host.
+        host_link_bytes_s: bytes per second between a device and its host, one way; at least 1, or "auto": the measured
             figure, else the datasheet's.
-        link_bytes_s: bytes a second between two devices of a host, one way; at least 1, or "auto": the measured figure,
-            else the datasheet's.
-        network_bytes_s: bytes a second between devices of different hosts, one way; at least 1, or "auto": the
+        link_bytes_s: bytes per second between two devices of a host, one way; at least 1, or "auto": the measured
+            figure, else the datasheet's.
+        network_bytes_s: bytes per second between devices of different hosts, one way; at least 1, or "auto": the
             datasheet's figure.
-        matmul_flops_s: FLOP/s that a device reaches; at least 1, or "auto": the measured figure, else an estimate
-            from the datasheet's peak.
+        matmul_flops_s: FLOP/s that a device reaches in matrix products; at least 1, or "auto": the measured figure,
+            else an estimate from the datasheet's peak.
     """
 
     group: ClassVar[str] = "hardware"

@@ -19,7 +19,7 @@ class ModelConfig(Group):
 
     Args:
         preset: name of a published model shape, e.g. llama3-8b; null: none.
-        hf: directory of a Hugging Face model, whose config.json gives the shape and whose weights training starts from;
+        hf: directory of a Hugging Face model; its config.json gives the shape, and training starts from its weights;
             `model: hf:PATH` is short for this key; null: none.
         vocab_size: number of token ids; 1 to 10000000.
         hidden_size: elements of the hidden state of a token; 1 to 10000000.
@@ -36,14 +36,14 @@ class ModelConfig(Group):
         tied_embeddings: whether the output head is the embedding matrix; true or false.
         norm_eps: term that RMSNorm adds to the mean square; at least 0.
         rope: rotary position embedding.
-        sliding_window: tokens that attention reaches back in the imported model; at least `sequence.length`, because
-            only full attention is supported, or 0: the whole sequence.
+        sliding_window: reach of attention in the imported model, in tokens; at least `sequence.length`, because only
+            full attention is supported, or 0: the whole sequence.
         compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.
         kernel: attention kernel; "blockwise" runs on every device; "cudnn" needs a GPU, bfloat16, and a
             `model.head_dim` that is a multiple of 8 and at most 128; "auto": "cudnn" where these needs are met, else
             "blockwise".
-        check_kernels: whether a run on GPUs begins with a check of kernel "cudnn" against plain attention, which takes
-            seconds and is remembered for device, driver and cuDNN; true or false.
+        check_kernels: whether a run on GPUs begins with a check of kernel "cudnn" against plain attention; the check
+            takes seconds, and its result is stored for device, driver and cuDNN; true or false.
         dropout: must be 0; dropout is not supported.
         init_scale: standard deviation of the initial weights; at least 0.
     """

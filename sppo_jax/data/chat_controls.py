@@ -55,7 +55,7 @@ def warn_of_controls(found: Learned) -> None:
     if found.control_tokens:
         warnings.warn(
             f"messages should hold no control tokens of data.tokenizer, got {control_line(found)}; the model reads "
-            "them as the ends of turns and the like: write them otherwise in the rows, or leave these rows out",
+            "them as the ends of turns and the like: write them differently in the rows, or leave these rows out",
             stacklevel=3,
         )
 

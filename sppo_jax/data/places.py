@@ -40,8 +40,8 @@ def place_of(address: str, name: str) -> Remote:
     scheme, rest = found["scheme"].lower(), found["rest"]
     if has_keys(address):
         raise ValueError(
-            f"{name} must be an address without credentials, got one of {scheme}:// with keys in it; take the keys "
-            "out, and give them by the environment"
+            f"{name} must be an address without credentials, got one of {scheme}:// with keys in it; remove the keys, "
+            "and set them in the environment"
         )
     if scheme not in _SCHEMES:
         raise ValueError(_other_scheme(scheme, address, name))

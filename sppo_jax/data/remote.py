@@ -25,11 +25,11 @@ _LASTING = {
     r"NO_SUCH_BUCKET|NoSuchBucket|bucket does not exist": "name a bucket that exists",
     r"NO_SUCH_KEY|NoSuchKey|RESOURCE_NOT_FOUND|NOT_FOUND|not exist|HTTP 404|404 Client": "name what exists",
     r"ACCESS_DENIED|AccessDenied|Forbidden|PERMISSION_DENIED|HTTP 403|403 Client|anonymous": (
-        "give credentials that may read it, by the environment"
+        "set credentials with read access in the environment"
     ),
     r"INVALID_ACCESS_KEY|INVALID_CLIENT_TOKEN|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|UNAUTHENTICATED|"
     r"UNRECOGNIZED_CLIENT|HTTP 401|401 Client|EXPIRED_TOKEN|OAuth2 access token|[Cc]redential": (
-        "give credentials that are valid, by the environment"
+        "set valid credentials in the environment"
     ),
     r"PermanentRedirect|HTTP 301|AuthorizationHeaderMalformed|region": "set AWS_REGION to the region of the bucket",
 }
@@ -150,7 +150,7 @@ def _lasting(error: Exception) -> str:
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return "name what exists"
     if isinstance(error, PermissionError):
-        return "give credentials that may read it, by the environment"
+        return "set credentials with read access in the environment"
     return next((change for pattern, change in _LASTING.items() if re.search(pattern, str(error))), "")
 
 

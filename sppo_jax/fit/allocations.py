@@ -48,11 +48,11 @@ class HostAllocations:
         if self.limit_gib is not None and self.planned_gib is not None and self.limit_gib <= self.planned_gib:
             if self.most_gib is None or self.planned_gib <= self.most_gib:
                 return ""
-            return f"{self.planned_gib} GiB of pinned memory a device, of which its host allows {self.most_gib}"
+            return f"{self.planned_gib} GiB of pinned memory per device, of which its host allows {self.most_gib}"
         largest = f"an allocation of {format_bytes(self.largest_bytes)} on the host"
         if self.limit_gib is None or self.planned_gib is None:
             return f"{largest}, for which XLA's pool of pinned memory has no region"
-        more = f"{self.limit_gib} GiB of pinned memory a device, {self.planned_gib} planned"
+        more = f"{self.limit_gib} GiB of pinned memory per device, {self.planned_gib} planned"
         return f"{largest}, with which the program takes {more}"
 
     def to_dict(self) -> dict[str, int | None]:

@@ -173,8 +173,8 @@ class Fit:
         if not loop_bytes:
             return "no loop waits for a write to the host"
         return (
-            f"loops wait for the end of writes of {format_bytes(loop_bytes)} a step, which lengthens a step by at most "
-            f"{self.loops_share:.1%}"
+            f"loops wait for the end of writes of {format_bytes(loop_bytes)} per step, which lengthens a step by at "
+            f"most {self.loops_share:.1%}"
         )
 
     def _describe_copies(self) -> list[str]:
@@ -182,7 +182,7 @@ class Fit:
         moved = copies.overlapped_bytes + copies.exposed_bytes
         if not moved:
             return ["none"]
-        text = f"{format_bytes(moved)} a step"
+        text = f"{format_bytes(moved)} per step"
         if copies.kernel_bytes is not None:
             share = copies.kernel_bytes / moved
             text += f", {share:.1%} of it by kernels on the compute units, the rest by DMA engines"

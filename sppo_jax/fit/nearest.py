@@ -25,7 +25,7 @@ class Change:
 
     def describe(self) -> str:
         """Returns the change as one line."""
-        sizes = f"{format_bytes(self.hbm_bytes)} of HBM and {format_bytes(self.host_bytes)} of host memory a device"
+        sizes = f"{format_bytes(self.hbm_bytes)} of HBM and {format_bytes(self.host_bytes)} of host memory per device"
         return f"the nearest change that fits: {' '.join(self.overrides)} (predicted {sizes})"
 
 

@@ -1,7 +1,7 @@
 """What flexible groups are compared with: the same documents on the same rows and members, placed in other ways.
 
 * static: every document alone on as many members as the longest needs; no packing, so it takes more rows than a window.
-* packed: today's rows, every document over all members.
+* packed: the packed rows, without groups: every document over all members.
 * per_batch: the best single degree of the window, packed; all members where no smaller degree holds every document.
 * flex: `plan_cells`.
 """

@@ -1,8 +1,8 @@
 """The planner of a window: candidates for the places of its documents, and the one with the least predicted step.
 
-Candidates: today's rows; every single degree; and for some alpha, for each document the least degree at which its share
-of attention is at most alpha times that of a member of a mean cell. Documents that no block takes become stream. All is
-integer arithmetic on lengths, so every process that plans a window makes the same placement.
+Candidates: the packed rows; every single degree; and for some alpha, for each document the least degree at which its
+share of attention is at most alpha times that of a member of a mean cell. Documents that no block takes become stream.
+All is integer arithmetic on lengths, so every process that plans a window makes the same placement.
 
 Letters: n documents, K cells, R members.
 """
@@ -33,16 +33,16 @@ def plan_cells(pieces: Pieces, shape: Shape) -> Placement:
         shape: the window.
 
     Returns:
-        The placement; today's rows where no candidate is faster.
+        The placement; the packed rows where no candidate is faster.
     """
     found = candidates(pieces, shape)
     costs = {name: placement.cost for name, placement in found.items()}
-    winner = min(costs, key=lambda name: costs[name])  # of equal costs, the first: today's rows
+    winner = min(costs, key=lambda name: costs[name])  # of equal costs, the first: the packed rows
     return dataclasses.replace(found[winner], winner=winner, costs=costs)
 
 
 def candidates(pieces: Pieces, shape: Shape) -> dict[str, Placement]:
-    """Returns all placements that `plan_cells` compares, by name, today's rows first.
+    """Returns all placements that `plan_cells` compares, by name, the packed rows first.
 
     The alphas come twice: with any degree, and with none above the best single degree. Where a large group must reach
     over a slow link, its documents are cheaper as stream.

@@ -15,7 +15,7 @@ LEAST_GAIN = 1.02
 
 
 def gain(windows: Sequence[Pieces], shape: Shape) -> float:
-    """Returns how many times longer the steps are with today's rows than with groups, in simulation.
+    """Returns how many times longer the steps are with packed rows than with groups, in simulation.
 
     Args:
         windows: documents of some windows.

@@ -181,18 +181,32 @@ def find_tiles(sizes_E: jax.Array, num_pairs: int) -> Tiles:
     return Tiles(rows.reshape(-1, lot, tile), expert.reshape(-1, lot))
 
 
+def _product(dims, rows, matrices, biases):
+    out = jnp.einsum(dims, rows, matrices)
+    return out if biases is None else out + biases[:, None]
+
+
+def _inner(activate, x_NBD, experts: Experts):
+    return activate(
+        _product("nbd,ndf->nbf", x_NBD, experts.gate_EDF, experts.gate_EF),
+        _product("nbd,ndf->nbf", x_NBD, experts.up_EDF, experts.up_EF),
+    )
+
+
 def _of_tiles(activate, x_NBD, experts: Experts):
     """Returns the experts' outputs on tiles; `experts` has the arrays of each tile's expert."""
+    return _product("nbf,nfd->nbd", _inner(activate, x_NBD, experts), experts.down_EFD, experts.down_ED)
 
-    def product(dims, rows, matrices, biases):
-        out = jnp.einsum(dims, rows, matrices)
-        return out if biases is None else out + biases[:, None]
 
-    inner_NBF = activate(
-        product("nbd,ndf->nbf", x_NBD, experts.gate_EDF, experts.gate_EF),
-        product("nbd,ndf->nbf", x_NBD, experts.up_EDF, experts.up_EF),
-    )
-    return product("nbf,nfd->nbd", inner_NBF, experts.down_EFD, experts.down_ED)
+def _weighted_tiles(activate, x_NBD, weights_NB, experts: Experts):
+    """Returns `_of_tiles` times the weights. They come before the last product, so its backward needs no outputs."""
+
+    def weighted(x):
+        # The gradients of weights are sums over a token's elements.
+        return (x.astype(accumulator(x.dtype)) * weights_NB[..., None]).astype(x.dtype)
+
+    out = _product("nbf,nfd->nbd", weighted(_inner(activate, x_NBD, experts)), experts.down_EFD, None)
+    return out if experts.down_ED is None else out + weighted(experts.down_ED[:, None])
 
 
 def _take(x, at, *, fill=0):
@@ -237,10 +251,8 @@ def _tiles_backward(activate, x_TD, weights_Tk, chosen_Tk, experts, dy_TD):
         rows, expert = tiles
         pairs = _take(by_expert.pair_P, rows, fill=num_pairs)
         x, dy, weights = _take(x_TD, pairs // top_k), _take(dy_TD, pairs // top_k), _take(weights_P, pairs)
-        work = partial(_of_tiles, activate)
-        y, pull = jax.vjp(work, x, jax.tree.map(lambda a: a[expert], experts))
-        dx, grads = pull(dy * weights[..., None].astype(dy.dtype))
-        dweights = jnp.sum(y.astype(wide) * dy.astype(wide), axis=-1).astype(dweights_P.dtype)
+        work = partial(_weighted_tiles, activate)
+        dx, dweights, grads = jax.vjp(work, x, weights, jax.tree.map(lambda a: a[expert], experts))[1](dy)
         dx_PD = dx_PD.at[pairs].set(dx, mode="drop", unique_indices=True)
         dweights_P = dweights_P.at[pairs].set(dweights, mode="drop", unique_indices=True)
         return (dx_PD, dweights_P, _add_tiles(sums, expert, grads)), None

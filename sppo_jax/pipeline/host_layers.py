@@ -165,7 +165,9 @@ class HostLayers(ShardedLayers):
         new, leaving = jax.tree.transpose(jax.tree.structure(sums), jax.tree.structure((0, 0)), both)
         totals = HostTotals(new, sum(squares, totals.squares))
         leaving, sums = lax.optimization_barrier((leaving, sums))
-        zeroed = jax.tree.map(lambda x: buffers.write_slot(x, slot, jnp.zeros(x.shape[1:], x.dtype)), sums)
+        # Zeros that wait for the scatters, as in `ShardedLayers.scatter`.
+        nothing = buffers.after(totals.squares)
+        zeroed = jax.tree.map(lambda x: buffers.write_slot(x, slot, jnp.full(x.shape[1:], nothing, x.dtype)), sums)
         return totals, zeroed, leaving
 
     def _run(self, num_elements: int, part) -> tuple[jax.Array, int]:

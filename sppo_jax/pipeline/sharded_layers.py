@@ -75,10 +75,13 @@ class ShardedLayers:
         totals = jax.tree.map(one, totals, sums, self.shares, self.wholes)
         # Without the barrier XLA may copy the sums before it writes zeros.
         totals, sums = lax.optimization_barrier((totals, sums))
-        zeroed = jax.tree.map(lambda x: buffers.write_slot(x, slot, jnp.zeros(x.shape[1:], x.dtype)), sums)
-        # Zeros of an only slot depend on no sums. Without the barrier XLA puts the scatter off behind the ticks of the
-        # next group, and holds the sums of two groups.
-        return lax.optimization_barrier((totals, zeroed))
+
+        # Zeros of an only slot depend on no sums. XLA would put the scatter off behind the ticks of the next group, and
+        # hold the sums of two groups; and it would make all zeros once, and hold them.
+        def zeros(x, total):
+            return buffers.write_slot(x, slot, jnp.full(x.shape[1:], buffers.after(total), x.dtype))
+
+        return totals, jax.tree.map(zeros, sums, totals)
 
 
 def _flat(like: jax.ShapeDtypeStruct) -> tuple[int, int]:

@@ -272,15 +272,18 @@ def backward(stage: Stage, unit: Unit, dy_TD, cache: Cache, sums: Sums, splits: 
         unit = unit._replace(stash_slot=0)
 
     def body(carry, step):
-        dy, sums, *written = carry
+        dy, sums, early, *written = carry
         layer = stage.num_layers - 1 - step
-        saved = layout.get(kept, fetched, unit.stash_slot, layer)
+        saved = layout.get(kept, fetched, unit.stash_slot, layer) | {"early": early}
         before = written[0] if writes else cache
-        dx, sums, after = _backward_layer(stage, unit, layer, dy, saved, before, sums, splits)
-        return (dx, sums, after) if writes else (dx, sums)
+        dx, sums, after, early = _backward_layer(stage, unit, layer, dy, saved, before, sums, splits)
+        return (dx, sums, early, after) if writes else (dx, sums, early)
 
-    (dx_TD, sums, *written), held = run_layers(stage.num_layers, body, (dy_TD, sums, *[cache] * writes), held)
-    return dx_TD, written[0] if writes else cache, sums, held
+    # Behind the only layer sums of all experts are added and scattered, beside which XLA would put the copies.
+    early, held = (held, None) if stage.num_layers == 1 and stage.block.chooses else (None, held)
+    carry = dy_TD, sums, early, *[cache] * writes
+    (dx_TD, sums, early, *written), held = run_layers(stage.num_layers, body, carry, held)
+    return dx_TD, written[0] if writes else cache, sums, held if early is None else early
 
 
 def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=None) -> Cache:
@@ -360,7 +363,7 @@ def _made_vjps(stage, weights, saved, unit):
 
 
 def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
-    """One layer; returns the cotangent of its input, the accumulators and the cache."""
+    """One layer; returns the cotangent of its input, the accumulators, the cache, and what `forward` calls `early`."""
     weights = stage.layer_weights(unit, layer)
     vjps = _saved_vjps if "q" in saved else _made_vjps
     (q, k, v), vjp_before, vjp_after = vjps(stage, weights, saved, unit)
@@ -379,13 +382,18 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     dparams_after, dx_after, dout = vjp_after(out)((dy, dshares))
     layers, place = sums.layers, (unit.sum_slot, layer)
     if stage.block.chooses:
-        # The gradients of all experts are as large as a tick's work: they are gone before attention's backward.
+        # The gradients of all experts are as large as a tick's work: they are gone before attention's backward, and the
+        # sums are not sliced before they are there.
+        dparams_after, layers = lax.optimization_barrier((dparams_after, layers))
         dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
     dq, dk, dv, prefix = groups.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)
+    early = saved["early"]
+    if early is not None:
+        dq, early = lax.optimization_barrier((dq, early))
     dparams_before, dx_before = vjp_before((dq, dk, dv))
     layers = _added(layers, place, *[dparams_after] * (not stage.block.chooses), dparams_before)
-    return dx_after + dx_before, Sums(prefix, layers), cache
+    return dx_after + dx_before, Sums(prefix, layers), cache, early
 
 
 def _added(sums, place, *parts):

@@ -351,8 +351,8 @@ def _shapes(shapes: tuple[int, ...]) -> str:
 
 def _by_stage(values: tuple[int, ...]) -> str:
     if len(set(values)) == 1:
-        return f"{format_bytes(values[0])} a device"
-    return ", ".join(format_bytes(value) for value in values) + " a device, by stage"
+        return f"{format_bytes(values[0])} per device"
+    return ", ".join(format_bytes(value) for value in values) + " per device, by stage"
 
 
 def _abridge(values: tuple) -> str:

@@ -315,9 +315,9 @@ class CostModel:
         }
 
     @property
-    def _experts_again(self) -> int:
-        """How often a backward computes the products of experts again; of no stash it has them."""
-        return max(1, self.recompute.linear)
+    def _experts_again(self) -> float:
+        """How often a backward computes the products of experts again: of no stash it has gate and up."""
+        return max(0, self.recompute.linear - 1) + 2 / 3
 
     def experts_s(self, kind: str) -> Callable[[int], float] | None:
         """Returns the seconds of experts besides those of their tokens' FLOPs, by tokens of a tick; None without.
@@ -338,7 +338,7 @@ class CostModel:
         def seconds(tokens: int) -> float:
             local = -(-tokens // seq)
             moved = work.moved_bytes(kind, local, size)
-            if again > 1:
+            if again >= 1:
                 moved += work.moved_bytes("F", local, size)
             return row_s * (work.rows(local) - local * work.chosen) + layers * moved / device.hbm_bytes_s
 
@@ -362,7 +362,9 @@ class CostModel:
         prefix = self.layers / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
         if kind == "F":
             return prefix * copied, 0.0
-        return prefix * (again * copied + copied + added), self.layers * self.layer.params * added
+        # The gradients of experts are sums in float32, which are read as part of the experts' work.
+        of_experts = self.experts.sums_bytes(2 * _FLOAT32 - added) if self.experts is not None else 0
+        return prefix * (again * copied + copied + added), self.layers * (self.layer.params * added + of_experts)
 
     @cached_property
     def table_s(self) -> dict[str, float]:

@@ -46,8 +46,9 @@ class ExpertWork:
         """Returns the bytes that a unit moves in device memory for the experts of a layer.
 
         Tokens are gathered to rows and scattered back, each product is written and read, and the arrays of each tile's
-        expert are copied and read. A backward computes the products again, adds the gradients of each tile to those of
-        its expert in float32, and sets these to zero and reads them once.
+        expert are copied and read. A backward computes gate and up again, and adds the gradients of each tile to those
+        of its expert in float32, which begin as zeros and are read once. Tiles of one expert follow each other, so that
+        its arrays and its sums come to the cache once.
 
         Args:
             kind: "F" or "B".
@@ -55,13 +56,13 @@ class ExpertWork:
             compute_bytes: bytes of an activation.
         """
         pairs = tokens * self.chosen
-        tiles = num_tiles(pairs, self.count) if self.is_tiled else self.count
-        of_row = 7 * self.hidden + 6 * self.size
+        tiles = num_tiles(pairs, self.count) if self.is_tiled else 0
+        rows = compute_bytes * self.rows(tokens)
         if kind == "F":
-            return compute_bytes * (self.rows(tokens) * of_row + tiles * self._matrices * 3)
-        of_tile = self._matrices * (5 * compute_bytes + 2 * _FLOAT32)
-        of_experts = self.count * self._matrices * 2 * _FLOAT32
-        return compute_bytes * self.rows(tokens) * 2 * of_row + tiles * of_tile + of_experts
+            return rows * (7 * self.hidden + 6 * self.size) + (2 * tiles + self.count) * self._matrices * compute_bytes
+        of_arrays = (5 * tiles + self.count) * self._matrices * compute_bytes
+        of_sums = self.count * self._matrices * 4 * _FLOAT32
+        return rows * (15 * self.hidden + 18 * self.size) + of_arrays + of_sums
 
     def forward_bytes(self, tokens: int, compute_bytes: int) -> int:
         """Returns what the experts' forward holds: an output of each pair, and a lot of tiles at work.
@@ -78,8 +79,8 @@ class ExpertWork:
     def backward_bytes(self, tokens: int, compute_bytes: int) -> int:
         """Returns what the experts' backward holds besides the sums of `sums_bytes`: the gradient of each pair's token.
 
-        Of a lot there are two of three arrays of its experts or their gradients, rows, outputs and their gradients, and
-        the products between.
+        Of a lot there are two of three arrays of its experts or their gradients, rows with their gradients, and the
+        products between.
         """
         pairs = tokens * self.chosen
         if not self.is_tiled:

@@ -4,11 +4,12 @@ The peak is the largest sum of a moment. What depends on a schedule comes in as 
 bytes of a plan, and the least counts of a choice give their lower bound.
 """
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from sppo_jax.models.counts import layer_costs, num_tables
+from sppo_jax.models.counts import expert_arrays, layer_costs, num_tables
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.predict.experts import expert_work
 from sppo_jax.predict.fitted import NUMBERS, Numbers
@@ -125,6 +126,7 @@ def beside_stash(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers = 
     """Returns the holders that do not depend on `held.stash`; arguments as `holders_of`."""
     return [
         *_parameters(shape, held.num_groups, held.num_stages, held.num_parts, stash.kv),
+        *_gathered_experts(shape, held),
         *_gradients(shape, held),
         *_tables(shape, held),
         *_prefixes(shape, stash, held),
@@ -147,6 +149,14 @@ def _parameters(shape: Shape, num_groups: int, num_stages: int, num_parts: int, 
     return Holder("params", params, ALL), Holder("weights", layers * shape.compute_bytes + coming, TICKS)
 
 
+def _gathered_experts(shape: Shape, held: Held) -> list[Holder]:
+    """Returns the experts of a second group: in each tick of a lone chunk those of the group before lie in the loop."""
+    if shape.weights == "resident" or not held.is_one_chunk:
+        return []
+    params = sum(map(math.prod, expert_arrays(shape.model)))
+    return [Holder("weights", shape.layers * params * shape.compute_bytes, BACKWARD | {"forward"})] if params else []
+
+
 def _gradients(shape: Shape, held: Held) -> list[Holder]:
     """Returns the sums of gradients of layers: of all groups, or of those that are not scattered yet and a share."""
     stage, size = stage_params_of(shape, held.num_groups, held.num_stages), shape.sum_bytes
@@ -158,7 +168,11 @@ def _gradients(shape: Shape, held: Held) -> list[Holder]:
             # The embedding's sum begins with the last group, when no keys and values are made again.
             totals -= stage.matrices + stage.tables - stage.tables // num_tables(shape.model)
         group = slot_counts(held.num_stages, held.num_groups, "keep")[1] * _params_of_group(shape)
-        return [Holder("grads", (group + totals) * size + leaving, first)]
+        if not shape.model.experts.count:
+            return [Holder("grads", (group + totals) * size + leaving, first)]
+        # The first scatter makes the totals, and waits for the sums of the last group: so compiled with experts.
+        later = first - {"turn"} if held.heads_first else first
+        return [Holder("grads", group * size + leaving, first), Holder("grads", totals * size, later)]
     layers, tables = stage.whole - _params_of_tables(shape, held.num_stages), _params_of_tables(shape, held.num_stages)
     # Where a stage turns once, the sums of the other groups come into being behind the last group's backward.
     others = (held.num_groups - 1) * _params_of_group(shape) if held.heads_first else 0
@@ -257,9 +271,14 @@ def _work(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers) -> list[
     matrices = largest_matrix(model) * ((2 + gated) * shape.sum_bytes + size)
     of_attention = ring_work(shape, tokens, held.prefix_tokens) + group_work(shape, tokens)
     of_attention += workspace_bytes(shape, tokens, held.prefix_tokens)
+    of_tokens = int(late * tokens * numbers.token_arrays * elements * size)
+    if model.experts.count:
+        # Half of these arrays are cotangents, which come behind the experts' backward.
+        of_tokens //= 2
+        of_attention += of_tokens
     found = [
         Holder("work", tokens * (elements + layer.rest_elements) * size, frozenset({"forward"})),
-        Holder("work", int(late * tokens * numbers.token_arrays * elements * size), BACKWARD),
+        Holder("work", of_tokens, BACKWARD),
         Holder("work", int(late * tokens * of_mlp * size), _LAYER),
         Holder("work", matrices, _LAYER),
         Holder("work", of_attention, BACKWARD - {"mlp"}),
@@ -273,9 +292,7 @@ def _work(shape: Shape, stash: StashPlan, held: Held, numbers: Numbers) -> list[
 
 
 def _work_of_experts(shape: Shape, tokens: int, of_attention: int) -> list[Holder]:
-    """Returns what the experts of a layer work on.
-
-    The gradients of all experts wait until the layer's backward ends. All else is gone before attention's backward.
+    """Returns what the experts of a layer work on, which is gone before attention's backward.
 
     Args:
         shape: of the model on a stage.
@@ -286,11 +303,12 @@ def _work_of_experts(shape: Shape, tokens: int, of_attention: int) -> list[Holde
     if work is None:
         return []
     # Of the router there are products and probabilities in the dtype of sums.
-    routed = 2 * tokens * work.count * shape.sum_bytes
-    backward = work.backward_bytes(tokens, size) + routed
+    besides = 2 * tokens * work.count * shape.sum_bytes
+    # A loop over layers slices the arrays of one layer's experts from those of all.
+    besides += work.sums_bytes(size) if shape.weights == "resident" and shape.layers > 1 else 0
+    backward = work.backward_bytes(tokens, size) + work.sums_bytes(shape.sum_bytes) + besides
     return [
-        Holder("experts", work.forward_bytes(tokens, size) + routed, frozenset({"forward"})),
-        Holder("experts", work.sums_bytes(shape.sum_bytes), _LAYER),
+        Holder("experts", work.forward_bytes(tokens, size) + besides, frozenset({"forward"})),
         Holder("experts", backward, frozenset({"mlp"})),
         Holder("experts", max(0, backward - of_attention), frozenset({"turn"})),
     ]

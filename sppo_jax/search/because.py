@@ -8,11 +8,11 @@ class Because(Enum):
 
     # Of any choice.
     ASKED = "the config asks for it"
-    ONLY_CHOICE = "nothing else is possible"
-    SMALLEST = "nothing fits, and this plan is the smallest that was found"
+    ONLY_CHOICE = "there is no other choice"
+    SMALLEST = "no plan fits, and this plan is the smallest that was found"
     SLOWER = "the next best, {rival}, takes {bound}{times}x as long"
-    AS_FAST = "the next best, {rival}, {verb} as fast, to 0.1%"
-    FASTER_TIE = "the next best, {rival}, is {gain:.2%} faster, which counts as a tie"
+    AS_FAST = "the next best, {rival}, {verb} as fast (within 0.1%)"
+    FASTER_TIE = "the next best, {rival}, is only {gain:.2%} faster, which counts as a tie"
     TOO_LARGE = "{rival} might be faster, but does not fit"
     TIE = (
         "the fastest step takes {gain:.2%} less time, but steps within {tie:.1%} count as a tie, and this plan has "
@@ -22,8 +22,8 @@ class Because(Enum):
     HEADS = "the model has {num_heads} heads and {num_kv_heads} key-value heads"
     HEADS_DIVIDE = "{num_heads} heads {divide} evenly over seq={seq}"
     QUERIES_ON_RING = (
-        "the ring passes queries in every tick, although keys and values are fewer bytes in some: the step changes by "
-        "{change:+.2%}, a tie, and {fewer} tick bodies are compiled instead of {more}"
+        "the ring passes queries in every tick, even where keys and values are fewer bytes: the step changes by "
+        "{change:+.2%}, which counts as a tie, and {fewer} tick bodies are compiled instead of {more}"
     )
     # Of chunks.
     FEW_SHAPES = (
@@ -32,7 +32,7 @@ class Because(Enum):
     )
     # Of the schedule.
     TABLE = "{path} holds the table {name}"
-    NEEDED_BY = "{settings} needs it"
+    NEEDED_BY = "{settings} needs this schedule"
     ONE_GROUP = "all chunks pass one group of layers before any chunk enters the next, forward and backward"
     UNCUT = "sequences are not split into chunks"
     SEVERAL = "several sequences of a pipeline overlap, so the pipeline fills and drains once"
@@ -42,37 +42,38 @@ class Because(Enum):
     NO_OTHER_ORDER = "no other schedule fits"
     OTHER_ORDER = "the fastest of the other schedules, {name}, takes {times}x as long"
     NO_ONE_GROUP = "no breadth-first plan that fits takes {tie:.1%} less time"
-    ONE_GROUP_LAST = "{where}, breadth-first is tried only if nothing else fits"
-    # Of what breadth-first plans hold, in another than the usual way.
+    ONE_GROUP_LAST = "{where}, breadth-first is tried only if no other schedule fits"
+    # Of what breadth-first plans hold, if they do not hold it in the usual way.
     KV = "K/V are {held}, and {instead}"
     USUAL_SLOWER = "{usual} takes {times}x as long"
     USUAL_NOT = "no plan is as fast with {usual}"
-    WAITING = "nothing fits with the waiting chunks in device memory"
-    OPTIMIZER = "with parameters and moments in device memory nothing fits, or a step takes longer"
+    WAITING = "no plan fits with the waiting chunks in device memory"
+    OPTIMIZER = "with parameters and moments in device memory, no plan fits or a step takes longer"
     # Of the stash and of dK and dV.
-    LATE = (
-        "keeping the attention outputs of the last {count} of {num_chunks} chunks in the remaining memory saves "
-        "{gain:.1%} of the step"
-    )
+    LATE = "keeping the attention outputs of {chunks} in the remaining memory saves {gain:.1%} of the step"
     NOT_ON_HOST = "neither layer inputs nor attention outputs are offloaded"
     SHARE_ASKED = "the config asks for {share}"
     HIDDEN_SHARE = "this is the largest share whose copy at {rate_gb_s:.3g} GB/s overlaps with the chunk's own forward"
     WHOLE_SAVES = "offloading the whole stash saves device memory"
-    WHOLE_WITH_REST = "the rest of a layer is offloaded, and the whole stash with it"
+    WHOLE_WITH_REST = "a plan that offloads the rest of a layer offloads the whole stash"
     READ_BACK_SOON = (
-        "{count} of {num_diagonals} forward ticks keep theirs, because the backward needs it within {ticks} ticks"
+        "the stash of {count} of {num_diagonals} forward ticks stays on the device, because the backward needs it "
+        "within {ticks} ticks"
     )
-    HOST_FULL = "at most {cap:g} of the stash is offloaded, because the host has {size} a device for it"
+    HOST_FULL = "at most {cap:g} of the stash is offloaded, because the host has {size} per device for the stash"
     SUMS = "gradients are summed over {chunks} chunks, and float32 fits"
     NO_SUMS = "float32 fits, and a single chunk needs no sums"
-    NARROW = "nothing fits with float32 sums"
+    NARROW = "no plan fits with float32 sums"
     # Of the paper's rules.
-    PAPER = "the SPPO paper's heuristic; its multiplexed partitioning is not part of a plan"
-    PAPER_MESH = "of {count} meshes and counts that the paper's rules leave, least (p-1+N)/N F(N), on {cluster}"
-    PAPER_CHUNKS = "2K to 16K tokens, of about equal FLOPs"
+    PAPER = "the SPPO paper's heuristic, without its multiplexed partitioning"
+    PAPER_MESH = (
+        "this is the mesh and chunk count with the least (p-1+N)/N F(N), of the {count} that the paper's rules allow "
+        "on {cluster}"
+    )
+    PAPER_CHUNKS = "the paper's chunks have 2K to 16K tokens and about equal FLOPs"
     PAPER_KEEPS = "nothing is recomputed, as in the paper"
-    PAPER_RECOMPUTES = "the linear parts are recomputed, unlike in the paper, because the whole stash does not fit"
-    PAPER_OTHER = "the config asks for it, or the layers of a stage allow nothing else"
+    PAPER_RECOMPUTES = "the whole stash does not fit, so the linear parts are recomputed, unlike in the paper"
+    PAPER_OTHER = "the config asks for it, or the layers of a stage allow no other place"
 
     def __call__(self, **values: object) -> str:
         """Returns the sentence with its figures."""

@@ -301,7 +301,7 @@ def _memory_reasons(memory: Memory, pinned: Pinned, cluster: Cluster) -> dict[st
     assumed = {"hardware": _assumed(cluster)} if cluster.device.assumed else {}
     return assumed | {
         "hbm": f"{fits} in {format_bytes(usable_bytes(cluster))}{_of_pool(cluster)}: {memory.describe()}",
-        "host": f"of {format_bytes(cluster.device_host_bytes)} a device{_of_optimizer(memory)}",
+        "host": f"of {format_bytes(cluster.device_host_bytes)} per device{_of_optimizer(memory)}",
         **({"pinned": why} if (why := pinned_reason(pinned, cluster)) else {}),
         "saves": _saves_reason(memory, pinned, cluster),
     }
@@ -317,11 +317,11 @@ def _of_pool(cluster: Cluster) -> str:
 
 
 def _saves_reason(memory: Memory, pinned: Pinned, cluster: Cluster) -> str:
-    copy = f"a copy of parameters and moments takes {format_bytes(memory.save)} of host memory a device"
+    copy = f"a copy of parameters and moments takes {format_bytes(memory.save)} of host memory per device"
     if pinned.saves == "async":
-        return f"{copy} until it is written"
+        return f"{copy} until the copy is written"
     left = format_bytes(max(0, usable_host_bytes(cluster) - memory.host))
-    return f"{copy}, and the plan leaves {left}; so training waits while each array is written in turn"
+    return f"{copy}, and the plan leaves {left}; so training waits while each array is written, one after another"
 
 
 def _of_optimizer(memory: Memory) -> str:
@@ -334,7 +334,7 @@ def _assumed(cluster: Cluster) -> str:
     device = cluster.device
     if device.attention_rows:
         what = f"efficiency of matmuls on {device.name} ({device.matmul_efficiency:.0%} of the peak) is"
-        rest = f"attention's {device.attention_efficiency:.0%} is of published kernel benchmarks; "
+        rest = f"attention's {device.attention_efficiency:.0%} comes from published kernel benchmarks; "
     else:
         what = (
             f"efficiencies of {device.name} (matmul {device.matmul_efficiency:.0%}, attention "

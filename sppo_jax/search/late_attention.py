@@ -63,4 +63,5 @@ def with_late_attention(request: Request, chosen: Outcome) -> tuple[Outcome, str
         return chosen, ""
     found = from_chunk(first)
     gain, count = 1 - found.step_s / chosen.step_s, num_chunks - first
-    return found, Because.LATE(count=count, num_chunks=num_chunks, gain=gain)
+    chunks = f"the last of {num_chunks} chunks" if count == 1 else f"the last {count} of {num_chunks} chunks"
+    return found, Because.LATE(chunks=chunks, gain=gain)

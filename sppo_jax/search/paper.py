@@ -1,14 +1,14 @@
-"""The heuristic of the SPPO paper (arXiv 2503.10377, sections 4 and 5), to compare the search with.
+"""The heuristic of the SPPO paper (arXiv 2503.10377, sections 4 and 5), for comparison with the search.
 
-Of the meshes and numbers of chunks N that its three rules leave it takes those that minimise `(p - 1 + N) / N F(N)`,
-where F(N) is the time of all chunks, forward and backward, on one of p stages. The rules: sequence parallelism stays
-inside a host; so do pipelines where they can; a chunk has 2K to 16K tokens (the paper says a device and layer, but its
-own settings only keep this for the chunk before sequence parallelism). Chunks have equal FLOPs, nothing is recomputed,
-and `alpha_i = min(1, bandwidth T_i / A_i)` of a chunk's activations goes to the host.
+The heuristic chooses the mesh and the number of chunks N that minimise `(p - 1 + N) / N F(N)`, where F(N) is the time
+of all chunks, forward and backward, on one of p stages. Three rules limit the choice. Sequence parallelism stays inside
+a host. A pipeline stays inside a host if it can. A chunk has 2K to 16K tokens; the paper means the tokens of one device
+and layer, but its own settings keep this rule only for the chunk before sequence parallelism. Chunks have equal FLOPs,
+nothing is recomputed, and the share `alpha_i = min(1, bandwidth T_i / A_i)` of a chunk's activations goes to the host.
 
-What this Plan cannot express: its alpha divides layer inputs and attention outputs alone, the rest goes as a whole; and
-there is no multiplexed partitioning of the first and last chunks. Where the paper's choice does not fit, the rest is
-recomputed, and dK and dV are summed in bfloat16.
+A Plan cannot express two parts of the paper. A Plan's alpha divides layer inputs and attention outputs alone; the other
+activations of a layer have one place for all tokens. And a Plan has no multiplexed partitioning of the first and last
+chunks. If the paper's choice does not fit, the other activations are recomputed, and dK and dV are summed in bfloat16.
 """
 
 from collections.abc import Iterator
@@ -31,16 +31,16 @@ from sppo_jax.search.request import Request
 from sppo_jax.search.unit_times import UnitTimes
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
-# In the order of the paper's preference: what hides goes to the host, nothing is computed again unless it must be.
+# In the order of the paper's preference: recompute only where nothing else fits.
 _PLACES: tuple[Places, ...] = (("host", "host", "host"), ("host", "host", "keep"), ("host", "host", "recompute"))
 # How many of the best meshes and counts are tried until one fits.
 _MOST_TRIED = 8
 
 
 def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
-    """Returns what the paper's rules choose, the reasons, and how many meshes and counts the formula ranked.
+    """Returns the choice of the paper's rules, its reasons, and the number of meshes and counts that were ranked.
 
-    Where nothing fits it is what is least too large.
+    If no choice fits, the result is the choice that is least too large.
 
     Raises:
         ValueError: the settings do not fit together.
@@ -72,7 +72,7 @@ def _without_waves(request: Request) -> Request:
 
 
 def _ranked(request: Request) -> list[Partition]:
-    """Returns the partitions that the rules leave, shortest step by the paper's formula first."""
+    """Returns the partitions that the rules allow; the one with the shortest step by the paper's formula is first."""
     times = UnitTimes(request)
     found = [
         (partition, _formula_s(times, partition))
@@ -83,10 +83,10 @@ def _ranked(request: Request) -> list[Partition]:
 
 
 def _allowed(every: list[Layout], request: Request) -> list[Layout]:
-    """Returns the layouts that the rules on hosts leave; each rule is dropped where it would leave none."""
+    """Returns the layouts that the rules on hosts allow; a rule that would allow no layout is dropped."""
     host = request.cluster.devices_per_host
     plain = [layout for layout in every if layout.interleave == min(other.interleave for other in every)]
-    # One kind of sequence parallelism for a mesh: the first one exchanges least.
+    # Each mesh keeps one kind of sequence parallelism: the first one, which exchanges the fewest bytes.
     first: dict[object, Layout] = {}
     for layout in plain:
         first.setdefault(layout.mesh, layout)
@@ -156,7 +156,7 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
             if tried[-1].memory.fits(request.cluster):
                 fitting.append(tried[-1])
         if fitting:
-            # If the copies do not all hide, alpha is below 1, and the rest stays on the device as in the paper.
+            # If some copies outlast the compute, alpha is below 1, and the rest stays on the device as in the paper.
             return min(fitting, key=lambda outcome: outcome.step_s)
     return None
 

@@ -1,4 +1,4 @@
-"""Why no plan fits: the bytes that are too many, and the nearest change."""
+"""The reasons of each choice of a search; where no plan fits, the bytes that are too many and the nearest change."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -67,7 +67,7 @@ def over(request: Request, outcome: Outcome) -> str:
         ("host memory", memory.host, usable_host_bytes(cluster)),
     )
     name, held, usable = max(limits, key=lambda limit: limit[1] / limit[2])
-    return f"over {name} by {format_bytes(held - usable)} a device" if held > usable else ""
+    return f"over {name} by {format_bytes(held - usable)} per device" if held > usable else ""
 
 
 def problem_of(request: Request, least: Outcome) -> tuple[str, str]:
@@ -108,7 +108,7 @@ def _on_host(memory: Memory) -> str:
 
 
 def _advice(request: Request, memory: Memory) -> str:
-    """Returns what makes the largest holders smaller, where no setting of the config stops every plan."""
+    """Returns a change that makes the largest holders smaller, where no setting of the config rules out every plan."""
     more_devices, shorter = "(sppo plan --min-devices)", "a shorter sequence (sppo plan --max-length)"
 
     def size_of(names: tuple[str, ...]) -> int:
@@ -128,7 +128,7 @@ def _advice(request: Request, memory: Memory) -> str:
 
 
 def _nearest_change(request: Request) -> tuple[str, str]:
-    """Returns the settings that stop every plan, and what fits without them; both empty if it is not them."""
+    """Returns the settings that rule out every plan, and a plan that fits without them; both empty if none do."""
     for names, config in _released(request.config):
         found = _least_that_fits(config, request.cluster)
         if found is not None:
@@ -256,7 +256,7 @@ def float32_reason(choice: Choice) -> str:
 
 
 def _way_reasons(results: Results) -> dict[str, str]:
-    """Returns why a breadth-first plan does something in another than the usual way."""
+    """Returns why a breadth-first plan keeps weights, keys and values, or chunks in an unusual way."""
     request, chosen, usual = results.frontier.request, results.chosen, results.usual
     config, candidate = request.config, chosen.candidate
 
@@ -282,7 +282,7 @@ def _way_reasons(results: Results) -> dict[str, str]:
 
 
 def _order_reason(results: Results) -> str:
-    """Returns how a plan compares with those of the other order, or why breadth-first was not tried."""
+    """Returns how a plan compares with plans of the other order, or why breadth-first was not tried."""
     request, chosen, best = results.frontier.request, results.chosen, results.best
     if not request.allows_breadth_first or best is None:
         return ""
@@ -312,7 +312,7 @@ def times_slower(step_s: float, best_s: float) -> str:
     times = f"{step_s / best_s:.3f}"
     if step_s < best_s:
         return f"a tie: {1 - step_s / best_s:.2%} faster, but less simple"
-    return "a tie: as fast to 0.1%" if times == "1.000" else f"{times}x slower"
+    return "a tie: as fast (within 0.1%)" if times == "1.000" else f"takes {times}x as long"
 
 
 def _against_rivals(results: Results, key: str) -> str:

@@ -68,7 +68,7 @@ class Validation:
 
     def describe(self) -> str:
         """Returns a short table."""
-        lines = [f"validation loss {self.loss:.4f} nats a token over {self.num_targets} tokens, by position:"]
+        lines = [f"validation loss {self.loss:.4f} nats per token over {self.num_targets} tokens, by position:"]
         for bucket in self.buckets:
             span = f"{bucket.first}..{bucket.last}"
             lines.append(f"  {span:>16}  {bucket.loss:.4f}  ({bucket.num_targets} tokens)")

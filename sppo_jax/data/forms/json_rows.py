@@ -89,7 +89,7 @@ def _array(file: BinaryIO, path: Place) -> Rows:
                     raise wrong(error) from error
                 break
             except RecursionError:
-                raise wrong("values lie too deep in each other") from None
+                raise wrong("values are nested too deeply") from None
             except ValueError as error:  # such as a number of too many digits
                 raise wrong(error) from error
             number, at = number + 1, at_end

@@ -56,15 +56,19 @@ def text_passes(table: Table) -> str:
     words = [f"{kind}{wave}{_GROUP_LETTERS[group % len(_GROUP_LETTERS)]}" for kind, wave, group in passes]
     of = "a wave" if table.wave > 1 else "a sequence"
     legend = f"F forward, B backward; number: {of}; a, b, ...: first, second, ... group of layers of the stage"
-    return "\n".join([_headline(table), f"each pass takes all {table.num_chunks} chunks: {' '.join(words)}", legend])
+    takes = "the only chunk" if table.num_chunks == 1 else f"all {table.num_chunks} chunks"
+    return "\n".join([_headline(table), f"each pass takes {takes}: {' '.join(words)}", legend])
 
 
 def _headline(table: Table) -> str:
     waves = f" in waves of {table.wave}" if table.wave > 1 else ""
-    return (
-        f"{table.name}: {table.num_stages} stages, {table.num_groups} virtual each, {table.num_sequences} sequences "
-        f"of {table.num_chunks} chunks{waves}, {len(table.ticks)} ticks"
-    )
+    stages, groups = _count(table.num_stages, "stage"), _count(table.num_groups, "virtual stage")
+    sequences, chunks = _count(table.num_sequences, "sequence"), _count(table.num_chunks, "chunk")
+    return f"{table.name}: {stages} with {groups} each, {sequences} of {chunks}{waves}, {len(table.ticks)} ticks"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _block(columns: list[list[str]], start: int, stop: int, cell: int) -> list[str]:

@@ -1,1 +1,1 @@
-"""What flexible groups would do with documents, as text and JSON."""
+"""The report on flexible groups for documents, as text and JSON."""

@@ -87,7 +87,7 @@ class GroupFigures:
 
     @cached_property
     def exchange_share(self) -> float:
-        """The share of a step of today's rows in which members exchange what attention needs."""
+        """The share of a step of packed rows in which members exchange data for attention."""
         weights = self.shape.weights
         silent = dataclasses.replace(
             weights,
@@ -98,7 +98,7 @@ class GroupFigures:
 
     @cached_property
     def uneven_share(self) -> float:
-        """The share of a step of today's rows that is left over if all members of all cells have equal attention."""
+        """The share of a step of packed rows that would be saved if all members of all cells had equal attention."""
         return self._saved(self.shape, even=True)
 
     def _saved(self, shape: Shape, *, even: bool) -> float:
@@ -149,12 +149,12 @@ class GroupFigures:
         return found
 
     def why(self) -> str:
-        """Returns why groups gain what they gain."""
+        """Returns the reason of the gain."""
         if self.shape.members == 1:
             return "mesh.seq is 1, so every document has one device already"
         spent = (
-            f"with today's rows members exchange for {self.exchange_share:.1%} of a step, and wait for uneven "
-            f"attention for {self.uneven_share:.1%}, so groups can save little more than these shares"
+            f"with packed rows, members spend {self.exchange_share:.1%} of a step on exchanges and "
+            f"{self.uneven_share:.1%} on waiting for uneven attention, so groups can save little more than these shares"
         )
         if self.helps:
             return spent
@@ -167,7 +167,7 @@ class GroupFigures:
             )
         if self.fill > _FULL and self.stream_share > 0.5:
             return (
-                f"documents fill {self.fill:.2%} of the rows, which leaves no slots to arrange groups in, so "
+                f"documents fill {self.fill:.2%} of the rows, which leaves no free slots for groups, so "
                 f"{self.stream_share:.0%} of the tokens stay on all members (data.fill=0.98 leaves some padding); "
                 f"{spent}"
             )

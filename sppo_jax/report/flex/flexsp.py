@@ -1,4 +1,4 @@
-"""FlexSP's own problem for the documents of a report: its planner's groups, beside one degree for all documents."""
+"""FlexSP's own problem for the documents of a report: its planner's groups, and one degree for all documents."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def flexsp_figures(model: str, num_devices: int, windows: Sequence[Pieces]) -> F
 
 
 def flexsp_text(figures: FlexspFigures) -> str:
-    """Returns FlexSP's plan as text: seconds beside one degree for all, and the groups of the first window."""
+    """Returns FlexSP's plan as text: its seconds, those of one degree for all, and the groups of the first window."""
     costs, seconds = figures.costs, figures.seconds
     title = f"FlexSP's own problem: {MODELS[figures.model].name} on {costs.num_devices} A100-40GB (simulated)"
     about = (
-        "documents stay whole, without chunks or a pipeline; costs are those that FlexSP released; a device holds "
-        f"{costs.device_tokens:,} tokens at most"
+        "documents stay whole, without chunks or a pipeline; the costs are FlexSP's released ones; a device holds at "
+        f"most {costs.device_tokens:,} tokens"
     )
     rows = [
         (name, f"{value:.2f}", "" if name == FLEXSP else f"{value / seconds[FLEXSP]:.2f}x", SYSTEMS[name])
@@ -113,9 +113,9 @@ def flexsp_text(figures: FlexspFigures) -> str:
     ]
     microbatches, plans = figures.plans[0]
     lines = [title, paragraph("", about, width=0)]
-    lines.append(aligned(("", "seconds", "FlexSP gains", ""), rows, left=(0, 3), wrap=3))
+    lines.append(aligned(("", "seconds", "FlexSP's gain", ""), rows, left=(0, 3), wrap=3))
     lines.append(
-        f"  microbatches of the first step: {len(plans)}, {figures.over_bound:.1%} above a lower bound of their time"
+        f"  microbatches of the first step: {len(plans)}; their time is {figures.over_bound:.1%} above a lower bound"
     )
     for number, (own, plan) in enumerate(zip(microbatches[:_MOST_SHOWN], plans, strict=False)):
         lines.append(paragraph(f"microbatch {number}", _groups(plan, figures.batches[0][own])))

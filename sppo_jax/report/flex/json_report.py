@@ -1,4 +1,4 @@
-"""What groups would do, as JSON."""
+"""The report on groups as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In one line: what groups would gain on the first documents of a config, where the answer is cheap."""
+"""The gain of groups on the first documents of a config in one line, where the answer is cheap."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MORE = "`sppo flex` shows the gain"
 
 
 def groups_line(config: Config, rows: Rows) -> str:
-    """Returns what groups gain over today's rows on the first window of a run, or why that is not known.
+    """Returns the gain of groups over packed rows on the first window of a run, or why the gain is not known.
 
-    The planner is asked only where its search is short: `mesh.seq` is given, or the config asks for groups; and the
-    devices are known without asking the machine.
+    The planner is asked only where its search is short (`mesh.seq` is given, or the config asks for groups) and where
+    the config names the devices.
 
     Args:
         config: the settings.

@@ -1,8 +1,8 @@
 """Bytes that a device sends in one layer for attention of a step: over all members, and within groups.
 
 With groups of g members a device sends the keys and values of its T tokens to g - 1 others, forward and again backward,
-and returns float32 gradients of as many: 2 K H T (g - 1) * (2 * size + 4) bytes, 16 K H T (g - 1) for bfloat16. A ring
-over all members that has no prefix to send would send the same with g = R.
+and returns as many gradients in float32: 2 K H T (g - 1) * (2 * size + 4) bytes, or 16 K H T (g - 1) for bfloat16. A
+ring over all members without a prefix would send the same bytes, with g = R.
 
 Letters: T tokens of a tick on one member, K key/value heads, H head dim, R members.
 """
@@ -28,7 +28,7 @@ class Sent:
 
     Args:
         ring: a ring over all members sends the keys and values of each tick's chunk.
-        today: today's rows with the plan's kind (Ulysses, ring or both), prefixes included.
+        today: packed rows with the plan's kind (Ulysses, ring or both), prefixes included.
         grouped: the chosen placement's exchanges within groups.
         stream: the chosen placement's stream cells, with the plan's kind.
     """

@@ -1,4 +1,4 @@
-"""What groups would do, for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
+"""A report on groups for a terminal, in ASCII: the gain and why, cells, attention, bytes, levels, all baselines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sppo_jax.report.plan.words import name_of, runs_of, seconds
 from sppo_jax.units import format_bytes
 
 BASELINES = {
-    "static": "every document alone, on as many members as the longest needs; no packing",
-    "packed": "today's rows, every document on all members",
-    "per_batch": "one degree for all documents of a window, or today's rows",
+    "static": "no packing: every document alone, on as many members as the longest document needs",
+    "packed": "the rows as packed, without groups: every document on all members",
+    "per_batch": "one degree for all documents of a window, or the packed rows",
     "flex": "each document has its own degree",
 }
 _MOST_ROWS, _MOST_BLOCKS, _MOST_CELLS, _MOST_RUNS = 16, 2, 16, 40
@@ -45,10 +45,10 @@ def flex_text(figures: GroupFigures) -> str:
 
 
 def gain_line(figures: GroupFigures) -> str:
-    """Returns in one sentence what groups gain over today's rows, or that groups gain nothing."""
+    """Returns in one sentence the gain of groups over packed rows, or that groups gain nothing."""
     gain = figures.gain[TODAY]
     if figures.helps:
-        return f"groups gain {gain:.2f}x over today's rows (simulated)"
+        return f"groups gain {gain:.2f}x over packed rows (simulated)"
     return f"groups gain nothing here ({gain:.3f}x, simulated)"
 
 
@@ -57,7 +57,7 @@ def _subject(figures: GroupFigures) -> str:
     mesh = f"data {plan.mesh.data} x pipe {plan.mesh.pipe} x seq {plan.mesh.seq}"
     several = "" if plan.num_sequences == 1 else f"{plan.num_sequences} sequences of "
     return (
-        f"{name_of(figures.model)}, {several}{plan.sequence_length:,} tokens a step, on {cluster.name}, {mesh}, "
+        f"{name_of(figures.model)}, {several}{plan.sequence_length:,} tokens per step, on {cluster.name}, {mesh}, "
         f"{plan.sequence_kind}"
     )
 
@@ -89,7 +89,7 @@ def _steps(figures: GroupFigures) -> str:
         for name in NAMES
     ]
     title = f"Ticks of a step, mean of {_count(len(figures.windows), 'window')} (simulated)"
-    return f"{title}\n{aligned(('', 'seconds', 'rows', 'flex gains', ''), rows, left=(0, 4), wrap=4)}"
+    return f"{title}\n{aligned(('', 'seconds', 'rows', 'gain of flex', ''), rows, left=(0, 4), wrap=4)}"
 
 
 def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
@@ -102,7 +102,7 @@ def _cells(figures: GroupFigures, found: Sequence[CellFigures]) -> str:
     shown, rows = min(shape.num_chunks, columns * _MOST_BLOCKS), min(shape.rows, _MOST_ROWS)
     lines = [
         f"Cells of the first window ({_count(len(first.pieces), 'document')}; placement: {first.winner})",
-        paragraph("", "largest group / documents; S: stream, all members; -: empty", width=0),
+        paragraph("", "each cell: largest group / documents; S: stream, on all members; -: empty", width=0),
     ]
     for begin in range(0, shown, columns):
         chunks = range(begin, min(shown, begin + columns))
@@ -140,10 +140,10 @@ def _attention(found: Sequence[CellFigures]) -> str:
     header = ("cell", "full", "pairs", "max/mean", "members compute (#), wait (+)", "groups: blocks x members")
     lines = ["Attention of the members of a cell, and the groups", aligned(header, rows, left=(4, 5), wrap=5)]
     if len(shown) < len(found):
-        lines.append(f"  {len(shown)} of {len(found)} cells, of each level; --json has all")
+        lines.append(f"  {len(shown)} of {len(found)} cells, some of each level; --json has all")
     total, top = sum(cell.attention_mean for cell in found), sum(cell.attention_max for cell in found)
     if total:
-        lines.append(f"  all cells: the member with most has {top / total:.3f} times the mean")
+        lines.append(f"  over all cells, the busiest member has {top / total:.3f} times the mean attention")
     return "\n".join(lines)
 
 
@@ -184,17 +184,21 @@ def _some(found: Sequence[CellFigures], most: int) -> list[CellFigures]:
 def _bytes(figures: GroupFigures) -> str:
     sent, members = figures.sent, figures.shape.members
     if not sent.ring:
-        return "Bytes that a device sends in a layer\n  none: a chunk is on one device"
+        return "Bytes that a device sends per layer\n  none: a chunk is on one device"
     kind = figures.plan.sequence_kind
     rows = [
         (name, format_bytes(value), f"{value / sent.ring:.3f}", text)
         for name, value, text in (
-            ("ring", sent.ring, f"keys and values of each chunk on a ring of all {members} members, no prefix"),
-            ("packed", sent.today, f"today's rows with {kind}, prefixes included"),
-            ("flex", sent.flex, f"groups {format_bytes(sent.grouped)}, stream by {kind} {format_bytes(sent.stream)}"),
+            ("ring", sent.ring, f"keys and values of each chunk on a ring of all {members} members, without prefixes"),
+            ("packed", sent.today, f"packed rows with {kind}, prefixes included"),
+            (
+                "flex",
+                sent.flex,
+                f"groups {format_bytes(sent.grouped)}, stream chunks by {kind} {format_bytes(sent.stream)}",
+            ),
         )
     ]
-    title = "Bytes that a device sends in a layer for the first window, forward and backward"
+    title = "Bytes that a device sends per layer for the first window, forward and backward"
     return f"{title}\n{aligned(('', 'bytes', 'of ring', ''), rows, left=(0, 3), wrap=3)}"
 
 

@@ -61,14 +61,14 @@ def _answer(figures: Figures) -> list[str]:
     boxes = [
         ("fits" if found.fits else "does not fit", figures.cluster.name, "fits" if found.fits else "not"),
         (f"{seconds(plan.predicted.step_s)} s", "predicted step", ""),
-        (f"{figures.tokens_s:,.0f}", f"tokens/s, {figures.tokens_s / figures.num_devices:,.0f} a device", ""),
+        (f"{figures.tokens_s:,.0f}", f"tokens/s, {figures.tokens_s / figures.num_devices:,.0f} per device", ""),
     ]
     if figures.mfu is not None:
         boxes.append((f"{figures.mfu:.1%}", "causal MFU", ""))
     boxes += [
         (f"{plan.predicted.bubble_fraction:.1%}", "bubble", ""),
         (format_bytes(memory.hbm_bytes), f"HBM of {format_bytes(cluster.device.hbm_bytes)}", ""),
-        (format_bytes(memory.host), f"host of {format_bytes(cluster.device_host_bytes)} a device", ""),
+        (format_bytes(memory.host), f"host of {format_bytes(cluster.device_host_bytes)} per device", ""),
     ]
     problem = [f"<p><strong>{escape(found.problem)}</strong></p>"] if found.problem else []
     return [*cards(boxes), *problem]
@@ -146,7 +146,7 @@ def _memory(figures: Figures) -> list[str]:
 
 def _stages(figures: Figures) -> list[str]:
     unit = byte_unit(figures.found.memory)
-    note = f"A device of each stage, in {unit.name} and seconds a step. {COLUMN_HELP}."
+    note = f"One device of each stage, in {unit.name} and seconds per step. {COLUMN_HELP}."
     return [table(STAGES_HEADER, stage_rows(figures, unit)), f"<p class='note'>{escape(note)}</p>"]
 
 

@@ -95,8 +95,8 @@ def _reached(trial: Trial, cluster: Cluster) -> list[str]:
         ),
         paragraph(
             "takes",
-            f"{seconds(plan.predicted.step_s)} s a step, {format_bytes(memory.hbm_bytes)} of "
-            f"{format_bytes(cluster.device.hbm_bytes)} HBM and {format_bytes(memory.host)} host memory a device",
+            f"{seconds(plan.predicted.step_s)} s per step, {format_bytes(memory.hbm_bytes)} of "
+            f"{format_bytes(cluster.device.hbm_bytes)} HBM and {format_bytes(memory.host)} host memory per device",
             width=_LABEL,
         ),
     ]

@@ -106,7 +106,7 @@ def memory_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, str, float,
     hbm = f"of {format_bytes(capacity)}, of which plans may take {format_bytes(usable_bytes(cluster))}"
     return [
         *rows,
-        ("HBM in all", unit.text(memory.hbm_bytes), memory.hbm_bytes / capacity, hbm),
+        ("HBM total", unit.text(memory.hbm_bytes), memory.hbm_bytes / capacity, hbm),
         ("host memory", unit.text(memory.host), memory.host / host, _host_note(memory, host)),
     ]
 
@@ -120,7 +120,7 @@ def moment_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:
         for name in memory.hbm
         if memory.most(name)
     ]
-    return [*rows, ("in all", *(unit.text(sum(moments[moment].values())) for moment in MOMENTS))]
+    return [*rows, ("total", *(unit.text(sum(moments[moment].values())) for moment in MOMENTS))]
 
 
 def stage_rows(figures: Figures, unit: ByteUnit) -> list[tuple[str, ...]]:

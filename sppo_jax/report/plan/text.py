@@ -31,6 +31,8 @@ _FIRST_CHOICES = (
 )
 # The parts of the step and the holders of memory that a line names.
 _MOST_NAMED = 5
+# Smaller parts of a step would be named with 0%.
+_SHARE_NAMED = 0.005
 
 
 def brief_text(figures: Figures) -> str:
@@ -68,7 +70,7 @@ def moments_text(figures: Figures) -> str:
     memory = figures.found.memory
     unit, moments = byte_unit(memory), memory.moments
     peak = max(moments, key=lambda moment: sum(moments[moment].values()))
-    title = f"Memory of a device by moments of a step, in {unit.name}; the peak is in: {peak}"
+    title = f"Memory of a device at each moment of a step, in {unit.name}; the peak is at: {peak}"
     lines = [title, aligned(MOMENTS_HEADER, moment_rows(figures, unit), left=(0,))]
     return "\n".join([*lines, *(paragraph(moment, what, width=12) for moment, what in MOMENTS.items())])
 
@@ -124,8 +126,8 @@ def left_out_text(figures: Figures) -> str:
     """Returns what a picture of a step leaves out."""
     shown, planned = figures.table.num_sequences, figures.plan.sequences_per_pipeline
     return (
-        f"Shown is a step of {shown} of the {planned:,} sequences of a pipeline: "
-        f"in the ticks of the other {figures.sequences_left_out:,} the same repeats."
+        f"The timeline shows a step of {shown} of the {planned:,} sequences of a pipeline; "
+        f"the ticks of the other {figures.sequences_left_out:,} repeat the same pattern."
     )
 
 
@@ -146,7 +148,7 @@ def _choices(rows: Sequence[tuple[str, str, tuple[str, ...]]]) -> str:
 def _largest(figures: Figures) -> str:
     """Returns a line on what takes the time of a step, and a line on what takes the memory of a device."""
     unit = byte_unit(figures.found.memory)
-    parts = [f"{name} {share:.0%}" for name, _, share, _ in part_rows(figures)]
+    parts = [f"{name} {share:.0%}" for name, _, share, _ in part_rows(figures) if share >= _SHARE_NAMED]
     holders = [f"{name} {size} {unit.name}" for name, size, _, of in memory_rows(figures, unit) if not of]
     lines = [paragraph("memory", ", ".join(holders[:_MOST_NAMED]))]
     if figures.found.fits:
@@ -181,7 +183,7 @@ def _memory(figures: Figures) -> str:
 
 def _stages(figures: Figures) -> str:
     unit = byte_unit(figures.found.memory)
-    title = f"Stages: a device of each, in {unit.name} and seconds a step"
+    title = f"Stages: one device of each, in {unit.name} and seconds per step"
     table = aligned(STAGES_HEADER, stage_rows(figures, unit))
     return f"{title}\n{table}\n{paragraph('', COLUMN_HELP, width=0)}"
 

@@ -33,8 +33,9 @@ DECIDED = (
 )
 COLUMN_NAMES = {"params": "params", "kv": "K/V", "kv_grad": "dK/dV", "stash": "stash", "working": "other"}
 COLUMN_HELP = (
-    "params: parameters, gradients, optimizer; K/V, dK/dV: of all tokens so far; stash: activations kept for the "
-    "backward; other: temporaries of a tick; peak: peak HBM, the sum of these; chunks: most stashes held at once"
+    "params: parameters, gradients, optimizer; K/V, dK/dV: keys and values of all tokens so far, and their gradients; "
+    "stash: activations kept for the backward; other: temporaries of a tick; peak: peak HBM, the sum of these; "
+    "chunks: the most stashes held at once"
 )
 
 
@@ -144,7 +145,7 @@ def verdict(figures: Figures) -> list[tuple[str, str]]:
     host = f"host {format_bytes(found.memory.host)} of {format_bytes(cluster.device_host_bytes)}"
     memory = ("memory", f"{hbm}, {host}, per device")
     if not found.fits:
-        smallest = ("verdict", "DOES NOT FIT; the figures below are of the smallest plan")
+        smallest = ("verdict", "DOES NOT FIT; the figures below are those of the smallest plan")
         return [smallest, *_parameters(figures.model), memory]
     mfu = "" if figures.mfu is None else f", causal MFU {figures.mfu:.1%}"
     step_s, each = plan.predicted.step_s, figures.tokens_s / figures.num_devices
@@ -180,13 +181,13 @@ def name_of(model: ModelConfig) -> str:
 
 
 def subject(figures: Figures) -> str:
-    """Returns what the plan is for: model, sequences, devices."""
+    """Returns the model, the sequences and the devices of the plan."""
     plan, name = figures.plan, name_of(figures.model)
     sequences = plan.mesh.data * plan.sequences_per_pipeline
     several = "" if sequences == 1 else f"{sequences} sequences of "
     devices = figures.cluster.num_devices
     count = "1 device" if devices == 1 else f"{devices} devices"
-    return f"{name}, {several}{plan.sequence_length:,} tokens a step, on {figures.cluster.name} ({count})"
+    return f"{name}, {several}{plan.sequence_length:,} tokens per step, on {figures.cluster.name} ({count})"
 
 
 def _experts(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -203,12 +204,12 @@ def settings_of(plan: Plan) -> list[tuple[str, str, tuple[str, ...]]]:
     stash = plan.stash
     kind = plan.sequence_kind
     if plan.mesh.seq == 1:
-        kind = "none (one device a stage)"
+        kind = "none (one device per stage)"
     elif plan.ulysses > 1 and plan.ring > 1:
         kind = f"{kind} (ulysses {plan.ulysses} x ring {plan.ring})"
     places = f"layer inputs {stash.inputs}, attention outputs {stash.late_attention}, the rest {stash.rest}"
     groups = plan.schedule.interleave
-    schedule = f"{plan.schedule.name}, {groups} groups of layers a stage" if groups > 1 else plan.schedule.name
+    schedule = f"{plan.schedule.name}, {groups} groups of layers per stage" if groups > 1 else plan.schedule.name
     if plan.schedule.wave > 1:
         schedule += f", waves of {plan.schedule.wave} sequences"
     of_groups = {"keep": "", "recompute": " in one group of layers"}.get(stash.kv, " in two groups of layers")

@@ -49,7 +49,7 @@ def _recipe(config: Config, step: int) -> list[tuple[str, str]]:
     scaling = "" if rope.scaling == "none" else f", {rope.scaling} by {rope.factor:g}"
     rows = [
         ("sequence length", f"{config.sequence.length:,} tokens"),
-        ("sequences a step", f"{config.num_sequences:,}"),
+        ("sequences per step", f"{config.num_sequences:,}"),
         ("steps", f"{step:,}" + (f" of {config.train.steps:,}" if step != config.train.steps else "")),
         ("places for tokens", f"{step * config.num_sequences * config.sequence.length:,}"),
         ("rotary base", f"{rope.theta:g}{scaling}"),
@@ -72,7 +72,7 @@ def _progress(figures: RunFigures) -> str:
     lines += [f"| {rows[at]['step']:,} | {rows[at]['loss']:.4f} |" for at in shown if at < len(rows)]
     if figures.validations:
         last = figures.validations[-1]
-        lines.append(f"\nValidation loss after step {last.step:,}: {last.loss:.4f} nats a token.")
+        lines.append(f"\nValidation loss after step {last.step:,}: {last.loss:.4f} nats per token.")
     return "\n".join(lines)
 
 

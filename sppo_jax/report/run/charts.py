@@ -41,7 +41,7 @@ def loss_panel(figures: RunFigures) -> Panel | None:
     skipped = [Point(step=int(step), value=floor) for e in figures.of_kind("skip") if (step := number(e, "step"))]
     if skipped:
         drawn.append(_marks("skipped step", skipped, PINK, "square"))
-    return Panel(title="", x=STEP, y=Axis(label="nats a token"), series=drawn, rules=_resumes(figures))
+    return Panel(title="", x=STEP, y=Axis(label="nats per token"), series=drawn, rules=_resumes(figures))
 
 
 def position_panel(figures: RunFigures) -> Panel | None:
@@ -63,7 +63,7 @@ def position_panel(figures: RunFigures) -> Panel | None:
     if not lines:
         return None
     x = Axis(label="position in the document, tokens (log 2)", log=True)
-    return Panel(title="", x=x, y=Axis(label="nats a token"), series=lines)
+    return Panel(title="", x=x, y=Axis(label="nats per token"), series=lines)
 
 
 def late_panel(figures: RunFigures) -> Panel | None:
@@ -108,7 +108,7 @@ def speed_panel(figures: RunFigures) -> Panel | None:
     # After a line that is read late, the next line seems to have taken no time.
     top = 1.3 * max((point.value for point in smooth(points)), default=math.inf)
     lines = _raw_and_smoothed("tokens/s", [_capped(point, top) for point in points], BLUE)
-    y = Axis(label="tokens a second", whole=True, low=0)
+    y = Axis(label="tokens per second", whole=True, low=0)
     return Panel(title="", x=STEP, y=y, series=lines, rules=_resumes(figures))
 
 
@@ -162,7 +162,7 @@ def breakdown_panel(figures: RunFigures) -> Panel | None:
         replace(each, y=[min(value, top) for value in each.y], floor=[min(value, top) for value in each.floor])
         for each in drawn
     ]
-    return Panel(title="", x=STEP, y=Axis(label="seconds a step", low=0), series=drawn)
+    return Panel(title="", x=STEP, y=Axis(label="seconds per step", low=0), series=drawn)
 
 
 def rate_panel(figures: RunFigures) -> Panel | None:

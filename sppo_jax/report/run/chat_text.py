@@ -34,7 +34,7 @@ def _counts(found: Learned) -> str:
         f"{found.read:,} conversations read; {found.too_long:,} longer than a sequence, {found.cut:,} cut, "
         f"{found.dropped:,} left out without trained tokens",
         f"{found.cut_tokens / max(1, found.tokens):.1%} of all tokens lie after cuts, "
-        f"{found.dropped_tokens / max(1, found.tokens):.1%} in what is left out",
+        f"{found.dropped_tokens / max(1, found.tokens):.1%} in conversations that are left out",
         control_line(found),
     ]
     return "\n".join(f"  {line}" for line in lines if line)

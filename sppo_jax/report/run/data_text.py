@@ -61,7 +61,7 @@ def _headline(summary: Summary) -> str:
 
 
 def _sources(summary: Summary) -> str:
-    header = ["", "share", "documents", "tokens", "held out", "sequences", "filled", "cut", "epochs a run"]
+    header = ["", "share", "documents", "tokens", "held out", "sequences", "filled", "cut", "epochs per run"]
     names = _shortened([source.name for source in summary.sources], 34)
     rows = [_source_row(name, source) for name, source in zip(names, summary.sources, strict=True)]
     return aligned(header, rows, left=(0,))

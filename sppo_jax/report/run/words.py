@@ -30,7 +30,7 @@ def subject_of_run(figures: RunFigures) -> str:
         parts.append(model.preset or f"{model.num_layers} layers, {model.hidden_size} wide")
     if plan:
         several = "" if figures.num_sequences == 1 else f"{figures.num_sequences} sequences of "
-        parts.append(f"{several}{plan.sequence_length:,} tokens a step in {len(plan.chunk_lengths)} chunks")
+        parts.append(f"{several}{plan.sequence_length:,} tokens per step in {len(plan.chunk_lengths)} chunks")
         mesh = plan.mesh
         parts.append(
             f"{mesh.data * mesh.pipe * mesh.seq} devices: data {mesh.data} x pipe {mesh.pipe} x seq {mesh.seq}"
@@ -47,7 +47,7 @@ def head_cards(figures: RunFigures) -> list[tuple[str, str, str]]:
     ]
     if figures.loss:
         last_loss = figures.loss[-1]
-        boxes.append((f"{last_loss.value:.4f}", f"loss of step {last_loss.step:,}, nats a token", ""))
+        boxes.append((f"{last_loss.value:.4f}", f"loss of step {last_loss.step:,}, nats per token", ""))
     if figures.validations:
         last, best = figures.validations[-1], min(figures.validations, key=lambda v: v.loss)
         below = f"validation loss after step {last.step:,}" + (

@@ -5,8 +5,8 @@ import os
 import signal
 
 import pytest
-from distributed_cases import QUICK_XLA_FLAGS
 from hypothesis import settings
+from quick_flags import QUICK_XLA_FLAGS
 
 from sppo_jax.commands.command import simulate_devices
 

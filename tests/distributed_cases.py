@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from quick_flags import QUICK_XLA_FLAGS
+
 REPO = Path(__file__).parents[1]
-# Without optimizing, and in one part: by default code is split into 32 parts, for as many cores.
-QUICK_XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 _QUIET = ("SPPO_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "JAX_", "XLA_")
 
 HEAD = """

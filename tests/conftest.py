@@ -1,10 +1,12 @@
 """Eight simulated CPU devices for every test, set up before jax is imported."""
 
+import gc
 import os
 import signal
 
 import pytest
 from hypothesis import settings
+from quick_flags import QUICK_XLA_FLAGS
 
 from sppo_jax.commands.command import simulate_devices
 
@@ -14,7 +16,9 @@ simulate_devices(8)
 os.environ.setdefault("PJRT_NPROC", "64")
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 # Small programs spend most time in compiling. A case that says so is compiled at the normal level.
-os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] += f" {QUICK_XLA_FLAGS}"
+# Tracing makes many objects that live long. By default Python looks through them so often that it takes a third longer.
+gc.set_threshold(50_000, 20, 20)
 
 # Under nohup this signal is ignored, and every program that a test starts would ignore it too.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from quick_flags import QUICK_XLA_FLAGS
+
 REPO = Path(__file__).parents[1]
 _QUIET = ("SPPO_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "JAX_", "XLA_")
 
@@ -36,7 +38,7 @@ def environment(**changes: object) -> dict[str, str]:
     """Returns this environment without what would place it in a cluster; programs compile soon and run slowly."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_QUIET)}
     paths = f"{REPO}{os.pathsep}{REPO / 'tests'}"
-    kept |= {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    kept |= {"XLA_FLAGS": QUICK_XLA_FLAGS}
     return kept | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"} | {k: str(v) for k, v in changes.items()}
 
 

@@ -10,13 +10,12 @@ import pytest
 from exactness import assert_exact, dense_step, quick_jit, random_batch, relative_errors, small_model, small_plan
 from flax import nnx
 from hlo_order import overtaking
+from quick_flags import NORMAL_LEVEL
 
 from sppo_jax.attention import blockwise, flash
 from sppo_jax.pipeline.api import Step, value_and_grad
 from sppo_jax.schedule.table import MIN_HOST_GAP
 
-# What a user's run has, and the tests' environment has not.
-NORMAL_LEVEL = {"xla_backend_optimization_level": 3}
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 # Each time that a block of queries adds to dK and dV their sum is rounded to bfloat16, by up to 2^-9 of it. In these
 # programs some 25 such roundings, which are independent, come to 5 of 2^-9.

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
+from quick_flags import QUICK_XLA_FLAGS
 
 from bench import signals
 
@@ -15,7 +16,7 @@ def cache(tmp_path, monkeypatch):
 import os
 os.environ |= {{"JAX_COMPILATION_CACHE_DIR": {str(tmp_path / "compiled")!r}}}
 os.environ |= {{"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}}
-os.environ |= {{"XLA_FLAGS": "--xla_backend_optimization_level=0"}}
+os.environ |= {{"XLA_FLAGS": {QUICK_XLA_FLAGS!r}}}
 """
     monkeypatch.setattr(signals, "_HOOK", code + signals._HOOK)
 

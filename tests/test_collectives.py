@@ -7,6 +7,7 @@ import pytest
 from hlo_order import overtaking
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from quick_flags import NORMAL_LEVEL
 
 from sppo_jax.collectives import in_order
 
@@ -115,7 +116,7 @@ PROGRAMS = (
 def compiled(body):
     mesh, spec = jax.make_mesh((8,), ("ring",), axis_types=(jax.sharding.AxisType.Auto,)), P("ring")
     step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    return step.lower(*inputs()).compile()
+    return step.lower(*inputs()).compile(compiler_options=NORMAL_LEVEL)
 
 
 def inputs():

@@ -104,7 +104,9 @@ def call(place, *words, processes=1):
     words = [str(word) for word in words]
     if processes > 1:
         words = [str(REPO / "launch/local.sh"), str(processes), "--", *words]
-    environ = environment(JAX_PLATFORMS="cpu")
+    # What one command compiles, the next one of the same run need not.
+    cache = dict(JAX_COMPILATION_CACHE_DIR=place / "compiled", JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0)
+    environ = environment(JAX_PLATFORMS="cpu", **cache)
     done = subprocess.run(words, cwd=place, env=environ, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -16,6 +16,7 @@ from team_cases import batches, case
 from sppo_jax.models import grouped, tiles
 from sppo_jax.models.balance import Balance, loads_of
 from sppo_jax.models.dense import dense_losses
+from sppo_jax.models.layers import DecoderLayer
 from sppo_jax.pipeline.api import Step, evaluate, value_and_grad
 
 # Six in each order of chunks: every kind of sequence, place and router; waves, and chunks that wait on the host.
@@ -108,6 +109,31 @@ def test_backwards_never_choose(x64):
         jaxpr = jax.make_jaxpr(step)(nnx.state(model, nnx.Param), batch)
         scopes = [str(found.eqn.source_info.name_stack) for found in walk(jaxpr.jaxpr) if found.name == "top_k"]
         assert scopes and not any("backward_tick" in scope for scope in scopes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quiet:
+    """A user's penalty: the mean square of what layers return."""
+
+    over: str = "sequence"
+
+    def __call__(self, sums):
+        return jnp.sum(sums["squares"] / sums["tokens"])
+
+
+class QuietLayer(DecoderLayer):
+    penalty = Quiet()
+
+    def after_attention(self, x_TD, out_TNH):
+        y = super().after_attention(x_TD, out_TNH)
+        squares = jnp.mean(jnp.square(y), axis=-1)
+        return y, {"squares": squares, "tokens": jnp.ones_like(squares)}
+
+
+def test_a_users_penalty_of_its_own_shares_is_exact(x64):
+    model = small_model(layer=QuietLayer, num_layers=2)
+    plan = small_plan((8, 12, 4), mesh=(1, 2, 1), sequences=2)
+    assert_exact(plan, model, random_batch(np.random.default_rng(7), 2, 24, 53, padding=3))
 
 
 def test_scoring_ignores_the_balance_loss(x64):

@@ -5,7 +5,7 @@ import pytest
 from exactness import small_model, small_plan
 from flax import nnx
 
-from sppo_jax.models.layers import DecoderLayer
+from sppo_jax.models.layers import DecoderLayer, ExpertsLayer
 from sppo_jax.pipeline.api import evaluate, value_and_grad
 
 
@@ -76,6 +76,25 @@ class OddHeads(DecoderLayer):
         return q[:, :3], k[:, :2], v[:, :2]
 
 
+class Shares(DecoderLayer):
+    """Keeps the contract, and returns a share of each token."""
+
+    def after_attention(self, x_TD, out_TNH):
+        y = super().after_attention(x_TD, out_TNH)
+        return y, jnp.mean(jnp.square(y.astype(jnp.float32)), axis=-1)
+
+
+class SharesOfAll(DecoderLayer):
+    def after_attention(self, x_TD, out_TNH):
+        y = super().after_attention(x_TD, out_TNH)
+        return y, jnp.sum(y.astype(jnp.float32))
+
+
+class ChoosesByNeighbours(ExpertsLayer):
+    def choose(self, x_TD, out_TNH):
+        return super().choose(-jnp.roll(x_TD, 1, axis=0), jnp.roll(out_TNH, 1, axis=0))
+
+
 REFUSED = {
     MixesAfter: r"MixesAfter.after_attention must treat every token by itself, .* on the tokens next to it",
     MixesBefore: r"MixesBefore.before_attention must treat every token by itself",
@@ -85,12 +104,16 @@ REFUSED = {
     Float32: r"Float32.after_attention must return the next layer's input, \[2, 16\] in bfloat16, got .* float32",
     Wide: r"Wide.after_attention must return the next layer's input, \[2, 16\] .* got \[2, 32\]",
     Flat: r"Flat.before_attention must return q as \[tokens, heads, size\], got \[2, 24\]",
+    SharesOfAll: r"SharesOfAll.after_attention must return shares as .* \[tokens, ...\], got \[\] in float32",
+    ChoosesByNeighbours: r"ChoosesByNeighbours.after_attention must treat every token by itself",
     OddHeads: r"a multiple of this number for q, got heads of q, k and v: 3, 2 and 2",
 }
 
 
 def model_of(layer, dtype="bfloat16"):
-    return small_model(layer=layer, dtype=dtype, hidden_size=16, head_dim=6, num_heads=4, num_kv_heads=4)
+    experts = dict(count=8, chosen=2, size=5) if issubclass(layer, ExpertsLayer) else {}
+    sizes = dict(hidden_size=16, head_dim=6, num_heads=4, num_kv_heads=4, experts=experts)
+    return small_model(layer=layer, dtype=dtype, **sizes)
 
 
 @pytest.mark.parametrize("layer", REFUSED)
@@ -101,7 +124,7 @@ def test_a_block_that_breaks_the_contract_is_refused(layer, make):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("layer", [Plain, DropsNothing])
+@pytest.mark.parametrize("layer", [Plain, DropsNothing, Shares])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_block_that_keeps_it_is_taken(layer, dtype):
     value_and_grad(small_plan((8, 8)), model_of(layer, dtype))

@@ -44,7 +44,7 @@ def check_block(model: nnx.Module) -> None:
         _check_state(block, weights, x_TD, positions_T, name)
         q_TNH = jax.eval_shape(block.before, weights, x_TD, positions_T)[0]
         out_TNH = _noise(1, q_TNH.shape, dtype)
-        before, after = jax.jit(block.before), jax.jit(block.after)
+        before, after = jax.jit(block.before), jax.jit(partial(_after, block))
         _check_tokens(f"{name}.before_attention", partial(before, weights), x_TD, positions_T, dtype)
         _check_tokens(f"{name}.after_attention", partial(after, weights), x_TD, out_TNH, dtype)
 
@@ -85,10 +85,19 @@ def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) 
         heads = f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]}"
         rule = f"{name}.before_attention must return as many heads for k as for v, and a multiple of this number for q"
         _refuse(rule, f"heads of q, k and v: {heads}", "change the heads")
-    y = jax.eval_shape(block.after, weights, x_TD, q)
+    y, shares = jax.eval_shape(partial(_after, block), weights, x_TD, q)
     if y.shape != size or y.dtype != dtype:
         rule = f"{name}.after_attention must return the next layer's input, {list(size)} in {dtype}"
         _refuse(rule, _text(y), "project or cast the result")
+    for share in jax.tree.leaves(shares):
+        if share.shape[:1] != size[:1] or not jnp.issubdtype(share.dtype, jnp.floating):
+            rule = f"{name}.after_attention must return shares as floating-point arrays [tokens, ...]"
+            _refuse(rule, _text(share), "return a share for each token")
+
+
+def _after(block: Block, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array):
+    """Returns what `after_attention` returns where a layer that chooses has chosen first."""
+    return block.after(weights, x_TD, out_TNH, block.choose(weights, x_TD, out_TNH))
 
 
 def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
@@ -99,7 +108,8 @@ def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -
         layer = nnx.merge(block.graphdef, weights.params, weights.others, copy=True)
         before = jax.tree.leaves(nnx.state(layer))
         q_TNH, _, _ = layer.before_attention(x_TD, positions_T)
-        layer.after_attention(x_TD, q_TNH)
+        choices = (layer.choose(x_TD, q_TNH),) if block.chooses else ()
+        layer.after_attention(x_TD, q_TNH, *choices)
         state = nnx.state(layer)
         after, variables = jax.tree.leaves(state), jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable))
         found["same"] = len(after) == len(before) and all(new is old for new, old in zip(after, before, strict=True))

@@ -3,6 +3,7 @@
 Letters: T tokens of a chunk, D hidden size, N query heads, K key/value heads, H head dim, S keys in the buffer.
 """
 
+import dataclasses
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from sppo_jax import hardware
 from sppo_jax.attention import cudnn, sequence
 from sppo_jax.attention.sequence import Cache, Chunk, Split
 from sppo_jax.compat import to_device, to_host
-from sppo_jax.config import ModelConfig
+from sppo_jax.config import ExpertsConfig, ModelConfig
 from sppo_jax.dtypes import accumulator
 from sppo_jax.hardware.measured_figures import AttentionFigure, MatmulFigure, Profile
 from sppo_jax.models.counts import ATTENTION_BACKWARD, LINEAR_BACKWARD, chunk_pairs, layer_costs
@@ -123,6 +124,7 @@ def measure(model: ModelConfig, sizes: Sizes, say: Say = print) -> Profile:
     devices = tuple(jax.devices())
     name = "cpu" if devices[0].platform == "cpu" else hardware.find_device(devices[0].device_kind).name
     timer = Timer(devices=devices, run_s=sizes.run_s, runs=sizes.runs)
+    model = _without_experts(model)
     layer = DecoderLayer(model, rngs=nnx.Rngs(0))
     device, dtype = hardware.DEVICES[name], layer.dtype
     kernel = device.kernel if cudnn.supports(dtype, model.head_dim) else "blockwise"
@@ -202,6 +204,15 @@ def _layers(timer: Timer, model: ModelConfig, layer: DecoderLayer, sizes: Sizes,
     return flops / token_s, extra
 
 
+def _without_experts(model: ModelConfig) -> ModelConfig:
+    """Returns a model with one MLP of the size that a token's experts have together: its products are measured."""
+    experts = model.experts
+    if not experts.count:
+        return model
+    size = experts.chosen * experts.size + experts.shared_size
+    return dataclasses.replace(model, experts=ExpertsConfig(), mlp_size=size, mlp="swiglu")
+
+
 def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens: int) -> tuple[float, float]:
     block = Block(layer)
     params = nnx.state(layer, nnx.Param)
@@ -215,7 +226,7 @@ def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens
     def forward(state):
         x, weights = state
         q, k, v = block.before(weights, x, positions_T)
-        return block.after(weights, x, q + jnp.repeat(k + v, groups, axis=1)), weights
+        return block.after(weights, x, q + jnp.repeat(k + v, groups, axis=1))[0], weights
 
     def make_backward():
         return *make(), normal(1, (tokens, model.hidden_size), layer.dtype), params
@@ -223,7 +234,7 @@ def _layer_seconds(timer: Timer, model: ModelConfig, layer: DecoderLayer, tokens
     def backward(state):
         x, weights, dy, sums = state
         (q, k, _), vjp_before = block.vjp_before(weights, x, positions_T)
-        after, dx, dout = block.vjp_after(weights, x, q)[1](dy)
+        after, dx, dout = block.vjp_after(weights, x, q)[1]((dy, ()))
         dk = dout.reshape(tokens, model.num_kv_heads, groups, model.head_dim).sum(2).astype(k.dtype)
         before, more = vjp_before((dout, dk, dk))
         sums = jax.tree.map(lambda s, a, b: s + a.astype(s.dtype) + b.astype(s.dtype), sums, after, before)

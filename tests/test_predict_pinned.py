@@ -50,7 +50,7 @@ def test_the_stash_of_one_device_is_cut_where_no_region_holds_it(million):
     # The bytes of a device, and no more than the rounding up to GiB and to 1024ths.
     assert 0 <= limit * GIB - plan.predicted.host_bytes[0] < 2 * GIB
     assert not pinned.refusal(plan, cluster)
-    assert "632 GiB of the 700 GiB of a host; the stash in pieces of 460 GiB, 54.8 GiB" in plan.reasons["pinned"]
+    assert "632 GiB of a host's 700 GiB; the stash is cut into pieces of 460 GiB, 54.8 GiB" in plan.reasons["pinned"]
     assert "from r580 on register less than 512 GiB at once" in plan.reasons["pinned"]
 
 
@@ -96,7 +96,7 @@ def test_eight_devices_of_a_host_keep_the_stash_whole():
     assert sum(plan.host_arrays.save) == pytest.approx(found.memory.save, rel=1e-3)
     limit = pinned.limit_of(plan, REFUSED_BYTES)
     assert limit * GIB >= plan.predicted.host_bytes[0] + sum(plan.host_arrays.save) > (limit - 1) * GIB
-    assert f"{8 * limit} GiB of the 1.82 TiB of a host" in plan.reasons["pinned"]
+    assert f"{8 * limit} GiB of a host's 1.82 TiB" in plan.reasons["pinned"]
     # Without the room of the copy the saves are blocking.
     little = replace(cluster, host_bytes=int(8 * (plan.predicted.host_bytes[0] + GIB) / 0.95))
     got = pinned.pinned_of(found.memory, shape_of_plan(plan, config), plan.schedule.interleave, 1, little)

@@ -21,12 +21,12 @@ from sppo_jax.schedule.turns import slot_counts
 
 # The moments of a step, and what a device does in each.
 MOMENTS = {
-    "forward": "a layer goes forward",
+    "forward": "the forward of a layer",
     "head": "the loss of a chunk, and its gradient",
     "turn": "the first backward of a stage: of the last group of layers",
     "mlp": "the backward of an MLP",
     "attention": "the backward of attention",
-    "rebuild": "keys and values of the group before are made again",
+    "rebuild": "keys and values of the previous group are rebuilt",
     "tables": "the gradient of the embedding or of the head is summed",
     "update": "the optimizer changes the parameters",
 }

@@ -145,16 +145,16 @@ def pinned_reason(pinned: Pinned, cluster: Cluster) -> str:
         return ""
     if pinned.limit_gib is None:
         return (
-            f"DOES NOT FIT: of {memory} of a host, XLA's pools may pin {format_bytes(most_pinned_bytes(cluster))} a "
-            "device, and no cut of the stash fits"
+            f"DOES NOT FIT: of a host's {memory}, XLA's pools may pin {format_bytes(most_pinned_bytes(cluster))} per "
+            "device, and the stash fits in no number of pieces"
         )
-    pins = f"{format_bytes(pinned.limit_gib * GIB * per_host)} of the {memory} of a host"
+    pins = f"{format_bytes(pinned.limit_gib * GIB * per_host)} of a host's {memory}"
     if len(pinned.pieces) == 1:
         return pins
     sizes = ", ".join(format_bytes(piece_bytes(pinned.arrays.stash_bytes, share)) for share in pinned.pieces)
     return (
-        f"{pins}; the stash in pieces of {sizes}, as drivers from r{FIRST_REFUSING_DRIVER} on register less than "
-        f"{format_bytes(REFUSED_BYTES)} at once"
+        f"{pins}; the stash is cut into pieces of {sizes}, because drivers since r{FIRST_REFUSING_DRIVER} register less "
+        f"than {format_bytes(REFUSED_BYTES)} at once"
     )
 
 

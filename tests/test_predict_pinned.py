@@ -120,7 +120,9 @@ def test_no_cut_is_chosen_that_a_host_cannot_pin(million):
         little = replace(cluster, host_bytes=host_gib * GIB)
         got = pinned.pinned_of(found.memory, shape, plan.schedule.interleave, 1, little)
         assert got.limit_gib == limit and (len(got.pieces) == 2) == bool(limit)
-        assert pinned.pinned_reason(got, little).startswith("632 GiB of" if limit else "DOES NOT FIT: of a host's 645 GiB")
+        assert pinned.pinned_reason(got, little).startswith(
+            "632 GiB of" if limit else "DOES NOT FIT: of a host's 645 GiB"
+        )
 
 
 def test_two_processes_on_one_host_share_its_memory(million):

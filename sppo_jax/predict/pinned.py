@@ -153,8 +153,8 @@ def pinned_reason(pinned: Pinned, cluster: Cluster) -> str:
         return pins
     sizes = ", ".join(format_bytes(piece_bytes(pinned.arrays.stash_bytes, share)) for share in pinned.pieces)
     return (
-        f"{pins}; the stash is cut into pieces of {sizes}, because drivers since r{FIRST_REFUSING_DRIVER} register less "
-        f"than {format_bytes(REFUSED_BYTES)} at once"
+        f"{pins}; the stash is cut into pieces of {sizes}, because drivers since r{FIRST_REFUSING_DRIVER} "
+        f"register less than {format_bytes(REFUSED_BYTES)} at once"
     )
 
 

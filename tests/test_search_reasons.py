@@ -66,4 +66,4 @@ def test_the_largest_holders_are_named_and_the_advice_is_for_them(cluster, model
 
 def test_every_holder_has_words():
     found, _, _ = problem("h100:1x1", {"preset": "llama3-8b"}, hardware={"host_bytes": 2**36})
-    assert set(found.memory.hbm) == set(HOLDERS)
+    assert {*found.memory.hbm, "experts"} == set(HOLDERS)  # this model has no experts

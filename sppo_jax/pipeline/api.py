@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from sppo_jax import buffers
 from sppo_jax.attention import sequence, teams
 from sppo_jax.attention.validate import KEYS, check_arrays, validate_batch
 from sppo_jax.collectives import in_order
@@ -50,10 +51,10 @@ from sppo_jax.pipeline.host_stash import Stash
 from sppo_jax.pipeline.probe import check_block
 from sppo_jax.pipeline.run import Sequences
 from sppo_jax.pipeline.sharded_layers import ShardedLayers
-from sppo_jax.pipeline.shares import SharesLayout
+from sppo_jax.pipeline.shares import SharesLayout, Totals
 from sppo_jax.pipeline.stage import Stage
 from sppo_jax.pipeline.stash import StashLayout
-from sppo_jax.pipeline.state import evaluation_state, training_state
+from sppo_jax.pipeline.state import TrainingState, evaluation_state, training_state
 from sppo_jax.pipeline.structure import Structure, check_params
 from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.plan import Plan
@@ -307,8 +308,15 @@ class Step:
         layers, *squares = trained.weights.gradients(executor)
         grads, num_members = trained.grads._replace(layers=layers), plan.mesh.data * plan.mesh.seq
         grads = run.sum_gradients(grads, shares, num_members, are_shares=self._by_groups)
-        totals = () if self.shares is None else (self.shares.totals(trained.shares_MvnW),)
+        totals = () if self.shares is None else (self._totals(trained),)
         return loss, storage.stack(grads, shares), *squares, *totals, *[trained.stash.host] * len(stash)
+
+    def _totals(self, trained: TrainingState) -> Totals:
+        sums_MvnW = trained.shares_MvnW
+        if not keeps_order(self.platform):
+            # Otherwise XLA takes the sum over devices ahead of the last loop, where collectives have no order.
+            sums_MvnW = sums_MvnW + buffers.after(trained.dx_TD).astype(sums_MvnW.dtype)
+        return self.shares.totals(sums_MvnW)
 
     @property
     def _by_groups(self) -> bool:

@@ -89,7 +89,7 @@ def mix(
         chosen_Tk: integer experts of each token, all different.
         experts: of the layer.
     """
-    return _by_platform(_ragged_forward, _tiles_forward)(activate, x_TD, weights_Tk, chosen_Tk, experts)
+    return _by_platform(_ragged, _tiles_forward)(activate, x_TD, weights_Tk, chosen_Tk, experts)
 
 
 def _forward(activate, x_TD, weights_Tk, chosen_Tk, experts):
@@ -140,10 +140,6 @@ def _weighted(out_PD: jax.Array, weights_Tk: jax.Array) -> jax.Array:
     return jnp.einsum("tkd,tk->td", out_TkD, weights_Tk.astype(out_PD.dtype), preferred_element_type=wide).astype(
         out_PD.dtype
     )
-
-
-def _ragged_forward(activate, x_TD, weights_Tk, chosen_Tk, experts):
-    return _ragged(activate, x_TD, weights_Tk, chosen_Tk, experts)
 
 
 def _ragged_backward(activate, x_TD, weights_Tk, chosen_Tk, experts, dy_TD):

@@ -27,8 +27,8 @@ class Rule:
     Args:
         ours: path of the parameter; those of layers are stacked [l, ...], those of experts [l, e, ...].
         theirs: name of the tensor; the first `{}` is the layer, the second the expert.
-        layout: dims of the tensor -> dims of the parameter, without those that `{}` stands for; parentheses join
-            letters to one dim.
+        layout: dims of the tensor -> dims of the parameter. The dims of layers and experts, which `{}` counts, are left
+            out. Parentheses join letters to one dim.
         only: what a model must have for it to be there, a key of `hf_tensors.parts_of`; "" for always.
         half: index along `g`, where a tensor holds two parameters: 0 or 1.
     """

@@ -214,10 +214,6 @@ class Step:
         layout = stage.layout(name, num_slots, x_TD, positions_T, has_short_rows=is_short)
         return replace(layout, host_pieces=self.plan.host_pieces)
 
-    def with_totals(self, params: nnx.State, batch: Mapping) -> tuple:
-        """Runs the step; returns what `__call__` returns."""
-        return self(params, batch)
-
     def with_stash(self, params: nnx.State, batch: Mapping, stash: Stash) -> tuple:
         """Runs the step with the pieces of its stash given; returns what the step returns, and the pieces."""
         return self(params, batch, stash)

@@ -1,6 +1,9 @@
 """What the tests of several processes share: a free port, and real processes that join over gloo."""
 
+import contextlib
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -29,17 +32,22 @@ def join(num_devices=4, **train):
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+def free_port(num_ports: int = 1) -> int:
+    """Returns the first of some free ports in a row, below those that Linux gives to outgoing connections."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as servers:
+            for offset in range(num_ports):
+                servers.enter_context(socket.create_server(("", port + offset)))
+            return port
+    raise AssertionError("of 100 ports none was free")
 
 
 def environment(**changes: object) -> dict[str, str]:
     """Returns this environment without what would place it in a cluster; programs compile soon and run slowly."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_QUIET)}
     paths = f"{REPO}{os.pathsep}{REPO / 'tests'}"
-    kept |= {"XLA_FLAGS": QUICK_XLA_FLAGS}
-    return kept | {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"} | {k: str(v) for k, v in changes.items()}
+    kept |= {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "XLA_FLAGS": QUICK_XLA_FLAGS}
+    return kept | {k: str(v) for k, v in changes.items()}
 
 
 def start_processes(code: str, num_processes: int, *words: object, **environ: object) -> list[subprocess.Popen]:
@@ -65,13 +73,22 @@ def start_in(environs: Sequence[Mapping[str, object]], code: str, *words: object
 
 
 def finish(processes: list[subprocess.Popen], timeout_s: float = 120) -> list[tuple[int, str, str]]:
-    """Returns exit code, output and errors of each; none is left behind."""
+    """Returns exit code, output and errors of each; none is left behind.
+
+    Raises:
+        AssertionError: a process did not end in time. The text has the Python stacks of all that still ran.
+    """
     try:
         results = []
         for process in processes:
             out, errors = process.communicate(timeout=timeout_s)
             results.append((process.returncode, out, errors))
         return results
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            process.send_signal(signal.SIGABRT)
+        texts = [text for process in processes for text in process.communicate()]
+        raise AssertionError(f"processes must end in {timeout_s} s, got\n" + "\n".join(texts)) from None
     finally:
         for process in processes:
             process.kill()

@@ -287,8 +287,9 @@ PROXIES = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:
 
 
 def test_processes_of_torchrun_train_together_behind_a_proxy():
-    with socket.create_server(("127.0.0.1", 0)) as store:  # torchrun itself listens at MASTER_PORT
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1])} | PROXIES
+    port = free_port(num_ports=2)
+    with socket.create_server(("127.0.0.1", port)):  # torchrun itself listens at MASTER_PORT; the run takes the next
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} | PROXIES
         check_joined([TORCHRUN | address | {"RANK": str(k), "LOCAL_RANK": str(k)} for k in range(2)])
 
 

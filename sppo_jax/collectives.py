@@ -11,7 +11,7 @@ too). Most do anyway; the others get an input that waits. Every loop carries a t
 token's first value needs all collectives and loops before the loop, and what comes later waits for the last value.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import reduce
 from operator import or_
@@ -67,17 +67,18 @@ class _Run:
         self.values: dict = {}
         self.needs: dict = {}
 
-    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array]) -> None:
-        """Evaluates all equations."""
+    def evaluate(self, closed: ClosedJaxpr, inputs: Sequence[jax.Array], *, of_first: Collection[int] = ()) -> None:
+        """Evaluates all equations; the inputs of these numbers are made of the first event."""
         jaxpr = closed.jaxpr
         self._set((*jaxpr.constvars, *jaxpr.invars), (*closed.consts, *inputs), 0)
+        self.needs |= {jaxpr.invars[i]: 1 for i in of_first}
         self._evaluate(jaxpr)
 
     def _evaluate(self, jaxpr: Jaxpr) -> None:
         for eqn in jaxpr.eqns:
             if not _communicates(eqn):
                 self._compute(jaxpr, eqn)
-            elif eqn.primitive.name == "scan" and eqn.params["length"] == 1:
+            elif _is_one_step(eqn):
                 self._once(eqn)
             elif eqn.primitive.name == "scan":
                 self._scan(eqn)
@@ -123,10 +124,9 @@ class _Run:
         return [x for i, values in enumerate(self.events) if events >> i & 1 for x in values]
 
     def _compute(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
-        self._set(eqn.outvars, _bind(jaxpr, eqn, [self.value(x) for x in eqn.invars]), self._needed(eqn.invars))
-        if eqn.primitive.name == "optimization_barrier":  # the compiler drops it, and what it ties together
-            for result, x in zip(eqn.outvars, eqn.invars, strict=True):
-                self.needs[result] = self._needed([x])
+        results = _bind(jaxpr, eqn, [self.value(x) for x in eqn.invars])
+        for variable, value, sources in zip(eqn.outvars, results, _made_of(eqn), strict=True):
+            self._set([variable], [value], self._needed([eqn.invars[i] for i in sources]))
 
     def _collective(self, jaxpr: Jaxpr, eqn: JaxprEqn) -> None:
         if not _is_collective(eqn):
@@ -137,7 +137,8 @@ class _Run:
     def _scan(self, eqn: JaxprEqn) -> None:
         num_constants, num_carried = scan_counts(eqn.params)
         constants, carried, sliced = _split([self.value(x) for x in eqn.invars], num_constants, num_carried)
-        body = _with_order_inside(eqn.params["jaxpr"])
+        still = {*range(num_constants), *(num_constants + i for i in _kept(eqn, (num_constants, num_carried)))}
+        body = _with_order_inside(eqn.params["jaxpr"], set(range(len(eqn.invars))) - still)
 
         def step(carry, row):
             token, *results = body(carry[0], *constants, *carry[1:], *row)
@@ -163,7 +164,7 @@ class _Run:
         inputs = [self.value(x) for x in eqn.invars]
         of_condition, constants, carried = _split(inputs, num_of_condition, num_constants)
         condition = jaxpr_as_fun(eqn.params["cond_jaxpr"])
-        body = _with_order_inside(eqn.params["body_jaxpr"], waits=True)
+        body = _with_order_inside(eqn.params["body_jaxpr"], ())
         with _named(eqn):
             token, *carried = lax.while_loop(
                 lambda carry: condition(*of_condition, *carry[1:])[0],
@@ -204,6 +205,10 @@ def _is_collective(eqn: JaxprEqn) -> bool:
     return named and eqn.primitive.name != "axis_index"
 
 
+def _is_one_step(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "scan" and eqn.params["length"] == 1
+
+
 def _communicates(eqn: JaxprEqn) -> bool:
     inner = [e for jaxpr in jaxprs_in_params(eqn.params) for e in jaxpr.eqns]
     return _is_collective(eqn) or any(_communicates(e) for e in inner)
@@ -216,22 +221,39 @@ def _bind(jaxpr: Jaxpr, eqn: JaxprEqn, inputs: Sequence[jax.Array]) -> Sequence[
     return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
 
 
-def _with_order_inside(body: ClosedJaxpr, *, waits: bool = False) -> Callable:
+def _with_order_inside(body: ClosedJaxpr, changed: Collection[int]) -> Callable:
     """Returns a loop's body in order, of a token and the inputs, to a later token and the results.
 
-    Where its collectives wait for the token, no compiler takes one that is the same in every iteration out of the loop.
+    The compiler takes a collective that is the same in every iteration out of the loop. So a collective waits for the
+    token unless it needs one of the inputs that change, whose numbers are given.
     """
     holds_loops = any(_communicates(inner) and not _is_collective(inner) for inner in body.eqns)
+    waits = _repeats(body.jaxpr, changed)
     if neighbours_keep_order() and not holds_loops and not waits:
         return lambda token, *inputs: [token + 1, *jaxpr_as_fun(body)(*inputs)]
 
     def ordered(token, *inputs):
         run = _Run([[token]] if waits else ())
         run.last_loop = len(run.events)
-        run.evaluate(body, inputs)
+        run.evaluate(body, inputs, of_first=changed if waits else ())
         return [token + 1 + run.token(), *map(run.value, body.jaxpr.outvars)]
 
     return ordered
+
+
+def _repeats(jaxpr: Jaxpr, changed: Collection[int]) -> bool:
+    """Returns whether a collective, or a loop that holds some, needs none of a body's inputs of these numbers."""
+    made_of = _followed(jaxpr)
+    for eqn in filter(_communicates, jaxpr.eqns):
+        needed = [set() if isinstance(x, Literal) else made_of[x] for x in eqn.invars]
+        varying = {i for i, sources in enumerate(needed) if not sources.isdisjoint(changed)}
+        if _is_collective(eqn):
+            repeats = len(varying) < len(needed)
+        else:
+            repeats = _repeats(_body(eqn), varying) if _is_one_step(eqn) else not varying
+        if repeats:
+            return True
+    return False
 
 
 def _split(values: Sequence, first: int, second: int) -> tuple[list, list, list]:
@@ -265,13 +287,69 @@ def _passed_on(jaxpr: Jaxpr) -> list[int | None]:
             sources = list(range(len(eqn.invars)))
         elif eqn.primitive.name == "scan":
             counts = scan_counts(eqn.params)
-            sources = [counts[0] + i if i in _kept(eqn, counts) else None for i in range(counts[1])]
+            kept = _kept(eqn, counts)
+            sources = [counts[0] + i if i in kept else None for i in range(counts[1])]
         elif len(called) == 1 and len(called[0].invars) == len(eqn.invars):
             sources = _passed_on(called[0])
         for result, source in zip(eqn.outvars, sources, strict=False):
             if source is not None and not isinstance(eqn.invars[source], Literal) and eqn.invars[source] in origins:
                 origins[result] = origins[eqn.invars[source]]
     return [None if isinstance(x, Literal) else origins.get(x) for x in jaxpr.outvars]
+
+
+def _made_of(eqn: JaxprEqn) -> list[Collection[int]]:
+    """Returns for each result of an equation which inputs the compiler makes the result of.
+
+    The compiler drops barriers. It also drops the parts of loops and calls that a result does not need, and the index
+    of a slice that is the whole array.
+    """
+    called = list(jaxprs_in_params(eqn.params))
+    if eqn.primitive.name == "optimization_barrier":
+        return [[i] for i in range(len(eqn.invars))]
+    if eqn.primitive.name == "dynamic_slice":
+        return [[0, *_indices(eqn, 1, eqn.outvars[0])]]
+    if eqn.primitive.name == "dynamic_update_slice":
+        indices = _indices(eqn, 2, eqn.invars[1])
+        return [[0, 1, *indices] if indices else [1]]
+    if eqn.primitive.name == "scan":
+        return _scan_made_of(eqn)
+    if len(called) == 1 and len(called[0].invars) == len(eqn.invars):
+        return _results_made_of(called[0])
+    return [range(len(eqn.invars))] * len(eqn.outvars)
+
+
+def _indices(eqn: JaxprEqn, first: int, part) -> list[int]:
+    """Returns which inputs, from the first index on, say where in an array a part of it lies."""
+    sizes = zip(eqn.invars[0].aval.shape, part.aval.shape, strict=True)
+    return [first + i for i, (whole, size) in enumerate(sizes) if size < whole]
+
+
+def _scan_made_of(eqn: JaxprEqn) -> list[Collection[int]]:
+    num_constants, num_carried = scan_counts(eqn.params)
+    of_step, found = _results_made_of(_body(eqn)), []
+    for sources in of_step:
+        before, sources = set(), set(sources)
+        while before != sources:
+            before = set(sources)
+            carried = (i - num_constants for i in before if 0 <= i - num_constants < num_carried)
+            sources = before.union(*(of_step[i] for i in carried))
+        found.append(sources)
+    return found
+
+
+def _results_made_of(jaxpr: Jaxpr) -> list[set[int]]:
+    made_of = _followed(jaxpr)
+    return [set() if isinstance(x, Literal) else made_of[x] for x in jaxpr.outvars]
+
+
+def _followed(jaxpr: Jaxpr) -> dict:
+    """Returns for each variable of a jaxpr the numbers of the inputs that it is made of."""
+    made_of: dict = {x: set() for x in jaxpr.constvars} | {x: {i} for i, x in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        for result, sources in zip(eqn.outvars, _made_of(eqn), strict=True):
+            inputs = [eqn.invars[i] for i in sources]
+            made_of[result] = set().union(*(made_of[x] for x in inputs if not isinstance(x, Literal)))
+    return made_of
 
 
 def _never(others: Sequence[jax.Array]) -> jax.Array:

@@ -98,6 +98,79 @@ def the_same_in_every_turn(x, y):
     return moved, lax.fori_loop(0, times, lambda _, z: z + lax.all_to_all(y, "ring", 0, 0), jnp.sin(moved))
 
 
+def the_same_in_every_step(x, y):
+    def step(z, _):
+        return jnp.sin(z) + lax.all_to_all(y, "ring", 0, 0), None
+
+    moved = around(x)
+    return moved, lax.scan(step, jnp.sin(moved), None, length=3)[0]
+
+
+def the_same_loop_in_every_step(x, y):
+    def step(z, _):
+        return jnp.sin(z) + around(y), None
+
+    moved = around(x)
+    return moved, lax.scan(step, jnp.sin(moved), None, length=3)[0]
+
+
+def the_same_beside_another(x, y):
+    """The sums of several arrays are a collective each."""
+
+    def step(z, _):
+        of_z, of_y = lax.psum((jnp.sin(z), y), "ring")
+        return of_z + of_y, None
+
+    moved = around(x)
+    return moved, lax.scan(step, jnp.sin(moved), None, length=3)[0]
+
+
+def the_same_in_loops_of_one_step(x, y):
+    def once(z, _):
+        return jnp.sin(shift(z)), lax.all_to_all(y, "ring", 0, 0)
+
+    def step(z, _):
+        z, (of_y,) = lax.scan(once, z, None, length=1)
+        return z + of_y, None
+
+    moved = around(x)
+    return moved, lax.scan(step, jnp.sin(moved), None, length=3)[0]
+
+
+def read_from_the_only_slot(x, y):
+    """A slot that is the whole buffer is the same at every index."""
+
+    def step(i, z):
+        return jnp.sin(z) + lax.all_to_all(lax.dynamic_index_in_dim(y[None], i, keepdims=False), "ring", 0, 0)
+
+    moved = around(x)
+    return moved, lax.fori_loop(0, 3, step, jnp.sin(moved))
+
+
+def written_over(x, y):
+    """What is written over whole tells nothing of the loop that it came from."""
+    moved = around(x)
+    return moved, lax.all_to_all(lax.dynamic_update_slice(moved, y, (0, 0)), "ring", 0, 0)
+
+
+def beside_another_in_a_call(x, y):
+    """The compiler inlines a call: each result needs only what it is made of."""
+    moved, y = jax.jit(lambda x, y: (jnp.sin(x), jnp.cos(y)))(around(x), y)
+    return moved, lax.all_to_all(y, "ring", 0, 0)
+
+
+def beside_another_that_is_dropped(x, y):
+    """The compiler drops the part of a loop whose result nothing reads."""
+
+    def step(carry, _):
+        x, y = carry
+        return (jnp.sin(x), jnp.cos(y)), None
+
+    moved = around(x)
+    (_, y), _ = lax.scan(step, (moved, y), None, length=3)
+    return moved, lax.all_to_all(y, "ring", 0, 0)
+
+
 PROGRAMS = (
     loop_then_collective,
     collective_then_loop,
@@ -110,6 +183,14 @@ PROGRAMS = (
     of_numbers,
     in_loops_of_unknown_length,
     the_same_in_every_turn,
+    the_same_in_every_step,
+    the_same_loop_in_every_step,
+    the_same_beside_another,
+    the_same_in_loops_of_one_step,
+    read_from_the_only_slot,
+    written_over,
+    beside_another_in_a_call,
+    beside_another_that_is_dropped,
 )
 
 
@@ -145,6 +226,14 @@ def test_without_an_order_they_may_overtake():
         "in_loops_of_one_step",
         "in_loops_of_unknown_length",
         "the_same_in_every_turn",
+        "the_same_in_every_step",
+        "the_same_loop_in_every_step",
+        "the_same_beside_another",
+        "the_same_in_loops_of_one_step",
+        "read_from_the_only_slot",
+        "written_over",
+        "beside_another_in_a_call",
+        "beside_another_that_is_dropped",
     }
 
 

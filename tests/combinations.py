@@ -227,6 +227,9 @@ def draw_experts(seed: int) -> Case:
     )
     experts |= dict(shared_gate=experts["shared_size"] > 0 and draws.chance(0.5))
     experts |= dict(choice_bias=experts["scores"] != "softmax_of_chosen" and draws.chance(0.4))
+    if experts["chosen"] == 1 and experts["normalized"] and experts["scores"] != "softmax_of_chosen":
+        # A weight divided by itself is 1: without a loss of its own the router has a gradient of roundings alone.
+        experts["z"] = experts["z"] if experts["balance"] else 0.02
     # Narrower dtypes choose other experts for some tokens, and dK and dV in bfloat16 have a tolerance of their own.
     plan = case.plan | {"kv_grad_dtype": "float32"}
     return replace(case, plan=plan, model=case.model | {"experts": experts}, dtype="float64")

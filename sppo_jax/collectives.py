@@ -311,6 +311,8 @@ def _made_of(eqn: JaxprEqn) -> list[Collection[int]]:
     if eqn.primitive.name == "dynamic_update_slice":
         indices = _indices(eqn, 2, eqn.invars[1])
         return [[0, 1, *indices] if indices else [1]]
+    if eqn.primitive.name == "gather" and _is_of_whole_dims(eqn):
+        return [[0]]
     if eqn.primitive.name == "scan":
         return _scan_made_of(eqn)
     if len(called) == 1 and len(called[0].invars) == len(eqn.invars):
@@ -322,6 +324,11 @@ def _indices(eqn: JaxprEqn, first: int, part) -> list[int]:
     """Returns which inputs, from the first index on, say where in an array a part of it lies."""
     sizes = zip(eqn.invars[0].aval.shape, part.aval.shape, strict=True)
     return [first + i for i, (whole, size) in enumerate(sizes) if size < whole]
+
+
+def _is_of_whole_dims(gather: JaxprEqn) -> bool:
+    shape, sizes = gather.invars[0].aval.shape, gather.params["slice_sizes"]
+    return all(sizes[dim] == shape[dim] for dim in gather.params["dimension_numbers"].start_index_map)
 
 
 def _scan_made_of(eqn: JaxprEqn) -> list[Collection[int]]:

@@ -147,6 +147,14 @@ def read_from_the_only_slot(x, y):
     return moved, lax.fori_loop(0, 3, step, jnp.sin(moved))
 
 
+def gathered_from_the_only_slot(x, y):
+    def step(i, z):
+        return jnp.sin(z) + lax.all_to_all(y[None][jnp.stack([i, i])][1], "ring", 0, 0)
+
+    moved = around(x)
+    return moved, lax.fori_loop(0, 3, step, jnp.sin(moved))
+
+
 def written_over(x, y):
     """What is written over whole tells nothing of the loop that it came from."""
     moved = around(x)
@@ -188,6 +196,7 @@ PROGRAMS = (
     the_same_beside_another,
     the_same_in_loops_of_one_step,
     read_from_the_only_slot,
+    gathered_from_the_only_slot,
     written_over,
     beside_another_in_a_call,
     beside_another_that_is_dropped,
@@ -231,6 +240,7 @@ def test_without_an_order_they_may_overtake():
         "the_same_beside_another",
         "the_same_in_loops_of_one_step",
         "read_from_the_only_slot",
+        "gathered_from_the_only_slot",
         "written_over",
         "beside_another_in_a_call",
         "beside_another_that_is_dropped",

@@ -56,7 +56,10 @@ TWO = CHOICES["two of four"][0]
 
 @pytest.fixture(params=FORMS)
 def form(request, monkeypatch):
-    """Computes with one form; tiles are so small that an expert has several, and lots have few. Memory begins as NaN."""
+    """Computes with one form; tiles are so small that an expert has several, and lots have few.
+
+    Memory that is not written yet is NaN.
+    """
     monkeypatch.setattr(jnp, "empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
     monkeypatch.setattr(jnp, "empty_like", lambda array: jnp.full_like(array, jnp.nan))
     monkeypatch.setattr(grouped, "RAGGED", FORMS[request.param])

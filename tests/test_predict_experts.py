@@ -79,8 +79,8 @@ def test_what_experts_move_takes_time_and_devices_share_tokens_and_not_experts()
     assert work.rows(1000) == rows
     # A product reads and writes its sides. All are followed by what adds up a token's two pairs.
     forward = [2 * 8, 8 + 2 * 16, 3 * 16, 16 + 8, 2 * 8]  # gather, gate and up, activation, down, scatter
-    # Gather with dy, gate and up again, dy by down, of the activation three read and three written and three read, dx, both
-    # gradients of arrays, scatter.
+    # Gather with dy; gate and up again; dy by down; of the activation three read, three written, three read; dx; the
+    # gradients of both arrays; scatter.
     backward = [4 * 8, 8 + 2 * 16, 8 + 16, 9 * 16, 8 + 2 * 16, 8 + 2 * 16, 8 + 16, 2 * 8]
     forward, backward = (4 * (rows * sum(elements) + 3000 * 8) for elements in (forward, backward))
     assert work.moved_bytes("F", 1000, 4) == forward + (2 * tiles + 6) * ONE_EXPERT * 4

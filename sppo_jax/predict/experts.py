@@ -12,9 +12,9 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.models.tiles import num_tiles, tile_sizes
 
 _FLOAT32 = 4
-# How often D and F elements of a row are read or written, and how often the arrays of a tile's expert are. On tiles gate
-# and up are one product, and so are their gradients; ragged products are two. A backward on tiles copies the arrays,
-# reads gate and up twice and down once, and writes and reads their gradients.
+# How often D and F elements of a row are read or written, and how often the arrays of a tile's expert are. On tiles,
+# gate and up are one product, and so are their gradients; ragged products are two. A backward on tiles copies the
+# arrays, reads gate and up twice and down once, and writes and reads their gradients.
 _OF_TILES = {"F": (6, 6, 2), "B": (11, 17, 1 + 5 / 3 + 2)}
 _RAGGED = {"F": (7, 6, 0), "B": (15, 18, 0)}
 

@@ -86,10 +86,10 @@ def test_what_experts_move_takes_time_and_devices_share_tokens_and_not_experts()
     assert work.moved_bytes("F", 1000, 4) == forward + (2 * tiles + 6) * ONE_EXPERT * 4
     copied = 3 + 3 + 2 + 3 + 3  # thirds of an expert: a copy, which products read; gate and up again; gradients
     of_arrays = (copied / 3 * tiles + 6) * ONE_EXPERT * 4
-    assert work.moved_bytes("B", 1000, 4) == pytest.approx(backward + of_arrays + 6 * ONE_EXPERT * 12)
+    assert work.moved_bytes("B", 1000, 4) == pytest.approx(backward + of_arrays + 6 * ONE_EXPERT * 16)
     ragged, pairs = expert_work(MODEL, "tpu"), 2000
     assert ragged.moved_bytes("F", 1000, 4) == 4 * (pairs * (7 * 8 + 6 * 16) + 6 * ONE_EXPERT)
-    assert ragged.moved_bytes("B", 1000, 4) == 4 * (pairs * (15 * 8 + 18 * 16) + 6 * ONE_EXPERT) + 6 * ONE_EXPERT * 12
+    assert ragged.moved_bytes("B", 1000, 4) == 4 * (pairs * (15 * 8 + 18 * 16) + 6 * ONE_EXPERT) + 6 * ONE_EXPERT * 16
 
 
 def test_work_of_experts_by_hand():

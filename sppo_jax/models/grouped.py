@@ -157,12 +157,10 @@ class Tiles(NamedTuple):
     Args:
         rows_LNB: rows of each tile; P where a tile has none.
         expert_LN: the expert of each tile.
-        is_first_LN: whether a tile is the first of its expert.
     """
 
     rows_LNB: jax.Array
     expert_LN: jax.Array
-    is_first_LN: jax.Array
 
 
 def find_tiles(sizes_E: jax.Array, num_pairs: int) -> Tiles:
@@ -178,7 +176,7 @@ def find_tiles(sizes_E: jax.Array, num_pairs: int) -> Tiles:
     end = jnp.where(number < ends_E[-1], row_ends_E[expert], 0)
     rows = begin[:, None] + jnp.arange(tile, dtype=jnp.int32)
     rows = jnp.where(rows < end[:, None], rows, num_pairs)
-    return Tiles(rows.reshape(-1, lot, tile), expert.reshape(-1, lot), (within == 0).reshape(-1, lot))
+    return Tiles(rows.reshape(-1, lot, tile), expert.reshape(-1, lot))
 
 
 class Joined(NamedTuple):
@@ -248,24 +246,17 @@ def _take(x, at, *, fill=0):
     return x.at[at].get(mode="fill", fill_value=fill)
 
 
-def _add_tiles(sums: Joined, tiles_of: Tiles, grads: Joined) -> Joined:
-    """Adds the gradients of a lot's tiles to those of their experts, one tile after another.
+def _add_tiles(sums: Joined, expert_N: jax.Array, grads: Joined) -> Joined:
+    """Adds the gradients of tiles to those of their experts, one tile after another.
 
-    A scatter would add tiles of one expert in any order on GPUs, so that two runs would differ. The first tile of an
-    expert replaces what is there.
+    A scatter would add tiles of one expert in any order on GPUs, so that two runs would differ.
     """
 
     def add(sums, tile):
-        (_, expert, is_first), grad = tile
+        expert, grad = tile
+        return jax.tree.map(lambda s, g: s.at[expert].add(g.astype(s.dtype)), sums, grad), None
 
-        def added(s, g):
-            g = g[None].astype(s.dtype)
-            before = lax.dynamic_slice_in_dim(s, expert, 1)
-            return lax.dynamic_update_slice_in_dim(s, jnp.where(is_first, g, before + g), expert, 0)
-
-        return jax.tree.map(added, sums, grad), None
-
-    return lax.scan(add, sums, (tiles_of, grads))[0]
+    return lax.scan(add, sums, (expert_N, grads))[0]
 
 
 def _tiles_forward(activate, x_TD, weights_Tk, chosen_Tk, experts):
@@ -273,7 +264,7 @@ def _tiles_forward(activate, x_TD, weights_Tk, chosen_Tk, experts):
     by_expert = sort_pairs(chosen_Tk, experts.gate_EDF.shape[0])
 
     def lot(out_PD, tiles):
-        rows, expert, _ = tiles
+        rows, expert = tiles
         pairs = _take(by_expert.pair_P, rows, fill=num_pairs)
         y = _of_tiles(activate, _take(x_TD, pairs // top_k), _of_tile_experts(experts, expert))
         return out_PD.at[pairs].set(y, mode="drop", unique_indices=True), None
@@ -290,25 +281,21 @@ def _tiles_backward(activate, x_TD, weights_Tk, chosen_Tk, experts, dy_TD):
 
     def lot(carry, tiles):
         dx_PD, dweights_P, sums = carry
-        rows, expert, _ = tiles
+        rows, expert = tiles
         pairs = _take(by_expert.pair_P, rows, fill=num_pairs)
         x, dy, weights = _take(x_TD, pairs // top_k), _take(dy_TD, pairs // top_k), _take(weights_P, pairs)
         work = partial(_weighted_tiles, activate)
         dx, dweights, grads = jax.vjp(work, x, weights, _of_tile_experts(experts, expert))[1](dy)
         dx_PD = dx_PD.at[pairs].set(dx, mode="drop", unique_indices=True)
         dweights_P = dweights_P.at[pairs].set(dweights, mode="drop", unique_indices=True)
-        return (dx_PD, dweights_P, _add_tiles(sums, tiles, grads)), None
+        return (dx_PD, dweights_P, _add_tiles(sums, expert, grads)), None
 
-    # Tiles write all that is read of these, so they begin with any values.
-    sums = jax.tree.map(lambda s: jnp.empty(s.shape, accumulator(s.dtype)), jax.eval_shape(_join, experts))
-    start = jnp.empty((num_pairs, x_TD.shape[1]), x_TD.dtype), jnp.empty_like(weights_P), sums
+    # No expert has fewer than 0 rows, which XLA does not know: else it makes zeros once for all layers, and holds them.
+    nothing = jnp.minimum(by_expert.sizes_E[0], 0)
+    zeros = jax.tree.map(lambda s: jnp.full(s.shape, nothing, accumulator(s.dtype)), jax.eval_shape(_join, experts))
+    # Every pair has a row, so tiles write all of dx and dweights.
+    start = jnp.empty((num_pairs, x_TD.shape[1]), x_TD.dtype), jnp.empty_like(weights_P), zeros
     (dx_PD, dweights_P, sums), _ = lax.scan(lot, start, find_tiles(by_expert.sizes_E, num_pairs))
     dx_TD = dx_PD.reshape(*weights_Tk.shape, -1).sum(1, dtype=wide).astype(x_TD.dtype)
-    dexperts = jax.tree.map(partial(_finished, by_expert.sizes_E), _part(sums), experts)
+    dexperts = jax.tree.map(lambda s, a: s.astype(a.dtype), _part(sums), experts)
     return dx_TD, dweights_P.reshape(weights_Tk.shape), dexperts
-
-
-def _finished(sizes_E: jax.Array, sums: jax.Array, array: jax.Array) -> jax.Array:
-    """Returns the gradient of an array of all experts: zeros for experts without rows, to which no tile was added."""
-    has_rows = (sizes_E > 0).reshape(-1, *[1] * (array.ndim - 1))
-    return jnp.where(has_rows, sums, 0).astype(array.dtype)

@@ -362,7 +362,9 @@ class CostModel:
         prefix = self.layers / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
         if kind == "F":
             return prefix * copied, 0.0
-        return prefix * (again * copied + copied + added), self.layers * self.layer.params * added
+        # The gradients of experts are sums in float32, which are read as part of the experts' work.
+        of_experts = self.experts.sums_bytes(2 * _FLOAT32 - added) if self.experts is not None else 0
+        return prefix * (again * copied + copied + added), self.layers * (self.layer.params * added + of_experts)
 
     @cached_property
     def table_s(self) -> dict[str, float]:

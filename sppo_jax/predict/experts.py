@@ -52,8 +52,8 @@ class ExpertWork:
 
         Tokens are gathered to rows and scattered back, each product is written and read, and the arrays of each tile's
         expert are copied and read. A backward computes gate and up again, and adds the gradients of each tile to those
-        of its expert in float32, which are read once more. Tiles of one expert follow each other, so that its arrays
-        and its sums come to the cache once.
+        of its expert in float32, which begin as zeros and are read once. Tiles of one expert follow each other, so that
+        its arrays and its sums come to the cache once.
 
         Args:
             kind: "F" or "B".
@@ -67,7 +67,7 @@ class ExpertWork:
         of_arrays = (times * tiles + self.count) * self._matrices
         # The sum over the pairs of a token reads a row of each.
         of_tokens = (pairs + tokens) * self.hidden if self.is_tiled else 0
-        of_sums = 3 * self.sums_bytes(_FLOAT32) if kind == "B" else 0
+        of_sums = 4 * self.sums_bytes(_FLOAT32) if kind == "B" else 0
         return compute_bytes * (of_rows + of_arrays + of_tokens) + of_sums
 
     def forward_bytes(self, tokens: int, compute_bytes: int) -> int:

@@ -56,7 +56,12 @@ TWO = CHOICES["two of four"][0]
 
 @pytest.fixture(params=FORMS)
 def form(request, monkeypatch):
-    """Computes with one form; tiles are so small that an expert has several, and lots have few."""
+    """Computes with one form; tiles are so small that an expert has several, and lots have few.
+
+    Memory that is not written yet is NaN.
+    """
+    monkeypatch.setattr(jnp, "empty", lambda shape, dtype: jnp.full(shape, jnp.nan, dtype))
+    monkeypatch.setattr(jnp, "empty_like", lambda array: jnp.full_like(array, jnp.nan))
     monkeypatch.setattr(grouped, "RAGGED", FORMS[request.param])
     monkeypatch.setattr(tiles, "TILE", 4)
     monkeypatch.setattr(tiles, "LOT", 3)
@@ -133,6 +138,26 @@ def test_pairs_are_sorted_by_expert_and_then_by_token(chosen):
     np.testing.assert_array_equal(got.pair_P, want)
     np.testing.assert_array_equal(got.row_P, np.argsort(want))
     np.testing.assert_array_equal(got.sizes_E, np.bincount(chosen.ravel(), minlength=NUM_EXPERTS))
+
+
+@pytest.mark.parametrize("chosen", [0, 2, NUM_EXPERTS, -1], ids=lambda x: f"all {x}")
+def test_every_pair_has_a_row_where_no_router_chose(form, chosen):
+    """An idle stage may read any integers: rows that nobody writes would turn into gradients."""
+    x, weights, chosen, experts = make_case(np.full((NUM_TOKENS, 2), chosen), dtype=np.float32)
+    by_expert = jax.jit(grouped.sort_pairs, static_argnums=1)(chosen, NUM_EXPERTS)
+    np.testing.assert_array_equal(by_expert.pair_P[by_expert.row_P], np.arange(2 * NUM_TOKENS))
+    assert by_expert.sizes_E.sum() == 2 * NUM_TOKENS
+    got = gradients_of(grouped.mix, chosen, "swiglu")(x, weights, experts, chosen)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(got))
+
+
+def test_gate_and_up_are_one_product_and_one_array():
+    """Two products forward and five backward; on GPUs a barrier before each part of what products read together."""
+    x, weights, chosen, experts = make_case(TWO, dtype=np.float32)
+    both = gradients_of(grouped.mix, chosen, "swiglu").trace(x, weights, experts, chosen)
+    text = both.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.dot_general") == 2 + 5 + 1  # one sums the outputs of a token
+    assert text.count("stablehlo.optimization_barrier") == 2 + 3
 
 
 def test_other_tokens_do_not_change_a_bit(form):

@@ -111,6 +111,19 @@ def test_backwards_never_choose(x64):
         assert scopes and not any("backward_tick" in scope for scope in scopes)
 
 
+def test_no_barrier_takes_the_gradients_of_all_experts(x64):
+    """One that did would make the compiler write them in the compute dtype, and read them again for their sums."""
+    model = small_model(experts=EXPERTS, num_layers=2)
+    step = Step(small_plan((8, 12, 4)), model, None, train=True)
+    batch = random_batch(np.random.default_rng(4), 1, 24, 53)
+    jaxpr = jax.make_jaxpr(step)(nnx.state(model, nnx.Param), batch).jaxpr
+    barriers = [found.eqn for found in walk(jaxpr) if found.name == "optimization_barrier"]
+    shapes = [[var.aval.shape for var in eqn.invars] for eqn in barriers]
+    gate = model.layers.experts.gate.shape[1:]
+    assert gate[0] == EXPERTS["count"] and not any(gate in of_one for of_one in shapes)
+    assert any(of_one.count(()) > 3 for of_one in shapes)  # an element of each, before the sums
+
+
 @dataclasses.dataclass(frozen=True)
 class Quiet:
     """A user's penalty: the mean square of what layers return."""

@@ -77,9 +77,19 @@ def test_what_experts_move_takes_time_and_devices_share_tokens_and_not_experts()
     work = expert_work(MODEL, "gpu")
     tiles, rows = 13, 13 * 333  # of 2000 pairs: tiles of 333 rows, 7 and one more for each expert, in one lot
     assert work.rows(1000) == rows
-    forward, backward = (4 * rows * elements for elements in (7 * 8 + 6 * 16, 15 * 8 + 18 * 16))
+    # A product reads and writes its sides. All are followed by what adds up a token's two pairs.
+    forward = [2 * 8, 8 + 2 * 16, 3 * 16, 16 + 8, 2 * 8]  # gather, gate and up, activation, down, scatter
+    # Gather with dy; gate and up again; dy by down; of the activation three read, three written, three read; dx; the
+    # gradients of both arrays; scatter.
+    backward = [4 * 8, 8 + 2 * 16, 8 + 16, 9 * 16, 8 + 2 * 16, 8 + 2 * 16, 8 + 16, 2 * 8]
+    forward, backward = (4 * (rows * sum(elements) + 3000 * 8) for elements in (forward, backward))
     assert work.moved_bytes("F", 1000, 4) == forward + (2 * tiles + 6) * ONE_EXPERT * 4
-    assert work.moved_bytes("B", 1000, 4) == backward + (5 * tiles + 6) * ONE_EXPERT * 4 + 6 * ONE_EXPERT * 16
+    copied = 3 + 3 + 2 + 3 + 3  # thirds of an expert: a copy, which products read; gate and up again; gradients
+    of_arrays = (copied / 3 * tiles + 6) * ONE_EXPERT * 4
+    assert work.moved_bytes("B", 1000, 4) == pytest.approx(backward + of_arrays + 6 * ONE_EXPERT * 16)
+    ragged, pairs = expert_work(MODEL, "tpu"), 2000
+    assert ragged.moved_bytes("F", 1000, 4) == 4 * (pairs * (7 * 8 + 6 * 16) + 6 * ONE_EXPERT)
+    assert ragged.moved_bytes("B", 1000, 4) == 4 * (pairs * (15 * 8 + 18 * 16) + 6 * ONE_EXPERT) + 6 * ONE_EXPERT * 16
 
 
 def test_work_of_experts_by_hand():

@@ -61,15 +61,17 @@ class Sorted(NamedTuple):
 def sort_pairs(chosen_Tk: jax.Array, num_experts: int) -> Sorted:
     """Sorts pairs by expert, and by token within an expert, by counting.
 
-    A token's experts must differ. The sort has one result on every device, so forward and backward agree.
+    The sort has one result on every device, so forward and backward agree. Every pair has a row of its own, whatever
+    the integers are: an idle stage may read choices that nobody made.
     """
-    chosen_Tk = chosen_Tk.astype(jnp.int32)
+    chosen_Tk = jnp.clip(chosen_Tk.astype(jnp.int32), 0, num_experts - 1)
     taken_TE = jax.nn.one_hot(chosen_Tk, num_experts, dtype=jnp.int32).sum(1, dtype=jnp.int32)
     upto_TE = jnp.cumsum(taken_TE, axis=0, dtype=jnp.int32)
     sizes_E = upto_TE[-1]
     begin_E = jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E
     before_Tk = jnp.take_along_axis(upto_TE - taken_TE, chosen_Tk, axis=1)
-    row_P = (begin_E[chosen_Tk] + before_Tk).reshape(-1)
+    again_Tkk = jnp.tril(chosen_Tk[:, :, None] == chosen_Tk[:, None], -1)  # of one token, where no router chose
+    row_P = (begin_E[chosen_Tk] + before_Tk + again_Tkk.sum(-1, dtype=jnp.int32)).reshape(-1)
     pairs = jnp.arange(row_P.size, dtype=jnp.int32)
     return Sorted(jnp.zeros_like(row_P).at[row_P].set(pairs, unique_indices=True), row_P, sizes_E)
 
@@ -177,24 +179,59 @@ def find_tiles(sizes_E: jax.Array, num_pairs: int) -> Tiles:
     return Tiles(rows.reshape(-1, lot, tile), expert.reshape(-1, lot))
 
 
+class Joined(NamedTuple):
+    """Arrays of experts with gate and up side by side (I = 2 F), so that one product reads a row for both.
+
+    Args:
+        inner_EDI, down_EFD: matrices.
+        inner_EI, down_ED: biases; None where there are none.
+    """
+
+    inner_EDI: jax.Array
+    down_EFD: jax.Array
+    inner_EI: jax.Array | None
+    down_ED: jax.Array | None
+
+
+def _join(experts: Experts) -> Joined:
+    """Joins gate and up; the barrier makes XLA write them side by side, and not apart and then together."""
+
+    def side_by_side(gate, up):
+        return None if gate is None else lax.optimization_barrier(jnp.concatenate([gate, up], axis=-1))
+
+    inner_EDI, inner_EI = side_by_side(experts.gate_EDF, experts.up_EDF), side_by_side(experts.gate_EF, experts.up_EF)
+    return Joined(inner_EDI, experts.down_EFD, inner_EI, experts.down_ED)
+
+
+def _of_tile_experts(experts: Experts, expert_N: jax.Array) -> Joined:
+    """Returns the arrays of each tile's expert."""
+    return _join(jax.tree.map(lambda array: array[expert_N], experts))
+
+
+def _part(joined: Joined) -> Experts:
+    """Returns gate and up of joined arrays: the inverse of `_join`."""
+    gate_EDF, up_EDF = jnp.split(joined.inner_EDI, 2, axis=-1)
+    gate_EF, up_EF = (None, None) if joined.inner_EI is None else jnp.split(joined.inner_EI, 2, axis=-1)
+    return Experts(gate_EDF, up_EDF, joined.down_EFD, gate_EF, up_EF, joined.down_ED)
+
+
 def _product(dims, rows, matrices, biases):
     out = jnp.einsum(dims, rows, matrices)
     return out if biases is None else out + biases[:, None]
 
 
-def _inner(activate, x_NBD, experts: Experts):
-    return activate(
-        _product("nbd,ndf->nbf", x_NBD, experts.gate_EDF, experts.gate_EF),
-        _product("nbd,ndf->nbf", x_NBD, experts.up_EDF, experts.up_EF),
-    )
+def _inner(activate, x_NBD, experts: Joined):
+    inner_NBI = _product("nbd,ndi->nbi", x_NBD, experts.inner_EDI, experts.inner_EI)
+    # The gradients of gate and up are written side by side too.
+    return activate(*jnp.split(lax.optimization_barrier(inner_NBI), 2, axis=-1))
 
 
-def _of_tiles(activate, x_NBD, experts: Experts):
+def _of_tiles(activate, x_NBD, experts: Joined):
     """Returns the experts' outputs on tiles; `experts` has the arrays of each tile's expert."""
     return _product("nbf,nfd->nbd", _inner(activate, x_NBD, experts), experts.down_EFD, experts.down_ED)
 
 
-def _weighted_tiles(activate, x_NBD, weights_NB, experts: Experts):
+def _weighted_tiles(activate, x_NBD, weights_NB, experts: Joined):
     """Returns `_of_tiles` times the weights. They come before the last product, so its backward needs no outputs."""
 
     def weighted(x):
@@ -209,7 +246,7 @@ def _take(x, at, *, fill=0):
     return x.at[at].get(mode="fill", fill_value=fill)
 
 
-def _add_tiles(sums: Experts, expert_N: jax.Array, grads: Experts) -> Experts:
+def _add_tiles(sums: Joined, expert_N: jax.Array, grads: Joined) -> Joined:
     """Adds the gradients of tiles to those of their experts, one tile after another.
 
     A scatter would add tiles of one expert in any order on GPUs, so that two runs would differ.
@@ -229,10 +266,10 @@ def _tiles_forward(activate, x_TD, weights_Tk, chosen_Tk, experts):
     def lot(out_PD, tiles):
         rows, expert = tiles
         pairs = _take(by_expert.pair_P, rows, fill=num_pairs)
-        y = _of_tiles(activate, _take(x_TD, pairs // top_k), jax.tree.map(lambda a: a[expert], experts))
+        y = _of_tiles(activate, _take(x_TD, pairs // top_k), _of_tile_experts(experts, expert))
         return out_PD.at[pairs].set(y, mode="drop", unique_indices=True), None
 
-    out_PD = jnp.zeros((num_pairs, x_TD.shape[1]), x_TD.dtype)
+    out_PD = jnp.empty((num_pairs, x_TD.shape[1]), x_TD.dtype)  # every pair has a row, so tiles write all of it
     out_PD, _ = lax.scan(lot, out_PD, find_tiles(by_expert.sizes_E, num_pairs))
     return _weighted(out_PD, weights_Tk)
 
@@ -248,19 +285,17 @@ def _tiles_backward(activate, x_TD, weights_Tk, chosen_Tk, experts, dy_TD):
         pairs = _take(by_expert.pair_P, rows, fill=num_pairs)
         x, dy, weights = _take(x_TD, pairs // top_k), _take(dy_TD, pairs // top_k), _take(weights_P, pairs)
         work = partial(_weighted_tiles, activate)
-        dx, dweights, grads = jax.vjp(work, x, weights, jax.tree.map(lambda a: a[expert], experts))[1](dy)
+        dx, dweights, grads = jax.vjp(work, x, weights, _of_tile_experts(experts, expert))[1](dy)
         dx_PD = dx_PD.at[pairs].set(dx, mode="drop", unique_indices=True)
         dweights_P = dweights_P.at[pairs].set(dweights, mode="drop", unique_indices=True)
         return (dx_PD, dweights_P, _add_tiles(sums, expert, grads)), None
 
     # No expert has fewer than 0 rows, which XLA does not know: else it makes zeros once for all layers, and holds them.
     nothing = jnp.minimum(by_expert.sizes_E[0], 0)
-    start = (
-        jnp.full((num_pairs, x_TD.shape[1]), nothing, x_TD.dtype),
-        jnp.full_like(weights_P, nothing),
-        jax.tree.map(lambda a: jnp.full(a.shape, nothing, accumulator(a.dtype)), experts),
-    )
+    zeros = jax.tree.map(lambda s: jnp.full(s.shape, nothing, accumulator(s.dtype)), jax.eval_shape(_join, experts))
+    # Every pair has a row, so tiles write all of dx and dweights.
+    start = jnp.empty((num_pairs, x_TD.shape[1]), x_TD.dtype), jnp.empty_like(weights_P), zeros
     (dx_PD, dweights_P, sums), _ = lax.scan(lot, start, find_tiles(by_expert.sizes_E, num_pairs))
     dx_TD = dx_PD.reshape(*weights_Tk.shape, -1).sum(1, dtype=wide).astype(x_TD.dtype)
-    dexperts = jax.tree.map(lambda s, a: s.astype(a.dtype), sums, experts)
+    dexperts = jax.tree.map(lambda s, a: s.astype(a.dtype), _part(sums), experts)
     return dx_TD, dweights_P.reshape(weights_Tk.shape), dexperts

@@ -383,8 +383,9 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     layers, place = sums.layers, (unit.sum_slot, layer)
     if stage.block.chooses:
         # The gradients of all experts are as large as a tick's work: they are gone before attention's backward, and the
-        # sums are not sliced before they are there.
-        dparams_after, layers = lax.optimization_barrier((dparams_after, layers))
+        # sums are not sliced before they are there. The barrier takes an element of each: what passes one is written.
+        done = [leaf.ravel()[0] for leaf in jax.tree.leaves(dparams_after)]
+        _, layers = lax.optimization_barrier((done, layers))
         dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
     dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefix, unit.chunk, layer, splits.backward)

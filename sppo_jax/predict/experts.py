@@ -12,6 +12,11 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.models.tiles import num_tiles, tile_sizes
 
 _FLOAT32 = 4
+# How often D and F elements of a row are read or written, and how often the arrays of a tile's expert are. On tiles,
+# gate and up are one product, and so are their gradients; ragged products are two. A backward on tiles copies the
+# arrays, reads gate and up twice and down once, and writes and reads their gradients.
+_OF_TILES = {"F": (6, 6, 2), "B": (11, 17, 1 + 5 / 3 + 2)}
+_RAGGED = {"F": (7, 6, 0), "B": (15, 18, 0)}
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,13 @@ class ExpertWork:
         """
         pairs = tokens * self.chosen
         tiles = num_tiles(pairs, self.count) if self.is_tiled else 0
-        rows = compute_bytes * self.rows(tokens)
-        if kind == "F":
-            return rows * (7 * self.hidden + 6 * self.size) + (2 * tiles + self.count) * self._matrices * compute_bytes
-        of_arrays = (5 * tiles + self.count) * self._matrices * compute_bytes
-        of_sums = self.count * self._matrices * 4 * _FLOAT32
-        return rows * (15 * self.hidden + 18 * self.size) + of_arrays + of_sums
+        hidden, size, times = (_OF_TILES if self.is_tiled else _RAGGED)[kind]
+        of_rows = self.rows(tokens) * (hidden * self.hidden + size * self.size)
+        of_arrays = (times * tiles + self.count) * self._matrices
+        # The sum over the pairs of a token reads a row of each.
+        of_tokens = (pairs + tokens) * self.hidden if self.is_tiled else 0
+        of_sums = 4 * self.sums_bytes(_FLOAT32) if kind == "B" else 0
+        return compute_bytes * (of_rows + of_arrays + of_tokens) + of_sums
 
     def forward_bytes(self, tokens: int, compute_bytes: int) -> int:
         """Returns what the experts' forward holds: an output of each pair, and a lot of tiles at work.

@@ -95,7 +95,10 @@ class Partition:
             return equal_lengths(sequence.length, self.num_chunks, multiple)
         if self.balance == "cost":
             return _equal_cost(self.layout, self.num_chunks, self.longest)
-        return _balanced(sequence.length, self.num_chunks, multiple, *balance_weights(request.config.model))
+        pair_flops, token_flops = balance_weights(request.config.model)
+        return flops_balanced_lengths(
+            sequence.length, self.num_chunks, multiple, pair_flops=pair_flops, token_flops=token_flops
+        )
 
     @cached_property
     def shapes(self) -> tuple[int, ...]:
@@ -263,11 +266,6 @@ def _fills_convoys(layout: Layout, schedule: str, num_chunks: int, wave: int) ->
 def smallest_chunk(layout: Layout) -> int:
     """Returns the tokens of the shortest chunk to consider."""
     return max(layout.request.cluster.device.smallest_chunk, layout.multiple_tokens)
-
-
-@lru_cache(maxsize=256)
-def _balanced(length: int, count: int, multiple: int, pair_flops: float, token_flops: float) -> tuple[int, ...]:
-    return flops_balanced_lengths(length, count, multiple, pair_flops=pair_flops, token_flops=token_flops)
 
 
 @lru_cache(maxsize=256)

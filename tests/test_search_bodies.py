@@ -11,7 +11,7 @@ from sppo_jax.program.program import lower
 from sppo_jax.rules import MOST_SHAPES
 from sppo_jax.schedule.shapes import tick_shapes
 from sppo_jax.search.bodies import MOST_TIMES, bodies_of, with_fewer_bodies
-from sppo_jax.search.evaluate import Choice, evaluate, layout_costs, plan_of
+from sppo_jax.search.evaluate import Choice, evaluate, plan_of
 from sppo_jax.search.layouts import layouts
 from sppo_jax.search.request import read_request
 from sppo_jax.search.search import search
@@ -49,7 +49,7 @@ def choice_of(plan: Plan, **changes) -> Choice:
 def test_the_count_is_that_of_the_lowered_program(found):
     for lengths, shapes in ((found.plan.chunk_lengths, found.plan.schedule.shapes), ((16384,) * 32, ())):
         outcome = evaluate(choice_of(found.plan, chunk_lengths=lengths, shapes=shapes))
-        ring = layout_costs(outcome.choice.layout, outcome.choice.places).ring
+        ring = outcome.choice.layout.costs(outcome.choice.places).ring
         assert bodies_of(outcome) == num_segments(lower(plan_of(outcome, {}), ring.shape).items)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from sppo_jax.program.program import num_bodies
 from sppo_jax.schedule.shapes import tick_shapes
 from sppo_jax.search.chunks import equal_lengths
-from sppo_jax.search.evaluate import Choice, Outcome, evaluate, layout_costs, outline_of
+from sppo_jax.search.evaluate import Choice, Outcome, evaluate, outline_of
 from sppo_jax.search.partitions import chunk_counts
 
 # The most bodies that chunks of equal cost may have, for one of equal chunks.
@@ -32,7 +32,7 @@ def with_fewer_bodies(outcome: Outcome) -> Outcome:
 def bodies_of(outcome: Outcome) -> int:
     """Returns the bodies of ticks that the program of an outcome compiles; what sequences repeat is counted once."""
     choice = outcome.choice
-    layout, ring = choice.layout, layout_costs(choice.layout, choice.places).ring
+    layout, ring = choice.layout, choice.layout.costs(choice.places).ring
     return num_bodies(outline_of(choice), outcome.stash, ring, layout.mesh.seq, layout.weights)
 
 

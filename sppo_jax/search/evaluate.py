@@ -1,6 +1,5 @@
 """What one choice of layout, chunks, schedule and stash costs: a Plan with its memory and its simulated step."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,18 +8,16 @@ from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usabl
 from sppo_jax.hardware.cluster import Cluster
 from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
-from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
+from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.rules import layers_per_virtual_stage
 from sppo_jax.schedule.table import Table
-from sppo_jax.schedule.turns import collective_counts
-from sppo_jax.search.layouts import Layout
+from sppo_jax.search.layouts import Layout, SequenceSplit
 from sppo_jax.search.offload import Places, choose_alpha, copy_seconds, largest_alpha
 from sppo_jax.search.request import Request, read_request
-from sppo_jax.search.splits import SequenceSplit
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__
 
@@ -165,56 +162,12 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     )
 
 
-def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0, before: int = 0) -> CostModel:
-    """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
-
-    From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
-    Keys and values that are rebuilt or fetched are exchanged again for all groups of layers but the last; those that a
-    backward computes for itself for all. Each wave, of
-    `wave` sequences (0: all), gathers weights and scatters gradient sums where these are not resident. Where attention
-    outputs are stashed, it is those of ticks that reach further than the first `before` tokens.
-    """
-    request, (inputs, attention, rest) = layout.request, places
-    stage = StageShape(
-        mesh=layout.mesh,
-        ulysses=layout.split.ulysses,
-        ring=layout.split.ring,
-        layers=layout.layers,
-        compute_bytes=request.compute_bytes,
-        kernel=request.kernel,
-        length=request.config.sequence.length,
-        ring_pass=request.config.sequence.ring_pass,
-    )
-    recompute = Recompute(
-        linear=2 if inputs == "recompute" else int(rest == "recompute"),
-        attention=attention == "recompute" or before > 0,
-        reach=math.inf if attention == "recompute" else before,
-        rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (layout.interleave - 1) / layout.interleave),
-        # A backward that computes the linear parts again has keys and values anyway.
-        kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
-    )
-    weights = Weights(
-        again=_again(layout, layout.sequences // wave if wave else 1),
-        gathers_tables=layout.weights == "gathered",
-        on_host=request.optimizer == "host",
-    )
-    return cost_model(request.config.model, request.cluster, stage, recompute, weights)
-
-
-def _again(layout: Layout, waves: int) -> tuple[float, float]:
-    """Returns how often a stage gathers all its layers and scatters their sums, after the first time."""
-    if layout.weights == "resident":
-        return 0.0, 0.0
-    gathers, scatters = collective_counts(layout.interleave, waves)
-    return gathers / layout.interleave - 1, scatters / layout.interleave - 1
-
-
 def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> CostModel:
     """Returns the seconds of units that the planner used for a plan; arguments as `make_plan`."""
     layout = _layout_of(plan, read_request(config, cluster))
     places = plan.stash.inputs, plan.stash.attention, plan.stash.rest
     before = sum(plan.chunk_lengths[: plan.stash.attention_from])
-    return layout_costs(layout, places, plan.stash.kv, plan.schedule.wave, before)
+    return layout.costs(places, plan.stash.kv, plan.schedule.wave, before)
 
 
 def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> MemoryShape:
@@ -250,7 +203,7 @@ def _stash_of(choice: Choice) -> StashPlan:
 
 def _costs_of_choice(choice: Choice, table: Table) -> CostModel:
     before = table.chunk_starts[choice.attention_from]
-    return layout_costs(choice.layout, choice.places, choice.kv, choice.wave, before)
+    return choice.layout.costs(choice.places, choice.kv, choice.wave, before)
 
 
 def _simulate(table: Table, costs: CostModel, shape: MemoryShape, stash: StashPlan) -> Simulation:

@@ -1,20 +1,34 @@
-"""The layouts that are possible for what is asked: how devices share layers, tokens and sequences."""
+"""The layouts that are possible for what is asked: how devices share layers, sequences and their tokens."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from sppo_jax import rules
+from sppo_jax.config import ModelConfig, SequenceConfig
 from sppo_jax.plan.parts import MeshShape
+from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
+from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, check, divisors
+from sppo_jax.schedule.turns import collective_counts
 from sppo_jax.search.advice import nearest_changes
+from sppo_jax.search.because import Because
+from sppo_jax.search.offload import Places
 from sppo_jax.search.request import Request
-from sppo_jax.search.splits import SequenceSplit, sequence_splits
 
 # A mesh without a layout, and the rules that it breaks.
 Refused = tuple[MeshShape, tuple[Broken, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSplit:
+    """The kind of sequence parallelism, its two factors (inner, outer) and why."""
+
+    kind: str
+    ulysses: int
+    ring: int
+    reason: str
 
 
 # Equal if the same: two requests may have layouts of the same numbers.
@@ -61,6 +75,47 @@ class Layout:
             weights=self.weights,
             optimizer=self.request.optimizer,
         )
+
+    def costs(self, places: Places, kv: str = "keep", wave: int = 0, before: int = 0) -> CostModel:
+        """Returns the seconds of units with these places of inputs, attention outputs, and the rest.
+
+        From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
+        Keys and values that are rebuilt or fetched are exchanged again for all groups of layers but the last; those
+        that a backward computes for itself for all.
+
+        Args:
+            places: of the stash.
+            kv: how keys and values reach the backward.
+            wave: sequences after which weights are gathered and gradient sums scattered again where these are not
+                resident; 0: all.
+            before: where attention outputs are stashed, it is those of ticks that reach further than so many tokens.
+        """
+        request, (inputs, attention, rest) = self.request, places
+        stage = StageShape(
+            mesh=self.mesh,
+            ulysses=self.split.ulysses,
+            ring=self.split.ring,
+            layers=self.layers,
+            compute_bytes=request.compute_bytes,
+            kernel=request.kernel,
+            length=request.config.sequence.length,
+            ring_pass=request.config.sequence.ring_pass,
+        )
+        recompute = Recompute(
+            linear=2 if inputs == "recompute" else int(rest == "recompute"),
+            attention=attention == "recompute" or before > 0,
+            reach=math.inf if attention == "recompute" else before,
+            rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (self.interleave - 1) / self.interleave),
+            # A backward that computes the linear parts again has keys and values anyway.
+            kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
+        )
+        again = 0.0, 0.0
+        if self.weights != "resident":
+            counts = collective_counts(self.interleave, self.sequences // wave if wave else 1)
+            again = counts[0] / self.interleave - 1, counts[1] / self.interleave - 1
+        gathered = self.weights == "gathered"
+        weights = Weights(again=again, gathers_tables=gathered, on_host=request.optimizer == "host")
+        return cost_model(request.config.model, request.cluster, stage, recompute, weights)
 
 
 def layouts(request: Request) -> list[Layout]:
@@ -232,3 +287,73 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
         return [1]
     depths = divisors(layers // pipe)
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths
+
+
+@lru_cache(maxsize=64)
+def sequence_splits(
+    model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int
+) -> list[SequenceSplit]:
+    """Returns the kinds of sequence parallelism to consider, fewest exchanges first.
+
+    Where kind and factor are free, these are ulysses as far as the heads divide, as far as a host reaches, as far as
+    key-value heads need no copies, and a ring.
+
+    Args:
+        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        sequence: the request.
+        seq: devices of a stage.
+        devices_per_host: devices of a host, which are neighbours on the `seq` axis.
+
+    Raises:
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
+    """
+    if sequence.kind != "auto" or seq == 1:
+        return [split_sequence(model, sequence, seq)]
+    if sequence.ulysses:
+        return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq)]
+    factors = divisors(math.gcd(model.num_heads, seq))
+    near = [factor for factor in factors if factor <= devices_per_host]
+    whole = [factor for factor in factors if model.num_kv_heads % factor == 0]
+    splits = []
+    for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True):
+        found = split_sequence(model, _as_kind(sequence, factor, seq), seq)
+        heads = Because.HEADS(num_heads=model.num_heads, num_kv_heads=model.num_kv_heads)
+        splits.append(replace(found, reason=heads))
+    return splits
+
+
+def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
+    if factor in (1, seq):
+        return replace(sequence, kind="ulysses" if factor == seq else "ring", ulysses=0)
+    return replace(sequence, kind="hybrid", ulysses=factor)
+
+
+def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> SequenceSplit:
+    """Resolves the kind of sequence parallelism and its factors.
+
+    Args:
+        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        sequence: the request.
+        seq: devices of a stage.
+
+    Raises:
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
+    """
+    kind, reason = sequence.kind, Because.ASKED()
+    if kind == "auto":
+        kind = "ulysses" if model.num_heads % seq == 0 else "ring"
+        fact = "divide" if kind == "ulysses" else "do not divide"
+        reason = Because.HEADS_DIVIDE(num_heads=model.num_heads, divide=fact, seq=seq)
+    check(Facts(num_heads=model.num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
+    if kind == "ring":
+        return SequenceSplit(kind=kind, ulysses=1, ring=seq, reason=reason)
+    if kind == "ulysses":
+        return SequenceSplit(kind=kind, ulysses=seq, ring=1, reason=reason)
+    factor = sequence.ulysses or _hybrid_factor(model.num_heads, seq)
+    return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
+
+
+def _hybrid_factor(num_heads: int, seq: int) -> int:
+    """Returns the largest factor of `seq` that divides the heads and leaves a ring, if there is any."""
+    shared = math.gcd(num_heads, seq)
+    return max((count for count in divisors(shared) if count < seq), default=1)

@@ -6,7 +6,6 @@ from sppo_jax.predict.stash_bytes import token_bytes
 from sppo_jax.rules import BREADTH_FIRST
 from sppo_jax.schedule.outline import all_rounds, round_of
 from sppo_jax.schedule.table import Repeat
-from sppo_jax.search.evaluate import layout_costs
 from sppo_jax.search.least_memory import stash_of
 from sppo_jax.search.offload import Places
 from sppo_jax.search.partitions import Partition
@@ -73,7 +72,7 @@ class LowerBounds:
         tokens = min(partition.chunk_lengths)
         key = layout, kv, recomputed(places), tokens
         if key not in self._of_kv:
-            kept, again = layout_costs(layout, places), layout_costs(layout, places, kv)
+            kept, again = layout.costs(places), layout.costs(places, kv)
             self._of_kv[key] = again.seconds("B", 0, tokens) - kept.seconds("B", 0, tokens)
         return layout.sequences * layout.interleave * partition.num_chunks * self._of_kv[key]
 

@@ -13,7 +13,6 @@ from sppo_jax.schedule.table import chunk_starts
 from sppo_jax.search.because import Because, joined
 from sppo_jax.search.chunks import equal_lengths, flops_balanced_lengths, growing_counts
 from sppo_jax.search.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
-from sppo_jax.search.evaluate import layout_costs
 from sppo_jax.search.layouts import Layout, layouts
 from sppo_jax.search.offload import Places, kv_ways
 from sppo_jax.search.request import Request
@@ -271,7 +270,7 @@ def smallest_chunk(layout: Layout) -> int:
 @lru_cache(maxsize=256)
 def _chunk_seconds(layout: Layout, num_chunks: int) -> ChunkSeconds:
     # What is recomputed would make about as much of every chunk: lengths do not depend on the stash.
-    return chunk_seconds(layout_costs(layout, _KEPT), layout.request.config.sequence.length, num_chunks)
+    return chunk_seconds(layout.costs(_KEPT), layout.request.config.sequence.length, num_chunks)
 
 
 def _equal_cost(layout: Layout, num_chunks: int, longest: float) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sppo_jax.predict.costs import CostModel
-from sppo_jax.search.evaluate import layout_costs
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import Places
 from sppo_jax.search.request import Request
@@ -77,13 +76,13 @@ class UnitTimes:
     def overhead_s(self, layout: Layout) -> float:
         """Returns the seconds of a step that belong to no tick."""
         if layout not in self._overheads:
-            self._overheads[layout] = layout_costs(layout, RECOMPUTE).step_overhead_s()
+            self._overheads[layout] = layout.costs(RECOMPUTE).step_overhead_s()
         return self._overheads[layout]
 
     def _models_of(self, layout: Layout, places: Places, whole_waves: bool) -> _Models:
         key = _sharing(layout), recomputed(places), whole_waves
         if key not in self._models:
-            costs = layout_costs(layout, places)
+            costs = layout.costs(places)
             if not whole_waves:
                 device = replace(costs.cluster.device, attention_rows=0)
                 costs = replace(costs, cluster=replace(costs.cluster, device=device))

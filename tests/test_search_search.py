@@ -20,7 +20,7 @@ from sppo_jax.search.evaluate import Choice, costs_of, evaluate, memory_of, simu
 from sppo_jax.search.frontier import Frontier
 from sppo_jax.search.layouts import layouts
 from sppo_jax.search.least_memory import LeastMemory
-from sppo_jax.search.lower_bounds import stream_seconds
+from sppo_jax.search.least_seconds import stream_seconds
 from sppo_jax.search.offload import place_options
 from sppo_jax.search.partitions import LONGEST, Partition, equal_cost_partitions, partitions
 from sppo_jax.search.reasons import times_slower
@@ -258,13 +258,13 @@ class Bounds:
 
     def check(self, partition, outcome, kv=""):
         """Checks that an outcome is not below what bounds its partition and places."""
-        uncut, exact, choice = self.frontier.uncut, self.frontier.exact, outcome.choice
+        seconds, choice = self.frontier.seconds, outcome.choice
         of_layout = self.of_layout[partition.layout]
         counts = [1 if one.balance == "given" else one.num_chunks for one in of_layout]
         span, drains = (min(counts), max(counts)), min(one.drains for one in of_layout)
-        assert uncut.layout_s(partition.layout, choice.places, span, drains) <= outcome.step_s
-        assert uncut.step_s(partition, choice.places) <= outcome.step_s
-        assert exact.step_s(partition, choice.places, choice.alpha, choice.kv) <= outcome.step_s * (1 + 1e-9)
+        assert seconds.of_layout(partition.layout, choice.places, span, drains) <= outcome.step_s
+        assert seconds.of_uncut(partition, choice.places) <= outcome.step_s
+        assert seconds.of_partition(partition, choice.places, choice.alpha, choice.kv) <= outcome.step_s * (1 + 1e-9)
         excess = outcome.memory.excess(self.frontier.request.cluster)
         assert self.memory.of_layout(partition, choice.places) <= excess + 1e-9
         assert self.memory.of_partition(partition, choice.places, kv or choice.kv) <= excess + 1e-9
@@ -303,8 +303,8 @@ def test_bounds_from_an_uncut_sequence_are_below_those_from_all_chunks(preset, l
     tried = list(itertools.product(partitions(request), options))[::41]
     assert len(tried) > 50
     for partition, places in tried:
-        least_s = start.exact.step_s(partition, places, "hidden") * (1 + 1e-9)
-        assert start.uncut.step_s(partition, places) <= least_s, (partition, places)
+        least_s = start.seconds.of_partition(partition, places, "hidden") * (1 + 1e-9)
+        assert start.seconds.of_uncut(partition, places) <= least_s, (partition, places)
 
 
 @pytest.mark.parametrize("length", [2**15, 2**18, 2**20])

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 from sppo_jax.search.evaluate import Choice, Outcome, Sized, evaluate, size
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import LeastMemory
-from sppo_jax.search.lower_bounds import LowerBounds
+from sppo_jax.search.least_seconds import LeastSeconds
 from sppo_jax.search.offload import Places, place_options
 from sppo_jax.search.partitions import Partition, partitions
 from sppo_jax.search.request import Request
 from sppo_jax.search.space import Candidate, Trial
-from sppo_jax.search.uncut_bounds import UncutBounds
-from sppo_jax.search.unit_times import UnitTimes
 from sppo_jax.search.ways import Way
 
 # How far an item of the heap is refined: a layout with places; a candidate bounded from its uncut sequence, and from
@@ -104,8 +102,7 @@ class Frontier:
         asked = request.config.stash.alpha
         self.request, self.alpha = request, "hidden" if asked == "auto" else asked
         self.options = place_options(request.config.stash)
-        times = UnitTimes(request)
-        self.uncut, self.exact = UncutBounds(request.config.sequence.length, times), LowerBounds(request, times)
+        self.seconds = LeastSeconds(request)
         self.num_considered = 0
         self.families: list[Family] = []
         self.too_large: list[TooLarge] = []
@@ -135,7 +132,7 @@ class Frontier:
             for places in self.options:
                 family = Family(layout, places, trial.kv_grad_dtype, shared)
                 self.families.append(family)
-                self._push(self.uncut.layout_s(layout, places, span, drains), _LAYOUT, family)
+                self._push(self.seconds.of_layout(layout, places, span, drains), _LAYOUT, family)
             self.num_considered += len(members) * len(self.options)
 
     def add(self, candidates: Iterable[Candidate]) -> None:
@@ -146,7 +143,7 @@ class Frontier:
             if excess > 0:
                 self._drop(excess, candidate)
             else:
-                self._push(self.uncut.step_s(candidate.partition, candidate.places), _UNCUT, candidate)
+                self._push(self.seconds.of_uncut(candidate.partition, candidate.places), _UNCUT, candidate)
 
     def keep(self, tried: Tried) -> None:
         """Brings back what `next` returned."""
@@ -214,7 +211,7 @@ class Frontier:
             if excess > 0:
                 self._drop(excess, way)
             else:
-                found.append((self.exact.step_s(partition, places, candidate.alpha, kv), way))
+                found.append((self.seconds.of_partition(partition, places, candidate.alpha, kv), way))
         return found
 
     def least_excess(self, partition: Partition, places: Places, kv_grad_dtype: str) -> float:
@@ -266,7 +263,7 @@ class Frontier:
                 self.too_large.append(TooLarge(excess, next(candidates), alike))
                 continue
             for candidate in candidates:
-                self._push(self.uncut.step_s(candidate.partition, candidate.places), _UNCUT, candidate)
+                self._push(self.seconds.of_uncut(candidate.partition, candidate.places), _UNCUT, candidate)
 
     def _candidates(self, family: Family, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
         return (Candidate(one, family.places, self.alpha, family.kv_grad_dtype) for one in alike)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from sppo_jax.search.because import Because
 from sppo_jax.search.evaluate import Choice, Outcome, evaluate
 from sppo_jax.search.layouts import Layout, layouts
+from sppo_jax.search.least_seconds import UnitTimes
 from sppo_jax.search.offload import Places, place_options
 from sppo_jax.search.partitions import (
     Partition,
@@ -28,7 +29,6 @@ from sppo_jax.search.partitions import (
 )
 from sppo_jax.search.reasons import float32_reason
 from sppo_jax.search.request import Request
-from sppo_jax.search.unit_times import UnitTimes
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: recompute only where nothing else fits.
@@ -73,7 +73,7 @@ def _without_waves(request: Request) -> Request:
 
 def _ranked(request: Request) -> list[Partition]:
     """Returns the partitions that the rules allow; the one with the shortest step by the paper's formula is first."""
-    times = UnitTimes(request)
+    times = UnitTimes()
     found = [
         (partition, _formula_s(times, partition))
         for layout in _allowed(layouts(request), request)

@@ -151,7 +151,7 @@ def _unfit(frontier: Frontier, limit_s: float | None) -> Iterator[Candidate]:
     known = _sized(frontier) if limit_s is None else _sized(frontier) + frontier.too_large
     for family in sorted(known, key=lambda one: one.excess):
         for candidate in family.candidates():
-            if limit_s is None or frontier.uncut.step_s(candidate.partition, candidate.places) < limit_s:
+            if limit_s is None or frontier.seconds.of_uncut(candidate.partition, candidate.places) < limit_s:
                 yield candidate
 
 
@@ -277,7 +277,7 @@ def _larger_rival(frontier: Frontier, best: Tried, kind: Kind, is_alike: Callabl
     for tried in [best, *frontier.tried]:
         if is_alike(tried.candidate.partition.layout):
             nearest.pop(kind.of(tried.candidate), None)
-    least_s = ((frontier.uncut.step_s(one.partition, one.places), value) for value, (_, one) in nearest.items())
+    least_s = ((frontier.seconds.of_uncut(one.partition, one.places), value) for value, (_, one) in nearest.items())
     for bound, value in sorted(least_s, key=lambda one: one[0]):
         if bound >= best.step_s:
             break

@@ -6,7 +6,7 @@ from sppo_jax.program.program import num_bodies
 from sppo_jax.schedule.shapes import tick_shapes
 from sppo_jax.search.chunks import equal_lengths
 from sppo_jax.search.evaluate import Choice, Outcome, evaluate, outline_of
-from sppo_jax.search.partitions import chunk_counts
+from sppo_jax.search.space import chunk_counts
 
 # The most bodies that chunks of equal cost may have, for one of equal chunks.
 MOST_TIMES = 3

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from sppo_jax.search.bodies import with_fewer_bodies
 from sppo_jax.search.frontier import ALL, Filter, Frontier, Tried
-from sppo_jax.search.partitions import equal_cost_partitions
-from sppo_jax.search.space import Candidate
+from sppo_jax.search.space import Candidate, equal_cost_partitions
 
 # Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
 TIE = 0.005

@@ -11,10 +11,8 @@ from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import LeastMemory
 from sppo_jax.search.least_seconds import LeastSeconds
 from sppo_jax.search.offload import Places, place_options
-from sppo_jax.search.partitions import Partition, partitions
-from sppo_jax.search.request import Request
-from sppo_jax.search.space import Candidate, Trial
-from sppo_jax.search.ways import Way
+from sppo_jax.search.request import Request, Trial, Way
+from sppo_jax.search.space import Candidate, Partition, partitions
 
 # How far an item of the heap is refined: a layout with places; a candidate bounded from its uncut sequence, and from
 # all of its chunks; a simulated candidate.

@@ -13,8 +13,8 @@ from sppo_jax.schedule.generators import chunks_in_flight
 from sppo_jax.schedule.shapes import rounded_up
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import Places
-from sppo_jax.search.partitions import Partition, smallest_chunk
 from sppo_jax.search.request import Request
+from sppo_jax.search.space import Partition, smallest_chunk
 
 # Parts in which the weights of a group may come from the host: the more, the less is on its way.
 _MOST_PARTS = 2**20
@@ -127,7 +127,7 @@ class LeastMemory:
         # where its own backward makes them.
         kv_prefixes = {"keep": prefixes, "recompute": 1}.get(stash.kv, 2 * wave)
         grad_prefixes = prefixes
-        if partition.passes_groups_in_turn:
+        if partition.is_breadth_first:
             # Sequences that are not cut have their gradients one after another.
             grad_prefixes = 1 if partition.num_chunks == 1 else wave
         waiting, heads = self._between_groups_tokens(partition, tokens)

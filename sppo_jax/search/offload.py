@@ -14,7 +14,7 @@ from sppo_jax.predict.holders import optimizer_bytes
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes, token_bytes
 from sppo_jax.program.stash import classes_of, merged_classes, recomputing_bundles, slot_bytes, stash_classes
-from sppo_jax.rules import BREADTH_FIRST, Facts, check
+from sppo_jax.rules import Facts, check
 from sppo_jax.schedule.table import MIN_HOST_GAP, Table, TickShape
 from sppo_jax.search.because import Because, joined
 from sppo_jax.units import format_bytes
@@ -36,19 +36,6 @@ _PLACES: tuple[Places, ...] = (
     ("host", "recompute", "recompute"),
     ("host", "host", "host"),
 )
-
-
-def kv_ways(config: StashConfig, schedule: str, places: Places, num_chunks: int) -> tuple[str, ...]:
-    """Returns how keys and values may reach the backward, least device memory last: as asked, or every possible way.
-
-    The backward of an only chunk makes them for itself.
-    """
-    again = "rebuild" if num_chunks > 1 else "recompute"
-    if config.kv != "auto":
-        return (again if config.kv == "rebuild" else config.kv,)
-    if schedule != BREADTH_FIRST or places[0] == "recompute":
-        return ("keep",)
-    return ("keep", "host", again) if num_chunks > 1 else ("keep", again)
 
 
 def place_options(config: StashConfig) -> list[Places]:

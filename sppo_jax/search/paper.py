@@ -19,16 +19,9 @@ from sppo_jax.search.evaluate import Choice, Outcome, evaluate
 from sppo_jax.search.layouts import Layout, layouts
 from sppo_jax.search.least_seconds import UnitTimes
 from sppo_jax.search.offload import Places, place_options
-from sppo_jax.search.partitions import (
-    Partition,
-    chunk_counts,
-    longest_chunks,
-    schedule_reason,
-    schedules,
-    waves,
-)
 from sppo_jax.search.reasons import float32_reason
 from sppo_jax.search.request import Request
+from sppo_jax.search.space import Partition, chunk_counts, longest_chunks, schedule_reason, schedules, waves
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: recompute only where nothing else fits.

@@ -15,11 +15,9 @@ from sppo_jax.search.bodies import MOST_TIMES
 from sppo_jax.search.evaluate import Choice, Outcome
 from sppo_jax.search.fastest import TIE, Fastest
 from sppo_jax.search.frontier import Frontier, Tried
-from sppo_jax.search.partitions import schedule_reason
-from sppo_jax.search.request import Request, read_request
+from sppo_jax.search.request import USUAL, Request, Trial, Way, read_request
 from sppo_jax.search.runners_up import Kind, Rival, least_that_fits, rivals
-from sppo_jax.search.space import USUAL, Candidate, Trial
-from sppo_jax.search.ways import Way
+from sppo_jax.search.space import Candidate, schedule_reason
 from sppo_jax.units import format_bytes
 
 # Settings that are released together, nearest first.

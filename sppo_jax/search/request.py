@@ -1,8 +1,10 @@
-"""What a config asks for, resolved against the devices."""
+"""What a config asks for, resolved against the devices, and the ways that compete where it leaves them open."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
@@ -15,10 +17,30 @@ from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
 from sppo_jax.schedule.table import Table
 from sppo_jax.search.chunks import given_lengths
-from sppo_jax.search.ways import Way
 
 PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
 COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What a plan does where the config leaves it open.
+
+    Args:
+        breadth_first: whether the schedule is breadth-first; else it is any of the others.
+        weights: what a device holds of its stage's layers in a breadth-first schedule, "gathered" or "resident".
+        waiting: where chunks wait between two groups of layers, "keep" or "host".
+        optimizer: where parameters and moments wait, "device" or "host".
+    """
+
+    breadth_first: bool = False
+    weights: str = "gathered"
+    waiting: str = "keep"
+    optimizer: str = "device"
+
+
+# The breadth-first way that holds the least.
+USUAL = Way(breadth_first=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,3 +244,59 @@ def _read_table(config: Config) -> tuple[Table, str]:
             "schedule.wave=auto"
         )
     return table, text
+
+
+class Trial(NamedTuple):
+    """A way, and the dtype in which dK and dV are summed."""
+
+    way: Way
+    kv_grad_dtype: str
+
+
+def preferences(request: Request) -> Iterator[tuple[Trial, ...]]:
+    """Yields the trials that compete for the fastest step, a set at a time; the next set is for where none fits.
+
+    The preferences are not about speed: sums in float32 before bfloat16; on CPUs and TPUs other schedules before
+    breadth-first ones; chunks and the optimizer on the device before the host.
+    """
+    asked = request.config.stash.kv_grad_dtype
+    dtypes = ("float32", "bfloat16") if asked == "auto" else (asked,)
+    for ways in _ways(request):
+        for dtype in dtypes if ways else ():
+            yield tuple(Trial(way, dtype) for way in ways)
+
+
+def _ways(request: Request) -> Iterator[list[Way]]:
+    plain, breadth_first = [Way()], [replace(USUAL, weights=weights) for weights in _weights(request)]
+    if request.asks_for_breadth_first:
+        yield breadth_first
+    elif not request.allows_breadth_first:
+        yield plain
+        return
+    elif request.compares_orders:
+        yield plain + breadth_first
+    else:
+        yield plain
+        yield breadth_first
+    waiting = request.config.stash.waiting == "auto"
+    optimizer = _may_have_optimizer_on_host(request)
+    on_host = [replace(USUAL, waiting="host")] if waiting else []
+    yield on_host + ([replace(USUAL, optimizer="host")] if optimizer else [])
+    yield [replace(USUAL, waiting="host", optimizer="host")] if waiting and optimizer else []
+
+
+def _weights(request: Request) -> tuple[str, ...]:
+    """Returns what a device may hold of its stage's layers in a breadth-first schedule, as far as this is open."""
+    config = request.config
+    is_open = config.mesh.weights == "auto" and config.optimizer.place != "host"
+    return ("gathered", "resident") if is_open else ("gathered",)
+
+
+def _may_have_optimizer_on_host(request: Request) -> bool:
+    """Returns whether config and devices leave open that parameters and moments wait on the host."""
+    config = request.config
+    asked = config.schedule.name not in ("auto", BREADTH_FIRST) or config.mesh.weights == "resident"
+    # Where the schedule is open, keys and values that are kept leave breadth-first plans out.
+    asked |= config.schedule.interleave == 1 or (config.schedule.name == "auto" and config.stash.kv == "keep")
+    is_open = config.optimizer.place == "auto" and not asked
+    return is_open and request.cluster.device.platform == "gpu" and request.table is None

@@ -16,10 +16,9 @@ from sppo_jax.search.late_attention import late_attention_is_open, with_late_att
 from sppo_jax.search.one_pass import with_queries_on_the_ring
 from sppo_jax.search.paper import paper_outcome
 from sppo_jax.search.reasons import Results, over, problem_of, reasons_of, times_slower
-from sppo_jax.search.request import Request, read_request
+from sppo_jax.search.request import USUAL, Request, Trial, Way, preferences, read_request
 from sppo_jax.search.runners_up import least, others
-from sppo_jax.search.space import USUAL, Candidate, Trial, preferences
-from sppo_jax.search.ways import Way
+from sppo_jax.search.space import Candidate
 
 NUM_REJECTED = 5
 # How many of the next fastest plans are tried with attention outputs of late chunks.

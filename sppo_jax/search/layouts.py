@@ -76,7 +76,7 @@ class Layout:
             optimizer=self.request.optimizer,
         )
 
-    def costs(self, places: Places, kv: str = "keep", wave: int = 0, before: int = 0) -> CostModel:
+    def costs(self, places: Places, kv: str = "keep", wave: int = 0, before: int = 0, ring_pass: str = "") -> CostModel:
         """Returns the seconds of units with these places of inputs, attention outputs, and the rest.
 
         From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
@@ -89,6 +89,7 @@ class Layout:
             wave: sequences after which weights are gathered and gradient sums scattered again where these are not
                 resident; 0: all.
             before: where attention outputs are stashed, it is those of ticks that reach further than so many tokens.
+            ring_pass: what travels on the ring; empty: what the config says.
         """
         request, (inputs, attention, rest) = self.request, places
         stage = StageShape(
@@ -99,7 +100,7 @@ class Layout:
             compute_bytes=request.compute_bytes,
             kernel=request.kernel,
             length=request.config.sequence.length,
-            ring_pass=request.config.sequence.ring_pass,
+            ring_pass=ring_pass or request.config.sequence.ring_pass,
         )
         recompute = Recompute(
             linear=2 if inputs == "recompute" else int(rest == "recompute"),

@@ -11,10 +11,9 @@ from sppo_jax.hardware import Cluster, usable_bytes, usable_host_bytes
 from sppo_jax.predict.memory import Memory
 from sppo_jax.search.advice import released
 from sppo_jax.search.because import Because, joined
-from sppo_jax.search.bodies import MOST_TIMES
-from sppo_jax.search.evaluate import Choice, Outcome
-from sppo_jax.search.fastest import TIE, Fastest
-from sppo_jax.search.frontier import Frontier, Tried
+from sppo_jax.search.evaluate import Outcome
+from sppo_jax.search.frontier import TIE, Fastest, Frontier
+from sppo_jax.search.refine import MOST_TIMES
 from sppo_jax.search.request import USUAL, Request, Trial, Way, read_request
 from sppo_jax.search.runners_up import Kind, Rival, least_that_fits, rivals
 from sppo_jax.search.space import Candidate, schedule_reason
@@ -130,11 +129,10 @@ def _nearest_change(request: Request) -> tuple[str, str]:
     for names, config in _released(request.config):
         found = _least_that_fits(config, request.cluster)
         if found is not None:
-            mesh, places = found.choice.layout.mesh, "/".join(found.choice.places)
+            mesh, places = found.candidate.layout.mesh, "/".join(found.candidate.places)
             return names, (
-                f"change {names}: a plan of pipe {mesh.pipe} x seq {mesh.seq} with {len(found.choice.chunk_lengths)} "
-                "chunks "
-                f"and stash {places} then fits"
+                f"change {names}: a plan of pipe {mesh.pipe} x seq {mesh.seq} with "
+                f"{found.candidate.partition.num_chunks} chunks and stash {places} then fits"
             )
     return "", ""
 
@@ -168,16 +166,14 @@ def _released(config: Config) -> Iterator[tuple[str, Config]]:
 _BALANCES = {"equal": "of equal length", "flops": "of equal FLOPs", "cost": "of equal cost", "given": "as given"}
 # What each choice is, to tell it from others, and what the layout of another plan must have in common with it.
 _KINDS = {
-    "mesh": Kind(lambda one: one.partition.layout.mesh, lambda layout: None, True),
-    "sequence_kind": Kind(lambda one: one.partition.layout.split.ulysses, lambda layout: layout.mesh, True),
+    "mesh": Kind(lambda one: one.layout.mesh, lambda layout: None, True),
+    "sequence_kind": Kind(lambda one: one.layout.split.ulysses, lambda layout: layout.mesh, True),
     "chunks": Kind(
         lambda one: (one.partition.num_chunks, one.partition.balance),
         lambda layout: (layout.mesh, layout.interleave),
         False,
     ),
-    "schedule": Kind(
-        lambda one: (one.partition.schedule, one.partition.layout.interleave), lambda layout: layout.mesh, False
-    ),
+    "schedule": Kind(lambda one: (one.partition.schedule, one.layout.interleave), lambda layout: layout.mesh, False),
     "wave": Kind(lambda one: one.partition.wave, lambda layout: layout.mesh, False),
     "stash": Kind(lambda one: one.places, lambda layout: layout.mesh, True),
 }
@@ -191,12 +187,10 @@ _SETTINGS = {
     "stash": ("stash", ("inputs", "attention", "rest")),
 }
 _LABELS: dict[str, Callable[[Candidate], str]] = {
-    "mesh": lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.partition.layout.mesh)),
-    "sequence_kind": lambda one: (
-        f"ulysses {one.partition.layout.split.ulysses} x ring {one.partition.layout.split.ring}"
-    ),
+    "mesh": lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.layout.mesh)),
+    "sequence_kind": lambda one: f"ulysses {one.layout.split.ulysses} x ring {one.layout.split.ring}",
     "chunks": lambda one: f"{one.partition.num_chunks} {_BALANCES[one.partition.balance]}",
-    "schedule": lambda one: f"{one.partition.schedule} with interleave {one.partition.layout.interleave}",
+    "schedule": lambda one: f"{one.partition.schedule} with interleave {one.layout.interleave}",
     "wave": lambda one: f"a wave of {one.partition.wave}",
     "stash": lambda one: "/".join(one.places),
 }
@@ -216,30 +210,30 @@ class Results(NamedTuple):
 
     frontier: Frontier
     fastest: Fastest
-    chosen: Tried
-    best: Tried | None = None
-    other: Tried | None = None
-    usual: Tried | None = None
+    chosen: Outcome
+    best: Outcome | None = None
+    other: Outcome | None = None
+    usual: Outcome | None = None
 
 
 def reasons_of(results: Results) -> dict[str, str]:
     """Returns the reason of each choice of a search."""
     request, chosen = results.frontier.request, results.chosen
-    choice, layout = chosen.outcome.choice, chosen.outcome.choice.layout
+    candidate, layout = chosen.candidate, chosen.candidate.layout
     # A sequence alone is a wave of its own.
     choices = [key for key in _KINDS if key != "wave" or layout.sequences > 1]
     reasons = {key: _against_rivals(results, key) for key in choices}
     if request.config.stash.kv_grad_dtype != "auto":
         reasons["kv_grad_dtype"] = Because.ASKED()
     else:
-        wide = choice.kv_grad_dtype == "float32"
-        reasons["kv_grad_dtype"] = float32_reason(choice) if wide else Because.NARROW()
+        wide = candidate.kv_grad_dtype == "float32"
+        reasons["kv_grad_dtype"] = float32_reason(candidate) if wide else Because.NARROW()
     reasons["sequence_kind"] = joined(layout.split.reason, reasons["sequence_kind"])
-    lost_s = results.fastest.lost_by_fewer_shapes_s.get(id(chosen.outcome))
+    lost_s = results.fastest.lost_by_fewer_shapes_s.get(candidate.partition)
     if lost_s is not None:
-        few = Because.FEW_SHAPES(count=len(choice.shapes), most=MOST_TIMES, lost_s=lost_s)
+        few = Because.FEW_SHAPES(count=len(candidate.partition.shapes), most=MOST_TIMES, lost_s=lost_s)
         reasons["chunks"] = joined(few, reasons["chunks"])
-    why = schedule_reason(layout, choice.schedule, choice.wave)
+    why = schedule_reason(candidate.partition)
     reasons["schedule"] = joined(why, _order_reason(results), reasons["schedule"])
     reasons |= _way_reasons(results)
     if results.best is not None and chosen.step_s > results.best.step_s:
@@ -247,9 +241,9 @@ def reasons_of(results: Results) -> dict[str, str]:
     return {key: reason for key, reason in reasons.items() if reason}
 
 
-def float32_reason(choice: Choice) -> str:
+def float32_reason(candidate: Candidate) -> str:
     """Returns why dK and dV are in float32."""
-    chunks = len(choice.chunk_lengths)
+    chunks = candidate.partition.num_chunks
     return Because.SUMS(chunks=chunks) if chunks > 1 else Because.NO_SUMS()
 
 
@@ -264,12 +258,12 @@ def _way_reasons(results: Results) -> dict[str, str]:
         return Because.USUAL_SLOWER(usual=way, times=f"{usual.step_s / chosen.step_s:.3f}")
 
     reasons = {}
-    if chosen.outcome.choice.waiting == "host":
+    if candidate.layout.request.waiting == "host":
         own = config.stash.waiting == "auto"
         reasons["waiting"] = Because.WAITING() if own else Because.ASKED()
     if candidate.way.optimizer == "host":
         reasons["optimizer"] = Because.OPTIMIZER()
-    if not candidate.is_breadth_first or results.best is None:
+    if not candidate.partition.is_breadth_first or results.best is None:
         return reasons
     if config.stash.kv == "auto" and candidate.partition.num_chunks > 1 and candidate.kv in ("keep", "host"):
         held = {"keep": "kept in device memory", "host": "offloaded to the host"}[candidate.kv]
@@ -284,8 +278,8 @@ def _order_reason(results: Results) -> str:
     request, chosen, best = results.frontier.request, results.chosen, results.best
     if not request.allows_breadth_first or best is None:
         return ""
-    other = results.other if best.candidate.is_breadth_first else best
-    if chosen.candidate.is_breadth_first:
+    other = results.other if best.candidate.partition.is_breadth_first else best
+    if chosen.candidate.partition.is_breadth_first:
         if other is None:
             return Because.NO_OTHER_ORDER()
         times = f"{other.step_s / chosen.step_s:.3f}"
@@ -297,7 +291,7 @@ def _order_reason(results: Results) -> str:
     return Because.ONE_GROUP_LAST(where=where)
 
 
-def _tie_reason(fastest: Tried, chosen: Tried) -> str:
+def _tie_reason(fastest: Outcome, chosen: Outcome) -> str:
     """Returns why a plan was chosen that is not the fastest."""
     mechanisms = fastest.candidate.complexity[0] - chosen.candidate.complexity[0]
     fewer = f"{mechanisms} fewer {'mechanism' if mechanisms == 1 else 'mechanisms'}"

@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
-from sppo_jax.search.evaluate import Outcome, Sized
-from sppo_jax.search.frontier import Filter, Frontier, TooLarge, Tried
+from sppo_jax.search.evaluate import Outcome, Sized, evaluate, outcome_of, size
+from sppo_jax.search.frontier import Filter, Frontier, TooLarge, candidate_of
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.space import Candidate
 
@@ -19,7 +19,7 @@ _SAME, _RIVALS_TRIED = 5e-4, 12
 _LEAST_TRIED, _NEARLY_TRIED = 8, 2
 
 
-def least(frontier: Frontier) -> Tried:
+def least(frontier: Frontier) -> Outcome:
     """Returns the plan that is least too large, or that fits with most to spare.
 
     Raises:
@@ -28,28 +28,24 @@ def least(frontier: Frontier) -> Tried:
     sized = _smallest_sized(frontier)
     if not sized:
         raise frontier.errors[0]
-    cluster = frontier.request.cluster
-    # Where the host's memory is short, the excess of all may be the same.
-    found = min(sized, key=lambda one: (one[1].memory.excess(cluster), one[1].memory.hbm_bytes))
-    tried = frontier.try_to_simulate(*found)
-    if tried is None:
+    found = frontier.attempt(evaluate, _smallest_of(frontier, sized))
+    if found is None:
         raise frontier.errors[-1]
-    return tried
+    return found
 
 
 def least_that_fits(frontier: Frontier) -> Outcome | None:
     """Returns the outcome of `least` if it fits, else None."""
-    cluster = frontier.request.cluster
-    fitting = [one for one in _smallest_sized(frontier, most=0.0) if one[1].memory.fits(cluster)]
-    if not fitting:
-        return None
-    tried = frontier.try_to_simulate(
-        *min(fitting, key=lambda one: (one[1].memory.excess(cluster), one[1].memory.hbm_bytes))
-    )
-    return tried.outcome if tried else None
+    fitting = [one for one in _smallest_sized(frontier, most=0.0) if one.memory.fits(frontier.request.cluster)]
+    return frontier.attempt(evaluate, _smallest_of(frontier, fitting)) if fitting else None
 
 
-def _smallest_sized(frontier: Frontier, most: float = math.inf) -> list[tuple[Candidate, Sized]]:
+def _smallest_of(frontier: Frontier, sized: list[Sized]) -> Sized:
+    # Where the host's memory is short, the excess of all may be the same.
+    return min(sized, key=lambda one: (one.memory.excess(frontier.request.cluster), one.memory.hbm_bytes))
+
+
+def _smallest_sized(frontier: Frontier, most: float = math.inf) -> list[Sized]:
     """Returns a few candidates that may be the smallest, with their memory.
 
     They are those that were least too large so far, and of each layout and places the one of the shortest chunks, least
@@ -60,15 +56,15 @@ def _smallest_sized(frontier: Frontier, most: float = math.inf) -> list[tuple[Ca
         most: the largest bound of the excess of memory.
     """
     cluster, found = frontier.request.cluster, math.inf
-    nearly = heapq.nsmallest(_NEARLY_TRIED, frontier.sized, key=lambda one: one[1].memory.excess(cluster))
+    nearly = heapq.nsmallest(_NEARLY_TRIED, frontier.sized, key=lambda one: one.memory.excess(cluster))
     sized = list(nearly)
     for excess, candidate in _smallest(frontier):
         # Those that follow are larger.
         if excess > min(found, most) or len(sized) == len(nearly) + _LEAST_TRIED:
             break
-        one = frontier.try_to_size(candidate)
+        one = frontier.attempt(size, candidate)
         if one is not None:
-            sized.append((candidate, one))
+            sized.append(one)
             found = min(found, one.memory.excess(cluster))
     return sized
 
@@ -90,7 +86,7 @@ def _smallest(frontier: Frontier) -> Iterator[tuple[float, Candidate]]:
         yield excess, Candidate(partition, family.places, frontier.alpha, family.kv_grad_dtype, kv)
 
 
-def others(frontier: Frontier, best: Tried, count: int, other: Tried | None = None) -> list[Outcome]:
+def others(frontier: Frontier, best: Outcome, count: int, other: Outcome | None = None) -> list[Outcome]:
     """Returns up to `count` outcomes of other kinds than the best one, fastest first.
 
     Some are faster ones that do not fit, those first that are least too large; where the best one does not fit, they
@@ -111,36 +107,43 @@ def others(frontier: Frontier, best: Tried, count: int, other: Tried | None = No
 class _Seen:
     """What kinds of plans were shown."""
 
-    def __init__(self, best: Tried) -> None:
-        self.keys = {best.candidate.key, _key_of(best)}
+    def __init__(self, best: Outcome) -> None:
+        self.keys = _keys_of(best)
 
-    def new(self, tried: Tried | None) -> list[Outcome]:
-        """Returns the outcome of a candidate of another kind than those before; none if it is of none."""
-        if tried is None or {tried.candidate.key, _key_of(tried)} & self.keys:
+    def new(self, outcome: Outcome | None) -> list[Outcome]:
+        """Returns an outcome of another kind than those before; none if it is of none."""
+        if outcome is None or _keys_of(outcome) & self.keys:
             return []
-        self.keys |= {tried.candidate.key, _key_of(tried)}
-        return [tried.outcome]
+        self.keys |= _keys_of(outcome)
+        return [outcome]
+
+    def is_new(self, candidate: Candidate) -> bool:
+        """Returns whether a candidate is of another kind than those before."""
+        return _key_of(candidate, candidate.places) not in self.keys
 
 
-def _key_of(tried: Tried) -> tuple:
-    """Returns what makes a plan another one, where "host" counts as "keep" if nothing is sent there."""
-    *besides, places = tried.candidate.key
-    if not tried.outcome.memory.host:
-        places = tuple("keep" if place == "host" else place for place in places)
-    return *besides, places
+def _keys_of(outcome: Outcome) -> set[tuple]:
+    """Returns what makes a plan another one; "host" counts as "keep" too if nothing is sent there."""
+    candidate, places = outcome.candidate, outcome.candidate.places
+    kept = tuple("keep" if place == "host" else place for place in places)
+    return {_key_of(candidate, places), _key_of(candidate, places if outcome.memory.host else kept)}
 
 
-def _too_large(frontier: Frontier, best: Tried, count: int, seen: _Seen) -> list[Outcome]:
+def _key_of(candidate: Candidate, places: tuple[str, ...]) -> tuple:
+    return candidate.layout.mesh, candidate.layout.interleave, candidate.partition.num_chunks, places
+
+
+def _too_large(frontier: Frontier, best: Outcome, count: int, seen: _Seen) -> list[Outcome]:
     """Returns a few outcomes that do not fit, least too large first; if the best one fits, those that are faster."""
-    fits = best.outcome.memory.fits(frontier.request.cluster)
+    fits = best.memory.fits(frontier.request.cluster)
     found: list[Outcome] = []
     num_tried = 0
     for candidate in _unfit(frontier, best.step_s if fits else None):
         if len(found) == min(count, _MOST_TOO_LARGE) or num_tried == _TOO_LARGE_TRIED:
             break
-        if candidate.key not in seen.keys:
+        if seen.is_new(candidate):
             num_tried += 1
-            tried = frontier.try_to_simulate(candidate)
+            tried = frontier.attempt(outcome_of, candidate)
             if tried is not None and (not fits or tried.step_s < best.step_s):
                 found += seen.new(tried)
     return found
@@ -152,13 +155,13 @@ def _unfit(frontier: Frontier, limit_s: float | None) -> Iterator[Candidate]:
     for family in sorted(known, key=lambda one: one.excess):
         for candidate in family.candidates():
             if limit_s is None or frontier.seconds.of_uncut(candidate.partition, candidate.places) < limit_s:
-                yield candidate
+                yield candidate if candidate.kv else candidate._replace(kv=candidate.partition.kv(candidate.places)[-1])
 
 
 def _sized(frontier: Frontier) -> list[TooLarge]:
     """Returns the candidates that turned out too large when their memory was worked out."""
     cluster = frontier.request.cluster
-    return [TooLarge(one.memory.excess(cluster), what, (what.partition,)) for what, one in frontier.sized]
+    return [TooLarge(one.memory.excess(cluster), one.candidate, (one.candidate.partition,)) for one in frontier.sized]
 
 
 def _slower(frontier: Frontier, count: int, seen: _Seen) -> list[Outcome]:
@@ -167,16 +170,14 @@ def _slower(frontier: Frontier, count: int, seen: _Seen) -> list[Outcome]:
     # What is slower and too large too tells less: it fills up at most.
     spare: list[Outcome] = []
     before = len(frontier.tried)
-    others = Filter(candidate=lambda one: one.key not in seen.keys)
+    others = Filter(candidate=seen.is_new)
     for _ in range(_SLOWER_TRIED):
-        item = frontier.take(others) if len(found) < count else None
-        if item is None:
+        what = frontier.take(others)[1] if len(found) < count else None
+        if what is None:
             break
-        _, candidate, known = item
-        tried = known or frontier.try_to_simulate(candidate)
-        if tried is None:
-            continue
-        (found if tried.outcome.memory.fits(frontier.request.cluster) else spare).extend(seen.new(tried))
+        tried = what if isinstance(what, Outcome) else frontier.attempt(outcome_of, what)
+        if tried is not None:
+            (found if tried.memory.fits(frontier.request.cluster) else spare).extend(seen.new(tried))
     # Trials may end before a plan is proven the next fastest. The fastest plans tried then fill the rest.
     for tried in sorted(frontier.tried[:before], key=lambda one: one.step_s):
         found += seen.new(tried) if len(found) < count else []
@@ -223,9 +224,9 @@ class Rivals(NamedTuple):
     larger: Rival | None
 
 
-def rivals(frontier: Frontier, best: Tried, kind: Kind) -> Rivals:
+def rivals(frontier: Frontier, best: Outcome, kind: Kind) -> Rivals:
     """Returns the rivals of the best plan in something, the search being over."""
-    common, mine = kind.alike(best.candidate.partition.layout), kind.of(best.candidate)
+    common, mine = kind.alike(best.candidate.layout), kind.of(best.candidate)
 
     def is_alike(layout: Layout) -> bool:
         return kind.alike(layout) == common
@@ -240,42 +241,38 @@ def _slower_rival(frontier: Frontier, of: Filter, best_s: float) -> Rival | None
     One whose bound is below the best step is simulated: a bound alone would make it seem faster. After a few of these
     nothing is returned.
     """
-    known = [one for one in frontier.tried if of.layout(one.candidate.partition.layout) and of.candidate(one.candidate)]
+    known = [one for one in frontier.tried if of.layout(one.candidate.layout) and of.candidate(one.candidate)]
     fastest = min(known, key=lambda one: one.step_s, default=None)
     for _ in range(_RIVALS_TRIED):
-        item = frontier.take(of)
-        if item is None:
+        bound, what = frontier.take(of)
+        if what is None:
             break
-        bound, candidate, tried = item
-        if tried is None and bound < best_s * (1 - _SAME):
-            frontier.simulate(bound, candidate)  # comes back with its seconds if it fits
+        if isinstance(what, Candidate) and bound < best_s * (1 - _SAME):
+            frontier.simulate(bound, what)  # comes back with its seconds if it fits
             continue
-        frontier.put_back(*item)
+        frontier.push(bound, what)
         if fastest is None or bound < fastest.step_s:
-            return Rival(candidate, bound, tried is not None)
+            return Rival(candidate_of(what), bound, isinstance(what, Outcome))
         break
     else:
         return None
     return Rival(fastest.candidate, fastest.step_s, True) if fastest is not None else None
 
 
-def _larger_rival(frontier: Frontier, best: Tried, kind: Kind, is_alike: Callable[[Layout], bool]) -> Rival | None:
+def _larger_rival(frontier: Frontier, best: Outcome, kind: Kind, is_alike: Callable[[Layout], bool]) -> Rival | None:
     """Returns the candidate of the lowest bound that is faster and does not fit, nor does any other like it.
 
     Of those that are alike only the least too large one is considered.
     """
     nearest: dict[Hashable, tuple[float, Candidate]] = {}
-    sized = [
-        TooLarge(one.memory.excess(frontier.request.cluster), what, (what.partition,)) for what, one in frontier.sized
-    ]
-    for family in [*frontier.too_large, *sized]:
-        if is_alike(family.example.partition.layout):
+    for family in frontier.too_large + _sized(frontier):
+        if is_alike(family.example.layout):
             for candidate in [family.example] if kind.of_layout else family.candidates():
                 value = kind.of(candidate)
                 if value not in nearest or family.excess < nearest[value][0]:
                     nearest[value] = family.excess, candidate
     for tried in [best, *frontier.tried]:
-        if is_alike(tried.candidate.partition.layout):
+        if is_alike(tried.candidate.layout):
             nearest.pop(kind.of(tried.candidate), None)
     least_s = ((frontier.seconds.of_uncut(one.partition, one.places), value) for value, (_, one) in nearest.items())
     for bound, value in sorted(least_s, key=lambda one: one[0]):

@@ -10,12 +10,10 @@ from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.pinned import refusal
 from sppo_jax.search.because import joined
 from sppo_jax.search.evaluate import Outcome, plan_of
-from sppo_jax.search.fastest import TIE, Fastest
-from sppo_jax.search.frontier import Filter, Frontier, Tried
-from sppo_jax.search.late_attention import late_attention_is_open, with_late_attention
-from sppo_jax.search.one_pass import with_queries_on_the_ring
+from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier
 from sppo_jax.search.paper import paper_outcome
 from sppo_jax.search.reasons import Results, over, problem_of, reasons_of, times_slower
+from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
 from sppo_jax.search.request import USUAL, Request, Trial, Way, preferences, read_request
 from sppo_jax.search.runners_up import least, others
 from sppo_jax.search.space import Candidate
@@ -90,15 +88,15 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     request = read_request(config, cluster)
     if config.planner == "paper":
         return _found_by_paper(request, start_s)
-    frontier = Frontier(request)
-    fastest = Fastest(frontier)
+    fastest = Fastest(request)
+    frontier = fastest.frontier
     best = _best(frontier, fastest)
     if best is None:
         smallest = least(frontier)
         reasons = reasons_of(Results(frontier, fastest, smallest))
         return _found(
             request,
-            smallest.outcome,
+            smallest,
             smallest.step_s,
             reasons,
             others(frontier, smallest, NUM_REJECTED),
@@ -106,7 +104,7 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
             start_s,
         )
     best, other = _with_other_order(request, fastest, best)
-    chosen, late, why_late = _chosen(request, fastest, best)
+    chosen, late, why_late = _chosen(fastest, best)
     results = Results(frontier, fastest, chosen, best, other, _usual(fastest, chosen))
     reasons = reasons_of(results)
     rejected = others(frontier, chosen, NUM_REJECTED, other)
@@ -119,7 +117,7 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     return _found(request, found, fastest_s, reasons, rejected, frontier.num_considered, start_s)
 
 
-def _best(frontier: Frontier, fastest: Fastest) -> Tried | None:
+def _best(frontier: Frontier, fastest: Fastest) -> Outcome | None:
     """Returns the fastest plan of the first trials of which any fits; None if none does.
 
     Raises:
@@ -141,12 +139,12 @@ def _best(frontier: Frontier, fastest: Fastest) -> Tried | None:
     return None
 
 
-def _with_other_order(request: Request, fastest: Fastest, best: Tried) -> tuple[Tried, Tried | None]:
+def _with_other_order(request: Request, fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome | None]:
     """Returns the fastest plan, and the fastest of the other schedules where that is a breadth-first one.
 
     The other one may win in the end, with chunks of equal cost.
     """
-    if not best.candidate.is_breadth_first or request.asks_for_breadth_first:
+    if not best.candidate.partition.is_breadth_first or request.asks_for_breadth_first:
         return best, None
     of_other_order = Filter(layout=lambda layout: not layout.request.way.breadth_first)
     other = fastest.next(of=of_other_order)
@@ -157,44 +155,43 @@ def _with_other_order(request: Request, fastest: Fastest, best: Tried) -> tuple[
     if other is not None and other.step_s < best.step_s:
         best, other = other, best
     if other is not None:
-        fastest.frontier.keep(other)
-    return best, other if best.candidate.is_breadth_first else None
+        fastest.keep(other)
+    return best, other if best.candidate.partition.is_breadth_first else None
 
 
-def _usual(fastest: Fastest, chosen: Tried) -> Tried | None:
+def _usual(fastest: Fastest, chosen: Outcome) -> Outcome | None:
     """Returns the fastest plan of the usual way where the chosen one is of another breadth-first one; else None."""
     candidate = chosen.candidate
-    if not candidate.is_breadth_first or candidate.is_usual:
+    if not candidate.partition.is_breadth_first or candidate.is_usual:
         return None
 
     way = replace(candidate.way, weights=USUAL.weights)
     usual = fastest.next(of=Filter(lambda layout: layout.request.way == way, _may_be_usual))
     if usual is not None:
-        fastest.frontier.keep(usual)
+        fastest.keep(usual)
     return usual
 
 
 def _may_be_usual(candidate: Candidate) -> bool:
-    return candidate.is_breadth_first and (not candidate.kv or candidate.is_usual)
+    return candidate.partition.is_breadth_first and (not candidate.kv or candidate.is_usual)
 
 
-def _chosen(request: Request, fastest: Fastest, best: Tried) -> tuple[Tried, Outcome, str]:
+def _chosen(fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome, str]:
     """Returns the plan to choose, the same with attention outputs of late chunks where these pay, and why they do.
 
     These save more than plans that tie differ by. So the plan is the fastest with them, or one that ties with that.
 
     Args:
-        request: what was asked for.
         fastest: the plans that fit, in their order.
         best: the first of them.
     """
     simplest = fastest.simplest_tie(best)
-    if not any(late_attention_is_open(request, one.outcome) for one in (best, simplest)):
-        return simplest, simplest.outcome, ""
+    if not any(late_attention_is_open(one) for one in (best, simplest)):
+        return simplest, simplest, ""
     # Plans of the usual way leave most memory.
     of = Filter(candidate=_may_be_usual)
     tried = [simplest, *([best] if best is not simplest else []), *fastest.next_best(best, _LATE_TRIED, of)]
-    found = [(one, *with_late_attention(request, one.outcome)) for one in tried]
+    found = [(one, *with_late_attention(one)) for one in tried]
     fastest_s = min(late.step_s for _, late, _ in found)
     return next(one for one in found if one[1].step_s <= fastest_s * (1 + TIE))
 

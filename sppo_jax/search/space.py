@@ -138,6 +138,8 @@ class Candidate(NamedTuple):
         alpha: the rule for alpha, or its values.
         kv_grad_dtype: in which dK and dV are summed.
         kv: how keys and values reach the backward; empty: not decided yet.
+        attention_from: the first chunk whose attention outputs are stashed, where they are.
+        ring_pass: what travels on the ring; empty: what the config says.
     """
 
     partition: Partition
@@ -145,16 +147,18 @@ class Candidate(NamedTuple):
     alpha: str | float | tuple[float, ...]
     kv_grad_dtype: str
     kv: str = ""
+    attention_from: int = 0
+    ring_pass: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the candidate's partition."""
+        return self.partition.layout
 
     @property
     def way(self) -> Way:
         """The way of the candidate's layout."""
-        return self.partition.layout.request.way
-
-    @property
-    def is_breadth_first(self) -> bool:
-        """Whether all chunks pass one group of layers after another."""
-        return self.partition.schedule == BREADTH_FIRST
+        return self.layout.request.way
 
     @property
     def is_usual(self) -> bool:
@@ -163,29 +167,23 @@ class Candidate(NamedTuple):
         return self.way.weights == USUAL.weights and again
 
     @property
-    def key(self) -> tuple:
-        """What makes a plan another one to a reader."""
-        layout = self.partition.layout
-        return layout.mesh, layout.interleave, self.partition.num_chunks, self.places
-
-    @property
     def complexity(self) -> tuple[int, int]:
         """Returns how many mechanisms the plan uses and its chunks; of two plans that tie, the lower is simpler."""
-        layout = self.partition.layout
+        partition, layout, breadth_first = self.partition, self.layout, self.partition.is_breadth_first
         mechanisms = (
             layout.interleave > 1,
-            self.partition.wave > 1,
-            self.is_breadth_first,
-            self.is_breadth_first and self.way.weights != USUAL.weights,
-            self.is_breadth_first and self.kv == "host",
-            self.is_breadth_first and self.kv == "keep" and self.partition.num_chunks > 1,
+            partition.wave > 1,
+            breadth_first,
+            breadth_first and self.way.weights != USUAL.weights,
+            breadth_first and self.kv == "host",
+            breadth_first and self.kv == "keep" and partition.num_chunks > 1,
             layout.mesh.pipe > 1,
             layout.split.ulysses > 1 and layout.split.ring > 1,
-            self.partition.balance in ("flops", "cost"),
+            partition.balance in ("flops", "cost"),
             "host" in self.places,
             "recompute" in self.places,
         )
-        return sum(mechanisms), self.partition.num_chunks
+        return sum(mechanisms), partition.num_chunks
 
 
 def partitions(request: Request) -> Iterator[Partition]:
@@ -405,20 +403,21 @@ def _few_chunks(layout: Layout) -> list[int]:
     ]
 
 
-def schedule_reason(layout: Layout, schedule: str, wave: int) -> str:
-    """Returns why a layout has a schedule, in waves of so many sequences."""
+def schedule_reason(partition: Partition) -> str:
+    """Returns why a partition has its schedule, in its waves."""
+    layout, wave = partition.layout, partition.wave
     request, config = layout.request, layout.request.config
     if request.table is not None:
         return Because.TABLE(name=request.table[0].name, path=config.schedule.table)
     if config.schedule.name != "auto":
         return Because.ASKED()
-    if schedule == BREADTH_FIRST:
+    if partition.is_breadth_first:
         needed = [f"stash.kv={config.stash.kv}"] if config.stash.kv in ("rebuild", "host") else []
         needed += ["stash.waiting=host"] if config.stash.waiting == "host" else []
         return joined(Because.NEEDED_BY(settings=", ".join(needed)) if needed else "", Because.ONE_GROUP())
     order = {"1f1b": Because.UNCUT, "seq1f1b": Because.SEVERAL, "sppo": Because.ONE_BY_ONE}
     return joined(
-        order[schedule.removeprefix("interleaved-")](),
+        order[partition.schedule.removeprefix("interleaved-")](),
         Because.WAVE(wave=wave) if wave > 1 else "",
         Because.VIRTUAL_STAGES(count=layout.interleave) if layout.interleave > 1 else "",
     )

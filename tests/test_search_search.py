@@ -13,15 +13,15 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.simulate import simulate
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.waiting import waiting_room
-from sppo_jax.search import frontier, runners_up
+from sppo_jax.search import explain, frontier
 from sppo_jax.search.because import Because
 from sppo_jax.search.evaluate import costs_of, evaluate, memory_of, outcome_of, simulation_of, size
+from sppo_jax.search.explain import times_slower
 from sppo_jax.search.frontier import Frontier
 from sppo_jax.search.layouts import layouts
 from sppo_jax.search.least_memory import LeastMemory
 from sppo_jax.search.least_seconds import stream_seconds
 from sppo_jax.search.offload import place_options
-from sppo_jax.search.reasons import times_slower
 from sppo_jax.search.request import USUAL, Trial, Way, preferences, read_request
 from sppo_jax.search.search import search
 from sppo_jax.search.space import LONGEST, Candidate, Partition, equal_cost_partitions, partitions
@@ -565,9 +565,8 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
 )
 def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
     calls = []
-    for module, work in ((frontier, evaluate), (runners_up, evaluate), (runners_up, outcome_of)):
-        counted = lambda given, work=work: calls.append(given) or work(given)  # noqa: E731
-        monkeypatch.setattr(module, work.__name__, counted)
+    monkeypatch.setattr(frontier, "evaluate", lambda sized: calls.append(sized) or evaluate(sized))
+    monkeypatch.setattr(explain, "outcome_of", lambda candidate: calls.append(candidate) or outcome_of(candidate))
     found = search(asked)
     assert found.num_considered > 1000 and len(calls) <= most
 

@@ -10,12 +10,12 @@ from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.pinned import refusal
 from sppo_jax.search.because import joined
 from sppo_jax.search.evaluate import Outcome, plan_of
+from sppo_jax.search.explain import Results, others, over, reasons_of, times_slower
 from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier
+from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
-from sppo_jax.search.reasons import Results, over, problem_of, reasons_of, times_slower
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
 from sppo_jax.search.request import USUAL, Request, Trial, Way, preferences, read_request
-from sppo_jax.search.runners_up import least, others
 from sppo_jax.search.space import Candidate
 
 NUM_REJECTED = 5
@@ -221,7 +221,7 @@ def _found(
                 plan=plan_of(other, {}),
                 memory=other.memory,
                 step_s=other.step_s,
-                why=over(request, other) or times_slower(other.step_s, best.step_s),
+                why=over(other) or times_slower(other.step_s, best.step_s),
             )
             for other in others
         ),

@@ -11,7 +11,6 @@ from sppo_jax.schedule.generators import BREADTH_FIRST, ONE_AT_A_TIME
 from sppo_jax.schedule.shapes import rounded_up, tick_shapes
 from sppo_jax.schedule.streams import fills_convoys
 from sppo_jax.schedule.table import chunk_starts
-from sppo_jax.search.because import Because, joined
 from sppo_jax.search.chunks import equal_lengths, flops_balanced_lengths, growing_counts
 from sppo_jax.search.equal_cost import ChunkSeconds, chunk_seconds, equal_cost_lengths
 from sppo_jax.search.layouts import Layout, layouts
@@ -401,23 +400,3 @@ def _few_chunks(layout: Layout) -> list[int]:
         for count in range(1, layout.mesh.pipe)
         if any(waves(layout, schedule, count) for schedule in schedules(layout, count))
     ]
-
-
-def schedule_reason(partition: Partition) -> str:
-    """Returns why a partition has its schedule, in its waves."""
-    layout, wave = partition.layout, partition.wave
-    request, config = layout.request, layout.request.config
-    if request.table is not None:
-        return Because.TABLE(name=request.table[0].name, path=config.schedule.table)
-    if config.schedule.name != "auto":
-        return Because.ASKED()
-    if partition.is_breadth_first:
-        needed = [f"stash.kv={config.stash.kv}"] if config.stash.kv in ("rebuild", "host") else []
-        needed += ["stash.waiting=host"] if config.stash.waiting == "host" else []
-        return joined(Because.NEEDED_BY(settings=", ".join(needed)) if needed else "", Because.ONE_GROUP())
-    order = {"1f1b": Because.UNCUT, "seq1f1b": Because.SEVERAL, "sppo": Because.ONE_BY_ONE}
-    return joined(
-        order[partition.schedule.removeprefix("interleaved-")](),
-        Because.WAVE(wave=wave) if wave > 1 else "",
-        Because.VIRTUAL_STAGES(count=layout.interleave) if layout.interleave > 1 else "",
-    )

@@ -161,7 +161,7 @@ LAST = [
         ("h100", {}, [{Way(), GATHERED, RESIDENT}, *LAST]),
         ("v5p", {}, [{Way()}, {GATHERED, RESIDENT}, {replace(USUAL, waiting="host")}]),
         ("h100", {"schedule": {"name": "breadth-first"}}, [{GATHERED, RESIDENT}, *LAST]),
-        ("h100", {"schedule": {"name": "sppo"}}, [{Way()}]),
+        ("h100", {"schedule": {"name": "sppo"}}, [{Way(schedule="sppo")}]),
         ("h100", {"mesh": {"weights": "gathered"}}, [{GATHERED}, *LAST]),
     ],
 )

@@ -116,7 +116,7 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         kernel=request.kernel,
         groups="flex" if config.sequence.groups == "flex" else "static",
         weights=layout.weights,
-        optimizer=request.optimizer,
+        optimizer=request.way.optimizer,
         saves=pinned.saves,
         host_pieces=pinned.pieces,
         host_arrays=pinned.arrays,
@@ -165,7 +165,7 @@ def _stash_of(candidate: Candidate) -> StashPlan:
         kv_grad_dtype=candidate.kv_grad_dtype,
         kv=candidate.kv,
         attention_from=candidate.attention_from,
-        waiting=candidate.layout.request.waiting,
+        waiting=candidate.layout.request.way.waiting,
     )
 
 
@@ -182,7 +182,7 @@ def outline_of(candidate: Candidate) -> Table:
     """Returns the outline of the table of a candidate."""
     layout, partition = candidate.layout, candidate.partition
     sizes = layout.mesh.pipe, layout.sequences, partition.chunk_lengths
-    late_heads = layout.request.waiting == "host"
+    late_heads = layout.request.way.waiting == "host"
     return schedule_table(_schedule_of(partition), *sizes, outline=True, late_heads=late_heads)
 
 

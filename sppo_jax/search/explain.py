@@ -155,10 +155,10 @@ def _way_reasons(results: Results) -> dict[str, str]:
         return Because.USUAL_SLOWER(usual=way, times=f"{usual.step_s / chosen.step_s:.3f}")
 
     reasons = {}
-    if candidate.layout.request.waiting == "host":
+    if candidate.way.waiting == "host":
         own = config.stash.waiting == "auto"
         reasons["waiting"] = Because.WAITING() if own else Because.ASKED()
-    if candidate.way.optimizer == "host":
+    if candidate.way.optimizer == "host" and config.optimizer.place == "auto":
         reasons["optimizer"] = Because.OPTIMIZER()
     if not candidate.partition.is_breadth_first or results.best is None:
         return reasons

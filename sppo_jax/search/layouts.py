@@ -15,7 +15,7 @@ from sppo_jax.schedule.turns import collective_counts
 from sppo_jax.search.advice import nearest_changes
 from sppo_jax.search.because import Because
 from sppo_jax.search.offload import Places
-from sppo_jax.search.request import Request
+from sppo_jax.search.request import USUAL, Request, Way, asks_for_breadth_first, way_for
 
 # A mesh without a layout, and the rules that it breaks.
 Refused = tuple[MeshShape, tuple[Broken, ...]]
@@ -73,7 +73,7 @@ class Layout:
             groups=self.request.config.sequence.groups != "static",
             kernel=self.request.kernel,
             weights=self.weights,
-            optimizer=self.request.optimizer,
+            optimizer=self.request.way.optimizer,
         )
 
     def costs(self, places: Places, kv: str = "keep", wave: int = 0, before: int = 0, ring_pass: str = "") -> CostModel:
@@ -115,7 +115,7 @@ class Layout:
             counts = collective_counts(self.interleave, self.sequences // wave if wave else 1)
             again = counts[0] / self.interleave - 1, counts[1] / self.interleave - 1
         gathered = self.weights == "gathered"
-        weights = Weights(again=again, gathers_tables=gathered, on_host=request.optimizer == "host")
+        weights = Weights(again=again, gathers_tables=gathered, on_host=request.way.optimizer == "host")
         return cost_model(request.config.model, request.cluster, stage, recompute, weights)
 
 
@@ -197,7 +197,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         interleave = schedule.interleave
     chunks = table[0].chunk_lengths if table is not None else sequence.chunks
     weights = config.mesh.weights
-    by_groups = request.schedule_name == BREADTH_FIRST
+    by_groups = request.way.schedule == BREADTH_FIRST
     return Facts(
         num_layers=config.model.num_layers,
         num_heads=config.model.num_heads,
@@ -213,13 +213,13 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         kind=None if sequence.kind == "auto" else sequence.kind,
         ulysses=sequence.ulysses,
         groups=sequence.groups,
-        schedule=request.schedule_name,
-        one_group_at_a_time=by_groups if weights == "gathered" or request.optimizer == "host" else None,
+        schedule=request.way.schedule,
+        one_group_at_a_time=by_groups if weights == "gathered" or request.way.optimizer == "host" else None,
         interleave=interleave,
         wave=None if schedule.wave == "auto" else schedule.wave,
         table_stages=None if table is None else table[0].num_stages,
         weights=None if weights == "auto" else weights,
-        optimizer=request.optimizer,
+        optimizer=request.way.optimizer,
         balance_over=config.model.experts.penalty_over,
     )
 
@@ -229,18 +229,18 @@ def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
     asked = request.config.mesh.weights
     if asked != "auto":
         return asked
-    shared = mesh.data * mesh.seq > 1 or request.optimizer == "host"
-    possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and shared
+    shared = mesh.data * mesh.seq > 1 or request.way.optimizer == "host"
+    possible = request.way.schedule == BREADTH_FIRST and interleave > 1 and shared
     return "gathered" if possible and request.way.weights != "resident" else "resident"
 
 
 def _advice(request: Request) -> str:
     """Returns what to change where there is no mesh."""
 
-    by_choice = request.way.breadth_first and not request.asks_for_breadth_first
+    by_choice = request.way.schedule == BREADTH_FIRST and not asks_for_breadth_first(request.config)
 
     def find(changed: Request) -> list[Layout]:
-        way = replace(changed.way, breadth_first=by_choice or changed.asks_for_breadth_first)
+        way = way_for(changed.config, USUAL if by_choice else Way())
         try:
             return _find(replace(changed, way=way))[0]
         except ValueError:
@@ -278,7 +278,7 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
 def _interleaves(request: Request, pipe: int) -> list[int]:
     """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
     asked, layers = request.config.schedule.interleave, request.config.model.num_layers
-    name = request.schedule_name
+    name = request.way.schedule
     if request.table is not None:
         return [request.table[0].num_groups]
     if asked != "auto":

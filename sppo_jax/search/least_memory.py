@@ -151,7 +151,7 @@ class LeastMemory:
     def _between_groups_tokens(self, partition: Partition, tokens: int) -> tuple[float, float]:
         """Returns the least tokens that wait for their next group of layers, and of the heads' dX."""
         pipe, length = partition.layout.mesh.pipe, self.request.config.sequence.length
-        if self.request.waiting == "host":
+        if self.request.way.waiting == "host":
             return 0.0, tokens / pipe
         wave_tokens = partition.wave * length
         waiting = max(0, wave_tokens - (pipe - 2) * tokens) if partition.lets_chunks_wait else 0

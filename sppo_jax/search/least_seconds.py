@@ -100,7 +100,7 @@ def _of_one_and_none(models: _Models, kind: str, chunks: Chunks) -> tuple[list[f
 
 def _sharing(layout: Layout) -> tuple:
     """Returns what the seconds of a layer depend on."""
-    return layout.mesh, layout.weights, layout.request.optimizer, layout.split.ulysses, layout.split.ring
+    return layout.mesh, layout.weights, layout.request.way.optimizer, layout.split.ulysses, layout.split.ring
 
 
 @lru_cache(maxsize=64)

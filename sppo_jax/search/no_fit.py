@@ -13,7 +13,7 @@ from sppo_jax.search.advice import released
 from sppo_jax.search.evaluate import Outcome, Sized, evaluate, size
 from sppo_jax.search.explain import over
 from sppo_jax.search.frontier import Frontier
-from sppo_jax.search.request import USUAL, Request, Trial, Way, read_request
+from sppo_jax.search.request import USUAL, Request, Trial, read_request, way_for
 from sppo_jax.search.space import Candidate
 from sppo_jax.units import format_bytes
 
@@ -199,10 +199,10 @@ def _least_that_fits(config: Config, cluster: Cluster) -> Outcome | None:
     dtype = "bfloat16" if asked == "auto" else asked
     try:
         request = read_request(config, cluster)
-        ways = [USUAL] if request.asks_for_breadth_first else [Way(), USUAL][: 1 + request.allows_breadth_first]
+        ways = [request.way, USUAL][: 1 + request.allows_breadth_first]
         for way in ways:
             frontier = Frontier(request)
-            frontier.open(Trial(way, dtype))
+            frontier.open(Trial(way_for(config, way), dtype))
             found = least_that_fits(frontier)
             if found is not None:
                 return found

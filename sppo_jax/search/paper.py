@@ -163,6 +163,6 @@ def _reasons(outcome: Outcome, num_ranked: int) -> dict[str, str]:
         "chunks": Because.PAPER_CHUNKS(),
         "schedule": schedule_reason(candidate.partition),
         "stash": places,
-        **({"waiting": Because.ASKED()} if request.waiting == "host" else {}),
+        **({"waiting": Because.ASKED()} if request.way.waiting == "host" else {}),
         "kv_grad_dtype": float32_reason(candidate) if candidate.kv_grad_dtype == "float32" else Because.NARROW(),
     }

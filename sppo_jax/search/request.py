@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 from sppo_jax import hardware
@@ -24,23 +23,23 @@ COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """What a plan does where the config leaves it open.
+    """What a search decides before layouts: as the config asks, or one of several where it leaves the choice open.
 
     Args:
-        breadth_first: whether the schedule is breadth-first; else it is any of the others.
+        schedule: name of the schedule; "auto": any but a breadth-first one.
         weights: what a device holds of its stage's layers in a breadth-first schedule, "gathered" or "resident".
         waiting: where chunks wait between two groups of layers, "keep" or "host".
         optimizer: where parameters and moments wait, "device" or "host".
     """
 
-    breadth_first: bool = False
+    schedule: str = "auto"
     weights: str = "gathered"
     waiting: str = "keep"
     optimizer: str = "device"
 
 
 # The breadth-first way that holds the least.
-USUAL = Way(breadth_first=True)
+USUAL = Way(schedule=BREADTH_FIRST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,57 +50,47 @@ class Request:
         config: the config.
         cluster: the devices.
         compute_bytes: bytes of an activation.
+        kernel: the attention kernel.
         table: the table given by hand, and its text, if any.
-        way: what a plan does where the config leaves it open.
+        way: what a plan does before it has a layout.
     """
 
     config: Config
     cluster: Cluster
     compute_bytes: int
+    kernel: str
     table: tuple[Table, str] | None
-    way: Way = Way()
-
-    @property
-    def schedule_name(self) -> str:
-        """The name of the schedule; "auto": any but a breadth-first one."""
-        asked = self.config.schedule.name
-        return BREADTH_FIRST if asked == "auto" and self.way.breadth_first else asked
-
-    @property
-    def asks_for_breadth_first(self) -> bool:
-        """Whether the config asks for a breadth-first schedule, or for what no other schedule has."""
-        config = self.config
-        asked = config.stash.waiting == "host" or config.mesh.weights == "gathered" or config.optimizer.place == "host"
-        return config.schedule.name == BREADTH_FIRST or asked or config.stash.kv in ("rebuild", "host")
+    way: Way
 
     @property
     def allows_breadth_first(self) -> bool:
         """Whether the config allows a breadth-first schedule, and does not ask for it."""
         config = self.config
         open_choice = config.schedule.name == "auto" and config.schedule.interleave != 1 and config.stash.kv != "keep"
-        return open_choice and not self.asks_for_breadth_first and self.table is None
-
-    @property
-    def waiting(self) -> str:
-        """Where chunks wait between two groups of layers, "keep" or "host"."""
-        asked = self.config.stash.waiting
-        return self.way.waiting if asked == "auto" else asked
-
-    @property
-    def optimizer(self) -> str:
-        """Where parameters and moments wait, "device" or "host"."""
-        asked = self.config.optimizer.place
-        return self.way.optimizer if asked == "auto" else asked
+        return open_choice and not asks_for_breadth_first(config) and self.table is None
 
     @property
     def compares_orders(self) -> bool:
         """Whether a breadth-first schedule that fits competes with others that fit."""
         return self.cluster.device.platform == "gpu" and self.config.sequence.groups == "static"
 
-    @cached_property
-    def kernel(self) -> str:
-        """The attention kernel; see `choose_kernel`."""
-        return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes)
+
+def asks_for_breadth_first(config: Config) -> bool:
+    """Returns whether a config asks for a breadth-first schedule, or for what no other schedule has."""
+    asked = config.stash.waiting == "host" or config.mesh.weights == "gathered" or config.optimizer.place == "host"
+    return config.schedule.name == BREADTH_FIRST or asked or config.stash.kv in ("rebuild", "host")
+
+
+def way_for(config: Config, chosen: Way) -> Way:
+    """Returns the way that a config asks for, and what is chosen where it leaves the choice open."""
+    name, waiting, optimizer = config.schedule.name, config.stash.waiting, config.optimizer.place
+    schedule = BREADTH_FIRST if asks_for_breadth_first(config) else chosen.schedule
+    return Way(
+        schedule=schedule if name == "auto" else name,
+        weights=chosen.weights,
+        waiting=chosen.waiting if waiting == "auto" else waiting,
+        optimizer=chosen.optimizer if optimizer == "auto" else optimizer,
+    )
 
 
 def read_request(config: Config, cluster: Cluster | None = None) -> Request:
@@ -116,13 +105,15 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     """
     cluster = resolve_cluster(config, cluster)
     _check_rules(config, cluster)
-    request = Request(
+    compute_bytes = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
+    return Request(
         config=config,
         cluster=cluster,
-        compute_bytes=COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
+        compute_bytes=compute_bytes,
+        kernel=choose_kernel(config.model, cluster.device, compute_bytes),
         table=_read_table(config) if config.schedule.table is not None else None,
+        way=way_for(config, Way()),
     )
-    return replace(request, way=Way(breadth_first=request.asks_for_breadth_first))
 
 
 def _check_rules(config: Config, cluster: Cluster) -> None:
@@ -263,12 +254,12 @@ def preferences(request: Request) -> Iterator[tuple[Trial, ...]]:
     dtypes = ("float32", "bfloat16") if asked == "auto" else (asked,)
     for ways in _ways(request):
         for dtype in dtypes if ways else ():
-            yield tuple(Trial(way, dtype) for way in ways)
+            yield tuple(Trial(way_for(request.config, way), dtype) for way in ways)
 
 
 def _ways(request: Request) -> Iterator[list[Way]]:
     plain, breadth_first = [Way()], [replace(USUAL, weights=weights) for weights in _weights(request)]
-    if request.asks_for_breadth_first:
+    if asks_for_breadth_first(request.config):
         yield breadth_first
     elif not request.allows_breadth_first:
         yield plain

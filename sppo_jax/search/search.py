@@ -8,6 +8,7 @@ from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.pinned import refusal
+from sppo_jax.rules import BREADTH_FIRST
 from sppo_jax.search.because import joined
 from sppo_jax.search.evaluate import Outcome, plan_of
 from sppo_jax.search.explain import Results, others, over, reasons_of, times_slower
@@ -15,7 +16,7 @@ from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier
 from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
-from sppo_jax.search.request import USUAL, Request, Trial, Way, preferences, read_request
+from sppo_jax.search.request import USUAL, Request, Trial, asks_for_breadth_first, preferences, read_request
 from sppo_jax.search.space import Candidate
 
 NUM_REJECTED = 5
@@ -144,13 +145,13 @@ def _with_other_order(request: Request, fastest: Fastest, best: Outcome) -> tupl
 
     The other one may win in the end, with chunks of equal cost.
     """
-    if not best.candidate.partition.is_breadth_first or request.asks_for_breadth_first:
+    if not best.candidate.partition.is_breadth_first or asks_for_breadth_first(request.config):
         return best, None
-    of_other_order = Filter(layout=lambda layout: not layout.request.way.breadth_first)
+    of_other_order = Filter(layout=lambda layout: layout.request.way.schedule != BREADTH_FIRST)
     other = fastest.next(of=of_other_order)
     if other is None and request.compares_orders and request.config.stash.kv_grad_dtype == "auto":
         # Of each order sums are in bfloat16 only where none fits with others.
-        fastest.frontier.open(Trial(Way(), "bfloat16"))
+        fastest.frontier.open(Trial(request.way, "bfloat16"))
         other = fastest.next(of=of_other_order)
     if other is not None and other.step_s < best.step_s:
         best, other = other, best

@@ -221,7 +221,7 @@ def _only_equal(layout: Layout, num_chunks: int) -> bool:
     than is predicted. With many chunks a stage the bubble is short, and what is lost is less than a tie.
     """
     request = layout.request
-    open_balance = request.config.sequence.asked_balance == "auto" and request.schedule_name == BREADTH_FIRST
+    open_balance = request.config.sequence.asked_balance == "auto" and request.way.schedule == BREADTH_FIRST
     return open_balance and (layout.mesh.pipe == 1 or num_chunks > _FLOPS_CHUNKS_A_STAGE * layout.mesh.pipe)
 
 
@@ -257,7 +257,7 @@ def longest_chunks(request: Request) -> tuple[float, ...]:
 def schedules(layout: Layout, num_chunks: int) -> list[str]:
     """Returns the names of the schedules to consider."""
     request = layout.request
-    asked = request.schedule_name
+    asked = request.way.schedule
     if request.table is not None:
         return ["table"]
     if asked != "auto":
@@ -288,7 +288,7 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
     asked = layout.request.config.schedule.wave
     if asked != "auto":
         return [asked]
-    if layout.request.optimizer == "host":
+    if layout.request.way.optimizer == "host":
         return [layout.sequences]  # gradients leave for the host once
     if _balances_over_batch(layout) and schedule != "gpipe":
         # All forwards come before the first backward.
@@ -351,7 +351,7 @@ def chunk_counts(layout: Layout) -> list[int]:
     Equal chunks have one length, which compiles least, so those that divide the sequence evenly are preferred.
     """
     config, multiple = layout.request.config, layout.multiple_tokens
-    length, name = config.sequence.length, layout.request.schedule_name
+    length, name = config.sequence.length, layout.request.way.schedule
     units, pipe = length // multiple, layout.mesh.pipe
     counts: Sequence[int] = range(1, min(_MAX_COUNT, max(1, length // smallest_chunk(layout))) + 1)
     if name in ("1f1b", "interleaved-1f1b"):
@@ -373,7 +373,7 @@ def chunk_counts(layout: Layout) -> list[int]:
 
 def _uneven_counts(layout: Layout) -> list[int]:
     """Returns the numbers of chunks to consider where lengths differ anyway: all small ones, then a fourth more."""
-    in_groups = layout.interleave > 1 and layout.request.schedule_name != BREADTH_FIRST
+    in_groups = layout.interleave > 1 and layout.request.way.schedule != BREADTH_FIRST
     unit = layout.mesh.pipe if in_groups else 1
     most = chunk_counts(layout)[-1]
     found = [unit * count for count in growing_counts(most // unit)]
@@ -383,7 +383,7 @@ def _uneven_counts(layout: Layout) -> list[int]:
 def _least_count(layout: Layout) -> int:
     """Returns the least number of chunks to consider."""
     request = layout.request
-    if request.schedule_name != BREADTH_FIRST:
+    if request.way.schedule != BREADTH_FIRST:
         return 1
     # Keys and values that come back from the host need a chunk to come back beside.
     least = 2 if request.config.stash.kv == "host" else 1
@@ -392,7 +392,7 @@ def _least_count(layout: Layout) -> int:
 
 def _few_chunks(layout: Layout) -> list[int]:
     """Returns the numbers of chunks below the stages of an interleaved layout that fill whole convoys in some wave."""
-    name = layout.request.schedule_name
+    name = layout.request.way.schedule
     if layout.interleave == 1 or layout.sequences == 1 or name in (*UNCUT, BREADTH_FIRST):
         return []
     return [

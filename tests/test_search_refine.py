@@ -8,7 +8,7 @@ from sppo_jax.config import config_from_dict
 from sppo_jax.program.fold import num_segments
 from sppo_jax.program.program import lower
 from sppo_jax.rules import MOST_SHAPES
-from sppo_jax.search.evaluate import memory_of, outcome_of, plan_of, simulation_of
+from sppo_jax.search.evaluate import evaluate, memory_of, plan_of, simulation_of
 from sppo_jax.search.layouts import layouts
 from sppo_jax.search.refine import MOST_TIMES, bodies_of, with_fewer_bodies
 from sppo_jax.search.request import read_request
@@ -42,7 +42,7 @@ def in_chunks(plan, most_shapes=MOST_SHAPES, num_chunks=0):
     )
     stash = plan.stash
     places = (stash.inputs, stash.attention, stash.rest)
-    return outcome_of(Candidate(partition, places, "hidden", stash.kv_grad_dtype, "keep"))
+    return evaluate(Candidate(partition, places, "hidden", stash.kv_grad_dtype, "keep"))
 
 
 def test_the_count_is_that_of_the_lowered_program(found):

@@ -15,7 +15,7 @@ from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.waiting import waiting_room
 from sppo_jax.search import explain, frontier
 from sppo_jax.search.because import Because
-from sppo_jax.search.evaluate import costs_of, evaluate, memory_of, outcome_of, simulation_of, size
+from sppo_jax.search.evaluate import costs_of, evaluate, memory_of, simulation_of, size
 from sppo_jax.search.explain import times_slower
 from sppo_jax.search.frontier import Frontier
 from sppo_jax.search.layouts import layouts
@@ -60,7 +60,7 @@ def choices(request, dtypes=("float32",), among=None):
 def outcomes(request, among=None, dtypes=("float32",)):
     for candidate in choices(request, dtypes, among):
         try:
-            yield outcome_of(candidate)
+            yield evaluate(candidate)
         except ValueError:
             continue  # a schedule that does not take these chunks
 
@@ -73,7 +73,7 @@ def that_fit(request, dtype="float32", every_way=True):
         try:
             sized = size(candidate)
             if sized.memory.fits(request.cluster):
-                yield evaluate(sized)
+                yield evaluate(candidate, sized)
         except ValueError:
             continue
 
@@ -262,7 +262,7 @@ def bounded(request, every):
         if one.num_chunks * one.wave > 128:
             continue
         kv = one.kv(places)[number % len(one.kv(places))]
-        bounds.check(outcome_of(Candidate(one, places, "hidden", "float32", kv)))
+        bounds.check(evaluate(Candidate(one, places, "hidden", "float32", kv)))
         yield one
 
 
@@ -565,8 +565,8 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
 )
 def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
     calls = []
-    monkeypatch.setattr(frontier, "evaluate", lambda sized: calls.append(sized) or evaluate(sized))
-    monkeypatch.setattr(explain, "outcome_of", lambda candidate: calls.append(candidate) or outcome_of(candidate))
+    for module in (frontier, explain):
+        monkeypatch.setattr(module, "evaluate", lambda *given: calls.append(given) or evaluate(*given))
     found = search(asked)
     assert found.num_considered > 1000 and len(calls) <= most
 

@@ -7,6 +7,7 @@ from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usabl
 from sppo_jax.hardware.cluster import Cluster
 from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
+from sppo_jax.predict.copies import copy_seconds
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
@@ -15,7 +16,7 @@ from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.rules import layers_per_virtual_stage
 from sppo_jax.schedule.table import Table
 from sppo_jax.search.layouts import Layout, SequenceSplit
-from sppo_jax.search.offload import choose_alpha, copy_seconds, largest_alpha
+from sppo_jax.search.offload import choose_alpha, largest_alpha
 from sppo_jax.search.request import Request, read_request
 from sppo_jax.search.space import Candidate, Partition
 from sppo_jax.units import format_bytes
@@ -71,21 +72,20 @@ def size(candidate: Candidate) -> Sized:
     )
 
 
-def evaluate(sized: Sized) -> Outcome:
-    """Works out the step of a candidate; its table is not checked here, but where a Plan is made.
+def evaluate(candidate: Candidate, sized: Sized | None = None) -> Outcome:
+    """Works out alpha, memory and the step of a candidate; its table is not checked here, but where a Plan is made.
+
+    Args:
+        candidate: the candidate; its way of keys and values is decided.
+        sized: what `size` returns for it, if known.
 
     Raises:
         ValueError: the candidate breaks a rule.
     """
-    table = outline_of(sized.candidate)
-    costs = _costs_of(sized.candidate, table)
-    simulation = _simulate(table, costs, sized.candidate.layout.shape, sized.stash)
+    table, sized = outline_of(candidate), sized or size(candidate)
+    costs = _costs_of(candidate, table)
+    simulation = _simulate(table, costs, candidate.layout.shape, sized.stash)
     return Outcome(**vars(sized), simulation=simulation, step_s=simulation.step_s + costs.step_overhead_s())
-
-
-def outcome_of(candidate: Candidate) -> Outcome:
-    """Works out alpha, memory and the step of a candidate; errors as `size` and `evaluate`."""
-    return evaluate(size(candidate))
 
 
 def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
@@ -199,7 +199,7 @@ def _layout_of(plan: Plan, request: Request) -> Layout:
         request=replace(request, way=replace(request.way, optimizer=plan.optimizer)),
         mesh=MeshShape(data=plan.mesh.data, pipe=plan.mesh.pipe, seq=plan.mesh.seq),
         sequences=plan.sequences_per_pipeline,
-        split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring, reason=""),
+        split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring),
         interleave=plan.schedule.interleave,
         layers=layers_per_virtual_stage(request.config.model.num_layers, plan.mesh.pipe, plan.schedule.interleave),
         weights=plan.weights,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sppo_jax.hardware import usable_bytes, usable_host_bytes
 from sppo_jax.search.because import Because, joined
-from sppo_jax.search.evaluate import Outcome, outcome_of
+from sppo_jax.search.evaluate import Outcome, evaluate
 from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier, TooLarge, candidate_of
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.refine import MOST_TIMES
@@ -125,7 +125,7 @@ def reasons_of(results: Results) -> dict[str, str]:
     else:
         wide = candidate.kv_grad_dtype == "float32"
         reasons["kv_grad_dtype"] = float32_reason(candidate) if wide else Because.NARROW()
-    reasons["sequence_kind"] = joined(layout.split.reason, reasons["sequence_kind"])
+    reasons["sequence_kind"] = joined(split_reason(layout), reasons["sequence_kind"])
     lost_s = results.fastest.lost_by_fewer_shapes_s.get(candidate.partition)
     if lost_s is not None:
         few = Because.FEW_SHAPES(count=len(candidate.partition.shapes), most=MOST_TIMES, lost_s=lost_s)
@@ -232,6 +232,16 @@ def _longer(slower: Rival, label: str, best_s: float) -> str:
     if known and slower.step_s < best_s:
         return Because.FASTER_TIE(rival=label, gain=1 - slower.step_s / best_s)
     return Because.SLOWER(rival=label, bound="" if known else "at least ", times=times)
+
+
+def split_reason(layout: Layout) -> str:
+    """Returns why a layout splits a sequence as it does."""
+    model, sequence, seq = layout.request.config.model, layout.request.config.sequence, layout.mesh.seq
+    if sequence.kind != "auto" or (sequence.ulysses and seq > 1):
+        return Because.ASKED()
+    if seq == 1:
+        return Because.HEADS_DIVIDE(num_heads=model.num_heads, seq=seq)
+    return Because.HEADS(num_heads=model.num_heads, num_kv_heads=model.num_kv_heads)
 
 
 def schedule_reason(partition: Partition) -> str:
@@ -381,7 +391,7 @@ def _too_large(frontier: Frontier, best: Outcome, count: int, seen: _Seen) -> li
             break
         if seen.is_new(candidate):
             num_tried += 1
-            tried = frontier.attempt(outcome_of, candidate)
+            tried = frontier.attempt(evaluate, candidate)
             if tried is not None and (not fits or tried.step_s < best.step_s):
                 found += seen.new(tried)
     return found
@@ -413,7 +423,7 @@ def _slower(frontier: Frontier, count: int, seen: _Seen) -> list[Outcome]:
         what = frontier.take(others)[1] if len(found) < count else None
         if what is None:
             break
-        tried = what if isinstance(what, Outcome) else frontier.attempt(outcome_of, what)
+        tried = what if isinstance(what, Outcome) else frontier.attempt(evaluate, what)
         if tried is not None:
             (found if tried.memory.fits(frontier.request.cluster) else spare).extend(seen.new(tried))
     # Trials may end before a plan is proven the next fastest. The fastest plans tried then fill the rest.

@@ -220,7 +220,7 @@ class Frontier:
         """
         sized = size(candidate)
         if sized.memory.fits(self.request.cluster):
-            self.tried.append(evaluate(sized))
+            self.tried.append(evaluate(candidate, sized))
             self.push(self.tried[-1].step_s, self.tried[-1])
             return
         self.sized.append(sized)
@@ -376,7 +376,7 @@ class Fastest:
         sized = self.frontier.attempt(size, what)
         if sized is None or not sized.memory.fits(self.frontier.request.cluster):
             return None
-        return self.frontier.attempt(evaluate, sized)
+        return self.frontier.attempt(evaluate, what, sized)
 
     def _adds_equal_cost(self, fastest: Outcome) -> bool:
         """Brings in chunks of equal cost beside a plan; returns whether there are any, and brings it back then."""
@@ -391,9 +391,9 @@ class Fastest:
         if key in self._added or given or on_cpus or asked or layout.mesh.pipe == 1 or candidate.partition.wave > 1:
             return False
         self._added.add(key)
+        self.keep(fastest)
         further = equal_cost_partitions(layout, candidate.partition.num_chunks)
         self.frontier.add(candidate._replace(partition=one, alpha=self.frontier.alpha, kv="") for one in further)
-        self.keep(fastest)
         return True
 
     def _settled(self, outcome: Outcome | None) -> Outcome | None:

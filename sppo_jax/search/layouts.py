@@ -13,7 +13,6 @@ from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, check, divisors
 from sppo_jax.schedule.turns import collective_counts
 from sppo_jax.search.advice import nearest_changes
-from sppo_jax.search.because import Because
 from sppo_jax.search.offload import Places
 from sppo_jax.search.request import USUAL, Request, Way, asks_for_breadth_first, way_for
 
@@ -23,12 +22,11 @@ Refused = tuple[MeshShape, tuple[Broken, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSplit:
-    """The kind of sequence parallelism, its two factors (inner, outer) and why."""
+    """The kind of sequence parallelism and its two factors (inner, outer)."""
 
     kind: str
     ulysses: int
     ring: int
-    reason: str
 
 
 # Equal if the same: two requests may have layouts of the same numbers.
@@ -57,7 +55,7 @@ class Layout:
     @property
     def multiple_tokens(self) -> int:
         """Chunk lengths are multiples of so many tokens."""
-        return _multiple_tokens(self.request, self.mesh)
+        return self.mesh.seq * self.request.cluster.device.tile
 
     @cached_property
     def shape(self) -> MemoryShape:
@@ -150,11 +148,6 @@ def _rules_of(request: Request, refused: list[Refused]) -> str:
     broken = [error for _, errors in refused for error in errors]
     broken.sort(key=lambda error: error.number)
     return ", ".join([*dict.fromkeys(error.must for error in broken), *limits])
-
-
-def _multiple_tokens(request: Request, mesh: MeshShape) -> int:
-    """Returns the tokens that chunk lengths are multiples of."""
-    return mesh.seq * request.cluster.device.tile
 
 
 def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
@@ -309,52 +302,39 @@ def sequence_splits(
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
     if sequence.kind != "auto" or seq == 1:
-        return [split_sequence(model, sequence, seq)]
+        return [_split(model, sequence.kind, sequence.ulysses, seq)]
     if sequence.ulysses:
-        return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq)]
+        return [_split_by(model, sequence.ulysses, seq)]
     factors = divisors(math.gcd(model.num_heads, seq))
     near = [factor for factor in factors if factor <= devices_per_host]
     whole = [factor for factor in factors if model.num_kv_heads % factor == 0]
-    splits = []
-    for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True):
-        found = split_sequence(model, _as_kind(sequence, factor, seq), seq)
-        heads = Because.HEADS(num_heads=model.num_heads, num_kv_heads=model.num_kv_heads)
-        splits.append(replace(found, reason=heads))
-    return splits
+    return [_split_by(model, factor, seq) for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True)]
 
 
-def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
+def _split_by(model: ModelConfig, factor: int, seq: int) -> SequenceSplit:
+    """Returns the split of a ulysses factor."""
     if factor in (1, seq):
-        return replace(sequence, kind="ulysses" if factor == seq else "ring", ulysses=0)
-    return replace(sequence, kind="hybrid", ulysses=factor)
+        return _split(model, "ulysses" if factor == seq else "ring", 0, seq)
+    return _split(model, "hybrid", factor, seq)
 
 
-def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> SequenceSplit:
-    """Resolves the kind of sequence parallelism and its factors.
+def _split(model: ModelConfig, kind: str, factor: int, seq: int) -> SequenceSplit:
+    """Returns the split of a kind; one device has all heads.
 
     Args:
         model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
-        sequence: the request.
+        kind: the kind of sequence parallelism; "auto" for one device.
+        factor: the ulysses factor of a hybrid; 0: the largest that leaves a ring.
         seq: devices of a stage.
 
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    kind, reason = sequence.kind, Because.ASKED()
-    if kind == "auto":
-        kind = "ulysses" if model.num_heads % seq == 0 else "ring"
-        fact = "divide" if kind == "ulysses" else "do not divide"
-        reason = Because.HEADS_DIVIDE(num_heads=model.num_heads, divide=fact, seq=seq)
-    check(Facts(num_heads=model.num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
-    if kind == "ring":
-        return SequenceSplit(kind=kind, ulysses=1, ring=seq, reason=reason)
-    if kind == "ulysses":
-        return SequenceSplit(kind=kind, ulysses=seq, ring=1, reason=reason)
-    factor = sequence.ulysses or _hybrid_factor(model.num_heads, seq)
-    return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
-
-
-def _hybrid_factor(num_heads: int, seq: int) -> int:
-    """Returns the largest factor of `seq` that divides the heads and leaves a ring, if there is any."""
-    shared = math.gcd(num_heads, seq)
-    return max((count for count in divisors(shared) if count < seq), default=1)
+    kind = "ulysses" if kind == "auto" else kind
+    check(Facts(num_heads=model.num_heads, kind=kind, ulysses=factor, seq=seq))
+    if kind != "hybrid":
+        ulysses = seq if kind == "ulysses" else 1
+    else:
+        shared = divisors(math.gcd(model.num_heads, seq))
+        ulysses = factor or max((count for count in shared if count < seq), default=1)
+    return SequenceSplit(kind=kind, ulysses=ulysses, ring=seq // ulysses)

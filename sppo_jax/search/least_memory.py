@@ -10,7 +10,6 @@ from sppo_jax.predict.memory import batch_bytes
 from sppo_jax.predict.stash_bytes import StashBytes, token_bytes
 from sppo_jax.program.stash import TokenBytes
 from sppo_jax.schedule.generators import chunks_in_flight
-from sppo_jax.schedule.shapes import rounded_up
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import Places
 from sppo_jax.search.request import Request
@@ -57,7 +56,7 @@ class LeastMemory:
             places: of the stash.
             kv: how keys and values reach the backward; empty: in the way that takes the least memory.
         """
-        longest = rounded_up(max(partition.chunk_lengths), partition.shapes)
+        longest = max(padded for _, _, padded in partition.padded_chunks)
         return self._excess(partition, longest, places, _in_flight_of_schedule(partition), kv)
 
     def _excess(

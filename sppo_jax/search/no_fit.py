@@ -65,7 +65,8 @@ def least(frontier: Frontier) -> Outcome:
     sized = _smallest_sized(frontier)
     if not sized:
         raise frontier.errors[0]
-    found = frontier.attempt(evaluate, _smallest_of(frontier, sized))
+    smallest = _smallest_of(frontier, sized)
+    found = frontier.attempt(evaluate, smallest.candidate, smallest)
     if found is None:
         raise frontier.errors[-1]
     return found
@@ -74,7 +75,10 @@ def least(frontier: Frontier) -> Outcome:
 def least_that_fits(frontier: Frontier) -> Outcome | None:
     """Returns the outcome of `least` if it fits, else None."""
     fitting = [one for one in _smallest_sized(frontier, most=0.0) if one.memory.fits(frontier.request.cluster)]
-    return frontier.attempt(evaluate, _smallest_of(frontier, fitting)) if fitting else None
+    if not fitting:
+        return None
+    smallest = _smallest_of(frontier, fitting)
+    return frontier.attempt(evaluate, smallest.candidate, smallest)
 
 
 def _smallest_of(frontier: Frontier, sized: list[Sized]) -> Sized:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sppo_jax.search.because import Because
-from sppo_jax.search.evaluate import Outcome, outcome_of
-from sppo_jax.search.explain import float32_reason, schedule_reason
+from sppo_jax.search.evaluate import Outcome, evaluate
+from sppo_jax.search.explain import float32_reason, schedule_reason, split_reason
 from sppo_jax.search.layouts import Layout, layouts
 from sppo_jax.search.least_seconds import UnitTimes
 from sppo_jax.search.offload import Places, place_options
@@ -140,7 +140,7 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
                 # The paper keeps keys and values on the device.
                 kv="keep" if asked.kv == "auto" else asked.kv,
             )
-            tried.append(outcome_of(candidate))
+            tried.append(evaluate(candidate))
             if tried[-1].memory.fits(request.cluster):
                 fitting.append(tried[-1])
         if fitting:
@@ -159,7 +159,7 @@ def _reasons(outcome: Outcome, num_ranked: int) -> dict[str, str]:
     return {
         "planner": Because.PAPER(),
         "mesh": Because.PAPER_MESH(count=num_ranked, cluster=request.cluster.name),
-        "sequence_kind": candidate.layout.split.reason,
+        "sequence_kind": split_reason(candidate.layout),
         "chunks": Because.PAPER_CHUNKS(),
         "schedule": schedule_reason(candidate.partition),
         "stash": places,

@@ -16,7 +16,7 @@ from functools import cache
 
 from sppo_jax.program.program import num_bodies
 from sppo_jax.search.because import Because
-from sppo_jax.search.evaluate import Outcome, Sized, evaluate, outcome_of, outline_of, size
+from sppo_jax.search.evaluate import Outcome, Sized, evaluate, outline_of, size
 from sppo_jax.search.space import Partition, chunk_counts
 
 # The most bodies that chunks of equal cost may have, for one of equal chunks.
@@ -61,7 +61,7 @@ def with_late_attention(chosen: Outcome) -> tuple[Outcome, str]:
 
     @cache
     def from_chunk(first: int) -> Outcome:
-        return evaluate(late(first))
+        return evaluate(late(first).candidate, late(first))
 
     def pays(first: int) -> bool:
         """Whether a chunk is worth its copies."""
@@ -95,7 +95,7 @@ def with_queries_on_the_ring(chosen: Outcome, limit_s: float) -> tuple[Outcome, 
     is_open = candidate.partition.is_breadth_first and layout.split.ring > 1 and config.sequence.ring_pass == "auto"
     if not is_open or not chosen.memory.fits(cluster):
         return chosen, ""
-    found = outcome_of(candidate._replace(ring_pass="q"))
+    found = evaluate(candidate._replace(ring_pass="q"))
     is_tie = found.step_s <= min(limit_s, chosen.step_s * (1 + _MOST_LONGER))
     if not is_tie or not found.memory.fits(cluster) or bodies_of(found) >= bodies_of(chosen):
         return chosen, ""
@@ -111,13 +111,13 @@ def with_fewer_bodies(outcome: Outcome) -> Outcome:
     """
     candidate, partition = outcome.candidate, outcome.candidate.partition
     equal = candidate._replace(partition=_in_equal_chunks(partition))
-    limit = MOST_TIMES * bodies_of(outcome_of(equal))
+    limit = MOST_TIMES * bodies_of(evaluate(equal))
     while len(shapes := outcome.candidate.partition.shapes) > 1 and bodies_of(outcome) > limit:
         fewer = candidate._replace(partition=replace(partition, most_shapes=len(shapes) - 1))
         sized = size(fewer)
         if not sized.memory.fits(candidate.layout.request.cluster):
             break
-        outcome = evaluate(sized)
+        outcome = evaluate(fewer, sized)
     return outcome
 
 

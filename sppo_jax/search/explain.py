@@ -10,6 +10,7 @@ from sppo_jax.search.evaluate import Outcome, evaluate
 from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier, TooLarge, candidate_of
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.refine import MOST_TIMES
+from sppo_jax.search.request import Request
 from sppo_jax.search.space import Candidate, Partition
 from sppo_jax.units import format_bytes
 
@@ -47,49 +48,76 @@ class Rivals(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a rival differs in.
+    """A kind of choice: what a rival differs in.
 
     Attributes:
         of: what it differs in.
+        label: the same in words.
         alike: what its layout must have in common with the best one's.
         of_layout: whether layout and places alone tell what it differs in.
+        section: of the config, where a choice is asked for.
+        settings: of the section, which ask for it.
     """
 
     of: Callable[[Candidate], Hashable]
+    label: Callable[[Candidate], str]
     alike: Callable[[Layout], Hashable]
     of_layout: bool
+    section: str
+    settings: tuple[str, ...]
 
 
 _BALANCES = {"equal": "of equal length", "flops": "of equal FLOPs", "cost": "of equal cost", "given": "as given"}
-# What each choice is, to tell it from others, and what the layout of another plan must have in common with it.
+# Each choice that has rivals, by the name of its reason.
 _KINDS = {
-    "mesh": Kind(lambda one: one.layout.mesh, lambda layout: None, True),
-    "sequence_kind": Kind(lambda one: one.layout.split.ulysses, lambda layout: layout.mesh, True),
-    "chunks": Kind(
-        lambda one: (one.partition.num_chunks, one.partition.balance),
-        lambda layout: (layout.mesh, layout.interleave),
-        False,
+    "mesh": Kind(
+        of=lambda one: one.layout.mesh,
+        label=lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.layout.mesh)),
+        alike=lambda layout: None,
+        of_layout=True,
+        section="mesh",
+        settings=("data", "pipe", "seq"),
     ),
-    "schedule": Kind(lambda one: (one.partition.schedule, one.layout.interleave), lambda layout: layout.mesh, False),
-    "wave": Kind(lambda one: one.partition.wave, lambda layout: layout.mesh, False),
-    "stash": Kind(lambda one: one.places, lambda layout: layout.mesh, True),
-}
-# The settings that ask for each choice.
-_SETTINGS = {
-    "mesh": ("mesh", ("data", "pipe", "seq")),
-    "sequence_kind": ("sequence", ("kind", "ulysses")),
-    "chunks": ("sequence", ("chunks",)),
-    "schedule": ("schedule", ("name", "interleave", "table")),
-    "wave": ("schedule", ("wave",)),
-    "stash": ("stash", ("inputs", "attention", "rest")),
-}
-_LABELS: dict[str, Callable[[Candidate], str]] = {
-    "mesh": lambda one: "data {} x pipe {} x seq {}".format(*dataclasses.astuple(one.layout.mesh)),
-    "sequence_kind": lambda one: f"ulysses {one.layout.split.ulysses} x ring {one.layout.split.ring}",
-    "chunks": lambda one: f"{one.partition.num_chunks} {_BALANCES[one.partition.balance]}",
-    "schedule": lambda one: f"{one.partition.schedule} with interleave {one.layout.interleave}",
-    "wave": lambda one: f"a wave of {one.partition.wave}",
-    "stash": lambda one: "/".join(one.places),
+    "sequence_kind": Kind(
+        of=lambda one: one.layout.split.ulysses,
+        label=lambda one: f"ulysses {one.layout.split.ulysses} x ring {one.layout.split.ring}",
+        alike=lambda layout: layout.mesh,
+        of_layout=True,
+        section="sequence",
+        settings=("kind", "ulysses"),
+    ),
+    "chunks": Kind(
+        of=lambda one: (one.partition.num_chunks, one.partition.balance),
+        label=lambda one: f"{one.partition.num_chunks} {_BALANCES[one.partition.balance]}",
+        alike=lambda layout: (layout.mesh, layout.interleave),
+        of_layout=False,
+        section="sequence",
+        settings=("chunks",),
+    ),
+    "schedule": Kind(
+        of=lambda one: (one.partition.schedule, one.layout.interleave),
+        label=lambda one: f"{one.partition.schedule} with interleave {one.layout.interleave}",
+        alike=lambda layout: layout.mesh,
+        of_layout=False,
+        section="schedule",
+        settings=("name", "interleave", "table"),
+    ),
+    "wave": Kind(
+        of=lambda one: one.partition.wave,
+        label=lambda one: f"a wave of {one.partition.wave}",
+        alike=lambda layout: layout.mesh,
+        of_layout=False,
+        section="schedule",
+        settings=("wave",),
+    ),
+    "stash": Kind(
+        of=lambda one: one.places,
+        label=lambda one: "/".join(one.places),
+        alike=lambda layout: layout.mesh,
+        of_layout=True,
+        section="stash",
+        settings=("inputs", "attention", "rest"),
+    ),
 }
 
 
@@ -97,25 +125,28 @@ class Results(NamedTuple):
     """A search that is over.
 
     Attributes:
-        frontier: what it knows.
-        fastest: its plans that fit.
+        fastest: its plans that fit, and its frontier.
         chosen: the plan to explain; without `best` nothing fits, and it is the smallest.
         best: the fastest plan, which the chosen one ties with.
         other: where the fastest plan is breadth-first, the fastest of the other schedules.
         usual: where the plan is breadth-first in another than the usual way, the fastest plan of the usual way.
     """
 
-    frontier: Frontier
     fastest: Fastest
     chosen: Outcome
     best: Outcome | None = None
     other: Outcome | None = None
     usual: Outcome | None = None
 
+    @property
+    def request(self) -> Request:
+        """What was asked for."""
+        return self.fastest.frontier.request
+
 
 def reasons_of(results: Results) -> dict[str, str]:
     """Returns the reason of each choice of a search."""
-    request, chosen = results.frontier.request, results.chosen
+    request, chosen = results.request, results.chosen
     candidate, layout = chosen.candidate, chosen.candidate.layout
     # A sequence alone is a wave of its own.
     choices = [key for key in _KINDS if key != "wave" or layout.sequences > 1]
@@ -146,7 +177,7 @@ def float32_reason(candidate: Candidate) -> str:
 
 def _way_reasons(results: Results) -> dict[str, str]:
     """Returns why a breadth-first plan keeps weights, keys and values, or chunks in an unusual way."""
-    request, chosen, usual = results.frontier.request, results.chosen, results.usual
+    request, chosen, usual = results.request, results.chosen, results.usual
     config, candidate = request.config, chosen.candidate
 
     def instead(way: str) -> str:
@@ -172,7 +203,7 @@ def _way_reasons(results: Results) -> dict[str, str]:
 
 def _order_reason(results: Results) -> str:
     """Returns how a plan compares with plans of the other order, or why breadth-first was not tried."""
-    request, chosen, best = results.frontier.request, results.chosen, results.best
+    request, chosen, best = results.request, results.chosen, results.best
     if not request.allows_breadth_first or best is None:
         return ""
     other = results.other if best.candidate.partition.is_breadth_first else best
@@ -208,18 +239,17 @@ def _against_rivals(results: Results, key: str) -> str:
     if results.best is None:
         # What takes how long is of no interest then. The mesh, the first of the choices, says so for all.
         return Because.SMALLEST() if key == "mesh" else ""
-    label = _LABELS[key]
-    slower, larger = rivals(results.frontier, results.chosen, _KINDS[key])
+    kind = _KINDS[key]
+    slower, larger = rivals(results.fastest.frontier, results.chosen, kind)
     texts = []
     if slower is not None:
-        texts.append(_longer(slower, label(slower.candidate), results.chosen.step_s))
+        texts.append(_longer(slower, kind.label(slower.candidate), results.chosen.step_s))
     if larger is not None:
-        texts.append(Because.TOO_LARGE(rival=label(larger.candidate)))
+        texts.append(Because.TOO_LARGE(rival=kind.label(larger.candidate)))
     if texts:
         return joined(*texts)
-    section, names = _SETTINGS[key]
-    asked = getattr(results.frontier.request.config, section)
-    is_open = all(getattr(asked, name) == getattr(type(asked), name) for name in names)  # at its default
+    asked = getattr(results.request.config, kind.section)
+    is_open = all(getattr(asked, name) == getattr(type(asked), name) for name in kind.settings)  # at its default
     return Because.ONLY_CHOICE() if is_open else Because.ASKED()
 
 
@@ -418,9 +448,9 @@ def _slower(frontier: Frontier, count: int, seen: _Seen) -> list[Outcome]:
     # What is slower and too large too tells less: it fills up at most.
     spare: list[Outcome] = []
     before = len(frontier.tried)
-    others = Filter(candidate=seen.is_new)
+    of_others = Filter(candidate=seen.is_new)
     for _ in range(_SLOWER_TRIED):
-        what = frontier.take(others)[1] if len(found) < count else None
+        what = frontier.take(of_others)[1] if len(found) < count else None
         if what is None:
             break
         tried = what if isinstance(what, Outcome) else frontier.attempt(evaluate, what)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
@@ -12,7 +13,7 @@ from sppo_jax.rules import BREADTH_FIRST
 from sppo_jax.search.because import joined
 from sppo_jax.search.evaluate import Outcome, plan_of
 from sppo_jax.search.explain import Results, others, over, reasons_of, times_slower
-from sppo_jax.search.frontier import TIE, Fastest, Filter, Frontier
+from sppo_jax.search.frontier import TIE, Fastest, Filter
 from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
 from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
@@ -72,11 +73,11 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     refined as they come up: of a layout, of an uncut sequence, of every chunk, and the simulated table. The first
     simulated candidate on top is the fastest. What is too large for sure is dropped. Of the plans that take at most
     0.5% longer than the fastest, the simplest is chosen. Preferences that are not about speed are in
-    `space.preferences`.
+    `request.preferences`.
 
     Behind the search stay: chunks of equal cost, with the layout and places of the fastest plan of either order;
-    attention outputs of late chunks (`late_attention`), in the fastest few plans; and what gains no time, fewer bodies
-    of ticks (`bodies`, `one_pass`).
+    attention outputs of late chunks, in the fastest few plans; and what gains no time, fewer bodies of ticks
+    (`refine`).
 
     Args:
         config: the settings.
@@ -87,43 +88,50 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     """
     start_s = time.perf_counter()
     request = read_request(config, cluster)
-    if config.planner == "paper":
-        return _found_by_paper(request, start_s)
+    answer = _by_paper(request) if config.planner == "paper" else _by_search(request)
+    return _found(request, answer, start_s)
+
+
+class _Answer(NamedTuple):
+    """The plan to return, and what is told of it; see `Found`."""
+
+    outcome: Outcome
+    fastest_s: float
+    reasons: dict[str, str]
+    others: list[Outcome]
+    num_considered: int
+
+
+def _by_paper(request: Request) -> _Answer:
+    outcome, reasons, num_ranked = paper_outcome(request)
+    return _Answer(outcome, outcome.step_s, reasons, [], num_ranked)
+
+
+def _by_search(request: Request) -> _Answer:
     fastest = Fastest(request)
-    frontier = fastest.frontier
-    best = _best(frontier, fastest)
+    frontier, best = fastest.frontier, _best(fastest)
     if best is None:
         smallest = least(frontier)
-        reasons = reasons_of(Results(frontier, fastest, smallest))
-        return _found(
-            request,
-            smallest,
-            smallest.step_s,
-            reasons,
-            others(frontier, smallest, NUM_REJECTED),
-            frontier.num_considered,
-            start_s,
-        )
-    best, other = _with_other_order(request, fastest, best)
+        reasons, rejected = reasons_of(Results(fastest, smallest)), others(frontier, smallest, NUM_REJECTED)
+        return _Answer(smallest, smallest.step_s, reasons, rejected, frontier.num_considered)
+    best, other = _with_other_order(fastest, best)
     chosen, late, why_late = _chosen(fastest, best)
-    results = Results(frontier, fastest, chosen, best, other, _usual(fastest, chosen))
-    reasons = reasons_of(results)
+    reasons = reasons_of(Results(fastest, chosen, best, other, _usual(fastest, chosen)))
     rejected = others(frontier, chosen, NUM_REJECTED, other)
-    if why_late:
-        reasons["stash"] = joined(why_late, reasons["stash"])
     fastest_s = min(best.step_s, late.step_s)
     found, why_queries = with_queries_on_the_ring(late, fastest_s * (1 + TIE))
-    if why_queries:
-        reasons["sequence_kind"] = joined(reasons["sequence_kind"], why_queries)
-    return _found(request, found, fastest_s, reasons, rejected, frontier.num_considered, start_s)
+    reasons["stash"] = joined(why_late, reasons["stash"])
+    reasons["sequence_kind"] = joined(reasons["sequence_kind"], why_queries)
+    return _Answer(found, fastest_s, reasons, rejected, frontier.num_considered)
 
 
-def _best(frontier: Frontier, fastest: Fastest) -> Outcome | None:
+def _best(fastest: Fastest) -> Outcome | None:
     """Returns the fastest plan of the first trials of which any fits; None if none does.
 
     Raises:
         ValueError: the settings leave no candidate; that none fits is no error.
     """
+    frontier = fastest.frontier
     for trials in preferences(frontier.request):
         for trial in trials:
             try:
@@ -140,11 +148,12 @@ def _best(frontier: Frontier, fastest: Fastest) -> Outcome | None:
     return None
 
 
-def _with_other_order(request: Request, fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome | None]:
+def _with_other_order(fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome | None]:
     """Returns the fastest plan, and the fastest of the other schedules where that is a breadth-first one.
 
     The other one may win in the end, with chunks of equal cost.
     """
+    request = fastest.frontier.request
     if not best.candidate.partition.is_breadth_first or asks_for_breadth_first(request.config):
         return best, None
     of_other_order = Filter(layout=lambda layout: layout.request.way.schedule != BREADTH_FIRST)
@@ -197,21 +206,9 @@ def _chosen(fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome, str]:
     return next(one for one in found if one[1].step_s <= fastest_s * (1 + TIE))
 
 
-def _found_by_paper(request: Request, start_s: float) -> Found:
-    outcome, reasons, num_ranked = paper_outcome(request)
-    return _found(request, outcome, outcome.step_s, reasons, [], num_ranked, start_s)
-
-
-def _found(
-    request: Request,
-    best: Outcome,
-    fastest_s: float,
-    reasons: dict[str, str],
-    others: list[Outcome],
-    considered: int,
-    start_s: float,
-) -> Found:
-    fits, plan = best.memory.fits(request.cluster), plan_of(best, reasons)
+def _found(request: Request, answer: _Answer, start_s: float) -> Found:
+    best, plan = answer.outcome, plan_of(answer.outcome, answer.reasons)
+    fits = best.memory.fits(request.cluster)
     problem, stopped_by = (refusal(plan, request.cluster), "") if fits else problem_of(request, best)
     return Found(
         plan=plan,
@@ -224,11 +221,11 @@ def _found(
                 step_s=other.step_s,
                 why=over(other) or times_slower(other.step_s, best.step_s),
             )
-            for other in others
+            for other in answer.others
         ),
-        num_considered=considered,
+        num_considered=answer.num_considered,
         seconds=time.perf_counter() - start_s,
         problem=problem,
-        fastest_s=fastest_s,
+        fastest_s=answer.fastest_s,
         stopped_by=stopped_by,
     )

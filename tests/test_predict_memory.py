@@ -9,6 +9,7 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.hardware import DEVICES, make_cluster, most_pinned_bytes, usable_host_bytes
 from sppo_jax.models.counts import layer_costs
 from sppo_jax.plan.parts import MeshShape, StashPlan
+from sppo_jax.predict.copies import copy_seconds
 from sppo_jax.predict.costs import Recompute, StageShape, cost_model
 from sppo_jax.predict.fitted import NUMBERS, TOLD
 from sppo_jax.predict.holders import ALL, BACKWARD, MOMENTS, optimizer_bytes
@@ -20,7 +21,7 @@ from sppo_jax.predict.workspace import kv_heads_per_device
 from sppo_jax.schedule.generators import GENERATORS, make_table
 from sppo_jax.schedule.outline import all_rounds, make_outline
 from sppo_jax.schedule.table import TickShape
-from sppo_jax.search.offload import choose_alpha, copy_seconds
+from sppo_jax.search.offload import choose_alpha
 
 GIB = 2**30
 

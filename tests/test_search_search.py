@@ -13,21 +13,18 @@ from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.simulate import simulate
 from sppo_jax.schedule.generators import make_table
 from sppo_jax.schedule.waiting import waiting_room
-from sppo_jax.search import fastest as ranking
-from sppo_jax.search import frontier
+from sppo_jax.search import explain, frontier
 from sppo_jax.search.because import Because
-from sppo_jax.search.evaluate import Choice, costs_of, evaluate, memory_of, simulation_of, size
+from sppo_jax.search.evaluate import costs_of, evaluate, memory_of, simulation_of, size
+from sppo_jax.search.explain import times_slower
 from sppo_jax.search.frontier import Frontier
 from sppo_jax.search.layouts import layouts
 from sppo_jax.search.least_memory import LeastMemory
-from sppo_jax.search.lower_bounds import stream_seconds
+from sppo_jax.search.least_seconds import stream_seconds
 from sppo_jax.search.offload import place_options
-from sppo_jax.search.partitions import LONGEST, Partition, equal_cost_partitions, partitions
-from sppo_jax.search.reasons import times_slower
-from sppo_jax.search.request import read_request
+from sppo_jax.search.request import USUAL, Trial, Way, preferences, read_request
 from sppo_jax.search.search import search
-from sppo_jax.search.space import USUAL, Trial, preferences
-from sppo_jax.search.ways import Way
+from sppo_jax.search.space import LONGEST, Candidate, Partition, equal_cost_partitions, partitions
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=8, num_heads=4, num_kv_heads=2, mlp_size=64)
 PLAIN = {"interleave": 1}
@@ -53,44 +50,30 @@ def small(num_devices=4, **figures):
 
 
 def choices(request, dtypes=("float32",), among=None):
-    """Every choice there is, table by table, or those of some partitions."""
+    """Every candidate there is, table by table, or those of some partitions."""
     for partition, dtype in itertools.product(among or partitions(request), dtypes):
         for places in place_options(request.config.stash):
             for alpha, kv in itertools.product(("hidden", "all"), partition.kv(places)):
-                yield (
-                    partition,
-                    Choice(
-                        layout=partition.layout,
-                        chunk_lengths=partition.chunk_lengths,
-                        schedule=partition.schedule,
-                        places=places,
-                        alpha=alpha,
-                        kv_grad_dtype=dtype,
-                        wave=partition.wave,
-                        shapes=partition.shapes,
-                        kv=kv,
-                        waiting=request.waiting,
-                    ),
-                )
+                yield Candidate(partition, places, alpha, dtype, kv)
 
 
 def outcomes(request, among=None, dtypes=("float32",)):
-    for partition, choice in choices(request, dtypes, among):
+    for candidate in choices(request, dtypes, among):
         try:
-            yield partition, evaluate(choice)
+            yield evaluate(candidate)
         except ValueError:
             continue  # a schedule that does not take these chunks
 
 
 def that_fit(request, dtype="float32", every_way=True):
-    """Every choice that fits, with its seconds; what does not fit is not simulated."""
-    for partition, choice in choices(request, (dtype,)):
-        if not every_way and choice.kv != partition.kv(choice.places)[-1]:
+    """Every candidate that fits, with its seconds; what does not fit is not simulated."""
+    for candidate in choices(request, (dtype,)):
+        if not every_way and candidate.kv != candidate.partition.kv(candidate.places)[-1]:
             continue
         try:
-            sized = size(choice)
+            sized = size(candidate)
             if sized.memory.fits(request.cluster):
-                yield evaluate(choice, sized)
+                yield evaluate(candidate, sized)
         except ValueError:
             continue
 
@@ -178,7 +161,7 @@ LAST = [
         ("h100", {}, [{Way(), GATHERED, RESIDENT}, *LAST]),
         ("v5p", {}, [{Way()}, {GATHERED, RESIDENT}, {replace(USUAL, waiting="host")}]),
         ("h100", {"schedule": {"name": "breadth-first"}}, [{GATHERED, RESIDENT}, *LAST]),
-        ("h100", {"schedule": {"name": "sppo"}}, [{Way()}]),
+        ("h100", {"schedule": {"name": "sppo"}}, [{Way(schedule="sppo")}]),
         ("h100", {"mesh": {"weights": "gathered"}}, [{GATHERED}, *LAST]),
     ],
 )
@@ -221,12 +204,12 @@ def test_lengths_of_equal_cost_are_those_of_their_own_request():
 
 def of_equal_cost(request, fitting):
     """Seconds of what fits with about as many chunks of equal cost, with layout and places of the fastest without."""
-    fastest = min(fitting, key=lambda outcome: outcome.step_s).choice
-    if fastest.layout.mesh.pipe == 1 or fastest.wave > 1:
+    fastest = min(fitting, key=lambda outcome: outcome.step_s).candidate
+    if fastest.layout.mesh.pipe == 1 or fastest.partition.wave > 1:
         return [math.inf]
-    among = list(equal_cost_partitions(fastest.layout, len(fastest.chunk_lengths)))
-    fitting = [outcome for _, outcome in outcomes(request, among) if outcome.memory.fits(request.cluster)]
-    found = [outcome for outcome in fitting if outcome.choice.places == fastest.places]
+    among = list(equal_cost_partitions(fastest.layout, fastest.partition.num_chunks))
+    fitting = [outcome for outcome in outcomes(request, among) if outcome.memory.fits(request.cluster)]
+    found = [outcome for outcome in fitting if outcome.candidate.places == fastest.places]
     return [outcome.step_s for outcome in found] or [math.inf]
 
 
@@ -244,8 +227,8 @@ def test_bounds_are_below_what_they_bound(figures, per_step, schedule, balance):
     sequence = {"per_step": per_step, "balance": balance}
     request = read_request(config(sequence=sequence, schedule=schedule), small(**figures))
     bounds = Bounds(request)
-    for partition, outcome in outcomes(request, among=bounds.partitions):
-        bounds.check(partition, outcome)
+    for outcome in outcomes(request, among=bounds.partitions):
+        bounds.check(outcome)
 
 
 class Bounds:
@@ -256,15 +239,15 @@ class Bounds:
         self.memory = LeastMemory(request, "float32")
         self.of_layout = {layout: list(of) for layout, of in itertools.groupby(self.partitions, lambda one: one.layout)}
 
-    def check(self, partition, outcome, kv=""):
+    def check(self, outcome, kv=""):
         """Checks that an outcome is not below what bounds its partition and places."""
-        uncut, exact, choice = self.frontier.uncut, self.frontier.exact, outcome.choice
+        seconds, choice, partition = self.frontier.seconds, outcome.candidate, outcome.candidate.partition
         of_layout = self.of_layout[partition.layout]
         counts = [1 if one.balance == "given" else one.num_chunks for one in of_layout]
         span, drains = (min(counts), max(counts)), min(one.drains for one in of_layout)
-        assert uncut.layout_s(partition.layout, choice.places, span, drains) <= outcome.step_s
-        assert uncut.step_s(partition, choice.places) <= outcome.step_s
-        assert exact.step_s(partition, choice.places, choice.alpha, choice.kv) <= outcome.step_s * (1 + 1e-9)
+        assert seconds.of_layout(partition.layout, choice.places, span, drains) <= outcome.step_s
+        assert seconds.of_uncut(partition, choice.places) <= outcome.step_s
+        assert seconds.of_partition(partition, choice.places, choice.alpha, choice.kv) <= outcome.step_s * (1 + 1e-9)
         excess = outcome.memory.excess(self.frontier.request.cluster)
         assert self.memory.of_layout(partition, choice.places) <= excess + 1e-9
         assert self.memory.of_partition(partition, choice.places, kv or choice.kv) <= excess + 1e-9
@@ -276,20 +259,10 @@ def bounded(request, every):
     for number, one in enumerate(bounds.partitions[::every]):
         options = place_options(request.config.stash)
         places = options[number % len(options)]
-        choice = Choice(
-            layout=one.layout,
-            chunk_lengths=one.chunk_lengths,
-            schedule=one.schedule,
-            places=places,
-            alpha="hidden",
-            kv_grad_dtype="float32",
-            wave=one.wave,
-            shapes=one.shapes,
-            kv=one.kv(places)[number % len(one.kv(places))],
-        )
         if one.num_chunks * one.wave > 128:
             continue
-        bounds.check(one, evaluate(choice))
+        kv = one.kv(places)[number % len(one.kv(places))]
+        bounds.check(evaluate(Candidate(one, places, "hidden", "float32", kv)))
         yield one
 
 
@@ -303,8 +276,8 @@ def test_bounds_from_an_uncut_sequence_are_below_those_from_all_chunks(preset, l
     tried = list(itertools.product(partitions(request), options))[::41]
     assert len(tried) > 50
     for partition, places in tried:
-        least_s = start.exact.step_s(partition, places, "hidden") * (1 + 1e-9)
-        assert start.uncut.step_s(partition, places) <= least_s, (partition, places)
+        least_s = start.seconds.of_partition(partition, places, "hidden") * (1 + 1e-9)
+        assert start.seconds.of_uncut(partition, places) <= least_s, (partition, places)
 
 
 @pytest.mark.parametrize("length", [2**15, 2**18, 2**20])
@@ -547,7 +520,7 @@ def test_a_rival_that_seems_faster_is_simulated_before_a_plan_speaks_of_it():
     found = search(config)
     for reason in found.plan.reasons.values():
         for share in re.findall(r"([0-9.]+)% faster", reason):
-            assert float(share) <= 100 * ranking.TIE + 0.01 and "up to" not in reason
+            assert float(share) <= 100 * frontier.TIE + 0.01 and "up to" not in reason
 
 
 def test_dk_and_dv_of_one_chunk_are_not_summed():
@@ -592,9 +565,10 @@ def test_the_ticks_of_a_stream_are_those_of_the_table(pipe, groups, chunks):
 )
 def test_few_of_the_choices_are_simulated(monkeypatch, asked, most):
     calls = []
-    monkeypatch.setattr(frontier, "evaluate", lambda *args: calls.append(args) or evaluate(*args))
+    for module in (frontier, explain):
+        monkeypatch.setattr(module, "evaluate", lambda *given: calls.append(given) or evaluate(*given))
     found = search(asked)
-    assert found.num_considered > 1000 and len(calls) <= most
+    assert found.num_considered > 1000 and 0 < len(calls) <= most
 
 
 def test_seven_billion_at_four_million_tokens_fit_on_128_devices():
@@ -615,7 +589,7 @@ def test_of_plans_within_half_a_percent_the_simplest_is_chosen(monkeypatch, aske
     found = search(asked)
     assert found.fastest_s < found.plan.predicted.step_s <= 1.005 * found.fastest_s
     assert f"count as a tie, and this plan {simpler}" in found.plan.reasons["tie"]
-    monkeypatch.setattr(ranking, "TIE", 0.0)
+    monkeypatch.setattr(frontier, "TIE", 0.0)
     fastest = search(asked)
     assert fastest.plan.predicted.step_s == fastest.fastest_s == found.fastest_s
     assert "tie" not in fastest.plan.reasons

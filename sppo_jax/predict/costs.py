@@ -265,7 +265,7 @@ class CostModel:
 
         The update fetches four arrays and writes three; a slice of an array is written while one of the next array
         comes. Of the copies in the ticks, only the first group's weights and the last group's gradients have nothing
-        beside them (`offload.copy_seconds` has the others).
+        beside them (`copies.copy_seconds` has the others).
         """
         matrices, tables = self.host_params
         copied = (matrices + tables) * 4 + 2 * matrices * self.layers / self.stage_layers

@@ -20,7 +20,7 @@ class Because(Enum):
     )
     # Of the mesh and the split of a sequence.
     HEADS = "the model has {num_heads} heads and {num_kv_heads} key-value heads"
-    HEADS_DIVIDE = "{num_heads} heads {divide} evenly over seq={seq}"
+    HEADS_DIVIDE = "{num_heads} heads divide evenly over seq={seq}"
     QUERIES_ON_RING = (
         "the ring passes queries in every tick, even where keys and values are fewer bytes: the step changes by "
         "{change:+.2%}, which counts as a tie, and {fewer} tick bodies are compiled instead of {more}"

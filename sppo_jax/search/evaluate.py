@@ -1,132 +1,97 @@
-"""What one choice of layout, chunks, schedule and stash costs: a Plan with its memory and its simulated step."""
+"""What a candidate comes to: its memory, its simulated step, and its Plan; and what was predicted for a Plan."""
 
-import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from sppo_jax.config import Config
 from sppo_jax.hardware.capacity import OLD_SPARE, pool_share, spare_share, usable_bytes, usable_host_bytes
 from sppo_jax.hardware.cluster import Cluster
 from sppo_jax.plan.parts import MeshShape, Predicted, SchedulePlan, StashPlan, model_shape
 from sppo_jax.plan.plan import Plan, schedule_table
-from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
+from sppo_jax.predict.copies import copy_seconds
+from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.memory import Memory, predict_memory
 from sppo_jax.predict.pinned import Pinned, pinned_of, pinned_reason
 from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.predict.simulate import Simulation, simulate
 from sppo_jax.rules import layers_per_virtual_stage
 from sppo_jax.schedule.table import Table
-from sppo_jax.schedule.turns import collective_counts
-from sppo_jax.search.layouts import Layout
-from sppo_jax.search.offload import Places, choose_alpha, copy_seconds, largest_alpha
+from sppo_jax.search.layouts import Layout, SequenceSplit
+from sppo_jax.search.offload import choose_alpha, largest_alpha
 from sppo_jax.search.request import Request, read_request
-from sppo_jax.search.splits import SequenceSplit
+from sppo_jax.search.space import Candidate, Partition
 from sppo_jax.units import format_bytes
 from sppo_jax.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Everything that a planner decides about a layout.
+class Sized:
+    """What a candidate takes in memory.
 
     Args:
-        layout: how devices share the work.
-        chunk_lengths: tokens of each chunk over all devices of a stage.
-        schedule: name of the schedule.
-        places: of layer inputs, attention outputs and the rest.
-        kv: how keys and values reach the backward.
-        alpha: "hidden", "all", one value for all diagonals, or a value each.
-        kv_grad_dtype: dtype in which dK and dV are accumulated.
-        wave: sequences that run as one.
-        shapes: the tokens that a tick may have, rising; none: those of its longest chunk.
-        attention_from: the first chunk whose attention outputs are stashed, where they are.
-        waiting: where chunks wait between two groups of layers.
-    """
-
-    layout: Layout
-    chunk_lengths: tuple[int, ...]
-    schedule: str
-    places: Places
-    alpha: str | float | tuple[float, ...]
-    kv_grad_dtype: str
-    wave: int = 1
-    shapes: tuple[int, ...] = ()
-    kv: str = "keep"
-    attention_from: int = 0
-    waiting: str = "keep"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a choice comes to.
-
-    Args:
-        choice: the choice.
+        candidate: the candidate.
         stash: its stash, with alpha.
         alpha_reason: why alpha is what it is.
         memory: bytes of a device.
-        simulation: the ticks.
-        step_s: seconds of a step: the ticks, and what comes after them once.
         all_away: whether all that may wait on the host does, where inputs or attention outputs do.
     """
 
-    choice: Choice
-    stash: StashPlan
-    alpha_reason: str
-    memory: Memory
-    simulation: Simulation
-    step_s: float
-    all_away: bool
-
-
-class Sized(NamedTuple):
-    """The stash of a choice with its alpha, why alpha is what it is, the bytes of a device, and whether all is away."""
-
+    candidate: Candidate
     stash: StashPlan
     alpha_reason: str
     memory: Memory
     all_away: bool
 
 
-def size(choice: Choice) -> Sized:
-    """Works out alpha and memory of a choice, as `evaluate` does, and not its step.
-
-    Raises:
-        ValueError: the choice breaks a rule.
-    """
-    table, shape = outline_of(choice), choice.layout.shape
-    stash, reason = choose_alpha(_stash_of(choice), choice.alpha, table, shape, _costs_of_choice(choice, table))
-    return Sized(stash, reason, predict_memory(table, shape, stash), stash.alpha == largest_alpha(table))
-
-
-def evaluate(choice: Choice, sized: Sized | None = None) -> Outcome:
-    """Works out alpha, memory and the step of a choice; its table is not checked here, but where a Plan is made.
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Sized):
+    """What a candidate comes to.
 
     Args:
-        choice: the choice.
-        sized: what `size` returns for the choice, if known.
+        simulation: the ticks.
+        step_s: seconds of a step: the ticks, and what comes after them once.
+    """
+
+    simulation: Simulation
+    step_s: float
+
+
+def size(candidate: Candidate) -> Sized:
+    """Works out alpha and memory of a candidate whose way of keys and values is decided.
 
     Raises:
-        ValueError: the choice breaks a rule.
+        ValueError: the candidate breaks a rule.
     """
-    table, sized = outline_of(choice), sized or size(choice)
-    costs = _costs_of_choice(choice, table)
-    simulation = _simulate(table, costs, choice.layout.shape, sized.stash)
-    return Outcome(
-        choice=choice,
-        stash=sized.stash,
-        alpha_reason=sized.alpha_reason,
-        memory=sized.memory,
-        simulation=simulation,
-        step_s=simulation.step_s + costs.step_overhead_s(),
-        all_away=sized.all_away,
+    table, shape = outline_of(candidate), candidate.layout.shape
+    stash, reason = choose_alpha(_stash_of(candidate), candidate.alpha, table, shape, _costs_of(candidate, table))
+    return Sized(
+        candidate=candidate,
+        stash=stash,
+        alpha_reason=reason,
+        memory=predict_memory(table, shape, stash),
+        all_away=stash.alpha == largest_alpha(table),
     )
+
+
+def evaluate(candidate: Candidate, sized: Sized | None = None) -> Outcome:
+    """Works out alpha, memory and the step of a candidate; its table is not checked here, but where a Plan is made.
+
+    Args:
+        candidate: the candidate; its way of keys and values is decided.
+        sized: what `size` returns for it, if known.
+
+    Raises:
+        ValueError: the candidate breaks a rule.
+    """
+    table, sized = outline_of(candidate), sized or size(candidate)
+    costs = _costs_of(candidate, table)
+    simulation = _simulate(table, costs, candidate.layout.shape, sized.stash)
+    return Outcome(**vars(sized), simulation=simulation, step_s=simulation.step_s + costs.step_overhead_s())
 
 
 def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     """Returns the Plan of an outcome, checked, with the reasons for what was chosen."""
-    choice, memory = outcome.choice, outcome.memory
-    layout, split, request = choice.layout, choice.layout.split, choice.layout.request
+    candidate, layout, memory = outcome.candidate, outcome.candidate.layout, outcome.memory
+    split, request = layout.split, layout.request
     config, groups, stages = request.config, layout.interleave, layout.mesh.pipe
     pinned = pinned_of(memory, layout.shape, groups, stages, request.cluster)
     return Plan(
@@ -137,21 +102,21 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
         sequence_kind=split.kind,
         sequence_length=config.sequence.length,
         sequences_per_pipeline=layout.sequences,
-        chunk_lengths=choice.chunk_lengths,
-        schedule=_schedule_of(choice),
+        chunk_lengths=candidate.partition.chunk_lengths,
+        schedule=_schedule_of(candidate.partition),
         stash=outcome.stash,
-        kv_slots=outline_of(choice).kv_peak,
+        kv_slots=outline_of(candidate).kv_peak,
         predicted=Predicted(
             step_s=outcome.step_s,
             bubble_fraction=outcome.simulation.bubble_fraction,
             hbm_bytes=(memory.hbm_bytes,) * layout.mesh.pipe,
             host_bytes=(memory.host,) * layout.mesh.pipe,
         ),
-        ring_pass=config.sequence.ring_pass,
+        ring_pass=candidate.ring_pass or config.sequence.ring_pass,
         kernel=request.kernel,
         groups="flex" if config.sequence.groups == "flex" else "static",
         weights=layout.weights,
-        optimizer=request.optimizer,
+        optimizer=request.way.optimizer,
         saves=pinned.saves,
         host_pieces=pinned.pieces,
         host_arrays=pinned.arrays,
@@ -165,56 +130,12 @@ def plan_of(outcome: Outcome, reasons: dict[str, str]) -> Plan:
     )
 
 
-def layout_costs(layout: Layout, places: Places, kv: str = "keep", wave: int = 0, before: int = 0) -> CostModel:
-    """Returns the seconds of units of a layout with these places of inputs, attention outputs, and the rest.
-
-    From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
-    Keys and values that are rebuilt or fetched are exchanged again for all groups of layers but the last; those that a
-    backward computes for itself for all. Each wave, of
-    `wave` sequences (0: all), gathers weights and scatters gradient sums where these are not resident. Where attention
-    outputs are stashed, it is those of ticks that reach further than the first `before` tokens.
-    """
-    request, (inputs, attention, rest) = layout.request, places
-    stage = StageShape(
-        mesh=layout.mesh,
-        ulysses=layout.split.ulysses,
-        ring=layout.split.ring,
-        layers=layout.layers,
-        compute_bytes=request.compute_bytes,
-        kernel=request.kernel,
-        length=request.config.sequence.length,
-        ring_pass=request.config.sequence.ring_pass,
-    )
-    recompute = Recompute(
-        linear=2 if inputs == "recompute" else int(rest == "recompute"),
-        attention=attention == "recompute" or before > 0,
-        reach=math.inf if attention == "recompute" else before,
-        rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (layout.interleave - 1) / layout.interleave),
-        # A backward that computes the linear parts again has keys and values anyway.
-        kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
-    )
-    weights = Weights(
-        again=_again(layout, layout.sequences // wave if wave else 1),
-        gathers_tables=layout.weights == "gathered",
-        on_host=request.optimizer == "host",
-    )
-    return cost_model(request.config.model, request.cluster, stage, recompute, weights)
-
-
-def _again(layout: Layout, waves: int) -> tuple[float, float]:
-    """Returns how often a stage gathers all its layers and scatters their sums, after the first time."""
-    if layout.weights == "resident":
-        return 0.0, 0.0
-    gathers, scatters = collective_counts(layout.interleave, waves)
-    return gathers / layout.interleave - 1, scatters / layout.interleave - 1
-
-
 def costs_of(plan: Plan, config: Config, cluster: Cluster | None = None) -> CostModel:
     """Returns the seconds of units that the planner used for a plan; arguments as `make_plan`."""
     layout = _layout_of(plan, read_request(config, cluster))
     places = plan.stash.inputs, plan.stash.attention, plan.stash.rest
     before = sum(plan.chunk_lengths[: plan.stash.attention_from])
-    return layout_costs(layout, places, plan.stash.kv, plan.schedule.wave, before)
+    return layout.costs(places, plan.stash.kv, plan.schedule.wave, before, plan.ring_pass)
 
 
 def shape_of_plan(plan: Plan, config: Config, cluster: Cluster | None = None) -> MemoryShape:
@@ -233,54 +154,52 @@ def simulation_of(plan: Plan, config: Config, cluster: Cluster | None = None) ->
     return _simulate(plan.outline(), costs_of(plan, config, cluster), shape, plan.stash)
 
 
-def _stash_of(choice: Choice) -> StashPlan:
-    """Returns the stash of a choice without alpha."""
-    inputs, attention, rest = choice.places
+def _stash_of(candidate: Candidate) -> StashPlan:
+    """Returns the stash of a candidate without alpha."""
+    inputs, attention, rest = candidate.places
     return StashPlan(
         inputs=inputs,
         attention=attention,
         rest=rest,
         alpha=(),
-        kv_grad_dtype=choice.kv_grad_dtype,
-        kv=choice.kv,
-        attention_from=choice.attention_from,
-        waiting=choice.waiting,
+        kv_grad_dtype=candidate.kv_grad_dtype,
+        kv=candidate.kv,
+        attention_from=candidate.attention_from,
+        waiting=candidate.layout.request.way.waiting,
     )
 
 
-def _costs_of_choice(choice: Choice, table: Table) -> CostModel:
-    before = table.chunk_starts[choice.attention_from]
-    return layout_costs(choice.layout, choice.places, choice.kv, choice.wave, before)
+def _costs_of(candidate: Candidate, table: Table) -> CostModel:
+    before, wave = table.chunk_starts[candidate.attention_from], candidate.partition.wave
+    return candidate.layout.costs(candidate.places, candidate.kv, wave, before, candidate.ring_pass)
 
 
 def _simulate(table: Table, costs: CostModel, shape: MemoryShape, stash: StashPlan) -> Simulation:
     return simulate(table, costs.of_chunks(table.chunk_lengths), copy_seconds(table, shape, stash, costs))
 
 
-def outline_of(choice: Choice) -> Table:
-    """Returns the outline of the table of a choice."""
-    layout = choice.layout
-    sizes = layout.mesh.pipe, layout.sequences, choice.chunk_lengths
-    return schedule_table(_schedule_of(choice), *sizes, outline=True, late_heads=choice.waiting == "host")
+def outline_of(candidate: Candidate) -> Table:
+    """Returns the outline of the table of a candidate."""
+    layout, partition = candidate.layout, candidate.partition
+    sizes = layout.mesh.pipe, layout.sequences, partition.chunk_lengths
+    late_heads = layout.request.way.waiting == "host"
+    return schedule_table(_schedule_of(partition), *sizes, outline=True, late_heads=late_heads)
 
 
-def _schedule_of(choice: Choice) -> SchedulePlan:
-    table = choice.layout.request.table
+def _schedule_of(partition: Partition) -> SchedulePlan:
+    layout, table = partition.layout, partition.layout.request.table
     csv = table[1] if table is not None else None
     return SchedulePlan(
-        name=choice.schedule, interleave=choice.layout.interleave, csv=csv, wave=choice.wave, shapes=choice.shapes
+        name=partition.schedule, interleave=layout.interleave, csv=csv, wave=partition.wave, shapes=partition.shapes
     )
 
 
 def _layout_of(plan: Plan, request: Request) -> Layout:
-    # The search may have chosen what travels on the ring.
-    sequence = replace(request.config.sequence, ring_pass=plan.ring_pass)  # type: ignore[arg-type]
-    way = replace(request.way, optimizer=plan.optimizer)
     return Layout(
-        request=replace(request, config=replace(request.config, sequence=sequence), way=way),
+        request=replace(request, way=replace(request.way, optimizer=plan.optimizer)),
         mesh=MeshShape(data=plan.mesh.data, pipe=plan.mesh.pipe, seq=plan.mesh.seq),
         sequences=plan.sequences_per_pipeline,
-        split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring, reason=""),
+        split=SequenceSplit(kind=plan.sequence_kind, ulysses=plan.ulysses, ring=plan.ring),
         interleave=plan.schedule.interleave,
         layers=layers_per_virtual_stage(request.config.model.num_layers, plan.mesh.pipe, plan.schedule.interleave),
         weights=plan.weights,

@@ -1,38 +1,27 @@
-"""What a search knows: open candidates by rising bounds of their seconds, and what became of the others."""
+"""What a search knows: open candidates by rising bounds of their seconds, the fastest, and what became of others."""
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from sppo_jax.search.evaluate import Choice, Outcome, Sized, evaluate, size
+from sppo_jax.search.evaluate import Outcome, Sized, evaluate, size
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.least_memory import LeastMemory
-from sppo_jax.search.lower_bounds import LowerBounds
+from sppo_jax.search.least_seconds import LeastSeconds
 from sppo_jax.search.offload import Places, place_options
-from sppo_jax.search.partitions import Partition, partitions
-from sppo_jax.search.request import Request
-from sppo_jax.search.space import Candidate, Trial
-from sppo_jax.search.uncut_bounds import UncutBounds
-from sppo_jax.search.unit_times import UnitTimes
-from sppo_jax.search.ways import Way
+from sppo_jax.search.refine import with_fewer_bodies
+from sppo_jax.search.request import Request, Trial, Way
+from sppo_jax.search.space import Candidate, Partition, equal_cost_partitions, partitions
 
-# How far an item of the heap is refined: a layout with places; a candidate bounded from its uncut sequence, and from
-# all of its chunks; a simulated candidate.
-_LAYOUT, _UNCUT, _CHUNKS, _SIMULATED = range(4)
-
-
-class Tried(NamedTuple):
-    """A candidate that was simulated, and its outcome."""
-
-    candidate: Candidate
-    outcome: Outcome
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the step."""
-        return self.outcome.step_s
+T = TypeVar("T")
+# Steps whose predicted seconds differ by less are ties: the prediction does not tell them apart.
+TIE = 0.005
+# How many simpler candidates are bounded, and how many of these are simulated, to find one that ties with the fastest.
+_TIES_BOUNDED, _TIES_TRIED = 128, 6
+# How many plans of equal cost may have to do with fewer tick shapes.
+_FEWER_SHAPES_TRIED = 6
 
 
 class Family(NamedTuple):
@@ -86,6 +75,15 @@ class Filter(NamedTuple):
 
 
 ALL = Filter()
+# What the heap holds, from least to most refined: a layout with places; a candidate bounded from its uncut sequence;
+# one bounded from all of its chunks, whose way of keys and values is decided; one that was simulated and fits.
+Open = Candidate | Outcome
+Item = Family | Open
+
+
+def candidate_of(what: Open) -> Candidate:
+    """Returns a candidate, simulated or not."""
+    return what.candidate if isinstance(what, Outcome) else what
 
 
 class Frontier:
@@ -104,15 +102,14 @@ class Frontier:
         asked = request.config.stash.alpha
         self.request, self.alpha = request, "hidden" if asked == "auto" else asked
         self.options = place_options(request.config.stash)
-        times = UnitTimes(request)
-        self.uncut, self.exact = UncutBounds(request.config.sequence.length, times), LowerBounds(request, times)
+        self.seconds = LeastSeconds(request)
         self.num_considered = 0
         self.families: list[Family] = []
         self.too_large: list[TooLarge] = []
-        self.sized: list[tuple[Candidate, Sized]] = []  # those that do not fit
-        self.tried: list[Tried] = []
+        self.sized: list[Sized] = []  # those that do not fit
+        self.tried: list[Outcome] = []  # those that fit
         self.errors: list[ValueError] = []
-        self._heap: list[tuple[float, int, int, Any]] = []
+        self._heap: list[tuple[float, int, Item]] = []
         self._pushed = 0
         self._memory: dict[tuple[Way, str], LeastMemory] = {}
         self._partitions: dict[Way, dict[Layout, list[Partition]]] = {}
@@ -135,7 +132,7 @@ class Frontier:
             for places in self.options:
                 family = Family(layout, places, trial.kv_grad_dtype, shared)
                 self.families.append(family)
-                self._push(self.uncut.layout_s(layout, places, span, drains), _LAYOUT, family)
+                self.push(self.seconds.of_layout(layout, places, span, drains), family)
             self.num_considered += len(members) * len(self.options)
 
     def add(self, candidates: Iterable[Candidate]) -> None:
@@ -146,60 +143,46 @@ class Frontier:
             if excess > 0:
                 self._drop(excess, candidate)
             else:
-                self._push(self.uncut.step_s(candidate.partition, candidate.places), _UNCUT, candidate)
+                self.push(self.seconds.of_uncut(candidate.partition, candidate.places), candidate)
 
-    def keep(self, tried: Tried) -> None:
-        """Brings back what `next` returned."""
-        self._push(tried.step_s, _SIMULATED, tried)
+    def push(self, bound: float, what: Item) -> None:
+        """Brings something in, or back, with the least seconds of its step."""
+        self._pushed += 1
+        heapq.heappush(self._heap, (bound, self._pushed, what))
 
-    def forget(self, tried: Tried) -> None:
-        """Leaves out a plan that `next` returned, because another one like it was kept."""
-        self.tried = [one for one in self.tried if one is not tried]
-
-    def next(self, limit_s: float = math.inf, of: Filter = ALL) -> Tried | None:
-        """Returns the fastest plan that fits of those not returned yet; None if none takes less than `limit_s`.
+    def next(self, limit_s: float = math.inf, of: Filter = ALL) -> Outcome | None:
+        """Takes out the fastest plan that fits; None if none takes less than `limit_s`. `push` brings it back.
 
         Args:
             limit_s: seconds.
             of: the candidates to consider.
         """
-        return self._take(_SIMULATED, limit_s, of)
+        return self._take(of, limit_s, lambda what: isinstance(what, Outcome))[1]
 
-    def take(self, of: Filter) -> tuple[float, Candidate, Tried | None] | None:
-        """Takes out the candidate of the lowest bound, with the bound and its outcome if it is simulated.
+    def take(self, of: Filter) -> tuple[float, Open | None]:
+        """Takes out the candidate of the lowest bound from all of its chunks; None if none is left.
 
-        None if no such candidate is left. `put_back` brings it back.
+        Returns:
+            The bound, and the candidate, or its outcome if it is simulated. `push` brings it back.
         """
-        found = self._take(_CHUNKS, math.inf, of)
-        if isinstance(found, Tried):
-            return found.step_s, found.candidate, found
-        return None if found is None else (*found, None)
+        return self._take(of, math.inf, lambda what: isinstance(what, Outcome) or bool(what.kv))
 
-    def put_back(self, bound: float, candidate: Candidate, tried: Tried | None) -> None:
-        """Brings back what `take` returned."""
-        self._push(bound, *((_CHUNKS, candidate) if tried is None else (_SIMULATED, tried)))
-
-    def near(self, limit_s: float) -> list[tuple[float, Candidate, Tried | None]]:
-        """Returns the candidates of bounds up to a limit, each with its bound, and its outcome if simulated."""
-        closed = [item for item in self._heap if item[2] == _LAYOUT and item[0] <= limit_s]
+    def near(self, limit_s: float) -> list[tuple[float, Open]]:
+        """Returns the candidates of bounds up to a limit, each with its bound, or its outcome if simulated."""
+        closed = [item for item in self._heap if isinstance(item[2], Family) and item[0] <= limit_s]
         taken = {item[1] for item in closed}
         self._heap = [item for item in self._heap if item[1] not in taken]
         heapq.heapify(self._heap)
-        for item in closed:
-            self._refine(item)
-        found = [item for item in self._heap if item[2] != _LAYOUT and item[0] <= limit_s]
-        return [
-            (bound, *((what.candidate, what) if level == _SIMULATED else (what, None)))
-            for bound, _, level, what in found
-        ]
+        for bound, _, what in closed:
+            self._refine(bound, what)
+        return [(bound, what) for bound, _, what in self._heap if not isinstance(what, Family) and bound <= limit_s]
 
     def that_may_fit(self, of: Callable[[Layout], bool]) -> Iterator[Candidate]:
         """Yields the candidates of some layouts that are not refuted by their least memory."""
-        for _, _, level, what in self._heap:
-            if level != _LAYOUT:
-                candidate = what.candidate if level == _SIMULATED else what
-                if of(candidate.partition.layout):
-                    yield candidate
+        for _, _, what in self._heap:
+            if not isinstance(what, Family):
+                if of(candidate_of(what).layout):
+                    yield candidate_of(what)
                 continue
             for alike in what.partitions if of(what.layout) else ():
                 if self.least_excess(alike[0], what.places, what.kv_grad_dtype) <= 0:
@@ -208,13 +191,13 @@ class Frontier:
     def bounded(self, candidate: Candidate) -> list[tuple[float, Candidate]]:
         """Returns a candidate in each way of keys and values that may fit, with the least seconds of its step."""
         partition, places = candidate.partition, candidate.places
-        memory, found = self._memory_of(partition.layout.request.way, candidate.kv_grad_dtype), []
+        memory, found = self._memory_of(candidate.way, candidate.kv_grad_dtype), []
         for kv in (candidate.kv,) if candidate.kv else partition.kv(places):
-            excess, way = memory.of_partition(partition, places, kv), candidate._replace(kv=kv)
+            excess, decided = memory.of_partition(partition, places, kv), candidate._replace(kv=kv)
             if excess > 0:
-                self._drop(excess, way)
+                self._drop(excess, decided)
             else:
-                found.append((self.exact.step_s(partition, places, candidate.alpha, kv), way))
+                found.append((self.seconds.of_partition(partition, places, candidate.alpha, kv), decided))
         return found
 
     def least_excess(self, partition: Partition, places: Places, kv_grad_dtype: str) -> float:
@@ -224,82 +207,6 @@ class Frontier:
             memory = self._memory_of(partition.layout.request.way, kv_grad_dtype)
             self._excesses[key] = memory.of_layout(partition, places)
         return self._excesses[key]
-
-    def try_to_size(self, candidate: Candidate) -> Sized | None:
-        """Returns alpha and memory of a candidate; None if it breaks a rule."""
-        try:
-            return size(choice_of(candidate))
-        except ValueError as error:
-            self.errors.append(error)
-            return None
-
-    def try_to_simulate(self, candidate: Candidate, sized: Sized | None = None) -> Tried | None:
-        """Returns a candidate with its outcome; None if it breaks a rule."""
-        try:
-            return Tried(candidate, evaluate(choice_of(candidate), sized))
-        except ValueError as error:
-            self.errors.append(error)
-            return None
-
-    def _push(self, bound: float, level: int, what: Any) -> None:
-        self._pushed += 1
-        heapq.heappush(self._heap, (bound, self._pushed, level, what))
-
-    def _refine(self, item: tuple[float, int, int, Any]) -> None:
-        bound, _, level, what = item
-        try:
-            if level == _LAYOUT:
-                self._open(what)
-            elif level == _UNCUT:
-                for least_s, candidate in self.bounded(what):
-                    self._push(max(bound, least_s), _CHUNKS, candidate)
-            else:
-                self.simulate(bound, what)
-        except ValueError as error:
-            self.errors.append(error)
-
-    def _open(self, family: Family) -> None:
-        for alike in family.partitions:
-            excess = self.least_excess(alike[0], family.places, family.kv_grad_dtype)
-            candidates = self._candidates(family, alike)
-            if excess > 0:
-                self.too_large.append(TooLarge(excess, next(candidates), alike))
-                continue
-            for candidate in candidates:
-                self._push(self.uncut.step_s(candidate.partition, candidate.places), _UNCUT, candidate)
-
-    def _candidates(self, family: Family, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
-        return (Candidate(one, family.places, self.alpha, family.kv_grad_dtype) for one in alike)
-
-    def _drop(self, excess: float, candidate: Candidate) -> None:
-        self.too_large.append(TooLarge(excess, candidate, (candidate.partition,)))
-
-    def _take(self, least_level: int, limit_s: float, of: Filter) -> Any:
-        """Refines the item of the lowest bound until it is refined far enough, and takes it out."""
-        aside: list[tuple[float, int, int, Any]] = []
-        found = None
-        while found is None and self._heap and self._heap[0][0] < limit_s:
-            item = heapq.heappop(self._heap)
-            bound, _, level, what = item
-            if not self._is_of(of, level, what):
-                aside.append(item)
-            elif level == _SIMULATED:
-                found = what
-            elif level >= least_level:
-                found = bound, what
-            else:
-                self._refine(item)
-        for item in aside:
-            heapq.heappush(self._heap, item)
-        return found
-
-    def _is_of(self, of: Filter, level: int, what: Any) -> bool:
-        if of is ALL:
-            return True
-        if level == _LAYOUT:
-            return of.layout(what.layout)
-        candidate = what.candidate if level == _SIMULATED else what
-        return of.layout(candidate.partition.layout) and of.candidate(candidate)
 
     def simulate(self, bound: float, candidate: Candidate) -> None:
         """Simulates a candidate and brings it back if it fits; else one that sends more to the host comes in its place.
@@ -311,15 +218,73 @@ class Frontier:
         Raises:
             ValueError: it breaks a rule.
         """
-        sized = size(choice_of(candidate))
+        sized = size(candidate)
         if sized.memory.fits(self.request.cluster):
-            self.tried.append(Tried(candidate, evaluate(choice_of(candidate), sized)))
-            self._push(self.tried[-1].step_s, _SIMULATED, self.tried[-1])
+            self.tried.append(evaluate(candidate, sized))
+            self.push(self.tried[-1].step_s, self.tried[-1])
             return
-        self.sized.append((candidate, sized))
+        self.sized.append(sized)
         if candidate.alpha == "hidden" and "host" in candidate.places[:2] and not sized.all_away:
             for least_s, more in self.bounded(candidate._replace(alpha="all")):
-                self._push(max(bound, least_s), _CHUNKS, more)
+                self.push(max(bound, least_s), more)
+
+    def attempt(self, work: Callable[..., T], *given: Any) -> T | None:
+        """Returns what some work on a candidate gives; None if the candidate breaks a rule."""
+        try:
+            return work(*given)
+        except ValueError as error:
+            self.errors.append(error)
+            return None
+
+    def _refine(self, bound: float, what: Item) -> None:
+        if isinstance(what, Family):
+            self.attempt(self._open, what)
+        elif isinstance(what, Candidate) and what.kv:
+            self.attempt(self.simulate, bound, what)
+        elif isinstance(what, Candidate):
+            for least_s, candidate in self.attempt(self.bounded, what) or ():
+                self.push(max(bound, least_s), candidate)
+
+    def _open(self, family: Family) -> None:
+        for alike in family.partitions:
+            excess = self.least_excess(alike[0], family.places, family.kv_grad_dtype)
+            candidates = self._candidates(family, alike)
+            if excess > 0:
+                self.too_large.append(TooLarge(excess, next(candidates), alike))
+                continue
+            for candidate in candidates:
+                self.push(self.seconds.of_uncut(candidate.partition, candidate.places), candidate)
+
+    def _candidates(self, family: Family, alike: tuple[Partition, ...]) -> Iterator[Candidate]:
+        return (Candidate(one, family.places, self.alpha, family.kv_grad_dtype) for one in alike)
+
+    def _drop(self, excess: float, candidate: Candidate) -> None:
+        self.too_large.append(TooLarge(excess, candidate, (candidate.partition,)))
+
+    def _take(self, of: Filter, limit_s: float, is_done: Callable[[Any], bool]) -> tuple[float, Any]:
+        """Refines the candidate of the lowest bound until it is refined far enough, and takes it out; else None."""
+        aside: list[tuple[float, int, Item]] = []
+        found: tuple[float, Any] = math.inf, None
+        while found[1] is None and self._heap and self._heap[0][0] < limit_s:
+            item = heapq.heappop(self._heap)
+            bound, _, what = item
+            if not self._is_of(of, what):
+                aside.append(item)
+            elif not isinstance(what, Family) and is_done(what):
+                found = bound, what
+            else:
+                self._refine(bound, what)
+        for item in aside:
+            heapq.heappush(self._heap, item)
+        return found
+
+    def _is_of(self, of: Filter, what: Item) -> bool:
+        if of is ALL:
+            return True
+        if isinstance(what, Family):
+            return of.layout(what.layout)
+        candidate = candidate_of(what)
+        return of.layout(candidate.layout) and of.candidate(candidate)
 
     def _memory_of(self, way: Way, kv_grad_dtype: str) -> LeastMemory:
         key = way, kv_grad_dtype
@@ -339,18 +304,112 @@ class Frontier:
         return self._partitions[way]
 
 
-def choice_of(candidate: Candidate) -> Choice:
-    """Returns the choice of a candidate."""
-    partition = candidate.partition
-    return Choice(
-        layout=partition.layout,
-        chunk_lengths=partition.chunk_lengths,
-        schedule=partition.schedule,
-        places=candidate.places,
-        alpha=candidate.alpha,
-        kv_grad_dtype=candidate.kv_grad_dtype,
-        wave=partition.wave,
-        shapes=partition.shapes,
-        kv=candidate.kv or partition.kv(candidate.places)[-1],
-        waiting=partition.layout.request.waiting,
-    )
+class Fastest:
+    """The plans of a frontier that fit, fastest first.
+
+    Chunks of equal cost come in late: with the layout and the places of each plan that would be next otherwise. Their
+    bounds tell little, because such chunks hardly wait for each other, but pad and fill kernels' waves less well. On
+    every layout they would take the search several times as long.
+    """
+
+    def __init__(self, request: Request) -> None:
+        """Starts without candidates; `frontier.open` brings them in.
+
+        Raises:
+            ValueError: places of the stash are asked for that contradict each other.
+        """
+        self.frontier = Frontier(request)
+        self.lost_by_fewer_shapes_s: dict[Partition, float] = {}
+        self._reduced: list[Outcome] = []  # those of equal cost, in as few tick shapes as their bodies ask for
+        self._added: set[tuple] = set()
+
+    def next(self, limit_s: float = math.inf, of: Filter = ALL) -> Outcome | None:
+        """Returns the next plan; None if none takes less than `limit_s`. Arguments as `Frontier.next`."""
+        while (found := self.frontier.next(limit_s, of)) is not None:
+            settled = self._settled(found)
+            if settled is not None and settled is not found:
+                self.keep(settled)
+            elif settled is not None and not self._adds_equal_cost(found):
+                return found
+        return None
+
+    def keep(self, outcome: Outcome) -> None:
+        """Brings back what `next` returned."""
+        self.frontier.push(outcome.step_s, outcome)
+
+    def next_best(self, fastest: Outcome, count: int, of: Filter = ALL) -> list[Outcome]:
+        """Returns up to `count` plans that come next after the fastest one, in this order."""
+        found: list[Outcome] = []
+        while len(found) < count and (outcome := self.next(of=of)) is not None:
+            found.append(outcome)
+        for outcome in found:
+            self.keep(outcome)
+        return [outcome for outcome in found if outcome is not fastest]
+
+    def simplest_tie(self, fastest: Outcome) -> Outcome:
+        """Returns the simplest plan that fits and ties with the fastest one; the fastest if none is simpler."""
+        limit_s, own = fastest.step_s * (1 + TIE), fastest.candidate.complexity
+        near = [(candidate_of(what).complexity, bound, what) for bound, what in self.frontier.near(limit_s)]
+        num_tried = 0
+        for simplicity, bound, what in sorted(near, key=lambda one: one[:2])[:_TIES_BOUNDED]:
+            if simplicity >= own or num_tried == _TIES_TRIED:
+                break
+            for least_s, way in sorted(self._ways(bound, what), key=lambda one: candidate_of(one[1]).complexity):
+                if least_s > limit_s or candidate_of(way).complexity >= own:
+                    continue
+                num_tried += isinstance(way, Candidate)
+                tied = self._settled(self._fitting(way))
+                if tied is not None and tied.step_s <= limit_s:
+                    self.keep(fastest)
+                    return tied
+        return fastest
+
+    def _ways(self, bound: float, what: Open) -> Sequence[tuple[float, Open]]:
+        """Returns a candidate in each way of keys and values that may fit, or the one that is decided."""
+        if isinstance(what, Outcome) or what.kv:
+            return [(bound, what)]
+        return self.frontier.attempt(self.frontier.bounded, what) or []
+
+    def _fitting(self, what: Open) -> Outcome | None:
+        if isinstance(what, Outcome):
+            return what
+        sized = self.frontier.attempt(size, what)
+        if sized is None or not sized.memory.fits(self.frontier.request.cluster):
+            return None
+        return self.frontier.attempt(evaluate, what, sized)
+
+    def _adds_equal_cost(self, fastest: Outcome) -> bool:
+        """Brings in chunks of equal cost beside a plan; returns whether there are any, and brings it back then."""
+        candidate, request = fastest.candidate, self.frontier.request
+        layout, config = candidate.layout, request.config
+        key = layout, candidate.places, candidate.kv_grad_dtype
+        given = request.table is not None or isinstance(config.sequence.chunks, tuple)
+        # Each tick shape takes seconds to compile, and steps on CPUs are too few to earn these seconds back.
+        on_cpus = request.cluster.device.platform == "cpu"
+        asked = config.sequence.asked_balance != "auto"
+        # Waves are another way to the same end, and one stage waits for no other.
+        if key in self._added or given or on_cpus or asked or layout.mesh.pipe == 1 or candidate.partition.wave > 1:
+            return False
+        self._added.add(key)
+        self.keep(fastest)
+        further = equal_cost_partitions(layout, candidate.partition.num_chunks)
+        self.frontier.add(candidate._replace(partition=one, alpha=self.frontier.alpha, kv="") for one in further)
+        return True
+
+    def _settled(self, outcome: Outcome | None) -> Outcome | None:
+        """Returns a plan, that of equal cost in as few tick shapes as its bodies ask for; None after a few of these."""
+        config, frontier = self.frontier.request.config.sequence, self.frontier
+        is_open = config.asked_balance == config.shapes == "auto"
+        if outcome is None or not is_open or outcome.candidate.partition.balance != "cost":
+            return outcome
+        if any(outcome is one for one in self._reduced):
+            return outcome
+        frontier.tried = [one for one in frontier.tried if one is not outcome]
+        if len(self._reduced) == _FEWER_SHAPES_TRIED:
+            return None
+        fewer = with_fewer_bodies(outcome)
+        self._reduced.append(fewer)
+        frontier.tried.append(fewer)
+        if fewer is not outcome:
+            self.lost_by_fewer_shapes_s[fewer.candidate.partition] = fewer.step_s - outcome.step_s
+        return fewer

@@ -1,20 +1,32 @@
-"""The layouts that are possible for what is asked: how devices share layers, tokens and sequences."""
+"""The layouts that are possible for what is asked: how devices share layers, sequences and their tokens."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from sppo_jax import rules
+from sppo_jax.config import ModelConfig, SequenceConfig
 from sppo_jax.plan.parts import MeshShape
+from sppo_jax.predict.costs import CostModel, Recompute, StageShape, Weights, cost_model
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
+from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, check, divisors
+from sppo_jax.schedule.turns import collective_counts
 from sppo_jax.search.advice import nearest_changes
-from sppo_jax.search.request import Request
-from sppo_jax.search.splits import SequenceSplit, sequence_splits
+from sppo_jax.search.offload import Places
+from sppo_jax.search.request import USUAL, Request, Way, asks_for_breadth_first, way_for
 
 # A mesh without a layout, and the rules that it breaks.
 Refused = tuple[MeshShape, tuple[Broken, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSplit:
+    """The kind of sequence parallelism and its two factors (inner, outer)."""
+
+    kind: str
+    ulysses: int
+    ring: int
 
 
 # Equal if the same: two requests may have layouts of the same numbers.
@@ -43,7 +55,7 @@ class Layout:
     @property
     def multiple_tokens(self) -> int:
         """Chunk lengths are multiples of so many tokens."""
-        return _multiple_tokens(self.request, self.mesh)
+        return self.mesh.seq * self.request.cluster.device.tile
 
     @cached_property
     def shape(self) -> MemoryShape:
@@ -59,8 +71,50 @@ class Layout:
             groups=self.request.config.sequence.groups != "static",
             kernel=self.request.kernel,
             weights=self.weights,
-            optimizer=self.request.optimizer,
+            optimizer=self.request.way.optimizer,
         )
+
+    def costs(self, places: Places, kv: str = "keep", wave: int = 0, before: int = 0, ring_pass: str = "") -> CostModel:
+        """Returns the seconds of units with these places of inputs, attention outputs, and the rest.
+
+        From a stage's input alone the linear parts are computed twice: for the stash made again, and for the gradients.
+        Keys and values that are rebuilt or fetched are exchanged again for all groups of layers but the last; those
+        that a backward computes for itself for all.
+
+        Args:
+            places: of the stash.
+            kv: how keys and values reach the backward.
+            wave: sequences after which weights are gathered and gradient sums scattered again where these are not
+                resident; 0: all.
+            before: where attention outputs are stashed, it is those of ticks that reach further than so many tokens.
+            ring_pass: what travels on the ring; empty: what the config says.
+        """
+        request, (inputs, attention, rest) = self.request, places
+        stage = StageShape(
+            mesh=self.mesh,
+            ulysses=self.split.ulysses,
+            ring=self.split.ring,
+            layers=self.layers,
+            compute_bytes=request.compute_bytes,
+            kernel=request.kernel,
+            length=request.config.sequence.length,
+            ring_pass=ring_pass or request.config.sequence.ring_pass,
+        )
+        recompute = Recompute(
+            linear=2 if inputs == "recompute" else int(rest == "recompute"),
+            attention=attention == "recompute" or before > 0,
+            reach=math.inf if attention == "recompute" else before,
+            rewrite_kv={"keep": 0.0, "recompute": 1.0}.get(kv, (self.interleave - 1) / self.interleave),
+            # A backward that computes the linear parts again has keys and values anyway.
+            kv=kv == "rebuild" or (kv == "recompute" and rest != "recompute"),
+        )
+        again = 0.0, 0.0
+        if self.weights != "resident":
+            counts = collective_counts(self.interleave, self.sequences // wave if wave else 1)
+            again = counts[0] / self.interleave - 1, counts[1] / self.interleave - 1
+        gathered = self.weights == "gathered"
+        weights = Weights(again=again, gathers_tables=gathered, on_host=request.way.optimizer == "host")
+        return cost_model(request.config.model, request.cluster, stage, recompute, weights)
 
 
 def layouts(request: Request) -> list[Layout]:
@@ -94,11 +148,6 @@ def _rules_of(request: Request, refused: list[Refused]) -> str:
     broken = [error for _, errors in refused for error in errors]
     broken.sort(key=lambda error: error.number)
     return ", ".join([*dict.fromkeys(error.must for error in broken), *limits])
-
-
-def _multiple_tokens(request: Request, mesh: MeshShape) -> int:
-    """Returns the tokens that chunk lengths are multiples of."""
-    return mesh.seq * request.cluster.device.tile
 
 
 def _find(request: Request) -> tuple[list[Layout], list[Refused]]:
@@ -141,7 +190,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         interleave = schedule.interleave
     chunks = table[0].chunk_lengths if table is not None else sequence.chunks
     weights = config.mesh.weights
-    by_groups = request.schedule_name == BREADTH_FIRST
+    by_groups = request.way.schedule == BREADTH_FIRST
     return Facts(
         num_layers=config.model.num_layers,
         num_heads=config.model.num_heads,
@@ -157,13 +206,13 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         kind=None if sequence.kind == "auto" else sequence.kind,
         ulysses=sequence.ulysses,
         groups=sequence.groups,
-        schedule=request.schedule_name,
-        one_group_at_a_time=by_groups if weights == "gathered" or request.optimizer == "host" else None,
+        schedule=request.way.schedule,
+        one_group_at_a_time=by_groups if weights == "gathered" or request.way.optimizer == "host" else None,
         interleave=interleave,
         wave=None if schedule.wave == "auto" else schedule.wave,
         table_stages=None if table is None else table[0].num_stages,
         weights=None if weights == "auto" else weights,
-        optimizer=request.optimizer,
+        optimizer=request.way.optimizer,
         balance_over=config.model.experts.penalty_over,
     )
 
@@ -173,18 +222,18 @@ def _weights(request: Request, mesh: MeshShape, interleave: int) -> str:
     asked = request.config.mesh.weights
     if asked != "auto":
         return asked
-    shared = mesh.data * mesh.seq > 1 or request.optimizer == "host"
-    possible = request.schedule_name == BREADTH_FIRST and interleave > 1 and shared
+    shared = mesh.data * mesh.seq > 1 or request.way.optimizer == "host"
+    possible = request.way.schedule == BREADTH_FIRST and interleave > 1 and shared
     return "gathered" if possible and request.way.weights != "resident" else "resident"
 
 
 def _advice(request: Request) -> str:
     """Returns what to change where there is no mesh."""
 
-    by_choice = request.way.breadth_first and not request.asks_for_breadth_first
+    by_choice = request.way.schedule == BREADTH_FIRST and not asks_for_breadth_first(request.config)
 
     def find(changed: Request) -> list[Layout]:
-        way = replace(changed.way, breadth_first=by_choice or changed.asks_for_breadth_first)
+        way = way_for(changed.config, USUAL if by_choice else Way())
         try:
             return _find(replace(changed, way=way))[0]
         except ValueError:
@@ -222,7 +271,7 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
 def _interleaves(request: Request, pipe: int) -> list[int]:
     """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
     asked, layers = request.config.schedule.interleave, request.config.model.num_layers
-    name = request.schedule_name
+    name = request.way.schedule
     if request.table is not None:
         return [request.table[0].num_groups]
     if asked != "auto":
@@ -232,3 +281,60 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
         return [1]
     depths = divisors(layers // pipe)
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths
+
+
+@lru_cache(maxsize=64)
+def sequence_splits(
+    model: ModelConfig, sequence: SequenceConfig, seq: int, devices_per_host: int
+) -> list[SequenceSplit]:
+    """Returns the kinds of sequence parallelism to consider, fewest exchanges first.
+
+    Where kind and factor are free, these are ulysses as far as the heads divide, as far as a host reaches, as far as
+    key-value heads need no copies, and a ring.
+
+    Args:
+        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        sequence: the request.
+        seq: devices of a stage.
+        devices_per_host: devices of a host, which are neighbours on the `seq` axis.
+
+    Raises:
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
+    """
+    if sequence.kind != "auto" or seq == 1:
+        return [_split(model, sequence.kind, sequence.ulysses, seq)]
+    if sequence.ulysses:
+        return [_split_by(model, sequence.ulysses, seq)]
+    factors = divisors(math.gcd(model.num_heads, seq))
+    near = [factor for factor in factors if factor <= devices_per_host]
+    whole = [factor for factor in factors if model.num_kv_heads % factor == 0]
+    return [_split_by(model, factor, seq) for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True)]
+
+
+def _split_by(model: ModelConfig, factor: int, seq: int) -> SequenceSplit:
+    """Returns the split of a ulysses factor."""
+    if factor in (1, seq):
+        return _split(model, "ulysses" if factor == seq else "ring", 0, seq)
+    return _split(model, "hybrid", factor, seq)
+
+
+def _split(model: ModelConfig, kind: str, factor: int, seq: int) -> SequenceSplit:
+    """Returns the split of a kind; one device has all heads.
+
+    Args:
+        model: the model shape; heads must divide by the ulysses factor, key-value heads are replicated.
+        kind: the kind of sequence parallelism; "auto" for one device.
+        factor: the ulysses factor of a hybrid; 0: the largest that leaves a ring.
+        seq: devices of a stage.
+
+    Raises:
+        ValueError: the heads do not divide, or a factor does not divide `seq`.
+    """
+    kind = "ulysses" if kind == "auto" else kind
+    check(Facts(num_heads=model.num_heads, kind=kind, ulysses=factor, seq=seq))
+    if kind != "hybrid":
+        ulysses = seq if kind == "ulysses" else 1
+    else:
+        shared = divisors(math.gcd(model.num_heads, seq))
+        ulysses = factor or max((count for count in shared if count < seq), default=1)
+    return SequenceSplit(kind=kind, ulysses=ulysses, ring=seq // ulysses)

@@ -10,11 +10,10 @@ from sppo_jax.predict.memory import batch_bytes
 from sppo_jax.predict.stash_bytes import StashBytes, token_bytes
 from sppo_jax.program.stash import TokenBytes
 from sppo_jax.schedule.generators import chunks_in_flight
-from sppo_jax.schedule.shapes import rounded_up
 from sppo_jax.search.layouts import Layout
 from sppo_jax.search.offload import Places
-from sppo_jax.search.partitions import Partition, smallest_chunk
 from sppo_jax.search.request import Request
+from sppo_jax.search.space import Partition, smallest_chunk
 
 # Parts in which the weights of a group may come from the host: the more, the less is on its way.
 _MOST_PARTS = 2**20
@@ -57,7 +56,7 @@ class LeastMemory:
             places: of the stash.
             kv: how keys and values reach the backward; empty: in the way that takes the least memory.
         """
-        longest = rounded_up(max(partition.chunk_lengths), partition.shapes)
+        longest = max(padded for _, _, padded in partition.padded_chunks)
         return self._excess(partition, longest, places, _in_flight_of_schedule(partition), kv)
 
     def _excess(
@@ -127,7 +126,7 @@ class LeastMemory:
         # where its own backward makes them.
         kv_prefixes = {"keep": prefixes, "recompute": 1}.get(stash.kv, 2 * wave)
         grad_prefixes = prefixes
-        if partition.passes_groups_in_turn:
+        if partition.is_breadth_first:
             # Sequences that are not cut have their gradients one after another.
             grad_prefixes = 1 if partition.num_chunks == 1 else wave
         waiting, heads = self._between_groups_tokens(partition, tokens)
@@ -151,7 +150,7 @@ class LeastMemory:
     def _between_groups_tokens(self, partition: Partition, tokens: int) -> tuple[float, float]:
         """Returns the least tokens that wait for their next group of layers, and of the heads' dX."""
         pipe, length = partition.layout.mesh.pipe, self.request.config.sequence.length
-        if self.request.waiting == "host":
+        if self.request.way.waiting == "host":
             return 0.0, tokens / pipe
         wave_tokens = partition.wave * length
         waiting = max(0, wave_tokens - (pipe - 2) * tokens) if partition.lets_chunks_wait else 0

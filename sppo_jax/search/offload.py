@@ -8,13 +8,12 @@ from sppo_jax.config import StashConfig
 from sppo_jax.hardware import usable_host_bytes
 from sppo_jax.plan.check_stash import STASH_PLACES
 from sppo_jax.plan.parts import StashPlan
-from sppo_jax.predict import waiting
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.holders import optimizer_bytes
 from sppo_jax.predict.shape import MemoryShape
-from sppo_jax.predict.stash_bytes import fetched_bytes, stash_bytes, token_bytes
-from sppo_jax.program.stash import classes_of, merged_classes, recomputing_bundles, slot_bytes, stash_classes
-from sppo_jax.rules import BREADTH_FIRST, Facts, check
+from sppo_jax.predict.stash_bytes import stash_bytes, token_bytes
+from sppo_jax.program.stash import recomputing_bundles
+from sppo_jax.rules import Facts, check
 from sppo_jax.schedule.table import MIN_HOST_GAP, Table, TickShape
 from sppo_jax.search.because import Because, joined
 from sppo_jax.units import format_bytes
@@ -36,19 +35,6 @@ _PLACES: tuple[Places, ...] = (
     ("host", "recompute", "recompute"),
     ("host", "host", "host"),
 )
-
-
-def kv_ways(config: StashConfig, schedule: str, places: Places, num_chunks: int) -> tuple[str, ...]:
-    """Returns how keys and values may reach the backward, least device memory last: as asked, or every possible way.
-
-    The backward of an only chunk makes them for itself.
-    """
-    again = "rebuild" if num_chunks > 1 else "recompute"
-    if config.kv != "auto":
-        return (again if config.kv == "rebuild" else config.kv,)
-    if schedule != BREADTH_FIRST or places[0] == "recompute":
-        return ("keep",)
-    return ("keep", "host", again) if num_chunks > 1 else ("keep", again)
 
 
 def place_options(config: StashConfig) -> list[Places]:
@@ -153,44 +139,6 @@ def largest_alpha(table: Table) -> tuple[float, ...]:
     """Returns the largest alpha that a table allows: 1, but 0 where a stash is read back at once."""
     hides = table.overlaps_copies
     return tuple(float(hides[bundle]) for bundle in table.diagonal_bundles)
-
-
-def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
-    """Returns the seconds for which each tick's copies to or from the host last.
-
-    A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
-    alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal. Where keys and values are
-    made again, the layer inputs come back a second time; keys and values on the host come back once. Where parameters
-    wait on the host, a part of the next group's weights comes as well, in a forward beside what leaves.
-    """
-    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
-    waiting_s, weights_s = (
-        waiting.copy_seconds(table, shape, stash, link_bytes_s),
-        _weights_seconds(table, shape, costs),
-    )
-    if not token.away:
-        return tuple(
-            max(more, weights_s) if tick.is_compute else more for tick, more in zip(table.ticks, waiting_s, strict=True)
-        )
-    classes = stash_classes(table, stash, shape.seq)
-    merged = merged_classes(table, stash, classes)
-    # Many bundles of diagonals have few classes.
-    moved = {id(one): merged.get(one, one) for one in classes_of(classes)}
-    of_class = {
-        one: {"F": slot_bytes(of, token)[1] / link_bytes_s, "B": fetched_bytes(of, shape, stash) / link_bytes_s}
-        for one, of in moved.items()
-    }
-    of_bundle = [of_class[id(one)] for one in classes]
-    if weights_s:
-        of_bundle = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_bundle]
-    ticks = zip(table.ticks, table.tick_bundles, waiting_s, strict=True)
-    return tuple(more if bundle is None else of_bundle[bundle][tick.kind] + more for tick, bundle, more in ticks)
-
-
-def _weights_seconds(table: Table, shape: MemoryShape, costs: CostModel) -> float:
-    """Returns the seconds in which a part of a group's weights comes from the host; 0 where they are on the device."""
-    num_parts = max(table.num_stages, table.wave * table.num_chunks)  # the ticks of a group's turn
-    return costs.host_params[0] / table.num_groups / num_parts * 4 / costs.cluster.host_link_bytes_s
 
 
 def _hidden_shares(stash: StashPlan, table: Table, shape: MemoryShape, costs: CostModel) -> list[float]:

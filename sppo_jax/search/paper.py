@@ -15,20 +15,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sppo_jax.search.because import Because
-from sppo_jax.search.evaluate import Choice, Outcome, evaluate
+from sppo_jax.search.evaluate import Outcome, evaluate
+from sppo_jax.search.explain import float32_reason, schedule_reason, split_reason
 from sppo_jax.search.layouts import Layout, layouts
+from sppo_jax.search.least_seconds import UnitTimes
 from sppo_jax.search.offload import Places, place_options
-from sppo_jax.search.partitions import (
-    Partition,
-    chunk_counts,
-    longest_chunks,
-    schedule_reason,
-    schedules,
-    waves,
-)
-from sppo_jax.search.reasons import float32_reason
 from sppo_jax.search.request import Request
-from sppo_jax.search.unit_times import UnitTimes
+from sppo_jax.search.space import Candidate, Partition, chunk_counts, longest_chunks, schedules, waves
 
 _MIN_CHUNK, _MAX_CHUNK = 2048, 16384
 # In the order of the paper's preference: recompute only where nothing else fits.
@@ -56,11 +49,11 @@ def paper_outcome(request: Request) -> tuple[Outcome, dict[str, str], int]:
             errors.append(error)
             continue
         if fitting is not None:
-            return fitting, _reasons(request, fitting, len(ranked)), len(ranked)
+            return fitting, _reasons(fitting, len(ranked)), len(ranked)
     if not tried:
         raise errors[0]
     least = min(tried, key=lambda outcome: outcome.memory.excess(request.cluster))
-    return least, _reasons(request, least, len(ranked)), len(ranked)
+    return least, _reasons(least, len(ranked)), len(ranked)
 
 
 def _without_waves(request: Request) -> Request:
@@ -73,7 +66,7 @@ def _without_waves(request: Request) -> Request:
 
 def _ranked(request: Request) -> list[Partition]:
     """Returns the partitions that the rules allow; the one with the shortest step by the paper's formula is first."""
-    times = UnitTimes(request)
+    times = UnitTimes()
     found = [
         (partition, _formula_s(times, partition))
         for layout in _allowed(layouts(request), request)
@@ -139,20 +132,15 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
     for dtype in dtypes:
         fitting = []
         for option in places:
-            choice = Choice(
-                layout=partition.layout,
-                chunk_lengths=partition.chunk_lengths,
-                schedule=partition.schedule,
+            candidate = Candidate(
+                partition=partition,
                 places=option,
                 alpha="hidden" if asked.alpha == "auto" else asked.alpha,
                 kv_grad_dtype=dtype,
-                wave=partition.wave,
-                shapes=partition.shapes,
                 # The paper keeps keys and values on the device.
                 kv="keep" if asked.kv == "auto" else asked.kv,
-                waiting=request.waiting,
             )
-            tried.append(evaluate(choice))
+            tried.append(evaluate(candidate))
             if tried[-1].memory.fits(request.cluster):
                 fitting.append(tried[-1])
         if fitting:
@@ -161,20 +149,20 @@ def _first_that_fits(request: Request, partition: Partition, tried: list[Outcome
     return None
 
 
-def _reasons(request: Request, outcome: Outcome, num_ranked: int) -> dict[str, str]:
-    choice = outcome.choice
+def _reasons(outcome: Outcome, num_ranked: int) -> dict[str, str]:
+    candidate, request = outcome.candidate, outcome.candidate.layout.request
     places = Because.PAPER_KEEPS()
-    if choice.places[2] == "recompute":
+    if candidate.places[2] == "recompute":
         places = Because.PAPER_RECOMPUTES()
-    if choice.places not in _PLACES:
+    if candidate.places not in _PLACES:
         places = Because.PAPER_OTHER()
     return {
         "planner": Because.PAPER(),
         "mesh": Because.PAPER_MESH(count=num_ranked, cluster=request.cluster.name),
-        "sequence_kind": choice.layout.split.reason,
+        "sequence_kind": split_reason(candidate.layout),
         "chunks": Because.PAPER_CHUNKS(),
-        "schedule": schedule_reason(choice.layout, choice.schedule, choice.wave),
+        "schedule": schedule_reason(candidate.partition),
         "stash": places,
-        **({"waiting": Because.ASKED()} if choice.waiting == "host" else {}),
-        "kv_grad_dtype": float32_reason(choice) if choice.kv_grad_dtype == "float32" else Because.NARROW(),
+        **({"waiting": Because.ASKED()} if request.way.waiting == "host" else {}),
+        "kv_grad_dtype": float32_reason(candidate) if candidate.kv_grad_dtype == "float32" else Because.NARROW(),
     }

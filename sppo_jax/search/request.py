@@ -1,8 +1,9 @@
-"""What a config asks for, resolved against the devices."""
+"""What a config asks for, resolved against the devices, and the ways that compete where it leaves them open."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import NamedTuple
 
 from sppo_jax import hardware
 from sppo_jax.config import Config, ModelConfig
@@ -15,10 +16,30 @@ from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
 from sppo_jax.schedule.table import Table
 from sppo_jax.search.chunks import given_lengths
-from sppo_jax.search.ways import Way
 
 PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
 COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """What a search decides before layouts: as the config asks, or one of several where it leaves the choice open.
+
+    Args:
+        schedule: name of the schedule; "auto": any but a breadth-first one.
+        weights: what a device holds of its stage's layers in a breadth-first schedule, "gathered" or "resident".
+        waiting: where chunks wait between two groups of layers, "keep" or "host".
+        optimizer: where parameters and moments wait, "device" or "host".
+    """
+
+    schedule: str = "auto"
+    weights: str = "gathered"
+    waiting: str = "keep"
+    optimizer: str = "device"
+
+
+# The breadth-first way that holds the least.
+USUAL = Way(schedule=BREADTH_FIRST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,57 +50,47 @@ class Request:
         config: the config.
         cluster: the devices.
         compute_bytes: bytes of an activation.
+        kernel: the attention kernel.
         table: the table given by hand, and its text, if any.
-        way: what a plan does where the config leaves it open.
+        way: what a plan does before it has a layout.
     """
 
     config: Config
     cluster: Cluster
     compute_bytes: int
+    kernel: str
     table: tuple[Table, str] | None
-    way: Way = Way()
-
-    @property
-    def schedule_name(self) -> str:
-        """The name of the schedule; "auto": any but a breadth-first one."""
-        asked = self.config.schedule.name
-        return BREADTH_FIRST if asked == "auto" and self.way.breadth_first else asked
-
-    @property
-    def asks_for_breadth_first(self) -> bool:
-        """Whether the config asks for a breadth-first schedule, or for what no other schedule has."""
-        config = self.config
-        asked = config.stash.waiting == "host" or config.mesh.weights == "gathered" or config.optimizer.place == "host"
-        return config.schedule.name == BREADTH_FIRST or asked or config.stash.kv in ("rebuild", "host")
+    way: Way
 
     @property
     def allows_breadth_first(self) -> bool:
         """Whether the config allows a breadth-first schedule, and does not ask for it."""
         config = self.config
         open_choice = config.schedule.name == "auto" and config.schedule.interleave != 1 and config.stash.kv != "keep"
-        return open_choice and not self.asks_for_breadth_first and self.table is None
-
-    @property
-    def waiting(self) -> str:
-        """Where chunks wait between two groups of layers, "keep" or "host"."""
-        asked = self.config.stash.waiting
-        return self.way.waiting if asked == "auto" else asked
-
-    @property
-    def optimizer(self) -> str:
-        """Where parameters and moments wait, "device" or "host"."""
-        asked = self.config.optimizer.place
-        return self.way.optimizer if asked == "auto" else asked
+        return open_choice and not asks_for_breadth_first(config) and self.table is None
 
     @property
     def compares_orders(self) -> bool:
         """Whether a breadth-first schedule that fits competes with others that fit."""
         return self.cluster.device.platform == "gpu" and self.config.sequence.groups == "static"
 
-    @cached_property
-    def kernel(self) -> str:
-        """The attention kernel; see `choose_kernel`."""
-        return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes)
+
+def asks_for_breadth_first(config: Config) -> bool:
+    """Returns whether a config asks for a breadth-first schedule, or for what no other schedule has."""
+    asked = config.stash.waiting == "host" or config.mesh.weights == "gathered" or config.optimizer.place == "host"
+    return config.schedule.name == BREADTH_FIRST or asked or config.stash.kv in ("rebuild", "host")
+
+
+def way_for(config: Config, chosen: Way) -> Way:
+    """Returns the way that a config asks for, and what is chosen where it leaves the choice open."""
+    name, waiting, optimizer = config.schedule.name, config.stash.waiting, config.optimizer.place
+    schedule = BREADTH_FIRST if asks_for_breadth_first(config) else chosen.schedule
+    return Way(
+        schedule=schedule if name == "auto" else name,
+        weights=chosen.weights,
+        waiting=chosen.waiting if waiting == "auto" else waiting,
+        optimizer=chosen.optimizer if optimizer == "auto" else optimizer,
+    )
 
 
 def read_request(config: Config, cluster: Cluster | None = None) -> Request:
@@ -94,13 +105,15 @@ def read_request(config: Config, cluster: Cluster | None = None) -> Request:
     """
     cluster = resolve_cluster(config, cluster)
     _check_rules(config, cluster)
-    request = Request(
+    compute_bytes = COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes)
+    return Request(
         config=config,
         cluster=cluster,
-        compute_bytes=COMPUTE_BYTES.get(config.model.compute_dtype, cluster.device.compute_bytes),
+        compute_bytes=compute_bytes,
+        kernel=choose_kernel(config.model, cluster.device, compute_bytes),
         table=_read_table(config) if config.schedule.table is not None else None,
+        way=way_for(config, Way()),
     )
-    return replace(request, way=Way(breadth_first=request.asks_for_breadth_first))
 
 
 def _check_rules(config: Config, cluster: Cluster) -> None:
@@ -222,3 +235,59 @@ def _read_table(config: Config) -> tuple[Table, str]:
             "schedule.wave=auto"
         )
     return table, text
+
+
+class Trial(NamedTuple):
+    """A way, and the dtype in which dK and dV are summed."""
+
+    way: Way
+    kv_grad_dtype: str
+
+
+def preferences(request: Request) -> Iterator[tuple[Trial, ...]]:
+    """Yields the trials that compete for the fastest step, a set at a time; the next set is for where none fits.
+
+    The preferences are not about speed: sums in float32 before bfloat16; on CPUs and TPUs other schedules before
+    breadth-first ones; chunks and the optimizer on the device before the host.
+    """
+    asked = request.config.stash.kv_grad_dtype
+    dtypes = ("float32", "bfloat16") if asked == "auto" else (asked,)
+    for ways in _ways(request):
+        for dtype in dtypes if ways else ():
+            yield tuple(Trial(way_for(request.config, way), dtype) for way in ways)
+
+
+def _ways(request: Request) -> Iterator[list[Way]]:
+    plain, breadth_first = [Way()], [replace(USUAL, weights=weights) for weights in _weights(request)]
+    if asks_for_breadth_first(request.config):
+        yield breadth_first
+    elif not request.allows_breadth_first:
+        yield plain
+        return
+    elif request.compares_orders:
+        yield plain + breadth_first
+    else:
+        yield plain
+        yield breadth_first
+    waiting = request.config.stash.waiting == "auto"
+    optimizer = _may_have_optimizer_on_host(request)
+    on_host = [replace(USUAL, waiting="host")] if waiting else []
+    yield on_host + ([replace(USUAL, optimizer="host")] if optimizer else [])
+    yield [replace(USUAL, waiting="host", optimizer="host")] if waiting and optimizer else []
+
+
+def _weights(request: Request) -> tuple[str, ...]:
+    """Returns what a device may hold of its stage's layers in a breadth-first schedule, as far as this is open."""
+    config = request.config
+    is_open = config.mesh.weights == "auto" and config.optimizer.place != "host"
+    return ("gathered", "resident") if is_open else ("gathered",)
+
+
+def _may_have_optimizer_on_host(request: Request) -> bool:
+    """Returns whether config and devices leave open that parameters and moments wait on the host."""
+    config = request.config
+    asked = config.schedule.name not in ("auto", BREADTH_FIRST) or config.mesh.weights == "resident"
+    # Where the schedule is open, keys and values that are kept leave breadth-first plans out.
+    asked |= config.schedule.interleave == 1 or (config.schedule.name == "auto" and config.stash.kv == "keep")
+    is_open = config.optimizer.place == "auto" and not asked
+    return is_open and request.cluster.device.platform == "gpu" and request.table is None

@@ -2,24 +2,23 @@
 
 import time
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from sppo_jax.config import Config
 from sppo_jax.hardware import Cluster
 from sppo_jax.plan.plan import Plan
 from sppo_jax.predict.memory import Memory
 from sppo_jax.predict.pinned import refusal
+from sppo_jax.rules import BREADTH_FIRST
 from sppo_jax.search.because import joined
 from sppo_jax.search.evaluate import Outcome, plan_of
-from sppo_jax.search.fastest import TIE, Fastest
-from sppo_jax.search.frontier import Filter, Frontier, Tried
-from sppo_jax.search.late_attention import late_attention_is_open, with_late_attention
-from sppo_jax.search.one_pass import with_queries_on_the_ring
+from sppo_jax.search.explain import Results, others, over, reasons_of, times_slower
+from sppo_jax.search.frontier import TIE, Fastest, Filter
+from sppo_jax.search.no_fit import least, problem_of
 from sppo_jax.search.paper import paper_outcome
-from sppo_jax.search.reasons import Results, over, problem_of, reasons_of, times_slower
-from sppo_jax.search.request import Request, read_request
-from sppo_jax.search.runners_up import least, others
-from sppo_jax.search.space import USUAL, Candidate, Trial, preferences
-from sppo_jax.search.ways import Way
+from sppo_jax.search.refine import late_attention_is_open, with_late_attention, with_queries_on_the_ring
+from sppo_jax.search.request import USUAL, Request, Trial, asks_for_breadth_first, preferences, read_request
+from sppo_jax.search.space import Candidate
 
 NUM_REJECTED = 5
 # How many of the next fastest plans are tried with attention outputs of late chunks.
@@ -74,11 +73,11 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     refined as they come up: of a layout, of an uncut sequence, of every chunk, and the simulated table. The first
     simulated candidate on top is the fastest. What is too large for sure is dropped. Of the plans that take at most
     0.5% longer than the fastest, the simplest is chosen. Preferences that are not about speed are in
-    `space.preferences`.
+    `request.preferences`.
 
     Behind the search stay: chunks of equal cost, with the layout and places of the fastest plan of either order;
-    attention outputs of late chunks (`late_attention`), in the fastest few plans; and what gains no time, fewer bodies
-    of ticks (`bodies`, `one_pass`).
+    attention outputs of late chunks, in the fastest few plans; and what gains no time, fewer bodies of ticks
+    (`refine`).
 
     Args:
         config: the settings.
@@ -89,43 +88,50 @@ def search(config: Config, cluster: Cluster | None = None) -> Found:
     """
     start_s = time.perf_counter()
     request = read_request(config, cluster)
-    if config.planner == "paper":
-        return _found_by_paper(request, start_s)
-    frontier = Frontier(request)
-    fastest = Fastest(frontier)
-    best = _best(frontier, fastest)
+    answer = _by_paper(request) if config.planner == "paper" else _by_search(request)
+    return _found(request, answer, start_s)
+
+
+class _Answer(NamedTuple):
+    """The plan to return, and what is told of it; see `Found`."""
+
+    outcome: Outcome
+    fastest_s: float
+    reasons: dict[str, str]
+    others: list[Outcome]
+    num_considered: int
+
+
+def _by_paper(request: Request) -> _Answer:
+    outcome, reasons, num_ranked = paper_outcome(request)
+    return _Answer(outcome, outcome.step_s, reasons, [], num_ranked)
+
+
+def _by_search(request: Request) -> _Answer:
+    fastest = Fastest(request)
+    frontier, best = fastest.frontier, _best(fastest)
     if best is None:
         smallest = least(frontier)
-        reasons = reasons_of(Results(frontier, fastest, smallest))
-        return _found(
-            request,
-            smallest.outcome,
-            smallest.step_s,
-            reasons,
-            others(frontier, smallest, NUM_REJECTED),
-            frontier.num_considered,
-            start_s,
-        )
-    best, other = _with_other_order(request, fastest, best)
-    chosen, late, why_late = _chosen(request, fastest, best)
-    results = Results(frontier, fastest, chosen, best, other, _usual(fastest, chosen))
-    reasons = reasons_of(results)
+        reasons, rejected = reasons_of(Results(fastest, smallest)), others(frontier, smallest, NUM_REJECTED)
+        return _Answer(smallest, smallest.step_s, reasons, rejected, frontier.num_considered)
+    best, other = _with_other_order(fastest, best)
+    chosen, late, why_late = _chosen(fastest, best)
+    reasons = reasons_of(Results(fastest, chosen, best, other, _usual(fastest, chosen)))
     rejected = others(frontier, chosen, NUM_REJECTED, other)
-    if why_late:
-        reasons["stash"] = joined(why_late, reasons["stash"])
     fastest_s = min(best.step_s, late.step_s)
     found, why_queries = with_queries_on_the_ring(late, fastest_s * (1 + TIE))
-    if why_queries:
-        reasons["sequence_kind"] = joined(reasons["sequence_kind"], why_queries)
-    return _found(request, found, fastest_s, reasons, rejected, frontier.num_considered, start_s)
+    reasons["stash"] = joined(why_late, reasons["stash"])
+    reasons["sequence_kind"] = joined(reasons["sequence_kind"], why_queries)
+    return _Answer(found, fastest_s, reasons, rejected, frontier.num_considered)
 
 
-def _best(frontier: Frontier, fastest: Fastest) -> Tried | None:
+def _best(fastest: Fastest) -> Outcome | None:
     """Returns the fastest plan of the first trials of which any fits; None if none does.
 
     Raises:
         ValueError: the settings leave no candidate; that none fits is no error.
     """
+    frontier = fastest.frontier
     for trials in preferences(frontier.request):
         for trial in trials:
             try:
@@ -142,79 +148,67 @@ def _best(frontier: Frontier, fastest: Fastest) -> Tried | None:
     return None
 
 
-def _with_other_order(request: Request, fastest: Fastest, best: Tried) -> tuple[Tried, Tried | None]:
+def _with_other_order(fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome | None]:
     """Returns the fastest plan, and the fastest of the other schedules where that is a breadth-first one.
 
     The other one may win in the end, with chunks of equal cost.
     """
-    if not best.candidate.is_breadth_first or request.asks_for_breadth_first:
+    request = fastest.frontier.request
+    if not best.candidate.partition.is_breadth_first or asks_for_breadth_first(request.config):
         return best, None
-    of_other_order = Filter(layout=lambda layout: not layout.request.way.breadth_first)
+    of_other_order = Filter(layout=lambda layout: layout.request.way.schedule != BREADTH_FIRST)
     other = fastest.next(of=of_other_order)
     if other is None and request.compares_orders and request.config.stash.kv_grad_dtype == "auto":
         # Of each order sums are in bfloat16 only where none fits with others.
-        fastest.frontier.open(Trial(Way(), "bfloat16"))
+        fastest.frontier.open(Trial(request.way, "bfloat16"))
         other = fastest.next(of=of_other_order)
     if other is not None and other.step_s < best.step_s:
         best, other = other, best
     if other is not None:
-        fastest.frontier.keep(other)
-    return best, other if best.candidate.is_breadth_first else None
+        fastest.keep(other)
+    return best, other if best.candidate.partition.is_breadth_first else None
 
 
-def _usual(fastest: Fastest, chosen: Tried) -> Tried | None:
+def _usual(fastest: Fastest, chosen: Outcome) -> Outcome | None:
     """Returns the fastest plan of the usual way where the chosen one is of another breadth-first one; else None."""
     candidate = chosen.candidate
-    if not candidate.is_breadth_first or candidate.is_usual:
+    if not candidate.partition.is_breadth_first or candidate.is_usual:
         return None
 
     way = replace(candidate.way, weights=USUAL.weights)
     usual = fastest.next(of=Filter(lambda layout: layout.request.way == way, _may_be_usual))
     if usual is not None:
-        fastest.frontier.keep(usual)
+        fastest.keep(usual)
     return usual
 
 
 def _may_be_usual(candidate: Candidate) -> bool:
-    return candidate.is_breadth_first and (not candidate.kv or candidate.is_usual)
+    return candidate.partition.is_breadth_first and (not candidate.kv or candidate.is_usual)
 
 
-def _chosen(request: Request, fastest: Fastest, best: Tried) -> tuple[Tried, Outcome, str]:
+def _chosen(fastest: Fastest, best: Outcome) -> tuple[Outcome, Outcome, str]:
     """Returns the plan to choose, the same with attention outputs of late chunks where these pay, and why they do.
 
     These save more than plans that tie differ by. So the plan is the fastest with them, or one that ties with that.
 
     Args:
-        request: what was asked for.
         fastest: the plans that fit, in their order.
         best: the first of them.
     """
     simplest = fastest.simplest_tie(best)
-    if not any(late_attention_is_open(request, one.outcome) for one in (best, simplest)):
-        return simplest, simplest.outcome, ""
+    if not any(late_attention_is_open(one) for one in (best, simplest)):
+        return simplest, simplest, ""
     # Plans of the usual way leave most memory.
     of = Filter(candidate=_may_be_usual)
     tried = [simplest, *([best] if best is not simplest else []), *fastest.next_best(best, _LATE_TRIED, of)]
-    found = [(one, *with_late_attention(request, one.outcome)) for one in tried]
+    found = [(one, *with_late_attention(one)) for one in tried]
     fastest_s = min(late.step_s for _, late, _ in found)
     return next(one for one in found if one[1].step_s <= fastest_s * (1 + TIE))
 
 
-def _found_by_paper(request: Request, start_s: float) -> Found:
-    outcome, reasons, num_ranked = paper_outcome(request)
-    return _found(request, outcome, outcome.step_s, reasons, [], num_ranked, start_s)
-
-
-def _found(
-    request: Request,
-    best: Outcome,
-    fastest_s: float,
-    reasons: dict[str, str],
-    others: list[Outcome],
-    considered: int,
-    start_s: float,
-) -> Found:
-    fits, plan = best.memory.fits(request.cluster), plan_of(best, reasons)
+def _found(request: Request, answer: _Answer, start_s: float) -> Found:
+    best, plan = answer.outcome, plan_of(answer.outcome, answer.reasons)
+    fits = best.memory.fits(request.cluster)
     problem, stopped_by = (refusal(plan, request.cluster), "") if fits else problem_of(request, best)
     return Found(
         plan=plan,
@@ -225,13 +219,13 @@ def _found(
                 plan=plan_of(other, {}),
                 memory=other.memory,
                 step_s=other.step_s,
-                why=over(request, other) or times_slower(other.step_s, best.step_s),
+                why=over(other) or times_slower(other.step_s, best.step_s),
             )
-            for other in others
+            for other in answer.others
         ),
-        num_considered=considered,
+        num_considered=answer.num_considered,
         seconds=time.perf_counter() - start_s,
         problem=problem,
-        fastest_s=fastest_s,
+        fastest_s=answer.fastest_s,
         stopped_by=stopped_by,
     )

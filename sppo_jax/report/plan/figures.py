@@ -10,6 +10,7 @@ from sppo_jax.models.counts import flops_per_token
 from sppo_jax.plan.parts import StashPlan
 from sppo_jax.plan.plan import Plan
 from sppo_jax.plan.stall_limit import AUTO
+from sppo_jax.predict.copies import copy_seconds
 from sppo_jax.predict.costs import CostModel
 from sppo_jax.predict.documents import Documents, costs_of_documents
 from sppo_jax.predict.shape import MemoryShape
@@ -18,7 +19,6 @@ from sppo_jax.report.plan.occupancy import Copy, UnitBytes, host_copies, rebuilt
 from sppo_jax.schedule.outline import first_rounds
 from sppo_jax.schedule.table import Table, TickShape, Unit
 from sppo_jax.search.evaluate import costs_of, shape_of_plan
-from sppo_jax.search.offload import copy_seconds
 from sppo_jax.search.search import Found
 
 # Columns of the stage table, and the holders of device memory that each sums up; the rest is "working".

@@ -8,7 +8,7 @@ from sppo_jax.config import ModelConfig
 from sppo_jax.models.counts import num_active_params, num_params
 from sppo_jax.plan.plan import Plan
 from sppo_jax.report.plan.figures import Figures
-from sppo_jax.search.reasons import HOLDERS
+from sppo_jax.search.no_fit import HOLDERS
 from sppo_jax.units import format_bytes
 
 PART_NAMES = {

@@ -4,7 +4,7 @@ import pytest
 
 from sppo_jax.config import config_from_dict
 from sppo_jax.hardware import parse_cluster
-from sppo_jax.search.reasons import HOLDERS
+from sppo_jax.search.no_fit import HOLDERS
 from sppo_jax.search.search import search
 
 TINY = dict(vocab_size=256, hidden_size=32, num_layers=4, num_heads=4, mlp_size=64)

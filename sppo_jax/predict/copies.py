@@ -1,0 +1,45 @@
+"""The seconds of copies between devices and the host: the stash, waiting chunks, and weights that wait on the host."""
+
+from sppo_jax.plan.parts import StashPlan
+from sppo_jax.predict import waiting
+from sppo_jax.predict.costs import CostModel
+from sppo_jax.predict.shape import MemoryShape
+from sppo_jax.predict.stash_bytes import fetched_bytes, token_bytes
+from sppo_jax.program.stash import classes_of, merged_classes, slot_bytes, stash_classes
+from sppo_jax.schedule.table import Table
+
+
+def copy_seconds(table: Table, shape: MemoryShape, stash: StashPlan, costs: CostModel) -> tuple[float, ...]:
+    """Returns the seconds for which each tick's copies to or from the host last.
+
+    A tick's stash leaves behind the next tick and comes back behind the one before its own; these neighbours are
+    alike, so that a tick lasts at least as long as the copies of a tick of its own diagonal. Where keys and values are
+    made again, the layer inputs come back a second time; keys and values on the host come back once. Where parameters
+    wait on the host, a part of the next group's weights comes as well, in a forward beside what leaves.
+    """
+    token, link_bytes_s = token_bytes(shape, stash), costs.cluster.host_link_bytes_s
+    waiting_s = waiting.copy_seconds(table, shape, stash, link_bytes_s)
+    weights_s = _weights_seconds(table, costs)
+    if not token.away:
+        return tuple(
+            max(more, weights_s) if tick.is_compute else more for tick, more in zip(table.ticks, waiting_s, strict=True)
+        )
+    classes = stash_classes(table, stash, shape.seq)
+    merged = merged_classes(table, stash, classes)
+    # Many bundles of diagonals have few classes.
+    moved = {id(one): merged.get(one, one) for one in classes_of(classes)}
+    of_class = {
+        one: {"F": slot_bytes(of, token)[1] / link_bytes_s, "B": fetched_bytes(of, shape, stash) / link_bytes_s}
+        for one, of in moved.items()
+    }
+    of_bundle = [of_class[id(one)] for one in classes]
+    if weights_s:
+        of_bundle = [{"F": max(one["F"], weights_s), "B": one["B"] + weights_s} for one in of_bundle]
+    ticks = zip(table.ticks, table.tick_bundles, waiting_s, strict=True)
+    return tuple(more if bundle is None else of_bundle[bundle][tick.kind] + more for tick, bundle, more in ticks)
+
+
+def _weights_seconds(table: Table, costs: CostModel) -> float:
+    """Returns the seconds in which a part of a group's weights comes from the host; 0 where they are on the device."""
+    num_parts = max(table.num_stages, table.wave * table.num_chunks)  # the ticks of a group's turn
+    return costs.host_params[0] / table.num_groups / num_parts * 4 / costs.cluster.host_link_bytes_s

@@ -31,6 +31,7 @@ class Facts:
 
     Args:
         num_layers: layers of the model.
+        kinds: of each layer; () where all are alike.
         num_heads: query heads of the model.
         data: pipelines.
         pipe: stages.
@@ -59,6 +60,7 @@ class Facts:
     """
 
     num_layers: int | None = None
+    kinds: tuple[str | None, ...] = ()
     num_heads: int | None = None
     data: int | None = None
     pipe: int | None = None
@@ -154,6 +156,28 @@ def _layers_of_stages(facts: Facts) -> Broken | None:
         f"use {' or '.join(below + above)} virtual stages, or a model of {' or '.join(map(str, sorted(models)))} layers"
     )
     return Broken(f"{what} must divide model.num_layers={layers}", got, change)
+
+
+def _kinds_of_groups(facts: Facts) -> Broken | None:
+    """Every group has the same kinds in the same order: one program serves all groups of all stages."""
+    if not facts.kinds or facts.pipe is None:
+        return None
+    groups = facts.pipe * (facts.interleave or 1)
+    if _repeats(facts.kinds, groups):
+        return None
+    what = "mesh.pipe" if facts.interleave in (None, 1) else "mesh.pipe * schedule.interleave"
+    possible = [str(count) for count in divisors(len(facts.kinds)) if _repeats(facts.kinds, count)]
+    return Broken(
+        f"{what} must divide the layers into equal patterns of model.layers",
+        f"{groups} parts",
+        f"use {' or '.join(possible)}, or another pattern",
+    )
+
+
+def _repeats(kinds: tuple[str | None, ...], parts: int) -> bool:
+    """Returns whether so many parts of the layers have the same kinds in the same order."""
+    size = len(kinds) // parts
+    return size * parts == len(kinds) and kinds[:size] * parts == kinds
 
 
 def _layers_of_groups(facts: Facts) -> Broken | None:
@@ -350,6 +374,7 @@ RULES = (
     _pipelines,
     _stages_of_table,
     _layers_of_stages,
+    _kinds_of_groups,
     _layers_of_groups,
     _flexible_members,
     _length,
@@ -378,13 +403,13 @@ def nearest_multiples(value: int, multiple: int) -> str:
     return f"{below} or {below + multiple}" if below else f"{multiple}"
 
 
-def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int) -> int:
+def layers_per_virtual_stage(num_layers: int, pipe: int, interleave: int, kinds: tuple[str | None, ...] = ()) -> int:
     """Returns the layers of a virtual stage.
 
     Raises:
-        Broken: the layers do not divide evenly.
+        Broken: the layers, or their kinds, do not divide evenly.
     """
-    check(Facts(num_layers=num_layers, pipe=pipe, interleave=interleave))
+    check(Facts(num_layers=num_layers, kinds=kinds, pipe=pipe, interleave=interleave))
     return num_layers // (pipe * interleave)
 
 

@@ -25,19 +25,20 @@ _POSITIONS = (5, 3)
 _ROUNDING = {"bfloat16": 0.05, "float16": 0.01, "float32": 1e-3, "float64": 1e-9}
 
 
-def check_block(model: nnx.Module) -> None:
-    """Checks that the methods of a model's layers fit the pipeline.
+def check_block(layers: nnx.Module, model: nnx.Module) -> None:
+    """Checks that the methods of layers of one kind fit the pipeline.
 
     Args:
-        model: a `Decoder`, of whose parameters the shapes alone count; values are drawn for one layer.
+        layers: the stacked layers, of whose parameters the shapes alone count; values are drawn for one layer.
+        model: their `Decoder`.
 
     Raises:
         ValueError: the methods mix tokens, draw random numbers, keep state, or give other dtypes or widths.
     """
-    block, name, dtype = Block(model.layers), type(model.layers).__name__, model.dtype
+    block, name, dtype = Block(layers), type(layers).__name__, model.dtype
     hidden_size = model.embedding.get_value().shape[1]
     with jax.ensure_compile_time_eval():
-        weights = Weights(_first_layer(nnx.state(model.layers, nnx.Param)), _first_layer(block.others))
+        weights = Weights(_first_layer(nnx.state(layers, nnx.Param)), _first_layer(block.others))
         x_TD = _noise(0, (2, hidden_size), dtype)
         positions_T = jnp.asarray(_POSITIONS, jnp.int32)
         _check_shapes(block, weights, x_TD, positions_T, name)

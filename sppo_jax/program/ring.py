@@ -4,7 +4,8 @@ The ring itself is `attention/ring.py`. Its hops are counted here, so that what 
 sends: with R members, what comes home makes R hops and what need not come home makes R - 1.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,19 +15,35 @@ class AttentionShape:
     Args:
         num_heads: query heads.
         num_kv_heads: key-value heads.
-        head_dim: elements of a head.
+        head_dim: elements of a head. Like the heads, a mean where layers are of several kinds.
         itemsize: bytes of an element in the compute dtype.
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    num_heads: float
+    num_kv_heads: float
+    head_dim: float
     itemsize: int
 
     @property
     def sum_bytes(self) -> int:
         """Bytes of an element of a sum: float32 at least."""
         return max(4, self.itemsize)
+
+
+def mean_shape(shapes: Sequence[tuple[AttentionShape, int]]) -> AttentionShape:
+    """Returns the shape whose layers send as many bytes as layers of several kinds do in the mean.
+
+    Args:
+        shapes: of each kind, and its layers. The shape of one kind is returned as it is.
+    """
+    if len({shape for shape, _ in shapes}) == 1:
+        return shapes[0][0]
+    total = sum(count for _, count in shapes)
+    heads = sum(count * shape.num_heads for shape, count in shapes) / total
+    elements = sum(count * shape.num_heads * shape.head_dim for shape, count in shapes) / total
+    keys = sum(count * shape.num_kv_heads * shape.head_dim for shape, count in shapes) / total
+    head_dim = elements / heads
+    return replace(shapes[0][0], num_heads=heads, num_kv_heads=keys / head_dim, head_dim=head_dim)
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ class Ring:
         backward = self._fewer(self.backward_bytes("kv", tokens, bound), self.backward_bytes("q", tokens, bound))
         return RingPasses(forward, backward, bound if "kv" in (forward, backward) else 0)
 
-    def forward_bytes(self, passes: str, tokens: int, bound: int) -> int:
+    def forward_bytes(self, passes: str, tokens: int, bound: int) -> float:
         """Returns the bytes that a device sends in one layer's forward.
 
         Args:
@@ -93,7 +110,7 @@ class Ring:
         result = shape.sum_bytes * (shape.head_dim + 1)  # output and LSE
         return rows * (hops * shape.head_dim * shape.itemsize + self.members * result)
 
-    def backward_bytes(self, passes: str, tokens: int, bound: int) -> int:
+    def backward_bytes(self, passes: str, tokens: int, bound: int) -> float:
         """Returns the bytes that a device sends in one layer's backward; arguments as `forward_bytes`."""
         hops, shape = self.members - 1, self.shape
         if passes == "kv":
@@ -104,7 +121,7 @@ class Ring:
         travels = 2 * shape.head_dim * shape.itemsize + shape.sum_bytes + summary  # q, dout, LSE and the summary
         return rows * (hops * travels + self.members * shape.head_dim * shape.sum_bytes)
 
-    def _keys(self, bound: int) -> int:
+    def _keys(self, bound: int) -> float:
         """Returns the elements of keys and values that travel."""
         return 2 * bound * self.shape.num_kv_heads * self.shape.head_dim
 
@@ -115,7 +132,7 @@ class Ring:
             bound //= 2
         return bound // self.members
 
-    def _fewer(self, kv_bytes: int, q_bytes: int) -> str:
+    def _fewer(self, kv_bytes: float, q_bytes: float) -> str:
         if self.asked != "auto":
             return self.asked
         return "kv" if kv_bytes <= q_bytes else "q"

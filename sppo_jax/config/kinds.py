@@ -1,4 +1,4 @@
-"""Kinds of layers: what each replaces of the model's settings, and the order in which they follow each other; no jax."""
+"""Kinds of layers: what each replaces of the model's settings, and in which order they stand; imports no jax."""
 
 from __future__ import annotations
 

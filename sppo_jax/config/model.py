@@ -96,6 +96,12 @@ class ModelConfig(Section):
         """Returns the model as if all its layers were of one kind."""
         return _of_kind(self, name)
 
+    @property
+    def routed(self) -> ExpertsConfig:
+        """The experts of the layers that have some; those of all these layers are alike."""
+        found = (kind.experts for kind, _ in self.counts(self.num_layers) if kind.experts.count)
+        return next(found, self.experts)
+
     def counts(self, num_layers: int) -> list[tuple[ModelConfig, int]]:
         """Returns the model of each kind, and how many of so many layers are of the kind: its share of all layers."""
         if not self.layers:

@@ -301,7 +301,7 @@ def _fit(
 def _beside(config: Config, plan: Plan, cluster: Cluster) -> tuple[float, float, dict[str, float]]:
     """Returns bytes a second of the link, FLOP/s of products, and the least seconds of attention in ticks by kind."""
     costs, table = costs_of(plan, config), plan.outline()
-    without = replace(costs, layer=replace(costs.layer, pair_flops=0.0))
+    without = replace(costs, attention=())
     attention_s = {
         kind: min(
             costs.compute_s(kind, start, length) - without.compute_s(kind, start, length)

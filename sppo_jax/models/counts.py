@@ -9,8 +9,10 @@ of an expert, E experts, S tokens of a sequence.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from sppo_jax.config import ModelConfig
 
@@ -73,8 +75,13 @@ def num_tables(model: ModelConfig) -> int:
 
 
 def layer_params(model: ModelConfig) -> int:
-    """Counts the parameters of one decoder layer."""
+    """Counts the parameters of one decoder layer, in a model whose layers are alike."""
     return sum(map(math.prod, (*layer_matrices(model), *layer_vectors(model))))
+
+
+def all_layers(model: ModelConfig) -> list[tuple[ModelConfig, int]]:
+    """Returns the model of each kind of layer, and its layers."""
+    return model.counts(model.num_layers)
 
 
 def vocabulary_params(model: ModelConfig) -> int:
@@ -84,17 +91,22 @@ def vocabulary_params(model: ModelConfig) -> int:
 
 def num_params(model: ModelConfig) -> int:
     """Counts all parameters of a decoder; a tied embedding counts once, and the final norm is among them."""
-    return model.num_layers * layer_params(model) + vocabulary_params(model) + model.hidden_size
+    layers = sum(count * layer_params(kind) for kind, count in all_layers(model))
+    return layers + vocabulary_params(model) + model.hidden_size
 
 
 def num_active_params(model: ModelConfig) -> int:
     """Counts the parameters that one token uses: all but those of experts to which it is not sent."""
+    return num_params(model) - sum(count * _idle_params(kind) for kind, count in all_layers(model))
+
+
+def _idle_params(model: ModelConfig) -> int:
+    """Counts the parameters of a layer's experts to which a token is not sent."""
     experts = model.experts
     if not experts.count:
-        return num_params(model)
+        return 0
     arrays = [*expert_arrays(model), *(_expert_biases(model) if experts.bias else [])]
-    of_expert = sum(map(math.prod, arrays)) // experts.count
-    return num_params(model) - model.num_layers * (experts.count - experts.chosen) * of_expert
+    return (experts.count - experts.chosen) * (sum(map(math.prod, arrays)) // experts.count)
 
 
 def flops_per_token(model: ModelConfig, length: int) -> float:
@@ -122,7 +134,7 @@ def head_flops(model: ModelConfig) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCosts:
-    """Work and size of one decoder layer, forward.
+    """Work and size of one decoder layer, forward; the mean of all layers where they are of several kinds.
 
     Args:
         params: parameters of the layer.
@@ -154,7 +166,9 @@ class LayerCosts:
 
 @lru_cache(maxsize=64)
 def layer_costs(model: ModelConfig) -> LayerCosts:
-    """Counts one decoder layer of a model shape."""
+    """Counts one decoder layer of a model shape; of layers of several kinds it returns the mean."""
+    if model.layers:
+        return _mean([(layer_costs(kind), count) for kind, count in all_layers(model)])
     hidden, query, experts = model.hidden_size, model.num_heads * model.head_dim, model.experts
     kv = 2 * model.num_kv_heads * model.head_dim
     dense = sum(map(math.prod, (*_attention_matrices(model), *_mlp_matrices(model))))
@@ -174,6 +188,17 @@ def layer_costs(model: ModelConfig) -> LayerCosts:
         choices=experts.chosen if experts.count else 0,
         kv_elements=kv,
     )
+
+
+def _mean(of_kinds: list[tuple[LayerCosts, int]]) -> LayerCosts:
+    """Returns the exact mean of the costs of all layers."""
+    total = sum(count for _, count in of_kinds)
+
+    def mean(name: str) -> Any:
+        value = sum(count * Fraction(getattr(costs, name)) for costs, count in of_kinds) / total
+        return value.numerator if value.denominator == 1 else value
+
+    return LayerCosts(**{spec.name: mean(spec.name) for spec in fields(LayerCosts)})
 
 
 def _mlp_products(model: ModelConfig) -> tuple[int, int]:

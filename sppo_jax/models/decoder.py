@@ -69,8 +69,8 @@ class Decoder(nnx.Module):
         Args:
             config: the model's shape.
             rngs: source of random keys (stream `params`).
-            layer: makes one layer, `layer(config, rngs=rngs)`; where layers are of several kinds, `config` is that of the
-                layer's kind. None: the layer of the config.
+            layer: makes one layer, `layer(config, rngs=rngs)`, where `config` is that of the layer's kind; None: the
+                layer of the config.
         """
         self.config = config
         self.dtype = compute_dtype(config.compute_dtype)

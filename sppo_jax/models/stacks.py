@@ -64,7 +64,7 @@ def _scan(items: tuple, stacks: Mapping[str, Any], body: Callable, carry: Any) -
     results: dict[str, list] = {}
     for item in items:
         counts = Counter(unfold([item]))
-        part = {k: jax.tree.map(lambda x, k=k: x[taken[k] : taken[k] + counts[k]], stacks[k]) for k in counts}
+        part = {kind: _cut(stacks[kind], taken[kind], count) for kind, count in counts.items()}
         taken += counts
         if isinstance(item, Loop):
             carry, found = _loop(item, part, body, carry)
@@ -74,6 +74,10 @@ def _scan(items: tuple, stacks: Mapping[str, Any], body: Callable, carry: Any) -
         for kind, result in found.items():
             results.setdefault(kind, []).append(result)
     return carry, {k: jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts) for k, parts in results.items()}
+
+
+def _cut(stack: Any, begin: int, count: int) -> Any:
+    return jax.tree.map(lambda x: x[begin : begin + count], stack)
 
 
 def _loop(loop: Loop, part: Mapping[str, Any], body: Callable, carry: Any) -> tuple[Any, dict[str, Any]]:

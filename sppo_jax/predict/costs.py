@@ -44,7 +44,7 @@ from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, hea
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.stage_params import stage_params, table_params
-from sppo_jax.program.ring import AttentionShape, Ring
+from sppo_jax.program.ring import AttentionShape, Ring, mean_shape
 from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
 
 # What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
@@ -126,12 +126,13 @@ class CostModel:
     """Seconds of the units of a schedule on one kind of device; made by `cost_model`.
 
     Args:
-        layer: costs of a layer.
+        layer: costs of a layer, a mean where layers are of several kinds.
         layers: layers of a virtual stage.
         head_flops: FLOPs of a token in the whole head, forward and backward.
         params: parameters of a stage with its share of the vocabulary.
-        kv_heads: key-value heads over all devices, replicated where `ulysses` needs it.
-        head_dim: elements of a head.
+        kv_width: elements of a token's keys over all devices, replicated where `ulysses` needs it, in the mean of all
+            layers.
+        attention: of each kind of layer its share of all layers, FLOPs of a pair, and elements of a head.
         mesh: devices along each axis.
         ulysses: devices over which heads are spread.
         ring: the ring, and what travels on it.
@@ -144,14 +145,15 @@ class CostModel:
         num_tables: 2, or 1 where the embedding and the head are tied.
         host_params: a device's parameters in matrices of layers, and in tables, that wait on the host; else 0.
         experts: the work of a layer's experts; None without.
+        with_experts: share of the layers that have experts.
     """
 
     layer: LayerCosts
     layers: int
     head_flops: float
     params: int
-    kv_heads: int
-    head_dim: int
+    kv_width: float
+    attention: tuple[tuple[float, float, int], ...]
     mesh: MeshShape
     ulysses: int
     ring: Ring
@@ -164,6 +166,7 @@ class CostModel:
     num_tables: int
     host_params: tuple[int, int] = (0, 0)
     experts: ExpertWork | None = None
+    with_experts: float = 1
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -206,7 +209,7 @@ class CostModel:
         device = self.cluster.device
         if device.attention_block or self.ring.kernel != "cudnn":
             return 0.0
-        return device.attention_rows * self.mesh.seq * self.head_dim / self.layer.attention_elements
+        return device.attention_rows * self.mesh.seq / float(self.layer.lse_elements)
 
     def token_s(self, kind: str) -> float:
         """Returns the seconds of the linear layers for one token of a device."""
@@ -221,7 +224,7 @@ class CostModel:
         token_s = self.token_transfer_s[kind, True, False] - self.token_transfer_s[kind, False, False]
         return token_s * tokens / self.mesh.seq + self.table_s[kind]
 
-    def ring_bytes(self, kind: str, tokens: int, reach: int) -> int:
+    def ring_bytes(self, kind: str, tokens: int, reach: int) -> float:
         """Returns the bytes that a device sends on the ring in one layer of a tick.
 
         Args:
@@ -233,7 +236,7 @@ class CostModel:
         key = tokens, ring.bound(reach)
         if key not in self._ring_bytes:
             passes = ring.passes(tokens, reach)
-            of_kinds = (
+            of_kinds: tuple[float, float] = (
                 ring.forward_bytes(passes.forward, tokens, passes.bound),
                 ring.backward_bytes(passes.backward, tokens, passes.bound),
             )
@@ -290,7 +293,7 @@ class CostModel:
         return seconds
 
     @cached_property
-    def _ring_bytes(self) -> dict[tuple[int, int], tuple[int, int]]:
+    def _ring_bytes(self) -> dict[tuple[int, int], tuple[float, float]]:
         """What is known of `ring_bytes`: forward and backward, by tokens and by the keys that may travel."""
         return {}
 
@@ -299,12 +302,14 @@ class CostModel:
         """Seconds of a token of a device and of a (query, key) pair forward, over the layers of a virtual stage."""
         device = self.cluster.device
         linear_flops_s = device.linear_flops_s(self.compute_bytes)
-        attention_flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, self.head_dim)
         token_s = self.layers * self.layer.linear_flops / linear_flops_s
         # What a backward computes again of experts whatever the stash saves.
         experts_s = (self._experts_again - self.recompute.linear) * self.layers * self.layer.expert_flops
         experts_s /= linear_flops_s
-        pair_s = self.layers * self.layer.pair_flops / attention_flops_s
+        pair_s = sum(
+            self.layers * share * flops / device.attention_flops_s(self.compute_bytes, self.ring.kernel, head_dim)
+            for share, flops, head_dim in self.attention
+        )
         kv_flops = 2 * self.layer.input_elements * self.layer.kv_elements
         kv_s = self.recompute.rewrite_kv * self.recompute.kv * self.layers * kv_flops / linear_flops_s
         head_s = self.head_flops / (linear_flops_s * self.mesh.pipe)
@@ -331,6 +336,7 @@ class CostModel:
         if work is None:
             return None
         device, layers, size = self.cluster.device, self.layers, self.compute_bytes
+        share = self.with_experts
         row_s = layers * self.layer.expert_flops / work.chosen / device.linear_flops_s(size)
         again = self._experts_again if kind == "B" else 0
         row_s *= LINEAR_BACKWARD + again if kind == "B" else 1
@@ -340,7 +346,7 @@ class CostModel:
             moved = work.moved_bytes(kind, local, size)
             if again >= 1:
                 moved += work.moved_bytes("F", local, size)
-            return row_s * (work.rows(local) - local * work.chosen) + layers * moved / device.hbm_bytes_s
+            return row_s * (work.rows(local) - local * work.chosen) + layers * share * moved / device.hbm_bytes_s
 
         return seconds
 
@@ -359,11 +365,11 @@ class CostModel:
             Bytes for each token up to the end of the chunk, and bytes besides.
         """
         copied, added = 2 * self.compute_bytes, 2 * self.compute_bytes + 2 * _FLOAT32
-        prefix = self.layers / self.ring.members * 2 * self.kv_heads / self.ulysses * self.head_dim
+        prefix = self.layers / self.ring.members * 2 * self.kv_width / self.ulysses
         if kind == "F":
             return prefix * copied, 0.0
         # The gradients of experts are sums in float32, which are read as part of the experts' work.
-        of_experts = self.experts.sums_bytes(2 * _FLOAT32 - added) if self.experts is not None else 0
+        of_experts = self.experts.sums_bytes(2 * _FLOAT32 - added) * self.with_experts if self.experts else 0
         return prefix * (again * copied + copied + added), self.layers * (self.layer.params * added + of_experts)
 
     @cached_property
@@ -421,7 +427,7 @@ class CostModel:
         keys and values are written again: k and v.
         """
         layer, size, sum_bytes = self.layer, self.compute_bytes, self.ring.shape.sum_bytes
-        kv, rows = 2 * self.kv_heads * self.head_dim, sum_bytes * layer.lse_elements
+        kv, rows = 2 * self.kv_width, sum_bytes * layer.lse_elements
         forward = (2 * layer.attention_elements + kv) * size + rows
         summary = layer.attention_elements * size if self.ring.kernel == "cudnn" else rows
         backward = 3 * layer.attention_elements * size + sum_bytes * kv + rows + summary
@@ -452,20 +458,18 @@ def cost_model(
         raise ValueError(f"ulysses * ring must be mesh.seq={mesh.seq}, got {ulysses} * {ring}; change a factor")
     stage_layers = -(-model.num_layers // mesh.pipe)
     params = stage_params(model, stage_layers, mesh.pipe, mesh.data, mesh.seq)
-    kv_heads = math.lcm(model.num_kv_heads, ulysses)
-    heads = AttentionShape(
-        num_heads=model.num_heads // ulysses,
-        num_kv_heads=kv_heads // ulysses,
-        head_dim=model.head_dim,
-        itemsize=stage.compute_bytes,
-    )
+    kinds = model.counts(model.num_layers)
+    kv_widths = [(count, math.lcm(kind.num_kv_heads, ulysses) * kind.head_dim) for kind, count in kinds]
+    with_experts = [(kind, count) for kind, count in kinds if kind.experts.count]
     return CostModel(
         layer=layer_costs(model),
         layers=stage.layers,
         head_flops=3 * head_flops(model),
         params=params.whole,
-        kv_heads=kv_heads,
-        head_dim=model.head_dim,
+        kv_width=sum(count * width for count, width in kv_widths) / model.num_layers,
+        attention=tuple(
+            (count / model.num_layers, layer_costs(kind).pair_flops, kind.head_dim) for kind, count in kinds
+        ),
         mesh=mesh,
         ulysses=ulysses,
         ring=Ring(
@@ -474,7 +478,7 @@ def cost_model(
             length=stage.length,
             asked=stage.ring_pass,
             kernel=stage.kernel,
-            shape=heads,
+            shape=mean_shape([(_heads(kind, stage), count) for kind, count in kinds]),
         ),
         compute_bytes=stage.compute_bytes,
         recompute=recompute,
@@ -484,7 +488,18 @@ def cost_model(
         table_params=table_params(model, mesh.pipe) if weights.gathers_tables else 0,
         num_tables=num_tables(model),
         host_params=(params.matrices, params.tables) if weights.on_host else (0, 0),
-        experts=expert_work(model, cluster.device.platform),
+        experts=expert_work(with_experts[0][0], cluster.device.platform) if with_experts else None,
+        with_experts=sum(count for _, count in with_experts) / model.num_layers,
+    )
+
+
+def _heads(model: ModelConfig, stage: StageShape) -> AttentionShape:
+    """Returns the attention of one device in a model whose layers are alike."""
+    return AttentionShape(
+        num_heads=model.num_heads // stage.ulysses,
+        num_kv_heads=math.lcm(model.num_kv_heads, stage.ulysses) // stage.ulysses,
+        head_dim=model.head_dim,
+        itemsize=stage.compute_bytes,
     )
 
 

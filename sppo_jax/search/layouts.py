@@ -11,7 +11,7 @@ from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
 from sppo_jax.search.advice import nearest_changes
 from sppo_jax.search.request import Request
-from sppo_jax.search.splits import SequenceSplit, sequence_splits
+from sppo_jax.search.splits import SequenceSplit, sequence_splits, shared_heads
 
 # A mesh without a layout, and the rules that it breaks.
 Refused = tuple[MeshShape, tuple[Broken, ...]]
@@ -144,7 +144,8 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
     by_groups = request.schedule_name == BREADTH_FIRST
     return Facts(
         num_layers=config.model.num_layers,
-        num_heads=config.model.num_heads,
+        kinds=config.model.kind_names if config.model.layers else (),
+        num_heads=shared_heads(config.model)[0],
         data=mesh.data,
         pipe=mesh.pipe,
         seq=mesh.seq,
@@ -164,7 +165,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         table_stages=None if table is None else table[0].num_stages,
         weights=None if weights == "auto" else weights,
         optimizer=request.optimizer,
-        balance_over=config.model.experts.penalty_over,
+        balance_over=config.model.routed.penalty_over,
     )
 
 
@@ -219,6 +220,12 @@ def _meshes(request: Request) -> Iterator[tuple[MeshShape, int]]:
                 yield mesh, max(1, sequence.per_step // data) if sequence.per_step else sequence.per_pipeline
 
 
+def _divides(request: Request, parts: int) -> bool:
+    """Returns whether so many groups of layers have the same kinds in the same order."""
+    model = request.config.model
+    return not model.layers or not tuple(rules.broken(Facts(kinds=model.kind_names, pipe=parts)))
+
+
 def _interleaves(request: Request, pipe: int) -> list[int]:
     """Returns the numbers of virtual stages of a stage to consider: every divisor of a stage's layers."""
     asked, layers = request.config.schedule.interleave, request.config.model.num_layers
@@ -230,5 +237,5 @@ def _interleaves(request: Request, pipe: int) -> list[int]:
     by_groups = name == BREADTH_FIRST
     if (pipe == 1 and not by_groups) or layers % pipe or name in ("1f1b", "seq1f1b"):
         return [1]
-    depths = divisors(layers // pipe)
+    depths = [depth for depth in divisors(layers // pipe) if _divides(request, pipe * depth)]
     return depths[1:] or depths if by_groups or name.startswith("interleaved-") else depths

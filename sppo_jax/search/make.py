@@ -13,6 +13,7 @@ from sppo_jax.search.evaluate import costs_of
 from sppo_jax.search.given import without_effect
 from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import search
+from sppo_jax.search.splits import shared_heads
 
 __all__ = ["check_plan", "costs_of", "make_plan", "resolve_cluster"]
 
@@ -55,8 +56,8 @@ def check_plan(plan: Plan, config: Config) -> None:
         raise ValueError(
             f"the plan's model must have the fields {', '.join(shape)}, got {', '.join(plan.model)}; plan again"
         )
-    for name, size in plan.model.items():
-        wanted[f"model.{name}"] = (shape[name], size)
+    for name, planned in plan.model.items():
+        wanted[f"model.{name}"] = (shape[name], planned)
     if sequence.groups != "auto" and sequence.groups != plan.groups:
         raise ValueError(
             f"the plan must agree with sequence.groups = {sequence.groups}, got {plan.groups}; set "
@@ -79,7 +80,8 @@ def check_plan(plan: Plan, config: Config) -> None:
     check(
         Facts(
             num_layers=config.model.num_layers,
-            num_heads=config.model.num_heads,
+            kinds=config.model.kind_names if config.model.layers else (),
+            num_heads=shared_heads(config.model)[0],
             pipe=mesh.pipe,
             seq=mesh.seq,
             kind=plan.sequence_kind,
@@ -88,7 +90,7 @@ def check_plan(plan: Plan, config: Config) -> None:
             schedule=plan.schedule.name,
             sequences=plan.sequences_per_pipeline,
             wave=plan.schedule.wave,
-            balance_over=config.model.experts.penalty_over,
+            balance_over=config.model.routed.penalty_over,
             forwards_first=not plan.outline().has_forwards_among_backwards,
         )
     )

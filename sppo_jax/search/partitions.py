@@ -238,7 +238,7 @@ def _wave_sizes(layout: Layout, schedule: str, num_chunks: int) -> list[int]:
 
 def _balances_over_batch(layout: Layout) -> bool:
     """Returns whether a loss of several sequences balances the experts."""
-    return layout.request.config.model.experts.penalty_over == "batch" and layout.sequences > 1
+    return layout.request.config.model.routed.penalty_over == "batch" and layout.sequences > 1
 
 
 def _interleaved_by_choice(request: Request) -> bool:

@@ -161,12 +161,13 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
-    possible = cudnn_takes(compute_bytes, model.head_dim)
+    head_dim = max((kind.head_dim for kind, _ in model.counts(model.num_layers)), key=lambda x: (x % 8 > 0, x))
+    possible = cudnn_takes(compute_bytes, head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
         raise ValueError(
             "model.kernel=cudnn must have a GPU, bfloat16, and a model.head_dim up to 128 that is a multiple of 8, "
             "got "
-            f"{device.name}, {compute_bytes} bytes an element and model.head_dim={model.head_dim}; use "
+            f"{device.name}, {compute_bytes} bytes an element and model.head_dim={head_dim}; use "
             "model.kernel=blockwise"
         )
     if model.kernel != "auto":

@@ -41,15 +41,22 @@ def sequence_splits(
         return [split_sequence(model, sequence, seq)]
     if sequence.ulysses:
         return [split_sequence(model, _as_kind(sequence, sequence.ulysses, seq), seq)]
-    factors = divisors(math.gcd(model.num_heads, seq))
+    num_heads, num_kv_heads = shared_heads(model)
+    factors = divisors(math.gcd(num_heads, seq))
     near = [factor for factor in factors if factor <= devices_per_host]
-    whole = [factor for factor in factors if model.num_kv_heads % factor == 0]
+    whole = [factor for factor in factors if num_kv_heads % factor == 0]
     splits = []
     for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True):
         found = split_sequence(model, _as_kind(sequence, factor, seq), seq)
-        heads = Because.HEADS(num_heads=model.num_heads, num_kv_heads=model.num_kv_heads)
+        heads = Because.HEADS(num_heads=num_heads, num_kv_heads=num_kv_heads)
         splits.append(replace(found, reason=heads))
     return splits
+
+
+def shared_heads(model: ModelConfig) -> tuple[int, int]:
+    """Returns the query heads and the key-value heads that devices may divide: the gcd over all kinds of layers."""
+    kinds = [kind for kind, _ in model.counts(model.num_layers)]
+    return math.gcd(*(kind.num_heads for kind in kinds)), math.gcd(*(kind.num_kv_heads for kind in kinds))
 
 
 def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
@@ -69,17 +76,17 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
     Raises:
         ValueError: the heads do not divide, or a factor does not divide `seq`.
     """
-    kind, reason = sequence.kind, Because.ASKED()
+    (num_heads, _), kind, reason = shared_heads(model), sequence.kind, Because.ASKED()
     if kind == "auto":
-        kind = "ulysses" if model.num_heads % seq == 0 else "ring"
+        kind = "ulysses" if num_heads % seq == 0 else "ring"
         fact = "divide" if kind == "ulysses" else "do not divide"
-        reason = Because.HEADS_DIVIDE(num_heads=model.num_heads, divide=fact, seq=seq)
-    check(Facts(num_heads=model.num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
+        reason = Because.HEADS_DIVIDE(num_heads=num_heads, divide=fact, seq=seq)
+    check(Facts(num_heads=num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
     if kind == "ring":
         return SequenceSplit(kind=kind, ulysses=1, ring=seq, reason=reason)
     if kind == "ulysses":
         return SequenceSplit(kind=kind, ulysses=seq, ring=1, reason=reason)
-    factor = sequence.ulysses or _hybrid_factor(model.num_heads, seq)
+    factor = sequence.ulysses or _hybrid_factor(num_heads, seq)
     return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
 
 

@@ -23,7 +23,7 @@ from flax import nnx
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.balance import Balance
 from sppo_jax.models.experts import ExpertsMLP
-from sppo_jax.models.rotary import rotary_cos_sin, rotate
+from sppo_jax.models.rotary import rotary_cos_sin, rotate, rotated_size
 from sppo_jax.models.router import Shares
 
 if TYPE_CHECKING:
@@ -121,7 +121,10 @@ class DecoderLayer(nnx.Module):
             v_TKH = v_TKH + self._cast(self.value_bias)
         if self.config.qk_norm:
             q_TNH, k_TKH = self.query_norm(q_TNH), self.key_norm(k_TKH)
-        cos_TR, sin_TR = rotary_cos_sin(positions_T, self.config.rope, q_TNH.shape[-1], self.dtype)
+        size = rotated_size(self.config.rope, q_TNH.shape[-1])
+        if not size:
+            return q_TNH, k_TKH, v_TKH
+        cos_TR, sin_TR = rotary_cos_sin(positions_T, self.config.rope, size, self.dtype)
         return rotate(q_TNH, cos_TR, sin_TR), rotate(k_TKH, cos_TR, sin_TR), v_TKH
 
     def after_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:

@@ -27,4 +27,5 @@ def costs_of_documents(costs: CostModel, attended: float) -> CostModel:
         costs: the seconds of units of sequences of one document.
         attended: the share, 0..1.
     """
-    return replace(costs, layer=replace(costs.layer, pair_flops=costs.layer.pair_flops * attended))
+    attention = tuple((share, pair_flops * attended, head_dim) for share, pair_flops, head_dim in costs.attention)
+    return replace(costs, attention=attention)

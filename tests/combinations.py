@@ -257,6 +257,8 @@ def _draw_kind(draws: Draws, model: dict, ulysses: int, kernel: str) -> dict:
     """Draws what a kind has in place of the model's settings; heads are others half of the time."""
     kind: dict = dict(rope=dict(theta=draws.pick((50.0, 10000.0)), fraction=draws.pick((0.0, 0.5, 1.0))))
     kind |= dict(mlp_size=draws.number(8, 39), mlp=draws.pick(("swiglu", "gelu")), qk_norm=draws.chance(0.5))
+    if not kind["rope"]["fraction"]:
+        kind["qkv_bias"] = False  # without rotation a bias of all keys changes nothing
     if draws.chance(0.5):
         heads = _draw_model(draws, 1, ulysses, kernel)
         kind |= {name: heads[name] for name in ("num_heads", "num_kv_heads", "head_dim")}

@@ -139,7 +139,7 @@ def test_the_sliding_window_is_what_layers_use(changes, window):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(model_type="gpt2"), "model_type must be one of llama, mistral, qwen2, qwen3, qwen3_moe, got 'gpt2'"),
+        (dict(model_type="gpt2"), "model_type must be one of llama, mistral, qwen2, qwen3, qwen3_moe, smollm3, got 'gpt2'"),
         (dict(model_type=None), "model_type must be one of"),
         (dict(architectures=["LlamaForSequenceClassification"]), "must be a language model (LlamaForCausalLM), got"),
         (dict(attention_bias=True), "attention_bias must be false, got True"),

@@ -32,7 +32,7 @@ logging.getLogger("torch").setLevel(logging.ERROR)
 
 # One worker makes the models that all of these look at.
 pytestmark = pytest.mark.xdist_group("models_hf")
-HAS_ROUTERS = {"qwen3-moe": dict(output_router_logits=True)}
+HAS_ROUTERS = dict.fromkeys(("qwen3-moe", "qwen3-moe-mixed"), dict(output_router_logits=True))
 LENGTH = 48  # beyond the 16 tokens that the scaled ones were "trained" on
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sppo_jax.config.hf_experts import experts_from_hf
+from sppo_jax.config.hf_layers import layers_from_hf
 from sppo_jax.config.hf_rope import rope_from_hf
 from sppo_jax.files import parse_json
 
@@ -28,6 +29,8 @@ class Family:
         sliding_window: attention span in tokens if the key is left out; 0: the whole sequence.
         fused_experts: where one tensor holds the gates and ups of all experts of a layer, how they share a dim of the
             tensor; "" where the family has no experts.
+        tied_embeddings: whether the head is the embedding if the key is left out.
+        rope_theta: base of the rotation frequencies if the key is left out.
     """
 
     architecture: str
@@ -38,6 +41,8 @@ class Family:
     max_length: int
     sliding_window: int = 0
     fused_experts: Literal["", "halves", "interleaved"] = ""
+    tied_embeddings: bool = False
+    rope_theta: float = 10000.0
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -50,6 +55,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": Family(
         architecture="Qwen3MoeForCausalLM", qk_norm=True, num_kv_heads=4, max_length=32768, sliding_window=4096,
         fused_experts="halves",
+    ),
+    "smollm3": Family(
+        architecture="SmolLM3ForCausalLM", num_kv_heads=4, max_length=32768, tied_embeddings=True, rope_theta=2e6
     ),
 }  # fmt: skip
 # Fields that the weights decide: a config may repeat them but not change them.
@@ -162,15 +170,17 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": config.get("head_dim") or family.head_dim or hidden // heads,
-        "mlp_size": 0 if family.fused_experts else config["intermediate_size"],
+        **(layers := layers_from_hf(config)),
+        # Of a model whose layers all have experts no layer has this size.
+        "mlp_size": 0 if family.fused_experts and not layers["kinds"] else config["intermediate_size"],
         "mlp": "swiglu",
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
-        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "sliding_window": _sliding_window(config, family),
-        "rope": rope_from_hf(config, _num_positions(config, family)),
+        "rope": rope_from_hf(config, _num_positions(config, family), family.rope_theta),
     }
 
 

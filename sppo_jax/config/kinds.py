@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from sppo_jax.config.section import ConfigError, Section
+from sppo_jax.program.fold import Loop, fold
 
 # The kind that replaces nothing.
 FULL = "full"
@@ -72,6 +73,20 @@ def parse_layers(pattern: str) -> tuple[str, ...]:
     if rest or not kinds:
         raise _unreadable(pattern)
     return tuple(kinds)
+
+
+def layers_text(names: Sequence[str]) -> str:
+    """Returns a pattern that names each of some layers: what `parse_layers` reads."""
+    return _text(fold(names))
+
+
+def _text(items: tuple) -> str:
+    return ",".join(_repeated(item) if isinstance(item, Loop) else item for item in items)
+
+
+def _repeated(loop: Loop) -> str:
+    body = _text(loop.body)
+    return f"{loop.count}x{body}" if len(loop.body) == 1 and body.isidentifier() else f"{loop.count}x({body})"
 
 
 def _sequence(tokens: list[tuple], pattern: str) -> tuple[list[str], list[tuple]]:

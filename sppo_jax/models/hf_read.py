@@ -34,7 +34,7 @@ def from_hf(
     dtype: str = "auto",
     **settings: Any,
 ) -> Decoder:
-    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE or Mistral model with its weights.
+    """Imports a Llama, Qwen2, Qwen3, Qwen3-MoE, Mistral or SmolLM3 model with its weights.
 
     Args:
         path: folder with config.json and safetensors.
@@ -99,10 +99,12 @@ def load_hf_params(path: str | Path, shapes: nnx.State, stored: nnx.State | None
                 f"{got.get(name)}; set model: hf:{path} to take the shape from the folder"
             )
     folder.check(config)
-    rules, sizes = rules_for(config, folder.form), sizes_of(config)
+    rules = rules_for(config, folder.form)
+    sizes = {rule.kind: sizes_of(config, rule.kind) for rule in rules.values()}
 
     def load(key: tuple[Any, ...], leaf: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-        read = partial(read_parameter, rules[path_name(key)], folder.read, sizes=sizes, dtype=leaf.dtype)
+        rule = rules[path_name(key)]
+        read = partial(read_parameter, rule, folder.read, sizes=sizes[rule.kind], dtype=leaf.dtype)
         return _place(wanted, partial(_read_padded, read, leaf))
 
     return jax.tree_util.tree_map_with_path(load, shapes, shapes if stored is None else stored)

@@ -232,6 +232,25 @@ def draw_experts(seed: int) -> Case:
     return replace(case, plan=plan, model=case.model | {"experts": experts}, dtype="float64")
 
 
+def draw_window(seed: int) -> Case:
+    """Draws a program whose layers have a window: even seeds a depth-first one, odd seeds a breadth-first one.
+
+    Args:
+        seed: the same seed gives the same program.
+    """
+    return with_window((draw_by_groups if seed % 2 else draw)(seed), seed)
+
+
+def with_window(case: Case, seed: int) -> Case:
+    """Gives a program a window: one key, or up to all of a sequence, a half, a quarter or an eighth of it."""
+    draws, (_, _, seq) = Draws(seed + 6000), case.plan["mesh"]
+    ring, length = seq // case.plan["ulysses"], sum(case.plan["chunks"])
+    window = ring * draws.number(1, max(1, length // ring // draws.pick((1, 2, 4, 8, length))))
+    # A window is exact in every dtype in which attention is; dK and dV in bfloat16 have a tolerance of their own.
+    plan = case.plan | {"kernel": "blockwise", "kv_grad_dtype": "float32"}
+    return replace(case, plan=plan, model=case.model | {"sliding_window": window}, dtype="float64")
+
+
 def features(case: Case) -> frozenset[str]:
     """Names the features of a program; a share for the host counts only where the schedule lets it leave."""
     plan, model = case.make_plan(), case.model

@@ -295,14 +295,13 @@ def test_a_run_from_before_there_were_experts_loads_without_its_folder(path, fol
     assert load_config(path).model.experts.count == 0
 
 
-def test_a_window_shorter_than_the_sequence_must_be_lifted(path, folder):
+def test_a_window_is_that_of_the_folder_until_it_is_lifted(path, folder):
     (folder / "config.json").write_text(
         json.dumps({**SMALL, "model_type": "mistral", "architectures": None, "sliding_window": 1024})
     )
-    with pytest.raises(ConfigError, match="model.sliding_window must be at least sequence.length = 4096, .* got 1024"):
-        load_config(path, [f"model=hf:{folder}"])
+    model = load_config(path, [f"model=hf:{folder}"]).model
+    assert (model.sliding_window, model.window_within(4096), model.window_within(1024)) == (1024, 1024, 0)
     assert load_config(path, [f"model=hf:{folder}", "model.sliding_window=0"]).model.sliding_window == 0
-    assert load_config(path, [f"model=hf:{folder}", "sequence.length=1024"]).model.sliding_window == 1024
 
 
 def test_planning_for_a_hugging_face_model_imports_no_jax(path, folder):

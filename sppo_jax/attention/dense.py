@@ -3,6 +3,8 @@
 Letters: B sequences, T = S tokens, N query heads, K key/value heads, H head dim.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -13,9 +15,14 @@ from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
 
 
-@jax.custom_vjp
 def dense_attention(
-    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, positions_BT: jax.Array, document_ids_BT: jax.Array
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    positions_BT: jax.Array,
+    document_ids_BT: jax.Array,
+    *,
+    window: int = 0,
 ) -> jax.Array:
     """Causal attention within documents.
 
@@ -25,38 +32,44 @@ def dense_attention(
         v_BTKH: values.
         positions_BT: int32, increasing within a document.
         document_ids_BT: int32, not decreasing along a sequence; -1 is padding.
+        window: how many positions a query sees, its own among them; 0: all before it.
 
     Returns:
         out_BTNH in the dtype of q; zeros for padding.
     """
-    return _forward(q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT)[0]
+    return _attention(window, q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(window: int, *arrays: jax.Array) -> jax.Array:
+    return _forward(window, *arrays)[0]
 
 
 def _prefix(k_TKH, v_TKH) -> Prefix:
     return Prefix(k_TKH.swapaxes(0, 1), v_TKH.swapaxes(0, 1), ())
 
 
-def _mask(tags: Tags) -> Mask:
-    return Mask(tags, tags, blockwise.find_blocks(tags, tags))
+def _mask(tags: Tags, window: int) -> Mask:
+    return Mask(tags, tags, blockwise.find_blocks(tags, tags, window), window)
 
 
-def _forward(q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT):
+def _forward(window, q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT):
     def one(args):
         q, k, v, tags = args
-        out, lse = blockwise.forward(q, _prefix(k, v), _mask(tags))
+        out, lse = blockwise.forward(q, _prefix(k, v), _mask(tags, window))
         return out.astype(q.dtype), lse
 
     out, lse = lax.map(one, (q_BTNH, k_BTKH, v_BTKH, Tags(positions_BT, document_ids_BT)))
     return out, (q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT, out, lse)
 
 
-def _backward(saved, dout_BTNH):
+def _backward(window, saved, dout_BTNH):
     q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT, out_BTNH, lse_BTN = saved
 
     def one(args):
         q, k, v, tags, out, lse, dout = args
         zeros = jnp.zeros(k.swapaxes(0, 1).shape, accumulator(k.dtype))
-        prefix, mask = _prefix(k, v), _mask(tags)
+        prefix, mask = _prefix(k, v), _mask(tags, window)
         cotangent = Cotangent(dout, lse, blockwise.delta(out, dout))
         dq, (dk, dv) = blockwise.backward(q, prefix, mask, cotangent, Gradients(zeros, zeros))
         return dq.astype(q.dtype), dk.swapaxes(0, 1).astype(k.dtype), dv.swapaxes(0, 1).astype(v.dtype)
@@ -65,4 +78,4 @@ def _backward(saved, dout_BTNH):
     return (*lax.map(one, (q_BTNH, k_BTKH, v_BTKH, tags, out_BTNH, lse_BTN, dout_BTNH)), None, None)
 
 
-dense_attention.defvjp(_forward, _backward)
+_attention.defvjp(_forward, _backward)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sppo_jax.attention.dense import dense_attention
+from sppo_jax.attention.mixer import mixer_of
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.layers import RMSNorm, layer_of, normal_param
 
@@ -115,7 +116,7 @@ class Decoder(nnx.Module):
         def run_layer(x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
             layer = nnx.merge(graphdef, state)
             q, k, v = layer.before_attention(x_BSD, positions_BS)
-            out = dense_attention(q, k, v, positions_BS, document_ids_BS)
+            out = dense_attention(q, k, v, positions_BS, document_ids_BS, window=mixer_of(layer).window)
             choices = (layer.choose(x_BSD, out),) if hasattr(layer, "choose") else ()
             result = layer.after_attention(x_BSD, out, *choices)
             y_BSD, shares = result if isinstance(result, tuple) else (result, None)

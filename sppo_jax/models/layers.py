@@ -3,6 +3,8 @@
 `before_attention` and `after_attention` are the whole protocol between a layer and the trainer: attention itself is
 not theirs. Both accept any leading dimensions and must not mix tokens or communicate.
 
+The attribute `mixer` of a layer says how far its attention reaches (`attention.mixer.Attention`).
+
 A layer that chooses, such as one with experts, has a third method: `choose(x, out)` returns integers of each token,
 which `after_attention(x, out, choices)` gets again in the backward. A layer may return shares beside its output, which
 the trainer adds up over tokens; the layer's attribute `penalty` is the loss of these sums (`models.balance.Penalty`).
@@ -20,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sppo_jax.attention.mixer import Attention
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.balance import Balance
 from sppo_jax.models.experts import ExpertsMLP
@@ -68,6 +71,7 @@ class DecoderLayer(nnx.Module):
             rngs: source of random keys (stream `params`).
         """
         self.config = config
+        self.mixer = Attention(window=config.sliding_window)
         self.dtype = compute_dtype(config.compute_dtype)
         stored = accumulator(self.dtype)
         hidden, size, scale = config.hidden_size, config.head_dim, config.init_scale

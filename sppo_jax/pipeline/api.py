@@ -100,7 +100,7 @@ class Step:
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
 
     def _traced(self) -> tuple[AttentionShape, SharesLayout | None]:
-        """Traces one layer to find its heads and its shares, and checks that `seq` can divide the heads."""
+        """Traces one layer to find its heads and its shares, and checks that `seq` can divide them."""
         plan, dtype = self.plan, jnp.dtype(self.model.dtype)
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.params["layers"])
         others = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), self.block.others)
@@ -110,7 +110,7 @@ class Step:
         q, k, _ = jax.eval_shape(self.block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
         chosen = jax.eval_shape(self.block.choose, weights, x_TD, q)
         _, like = jax.eval_shape(self.block.after, weights, x_TD, q, chosen)
-        check(Facts(num_heads=q.shape[1], kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq))
+        self._check_split(q.shape[1])
         heads = AttentionShape(
             num_heads=q.shape[1] // plan.ulysses,
             num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
@@ -118,6 +118,17 @@ class Step:
             itemsize=dtype.itemsize,
         )
         return heads, SharesLayout(like, self.block.penalty, plan, dtype) if jax.tree.leaves(like) else None
+
+    def _check_split(self, num_heads: int) -> None:
+        """Checks that `seq` can divide the heads and the window of a layer."""
+        plan, window = self.plan, self.block.mixer.within(self.plan.sequence_length)
+        how = dict(kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq)
+        check(Facts(num_heads=num_heads, window=window, **how))
+        if window and plan.kernel == "cudnn":
+            raise ValueError(
+                f"a plan of a model with a sliding window must have model.kernel=blockwise, got cudnn and a window of "
+                f"{window} tokens; plan again with model.kernel=blockwise"
+            )
 
     @property
     def platform(self) -> str:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
+from sppo_jax.attention.mixer import mixer_of
+
 
 class Weights(NamedTuple):
     """A layer's state: trained parameters, and all other arrays of its module (constants of a user's block)."""
@@ -31,6 +33,7 @@ class Block:
                 )
         self.graphdef, _, self.others = nnx.split(layers, nnx.Param, ...)
         self.penalty = getattr(layers, "penalty", None)
+        self.mixer = mixer_of(layers)
         self.chooses = callable(getattr(layers, "choose", None))
 
     def _merge(self, weights: Weights):

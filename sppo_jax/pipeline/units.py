@@ -28,8 +28,8 @@ def real(run: Run, tick: Tick, stage) -> jax.Array:
 
 
 def split(run: Run, passes: str) -> Split:
-    """Returns how `seq` is divided, and what travels on the ring."""
-    return Split(run.plan.ulysses, run.plan.ring, passes, run.plan.kernel)
+    """Returns how `seq` is divided, what travels on the ring, and how far attention reaches."""
+    return Split(run.plan.ulysses, run.plan.ring, passes, run.plan.kernel, run.stage.block.mixer.window)
 
 
 def write_tags(run: Run, tick: Tick, tags: Tags) -> Tags:

@@ -156,6 +156,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         shapes=() if sequence.shapes == "auto" else sequence.shapes,
         kind=None if sequence.kind == "auto" else sequence.kind,
         ulysses=sequence.ulysses,
+        window=config.model.window_within(sequence.length),
         groups=sequence.groups,
         schedule=request.schedule_name,
         one_group_at_a_time=by_groups if weights == "gathered" or request.optimizer == "host" else None,

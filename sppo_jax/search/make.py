@@ -84,6 +84,7 @@ def check_plan(plan: Plan, config: Config) -> None:
             seq=mesh.seq,
             kind=plan.sequence_kind,
             ulysses=plan.ulysses,
+            window=config.model.window_within(plan.sequence_length),
             interleave=plan.schedule.interleave,
             schedule=plan.schedule.name,
             sequences=plan.sequences_per_pipeline,

@@ -79,7 +79,8 @@ class Request:
     @cached_property
     def kernel(self) -> str:
         """The attention kernel; see `choose_kernel`."""
-        return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes)
+        window = self.config.model.window_within(self.config.sequence.length)
+        return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes, window)
 
 
 def read_request(config: Config, cluster: Cluster | None = None) -> Request:
@@ -155,12 +156,25 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes, spare=spare)
 
 
-def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str:
+def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window: int = 0) -> str:
     """Returns the attention kernel: what the device runs best, where it takes the model's dtype and heads.
+
+    Args:
+        model: the model shape.
+        device: the kind of device.
+        compute_bytes: bytes of an activation.
+        window: tokens that a token attends to; 0: all before it.
 
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
+    if window:
+        if model.kernel == "cudnn":
+            raise ValueError(
+                f"model.kernel must be auto or blockwise for a model with a sliding window, got cudnn and "
+                f"model.sliding_window={window}; use model.kernel=blockwise"
+            )
+        return "blockwise"
     possible = cudnn_takes(compute_bytes, model.head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):
         raise ValueError(

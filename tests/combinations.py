@@ -242,13 +242,15 @@ def draw_window(seed: int) -> Case:
 
 
 def with_window(case: Case, seed: int) -> Case:
-    """Gives a program a window: one key, or up to all of a sequence, a half, a quarter or an eighth of it."""
+    """Gives a program a window, from one key to a whole sequence, and sinks one time in two."""
     draws, (_, _, seq) = Draws(seed + 6000), case.plan["mesh"]
     ring, length = seq // case.plan["ulysses"], sum(case.plan["chunks"])
     window = ring * draws.number(1, max(1, length // ring // draws.pick((1, 2, 4, 8, length))))
     # A window is exact in every dtype in which attention is; dK and dV in bfloat16 have a tolerance of their own.
     plan = case.plan | {"kernel": "blockwise", "kv_grad_dtype": "float32"}
-    return replace(case, plan=plan, model=case.model | {"sliding_window": window}, dtype="float64")
+    return replace(
+        case, plan=plan, model=case.model | {"sliding_window": window, "sinks": draws.chance(0.5)}, dtype="float64"
+    )
 
 
 def features(case: Case) -> frozenset[str]:

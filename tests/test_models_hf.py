@@ -202,7 +202,11 @@ def test_a_window_is_exported(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [(dict(mlp="gelu"), "model.mlp=swiglu, got gelu"), (dict(qkv_bias=True, qk_norm=True), "got both")],
+    [
+        (dict(mlp="gelu"), "model.mlp=swiglu, got gelu"),
+        (dict(qkv_bias=True, qk_norm=True), "got both"),
+        (dict(sinks=True), "model.sinks=false, got true"),
+    ],
 )
 def test_a_model_that_no_family_has_is_refused(tmp_path, changes, words):
     config = ModelConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1, mlp_size=8, **changes)

@@ -1,4 +1,4 @@
-"""Layers with a window in the pipeline: exact in every plan, for windows of every length."""
+"""Layers with a window or sinks in the pipeline: exact in every plan, for windows of every length."""
 
 import pytest
 from combinations import draw_window, with_window
@@ -8,7 +8,7 @@ from team_cases import batches, case
 DRAWN_IN_CI = (4, 123, 152)
 HYBRID = Case(
     dict(chunks=(24, 8), mesh=(1, 1, 4), kind="hybrid", ulysses=2, ring_pass="kv"),
-    dict(num_layers=2, sliding_window=10),
+    dict(num_layers=2, sliding_window=10, sinks=True),
 )
 DRAWN_SLOWLY = range(30_000, 30_040)
 
@@ -18,7 +18,7 @@ def test_drawn_windows_have_the_dense_loss_and_gradients(seed, request):
     compare(draw_window(seed), seed, count=2, request=request)
 
 
-def test_a_window_over_heads_and_a_ring_has_the_dense_loss_and_gradients(request):
+def test_a_window_and_sinks_over_heads_and_a_ring_have_the_dense_loss_and_gradients(request):
     compare(HYBRID, seed=0, count=3, request=request)
 
 

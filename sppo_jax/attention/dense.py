@@ -11,6 +11,7 @@ from jax import lax
 
 from sppo_jax.attention import blockwise
 from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
+from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.attention.tags import Tags
 from sppo_jax.dtypes import accumulator
 
@@ -23,6 +24,7 @@ def dense_attention(
     document_ids_BT: jax.Array,
     *,
     window: int = 0,
+    sinks_N: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention within documents.
 
@@ -33,16 +35,17 @@ def dense_attention(
         positions_BT: int32, increasing within a document.
         document_ids_BT: int32, not decreasing along a sequence; -1 is padding.
         window: how many positions a query sees, its own among them; 0: all before it.
+        sinks_N: a score of each query head that takes its share of the softmax and gives nothing; None: none.
 
     Returns:
         out_BTNH in the dtype of q; zeros for padding.
     """
-    return _attention(window, q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT)
+    return _attention(window, sinks_N, q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(window: int, *arrays: jax.Array) -> jax.Array:
-    return _forward(window, *arrays)[0]
+def _attention(window: int, sinks_N: jax.Array | None, *arrays: jax.Array) -> jax.Array:
+    return _forward(window, sinks_N, *arrays)[0]
 
 
 def _prefix(k_TKH, v_TKH) -> Prefix:
@@ -53,18 +56,19 @@ def _mask(tags: Tags, window: int) -> Mask:
     return Mask(tags, tags, blockwise.find_blocks(tags, tags, window), window)
 
 
-def _forward(window, q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT):
+def _forward(window, sinks_N, q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT):
     def one(args):
         q, k, v, tags = args
         out, lse = blockwise.forward(q, _prefix(k, v), _mask(tags, window))
-        return out.astype(q.dtype), lse
+        out = out.astype(q.dtype)
+        return (out, lse) if sinks_N is None else with_sinks(out, lse, sinks_N)
 
     out, lse = lax.map(one, (q_BTNH, k_BTKH, v_BTKH, Tags(positions_BT, document_ids_BT)))
-    return out, (q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT, out, lse)
+    return out, (sinks_N, q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT, out, lse)
 
 
 def _backward(window, saved, dout_BTNH):
-    q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT, out_BTNH, lse_BTN = saved
+    sinks_N, q_BTNH, k_BTKH, v_BTKH, positions_BT, document_ids_BT, out_BTNH, lse_BTN = saved
 
     def one(args):
         q, k, v, tags, out, lse, dout = args
@@ -74,8 +78,12 @@ def _backward(window, saved, dout_BTNH):
         dq, (dk, dv) = blockwise.backward(q, prefix, mask, cotangent, Gradients(zeros, zeros))
         return dq.astype(q.dtype), dk.swapaxes(0, 1).astype(k.dtype), dv.swapaxes(0, 1).astype(v.dtype)
 
+    dsinks_N = None
+    if sinks_N is not None:
+        of_sequences = partial(jax.vmap(sinks_gradient, in_axes=(None, 0, 0, 0)), sinks_N)
+        dsinks_N = of_sequences(out_BTNH, lse_BTN, dout_BTNH).sum(0)
     tags = Tags(positions_BT, document_ids_BT)
-    return (*lax.map(one, (q_BTNH, k_BTKH, v_BTKH, tags, out_BTNH, lse_BTN, dout_BTNH)), None, None)
+    return dsinks_N, *lax.map(one, (q_BTNH, k_BTKH, v_BTKH, tags, out_BTNH, lse_BTN, dout_BTNH)), None, None
 
 
 _attention.defvjp(_forward, _backward)

@@ -64,6 +64,7 @@ WEIGHT_FIELDS = (
     "mlp",
     "qk_norm",
     "qkv_bias",
+    "sinks",
     "tied_embeddings",
 )
 FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
@@ -167,6 +168,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
+        "sinks": False,
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "sliding_window": _sliding_window(config, family),

@@ -38,6 +38,8 @@ class ModelConfig(Section):
         rope: rotary position embedding.
         sliding_window: number of tokens that a token attends to, itself and those before it in its document; a
             multiple of the devices on the ring, or 0: the whole document.
+        sinks: whether each query head has a sink, a learnt score that takes a share of attention and gives nothing;
+            true or false.
         compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.
         kernel: attention kernel; "blockwise" runs on every device; "cudnn" needs a GPU, bfloat16, and a
             `model.head_dim` that is a multiple of 8 and at most 128; "auto": "cudnn" where these needs are met, else
@@ -66,6 +68,7 @@ class ModelConfig(Section):
     norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)
     sliding_window: int = 0
+    sinks: bool = False
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     kernel: Literal["auto", "blockwise", "cudnn"] = "auto"
     check_kernels: bool = True

@@ -46,13 +46,15 @@ def expert_arrays(model: ModelConfig) -> list[tuple[int, ...]]:
 
 
 def layer_vectors(model: ModelConfig) -> list[tuple[int, ...]]:
-    """Returns the dims of a layer's norms and biases."""
+    """Returns the dims of a layer's norms, biases and sinks."""
     head, experts = model.head_dim, model.experts
     vectors: list[tuple[int, ...]] = [(model.hidden_size,)] * 2
     if model.qk_norm:
         vectors += [(head,)] * 2
     if model.qkv_bias:
         vectors += [(model.num_heads, head), *[(model.num_kv_heads, head)] * 2]
+    if model.sinks:
+        vectors.append((model.num_heads,))
     if experts.count and experts.bias:
         vectors += [(experts.count,), *_expert_biases(model)]
     if experts.count and experts.choice_bias:

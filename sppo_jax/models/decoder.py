@@ -115,8 +115,9 @@ class Decoder(nnx.Module):
 
         def run_layer(x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
             layer = nnx.merge(graphdef, state)
-            q, k, v = layer.before_attention(x_BSD, positions_BS)
-            out = dense_attention(q, k, v, positions_BS, document_ids_BS, window=mixer_of(layer).window)
+            q, k, v, *sinks = layer.before_attention(x_BSD, positions_BS)
+            how = dict(window=mixer_of(layer).window, sinks_N=sinks[0] if sinks else None)
+            out = dense_attention(q, k, v, positions_BS, document_ids_BS, **how)
             choices = (layer.choose(x_BSD, out),) if hasattr(layer, "choose") else ()
             result = layer.after_attention(x_BSD, out, *choices)
             y_BSD, shares = result if isinstance(result, tuple) else (result, None)

@@ -3,7 +3,8 @@
 `before_attention` and `after_attention` are the whole protocol between a layer and the trainer: attention itself is
 not theirs. Both accept any leading dimensions and must not mix tokens or communicate.
 
-The attribute `mixer` of a layer says how far its attention reaches (`attention.mixer.Attention`).
+The attribute `mixer` of a layer says how far its attention reaches (`attention.mixer.Attention`). A layer with sinks
+(`attention.sinks`) returns their scores as the fourth result of `before_attention`.
 
 A layer that chooses, such as one with experts, has a third method: `choose(x, out)` returns integers of each token,
 which `after_attention(x, out, choices)` gets again in the backward. A layer may return shares beside its output, which
@@ -87,6 +88,8 @@ class DecoderLayer(nnx.Module):
             self.query_bias = nnx.Param(jnp.zeros((config.num_heads, size), stored))
             self.key_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
             self.value_bias = nnx.Param(jnp.zeros((config.num_kv_heads, size), stored))
+        if config.sinks:
+            self.sinks = normal_param(rngs, (config.num_heads,), scale, stored)
         if config.qk_norm:
             self.query_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
             self.key_norm = RMSNorm(size, eps=config.norm_eps, dtype=stored)
@@ -105,7 +108,7 @@ class DecoderLayer(nnx.Module):
     def _cast(self, param: nnx.Param) -> jax.Array:
         return param[...].astype(self.dtype)
 
-    def before_attention(self, x_TD: jax.Array, positions_T: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def before_attention(self, x_TD: jax.Array, positions_T: jax.Array) -> tuple[jax.Array, ...]:
         """Projects tokens to rotated queries and keys, and to values.
 
         Args:
@@ -113,7 +116,7 @@ class DecoderLayer(nnx.Module):
             positions_T: integer positions within each document.
 
         Returns:
-            q_TNH, k_TKH and v_TKH in the compute dtype.
+            q_TNH, k_TKH and v_TKH in the compute dtype; with sinks also their scores sinks_N, as they are stored.
         """
         h_TD = self.attention_norm(x_TD.astype(self.dtype))
         q_TNH = jnp.einsum("...td,dnh->...tnh", h_TD, self._cast(self.query))
@@ -126,7 +129,8 @@ class DecoderLayer(nnx.Module):
         if self.config.qk_norm:
             q_TNH, k_TKH = self.query_norm(q_TNH), self.key_norm(k_TKH)
         cos_TR, sin_TR = rotary_cos_sin(positions_T, self.config.rope, q_TNH.shape[-1], self.dtype)
-        return rotate(q_TNH, cos_TR, sin_TR), rotate(k_TKH, cos_TR, sin_TR), v_TKH
+        heads = rotate(q_TNH, cos_TR, sin_TR), rotate(k_TKH, cos_TR, sin_TR), v_TKH
+        return (*heads, self.sinks[...]) if self.config.sinks else heads
 
     def after_attention(self, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array:
         """Adds the projected attention output and the MLP to the residual stream.

@@ -107,7 +107,7 @@ class Step:
         hidden = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((1, hidden), dtype)
         weights = Weights(one, others)
-        q, k, _ = jax.eval_shape(self.block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
+        q, k, *_ = jax.eval_shape(self.block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
         chosen = jax.eval_shape(self.block.choose, weights, x_TD, q)
         _, like = jax.eval_shape(self.block.after, weights, x_TD, q, chosen)
         self._check_split(q.shape[1])

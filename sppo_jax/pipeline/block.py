@@ -19,6 +19,15 @@ class Weights(NamedTuple):
     others: nnx.State
 
 
+class Projected(NamedTuple):
+    """What a layer gives to attention, or its cotangents; `sinks_N` is None for a layer without sinks."""
+
+    q_TNH: jax.Array
+    k_TKH: jax.Array
+    v_TKH: jax.Array
+    sinks_N: jax.Array | None = None
+
+
 class Block:
     """A layer module taken apart: `before` and `after` attention, as functions that `jax.vjp` can differentiate."""
 
@@ -39,9 +48,9 @@ class Block:
     def _merge(self, weights: Weights):
         return nnx.merge(self.graphdef, weights.params, weights.others)
 
-    def before(self, weights: Weights, x_TD: jax.Array, positions_T: jax.Array):
-        """Returns q_TNH, k_TKH, v_TKH."""
-        return self._merge(weights).before_attention(x_TD, positions_T)
+    def before(self, weights: Weights, x_TD: jax.Array, positions_T: jax.Array) -> Projected:
+        """Returns what attention gets."""
+        return Projected(*self._merge(weights).before_attention(x_TD, positions_T))
 
     def choose(self, weights: Weights, x_TD: jax.Array, out_TNH: jax.Array) -> jax.Array | None:
         """Returns integers chosen_Tk, which the backward needs; None for a layer that chooses nothing."""
@@ -54,7 +63,7 @@ class Block:
         return result if isinstance(result, tuple) else (result, ())
 
     def vjp_before(self, weights: Weights, x_TD, positions_T):
-        """Returns (q, k, v) and the function from their cotangents to those of the parameters and x."""
+        """Returns a `Projected` and the function from its cotangents to those of the parameters and x."""
         return jax.vjp(
             _keep_products(lambda p, x: self.before(weights._replace(params=p), x, positions_T)), weights.params, x_TD
         )

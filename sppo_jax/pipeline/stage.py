@@ -13,8 +13,9 @@ from jax import lax
 from sppo_jax import buffers
 from sppo_jax.attention import teams
 from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
+from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.dtypes import accumulator
-from sppo_jax.pipeline.block import Block, Residuals, Weights
+from sppo_jax.pipeline.block import Block, Projected, Residuals, Weights
 from sppo_jax.pipeline.shares import SharesLayout
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
 from sppo_jax.pipeline.when import when
@@ -63,13 +64,13 @@ class Stage:
     def shapes(self, x_TD: jax.ShapeDtypeStruct, positions_T: jax.ShapeDtypeStruct) -> "LayerShapes":
         """Traces one layer abstractly."""
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), self.weights)
-        q, k, _ = jax.eval_shape(self.block.before, weights, x_TD, positions_T)
+        q, k, _, sinks = jax.eval_shape(self.block.before, weights, x_TD, positions_T)
         chosen = jax.eval_shape(self.block.choose, weights, x_TD, q)
         before = after = None
         if self.places.rest != "recompute":
             before = Residuals.of(self.block.vjp_before, weights, x_TD, positions_T)
             after = Residuals.of(self.block.vjp_after, weights, x_TD, q, chosen)
-        return LayerShapes(q, k, chosen, before, after)
+        return LayerShapes(q, k, sinks, chosen, before, after)
 
     def layout(self, stash, num_slots: int, x_TD, positions_T, *, has_short_rows: bool = False) -> StashLayout:
         """Lays out the stash of one class."""
@@ -95,10 +96,11 @@ class Stage:
 
 
 class LayerShapes(NamedTuple):
-    """Shapes of q, k and choices, and how a layer's vjp functions come apart (None where they are recomputed)."""
+    """Shapes of q, k, sinks and choices, and how a layer's vjp functions come apart (None where recomputed)."""
 
     q_TNH: jax.ShapeDtypeStruct
     k_TKH: jax.ShapeDtypeStruct
+    sinks_N: jax.ShapeDtypeStruct | None
     chosen_Tk: jax.ShapeDtypeStruct | None
     before: Residuals | None
     after: Residuals | None
@@ -203,12 +205,13 @@ def _forward_layer(stage, x, unit, layer, memory, split, *, early=None, again=No
     weights, cache = stage.layer_weights(unit, layer), memory.cache
     save_rest = stage.places.rest != "recompute"
     if save_rest:
-        (q, k, v), vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
+        projected, vjp_before = stage.block.vjp_before(weights, x, unit.positions_T)
     else:
-        q, k, v = stage.block.before(weights, x, unit.positions_T)
+        projected = stage.block.before(weights, x, unit.positions_T)
+    q, k, v, _ = projected
     if again is None:
         cache = teams.write_prefix(cache, k, v, unit.chunk, layer, split)
-    out, lse = teams.forward(q, k, cache, unit.chunk, layer, split)
+    out, lse = _attend(projected, cache, unit.chunk, layer, split)
     if early is not None:
         out, early = lax.optimization_barrier((out, early))
     chosen = stage.block.choose(weights, x, out) if again is None else again.chosen_Tk
@@ -226,6 +229,12 @@ def _forward_layer(stage, x, unit, layer, memory, split, *, early=None, again=No
             shares_MvnW=buffers.add(memory.shares_MvnW, place, stage.shares.of_tokens(shares, unit.is_real_T))
         )
     return y, memory, values
+
+
+def _attend(projected: Projected, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax.Array, jax.Array]:
+    """Returns the output and the LSE of a chunk's queries over their prefix and the layer's sinks."""
+    out, lse = teams.forward(projected.q_TNH, projected.k_TKH, cache, chunk, layer, split)
+    return (out, lse) if projected.sinks_N is None else with_sinks(out, lse, projected.sinks_N)
 
 
 class Sums(NamedTuple):
@@ -307,7 +316,7 @@ def rebuild(stage: Stage, unit: Unit, cache: Cache, split: Split, stash, behind=
         if layout.again == KEYS_VALUES:
             k, v = values["k"], values["v"]
         else:
-            _, k, v = stage.block.before(stage.layer_weights(unit, layer), values["x"], unit.positions_T)
+            _, k, v, _ = stage.block.before(stage.layer_weights(unit, layer), values["x"], unit.positions_T)
         return (teams.write_prefix(cache, k, v, unit.chunk, layer, split, behind=behind),)
 
     return run_layers(stage.num_layers, body, (cache,))[0][0]
@@ -340,7 +349,7 @@ def _rerun(stage, unit, saved, cache, splits):
 def _saved_vjps(stage, weights, saved, unit):
     """Rebuilds q, the shape of k and the vjp of `before` from saved leaves; the vjp of `after` needs `out` first.
 
-    Keys and values themselves are computed only where the backward writes them again.
+    Keys and values themselves are computed only where the backward writes them again. Sinks are the layer's own.
     """
     x = saved["x"]
     shapes = stage.shapes(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
@@ -348,11 +357,11 @@ def _saved_vjps(stage, weights, saved, unit):
     leaves = [saved[f"rest{i}"].reshape(leaf.shape) for i, leaf in enumerate(wanted)]
     cut = len(shapes.before.shapes)
     vjp_before = shapes.before.restore(leaves[:cut], weights, x, unit.positions_T)
-    k = v = shapes.k_TKH
-    if stage.places.kv == "recompute":
-        _, k, v = stage.block.before(weights, x, unit.positions_T)
+    projected = Projected(saved["q"], shapes.k_TKH, shapes.k_TKH)
+    if stage.places.kv == "recompute" or shapes.sinks_N is not None:
+        projected = stage.block.before(weights, x, unit.positions_T)._replace(q_TNH=saved["q"])
     chosen = saved.get("chosen")
-    return (saved["q"], k, v), vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out, chosen)
+    return projected, vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out, chosen)
 
 
 def _made_vjps(stage, weights, saved, unit):
@@ -366,12 +375,13 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     """One layer; returns the cotangent of its input, the accumulators, the cache, and what `forward` calls `early`."""
     weights = stage.layer_weights(unit, layer)
     vjps = _saved_vjps if "q" in saved else _made_vjps
-    (q, k, v), vjp_before, vjp_after = vjps(stage, weights, saved, unit)
+    projected, vjp_before, vjp_after = vjps(stage, weights, saved, unit)
+    q, k, v, sinks = projected
     if stage.places.kv == "recompute":
         cache = teams.write_prefix(cache, k, v, splits.forward_chunk, layer, splits.forward)
 
     def attend(_):
-        return teams.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
+        return _attend(projected, cache, splits.forward_chunk, layer, splits.forward)
 
     if "out" in saved:
         with jax.named_scope("attention_turn"):
@@ -391,7 +401,8 @@ def _backward_layer(stage, unit, layer, dy, saved, cache, sums, splits):
     early = saved["early"]
     if early is not None:
         dq, early = lax.optimization_barrier((dq, early))
-    dparams_before, dx_before = vjp_before((dq, dk, dv))
+    dsinks = None if sinks is None else sinks_gradient(sinks, out, lse, dout)
+    dparams_before, dx_before = vjp_before(Projected(dq, dk, dv, dsinks))
     layers = _added(layers, place, *[dparams_after] * (not stage.block.chooses), dparams_before)
     return dx_after + dx_before, Sums(prefix, layers), cache, early
 

@@ -100,13 +100,13 @@ def num_active_params(model: ModelConfig) -> int:
 
 
 def flops_per_token(model: ModelConfig, length: int) -> float:
-    """Returns the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S.
+    """Returns the FLOPs of a token in a training step, as MFU counts them: 6 P + 6 L N H S without a window.
 
     P are the parameters that multiply a token: the matrices of all layers, of experts those to which a token is sent,
     and the head V D, be it tied or not. The lookup of the embedding multiplies nothing, so an embedding of its own is
-    not in P. Attention is causal: a token sees half of the sequence on average, 4 N H FLOPs for each token seen, and
-    twice that in backward. Nothing that is computed twice counts twice. A sequence of several documents needs fewer
-    FLOPs; for packed data this is an upper bound.
+    not in P. Attention is causal: a token sees half of the sequence on average, or less with a window, 4 N H FLOPs for
+    each token seen, and twice that in backward. Nothing that is computed twice counts twice. A sequence of several
+    documents needs fewer FLOPs; for packed data this is an upper bound.
 
     Args:
         model: the model shape.
@@ -114,7 +114,10 @@ def flops_per_token(model: ModelConfig, length: int) -> float:
     """
     layer = layer_costs(model)
     linear = model.num_layers * layer.linear_flops + head_flops(model)
-    return 3 * (linear + model.num_layers * layer.pair_flops * length / 2)
+    window = model.window_within(length)
+    if not window:
+        return 3 * (linear + model.num_layers * layer.pair_flops * length / 2)
+    return 3 * (linear + model.num_layers * layer.pair_flops * chunk_pairs(0, length, window) / length)
 
 
 def head_flops(model: ModelConfig) -> float:
@@ -187,12 +190,25 @@ def _mlp_products(model: ModelConfig) -> tuple[int, int]:
     return 2 * experts.shared_size + gated * model.hidden_size, experts.count + gated
 
 
-def chunk_pairs(start: int, tokens: float) -> float:
-    """Returns the number of (query, key) pairs of a causal chunk that begins at token `start`."""
-    return tokens * start + tokens * tokens / 2
+def chunk_pairs(start: int, tokens: float, window: int = 0) -> float:
+    """Returns the number of (query, key) pairs of a causal chunk.
+
+    Args:
+        start: the token at which the chunk begins.
+        tokens: tokens of the chunk.
+        window: tokens that a token attends to; 0: all before it.
+    """
+    if not window or start + tokens <= window:
+        return tokens * start + tokens * tokens / 2
+    growing = max(0, window - start)
+    return chunk_pairs(start, growing) + (tokens - growing) * window
 
 
-def balance_weights(model: ModelConfig) -> tuple[float, float]:
-    """Returns FLOPs a (query, key) pair and FLOPs a token of a layer, forward and backward with recomputed linears."""
+def balance_weights(model: ModelConfig, window: int = 0) -> tuple[float, float]:
+    """Returns FLOPs a (query, key) pair and FLOPs a token of a layer, forward and backward with recomputed linears.
+
+    With a window every token attends to about as many, so what its pairs take counts for the token.
+    """
     layer = layer_costs(model)
-    return layer.pair_flops * (1 + ATTENTION_BACKWARD), layer.linear_flops * (2 + LINEAR_BACKWARD)
+    pair, token = layer.pair_flops * (1 + ATTENTION_BACKWARD), layer.linear_flops * (2 + LINEAR_BACKWARD)
+    return (0.0, token + window * pair) if window else (pair, token)

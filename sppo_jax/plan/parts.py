@@ -26,7 +26,8 @@ _EXPERTS_FIELDS = ("experts.count", "experts.chosen", "experts.size", "experts.s
 def model_shape(model: Any) -> dict[str, int]:
     """Returns what a plan depends on of a `config.ModelConfig`, by the names of the fields."""
     of_mlp = _EXPERTS_FIELDS if model.experts.count else ("mlp_size",)
-    return {name: attrgetter(name)(model) for name in (*_MODEL_FIELDS, *of_mlp)}
+    of_window = ("sliding_window",) * bool(model.sliding_window)
+    return {name: attrgetter(name)(model) for name in (*_MODEL_FIELDS, *of_mlp, *of_window)}
 
 
 @dataclass(frozen=True, kw_only=True)

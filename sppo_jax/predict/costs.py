@@ -8,6 +8,7 @@ Departures from the papers, each because the program that runs is another one:
   cuDNN's kernel; a linear layer's is 2 times. SPPO, Seq1F1B and the usual `6 P` rule take 2 for both; at a million
   tokens a step is then at least a seventh too short.
 * Causal attention counts the pairs that exist, `tokens * start + tokens^2 / 2`; PipeOffload's formula counts all keys.
+  With a window these are the pairs within it, at a lower rate (`WINDOW_RATE`).
 * The fused kernel's forward takes whole waves of queries and both passes have a tail (`kernel_pairs`). SPPO
   lets one efficiency fall with the length of a chunk.
 * A tick is lock-step: the linear parts of a chunk shorter than its tick are charged for the padding, and collectives
@@ -52,6 +53,9 @@ from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
 # `hardware/cluster.py` names.
 _TAIL_WAVES, _BACKWARD_TOKENS = 0.75, 160
 _FLOAT32 = 4
+# The share of its FLOP/s that a kernel reaches in a window, where a mask cuts many of its tiles: a guess. Where whole
+# blocks are counted, the rate is that of whole blocks.
+WINDOW_RATE = 0.5
 # The tick of a chunk by itself.
 ALONE = TickShape(0, 0)
 # Passes over float32 parameters at the end of a step: the update reads four arrays (parameters, gradients and both
@@ -144,6 +148,7 @@ class CostModel:
         num_tables: 2, or 1 where the embedding and the head are tied.
         host_params: a device's parameters in matrices of layers, and in tables, that wait on the host; else 0.
         experts: the work of a layer's experts; None without.
+        window: tokens that a token attends to; 0: all before it.
     """
 
     layer: LayerCosts
@@ -164,6 +169,7 @@ class CostModel:
     num_tables: int
     host_params: tuple[int, int] = (0, 0)
     experts: ExpertWork | None = None
+    window: int = 0
 
     def seconds(self, kind: str, start: int, tokens: int, tick: TickShape = ALONE) -> float:
         """Returns the seconds of a unit: its compute, what it sends, and what any tick takes.
@@ -204,7 +210,7 @@ class CostModel:
     def wave_tokens(self) -> float:
         """Tokens of a chunk whose queries occupy all compute units of the fused kernel once; 0: not counted."""
         device = self.cluster.device
-        if device.attention_block or self.ring.kernel != "cudnn":
+        if device.attention_block or self.ring.kernel != "cudnn" or self.window:
             return 0.0
         return device.attention_rows * self.mesh.seq * self.head_dim / self.layer.attention_elements
 
@@ -300,6 +306,8 @@ class CostModel:
         device = self.cluster.device
         linear_flops_s = device.linear_flops_s(self.compute_bytes)
         attention_flops_s = device.attention_flops_s(self.compute_bytes, self.ring.kernel, self.head_dim)
+        if self.window and not device.attention_block:
+            attention_flops_s *= WINDOW_RATE
         token_s = self.layers * self.layer.linear_flops / linear_flops_s
         # What a backward computes again of experts whatever the stash saves.
         experts_s = (self._experts_again - self.recompute.linear) * self.layers * self.layer.expert_flops
@@ -485,6 +493,7 @@ def cost_model(
         num_tables=num_tables(model),
         host_params=(params.matrices, params.tables) if weights.on_host else (0, 0),
         experts=expert_work(model, cluster.device.platform),
+        window=model.window_within(stage.length),
     )
 
 
@@ -515,6 +524,7 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
     once, again = ([amount / device.hbm_bytes_s for amount in costs.memory_bytes(kind, one)] for one in (False, True))
     recomputes, recompute_reach = costs.recompute.attention, costs.recompute.reach
     pairs_of, backward, experts_s = kernel_pairs(costs), device.attention_backward, costs.experts_s(kind)
+    window = costs.window
 
     def seconds(start: int, tokens: int, padded: int = 0, reach: int = 0, has_ends: bool = True) -> float:
         end = start + tokens
@@ -523,6 +533,8 @@ def compute_seconds(costs: CostModel, kind: str) -> UnitSeconds:
         pairs, back_pairs = pairs_of(start, tokens)
         if kind == "B":
             pairs = backward * back_pairs + (pairs if recomputed else 0.0)
+        if window and window < start:
+            end = tokens + window  # of the prefix it reads the keys of the window alone
         longer = tokens if tokens > padded else padded
         besides = experts_s(longer) if experts_s is not None else 0.0
         return linear_s * longer + besides + extra_s + prefix_s * end + fixed_s + pair_s * pairs
@@ -539,11 +551,11 @@ def kernel_pairs(costs: CostModel) -> Callable[[int, int], tuple[float, float]]:
     tiles of keys, of which a long prefix has enough.
     """
     # Every ring member has its own blocks, of tokens that lie `ring` apart.
-    block, wave = costs.cluster.device.attention_block * costs.ring.members, costs.wave_tokens
+    block, wave, window = costs.cluster.device.attention_block * costs.ring.members, costs.wave_tokens, costs.window
     if block:
-        return lambda start, tokens: (block_pairs(start, tokens, block),) * 2
+        return lambda start, tokens: (block_pairs(start, tokens, block, window),) * 2
     if not wave:
-        return lambda start, tokens: (chunk_pairs(start, tokens),) * 2
+        return lambda start, tokens: (chunk_pairs(start, tokens, window),) * 2
     tail, ceil = _TAIL_WAVES * wave, math.ceil
 
     def pairs(start: int, tokens: int) -> tuple[float, float]:

@@ -52,6 +52,11 @@ MODELS = {
             experts_implementation="eager",
         ),
     ),
+    "mistral-window": (transformers.MistralConfig, dict(sliding_window=9)),
+    "qwen2-window": (
+        transformers.Qwen2Config,
+        dict(use_sliding_window=True, sliding_window=16, max_window_layers=0, tie_word_embeddings=True),
+    ),
     "mistral": (
         transformers.MistralConfig,
         dict(num_attention_heads=5, num_key_value_heads=1, head_dim=6, sliding_window=None),

@@ -122,18 +122,31 @@ def test_experts_that_no_family_has_are_refused(changes, words):
         (dict(model_type="mistral"), 4096),  # the family's, where the key is left out
         (dict(model_type="qwen2", use_sliding_window=False, sliding_window=32768), 0),
         (dict(model_type="qwen2", use_sliding_window=True, sliding_window=64, max_window_layers=4), 0),
-        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=3), 64),
-        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention", "sliding_attention"] * 2), 64),
+        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=0), 64),
+        (dict(model_type="qwen2", sliding_window=64, layer_types=["sliding_attention"] * 4), 64),
+        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention"] * 4), 0),
         (dict(model_type="llama", sliding_window=64), 0),
         ({**MOE, "use_sliding_window": True, "sliding_window": 64}, 64),
         ({**MOE, "use_sliding_window": False, "sliding_window": 64}, 0),
     ],
 )
-def test_the_sliding_window_is_what_layers_use(changes, window):
+def test_the_sliding_window_is_that_of_all_layers(changes, window):
     model = ModelConfig(**shape_from_hf({**SMALL, "architectures": None, **changes}))
     assert model.sliding_window == window
     content = shape_to_hf(model, like={}, length=0, dtype="float32")
     assert ModelConfig(**shape_from_hf(content)).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        (dict(model_type="qwen3", head_dim=16, use_sliding_window=True, sliding_window=64, max_window_layers=3), 1),
+        (dict(model_type="qwen2", sliding_window=64, layer_types=["full_attention", "sliding_attention"] * 2), 2),
+    ],
+)
+def test_a_window_of_some_layers_is_refused(changes, count):
+    with pytest.raises(ValueError, match=f"or none, got {count} of 4 layers with a window of 64; choose another model"):
+        shape_from_hf({**SMALL, "architectures": None, **changes})
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class Facts:
         shapes: tokens that a tick may have, rising.
         kind: kind of sequence parallelism.
         ulysses: devices that exchange heads; 0: not given.
+        window: tokens that a token attends to, where these are fewer than a sequence has; 0: all before it.
         groups: "static", or "flex": each document has devices of its own.
         schedule: name of the schedule.
         one_group_at_a_time: whether the schedule passes one group of layers at a time.
@@ -73,6 +74,7 @@ class Facts:
     shapes: tuple[int, ...] = ()
     kind: str | None = None
     ulysses: int = 0
+    window: int = 0
     groups: str | None = None
     schedule: str | None = None
     one_group_at_a_time: bool | None = None
@@ -287,6 +289,19 @@ def _heads(facts: Facts) -> Broken | None:
     return Broken(must, f"{name}={factor}", f"use one of {divisors(facts.num_heads)}, or {instead}")
 
 
+def _window(facts: Facts) -> Broken | None:
+    """Tokens are striped over a ring, so that each two devices have one window of keys in common for every query."""
+    window, factor, seq = facts.window, facts.ulysses, facts.seq
+    if not factor and facts.kind in ("ulysses", "ring"):
+        factor = (seq or 0) if facts.kind == "ulysses" else 1
+    if not window or not factor or seq is None or seq % factor or window % (seq // factor) == 0:
+        return None
+    ring = seq // factor
+    must = f"model.sliding_window must be a multiple of the {ring} devices on the ring"
+    change = f"use {nearest_multiples(window, ring)}, or another mesh.seq or sequence.ulysses"
+    return Broken(must, f"{window}", change)
+
+
 def _wave(facts: Facts) -> Broken | None:
     if facts.wave is None:
         return None
@@ -386,6 +401,7 @@ RULES = (
     _longest_shape,
     _factor,
     _heads,
+    _window,
     _wave,
     _one_group_at_a_time,
     _several_groups,

@@ -54,6 +54,11 @@ MODELS = {
             experts_implementation="eager",
         ),
     ),
+    "mistral-window": (transformers.MistralConfig, dict(sliding_window=9)),
+    "qwen2-window": (
+        transformers.Qwen2Config,
+        dict(use_sliding_window=True, sliding_window=16, max_window_layers=0, tie_word_embeddings=True),
+    ),
     # Layers of two kinds: every second one has experts, or does not rotate.
     "qwen3-moe-mixed": (
         transformers.Qwen3MoeConfig,

@@ -42,6 +42,10 @@ CASES = {
         "sequence.ulysses=3 must divide mesh.seq, got mesh.seq=8; use one of [1, 2, 4, 8]",
     ),
     "_heads": (dict(kind="ulysses", seq=8, num_heads=12), "mesh.seq must divide model.num_heads=12 for ulysses"),
+    "_window": (
+        dict(window=30, seq=8, ulysses=2),
+        "model.sliding_window must be a multiple of the 4 devices on the ring, got 30; use 28 or 32, ",
+    ),
     "_wave": (
         dict(sequences=12, wave=5),
         "schedule.wave=5 must divide the sequences of a pipeline, got 12; use 4 or 6, ",

@@ -28,19 +28,22 @@ class RingTags(NamedTuple):
     """Tags of every member's queries [R, T] and keys [R, S], and where they meet at each hop.
 
     `meets` is a range of key blocks for the blockwise kernel or spans for the fused kernel. Its type selects the
-    kernel.
+    kernel. `window`: see `Mask`.
     """
 
     queries: Tags
     keys: Tags
     meets: BlockRange | Spans
+    window: int = 0
 
     @property
     def num_members(self) -> int:
         return self.queries.documents.shape[0]
 
 
-def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bound: int | None) -> RingTags:
+def ring_tags(
+    queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bound: int | None, window: int = 0
+) -> RingTags:
     """Prepares the masks of a tick once for all layers.
 
     Args:
@@ -50,6 +53,7 @@ def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bou
         kernel: "blockwise" or "cudnn".
         passes: "kv" or "q".
         bound: with "kv", the number of keys of each member that travel; None for all.
+        window: see `Mask`.
 
     Returns:
         The tags and where they meet. At hop j these are own queries and the keys of member me - j with "kv", and own
@@ -64,10 +68,10 @@ def ring_tags(queries: Tags, keys: Tags, start, *, kernel: str, passes: str, bou
         own_q, own_k = (me, other) if passes == "kv" else (other, me)
         if kernel == "cudnn":
             return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q)
-        return find_blocks(queries.take(own_q), keys.take(own_k))
+        return find_blocks(queries.take(own_q), keys.take(own_k), window)
 
     others = (me - jnp.arange(num_members, dtype=jnp.int32)) % num_members
-    return RingTags(queries, keys, jax.vmap(pair)(others))
+    return RingTags(queries, keys, jax.vmap(pair)(others), window)
 
 
 def kernel_of(mask: Mask):
@@ -97,7 +101,7 @@ def forward(q_TNH: jax.Array, prefix: Prefix, tags: RingTags, *, passes: str) ->
         out_TNH and lse_TN over all keys of all members, at least float32.
     """
     if tags.num_members == 1:
-        mask = Mask(tags.queries.take(0), tags.keys.take(0), tags.meets.take(0))
+        mask = Mask(tags.queries.take(0), tags.keys.take(0), tags.meets.take(0), tags.window)
         return kernel_of(mask).forward(q_TNH, prefix, mask)
     hop = _forward_pass_kv if passes == "kv" else _forward_pass_q
     return hop(q_TNH, prefix, tags)
@@ -119,7 +123,7 @@ def _forward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags):
     num_members, own = tags.num_members, tags.queries.take(lax.axis_index(AXIS))
 
     def attend(hop, kv, state):
-        mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop))
+        mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop), tags.window)
         return merge(*state, *kernel_of(mask).forward(q_TNH, Prefix(*kv, ()), mask))
 
     def step(carry, hop):
@@ -136,7 +140,7 @@ def _forward_pass_q(q_TNH, prefix: Prefix, tags: RingTags):
     num_members, own = tags.num_members, tags.keys.take(lax.axis_index(AXIS))
 
     def attend(hop, q, state):
-        mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop))
+        mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop), tags.window)
         return merge(*state, *kernel_of(mask).forward(q, prefix, mask))
 
     def step(carry, hop):
@@ -162,7 +166,7 @@ def backward(
         dq_TNH (at least float32) and the two buffers.
     """
     if tags.num_members == 1:
-        mask = Mask(keys=tags.keys.take(0), queries=tags.queries.take(0), meets=tags.meets.take(0))
+        mask = Mask(keys=tags.keys.take(0), queries=tags.queries.take(0), meets=tags.meets.take(0), window=tags.window)
         return kernel_of(mask).backward(q_TNH, prefix, mask, cotangent, gradients)
     hop = _backward_pass_kv if passes == "kv" else _backward_pass_q
     return hop(q_TNH, prefix, tags, cotangent, gradients)
@@ -172,7 +176,7 @@ def _backward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangen
     num_members, own = tags.num_members, tags.queries.take(lax.axis_index(AXIS))
 
     def differentiate(hop, kv, dkv, dq):
-        mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop))
+        mask = Mask(own, tags.keys.take(_member(hop, num_members)), tags.meets.take(hop), tags.window)
         more, dkv = kernel_of(mask).backward(q_TNH, Prefix(*kv, ()), mask, cotangent, dkv)
         return dkv, dq + more
 
@@ -196,7 +200,7 @@ def _backward_pass_q(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangent
 
     def differentiate(hop, traveller, dq, gradients):
         q, seen = traveller
-        mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop))
+        mask = Mask(tags.queries.take(_member(hop, num_members)), own, tags.meets.take(hop), tags.window)
         more, gradients = kernel_of(mask).backward(q, prefix, mask, seen, gradients)
         return dq + more, gradients
 

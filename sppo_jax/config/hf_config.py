@@ -72,6 +72,7 @@ WEIGHT_FIELDS = (
     "mlp",
     "qk_norm",
     "qkv_bias",
+    "sinks",
     "tied_embeddings",
 )
 FREE_FIELDS = ("norm_eps", "sliding_window", "rope")
@@ -177,6 +178,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "experts": experts_from_hf(config) if family.fused_experts else {"count": 0},
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
+        "sinks": False,
         "tied_embeddings": bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         "norm_eps": config.get("rms_norm_eps", 1e-6),
         "sliding_window": _sliding_window(config, family),
@@ -219,7 +221,7 @@ def _check_representable(config: Mapping[str, Any]) -> None:
 
 
 def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
-    """Returns the attention span in tokens of the layers with a sliding window; 0 if no layer has one."""
+    """Returns the attention span in tokens of all layers; 0: the whole sequence."""
     window = config.get("sliding_window", family.sliding_window) or 0
     if config["model_type"] == "llama":
         return 0
@@ -230,12 +232,20 @@ def _sliding_window(config: Mapping[str, Any], family: Family) -> int:
             raise ValueError(
                 f"layer_types must be full_attention or sliding_attention, got {unknown[0]!r}; choose another model"
             )
-        return window if "sliding_attention" in kinds else 0
+        return _of_all_layers(window, kinds.count("sliding_attention"), len(kinds))
     if config["model_type"] == "mistral":
         return window
     if config["model_type"] == "qwen3_moe":
         return window if config.get("use_sliding_window") else 0
-    slides = (
-        config.get("use_sliding_window", False) and config.get("max_window_layers", 28) < config["num_hidden_layers"]
-    )
-    return window if slides else 0
+    num_layers = config["num_hidden_layers"]
+    first = max(0, config.get("max_window_layers", 28)) if config.get("use_sliding_window", False) else num_layers
+    return _of_all_layers(window, max(0, num_layers - first), num_layers)
+
+
+def _of_all_layers(window: int, num_windowed: int, num_layers: int) -> int:
+    if window and 0 < num_windowed < num_layers:
+        raise ValueError(
+            f"all layers of a model must have a sliding window or none, got {num_windowed} of {num_layers} layers with "
+            f"a window of {window}; choose another model"
+        )
+    return window if num_windowed else 0

@@ -86,6 +86,8 @@ def _family_name(model: ModelConfig, preferred: str | None) -> str:
         raise ValueError(
             f"a Hugging Face model must have model.mlp=swiglu, got {model.mlp}; export only models with swiglu"
         )
+    if model.sinks:
+        raise ValueError("a Hugging Face model must have model.sinks=false, got true; export only models without sinks")
     possible = [
         name
         for name, family in FAMILIES.items()

@@ -32,6 +32,8 @@ class KindConfig(Section):
         mlp: kind of MLP, as `model.mlp`.
         qk_norm: whether queries and keys are normalized in each head.
         qkv_bias: whether the projections to queries, keys and values have biases.
+        sliding_window: number of tokens that a token attends to; 0: the whole document.
+        sinks: whether each query head has a sink.
         rope: settings of `model.rope` that the kind replaces, each by its name.
         experts: settings of `model.experts` that the kind replaces, each by its name; `{count: 0}` is a plain MLP.
     """
@@ -44,6 +46,8 @@ class KindConfig(Section):
     mlp: Literal["swiglu", "gelu"] | None = None
     qk_norm: bool | None = None
     qkv_bias: bool | None = None
+    sliding_window: int | None = None
+    sinks: bool | None = None
     rope: Settings | None = None
     experts: Settings | None = None
 

@@ -41,8 +41,10 @@ class ModelConfig(Section):
         tied_embeddings: whether the output head is the embedding matrix; true or false.
         norm_eps: term that RMSNorm adds to the mean square; at least 0.
         rope: rotary position embedding.
-        sliding_window: reach of attention in the imported model, in tokens; at least `sequence.length`, because only
-            full attention is supported, or 0: the whole sequence.
+        sliding_window: number of tokens that a token attends to, itself and those before it in its document; a
+            multiple of the devices on the ring, or 0: the whole document.
+        sinks: whether each query head has a sink, a learnt score that takes a share of attention and gives nothing;
+            true or false.
         compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.
         kernel: attention kernel; "blockwise" runs on every device; "cudnn" needs a GPU, bfloat16, and a
             `model.head_dim` that is a multiple of 8 and at most 128; "auto": "cudnn" where these needs are met, else
@@ -73,6 +75,7 @@ class ModelConfig(Section):
     norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)
     sliding_window: int = 0
+    sinks: bool = False
     compute_dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     kernel: Literal["auto", "blockwise", "cudnn"] = "auto"
     check_kernels: bool = True
@@ -110,6 +113,10 @@ class ModelConfig(Section):
         return [
             (self.of_kind(name), num_layers * names.count(name) // self.num_layers) for name in dict.fromkeys(names)
         ]
+
+    def window_within(self, length: int) -> int:
+        """Returns the tokens that a token of a sequence of `length` attends to; 0: all before it."""
+        return self.sliding_window if self.sliding_window < length else 0
 
     def _check(self) -> None:
         self._at_least(1, "vocab_size", "hidden_size", "num_layers", "num_heads")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sppo_jax.attention.dense import dense_attention
+from sppo_jax.attention.mixer import mixer_of
 from sppo_jax.dtypes import accumulator, compute_dtype
 from sppo_jax.models.layers import RMSNorm, layer_of, normal_param
 from sppo_jax.models.stacks import LayerStacks, scan_layers, stacks_of
@@ -126,8 +127,9 @@ class Decoder(nnx.Module):
 
         def run_layer(kind: str | None, x_BSD: jax.Array, state: nnx.State) -> tuple[jax.Array, Any]:
             layer = nnx.merge(stacks[kind][0], state)
-            q, k, v = layer.before_attention(x_BSD, positions_BS)
-            out = dense_attention(q, k, v, positions_BS, document_ids_BS)
+            q, k, v, *sinks = layer.before_attention(x_BSD, positions_BS)
+            how = dict(window=mixer_of(layer).window, sinks_N=sinks[0] if sinks else None)
+            out = dense_attention(q, k, v, positions_BS, document_ids_BS, **how)
             choices = (layer.choose(x_BSD, out),) if hasattr(layer, "choose") else ()
             result = layer.after_attention(x_BSD, out, *choices)
             y_BSD, shares = result if isinstance(result, tuple) else (result, None)

@@ -6,7 +6,6 @@ Host memory holds one device's part of one parameter at a time, beside what has 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -53,13 +52,6 @@ def from_hf(
     if config.compute_dtype == "float64" and not jax.config.jax_enable_x64:
         raise ValueError(
             "dtype float64 must have jax's 64-bit mode, got the mode off; set JAX_ENABLE_X64=1, or use float32"
-        )
-    if config.sliding_window:
-        warnings.warn(
-            f"the attention of this model spans {config.sliding_window} tokens, and attention here spans the whole "
-            "sequence; "
-            f"results agree only on sequences of at most {config.sliding_window} tokens",
-            stacklevel=2,
         )
     model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(params=0)))
     shapes = nnx.state(model, nnx.Param)

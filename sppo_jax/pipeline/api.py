@@ -120,9 +120,10 @@ class Step:
             ValueError: `seq` cannot divide the heads, or kinds return different shares.
         """
         plan, dtype, heads, shares = self.plan, jnp.dtype(self.model.dtype), {}, {}
+        windows = {kind: block.mixer.within(plan.sequence_length) for kind, block in self.blocks.items()}
         for kind, block in self.blocks.items():
             q, k, like = self._traced_layer(kind, block)
-            check(Facts(num_heads=q.shape[1], kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq))
+            self._check_split(q.shape[1], windows[kind])
             heads[kind] = AttentionShape(
                 num_heads=q.shape[1] // plan.ulysses,
                 num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
@@ -134,7 +135,7 @@ class Step:
         caches: dict[tuple[int, int], list[str | None]] = {}
         for kind, shape in heads.items():
             caches.setdefault((shape.num_kv_heads, shape.head_dim), []).append(kind)
-        layers = Layers(self.blocks, kinds, tuple(map(tuple, caches.values())), tuple(shares))
+        layers = Layers(self.blocks, kinds, tuple(map(tuple, caches.values())), tuple(shares), windows)
         return heads, layers, self._shares_layout(shares)
 
     def _traced_layer(self, kind: str | None, block: Block):
@@ -147,7 +148,7 @@ class Step:
         )
         hidden = self.params["embedding"].get_value().shape[1]
         x_TD = jax.ShapeDtypeStruct((1, hidden), jnp.dtype(self.model.dtype))
-        q, k, _ = jax.eval_shape(block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
+        q, k, *_ = jax.eval_shape(block.before, weights, x_TD, jax.ShapeDtypeStruct((1,), jnp.int32))
         chosen = jax.eval_shape(block.choose, weights, x_TD, q)
         return q, k, jax.eval_shape(block.after, weights, x_TD, q, chosen)[1]
 
@@ -161,6 +162,17 @@ class Step:
                 f"{', '.join(map(str, shares))}; make their experts alike"
             )
         return SharesLayout(like, penalty, self.plan, jnp.dtype(self.model.dtype))
+
+    def _check_split(self, num_heads: int, window: int) -> None:
+        """Checks that `seq` can divide the heads and the window of a layer."""
+        plan = self.plan
+        how = dict(kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq)
+        check(Facts(num_heads=num_heads, window=window, **how))
+        if window and plan.kernel == "cudnn":
+            raise ValueError(
+                f"a plan of a model with a sliding window must have model.kernel=blockwise, got cudnn and a window of "
+                f"{window} tokens; plan again with model.kernel=blockwise"
+            )
 
     @property
     def platform(self) -> str:

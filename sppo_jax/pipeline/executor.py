@@ -226,7 +226,7 @@ class Executor(Run):
         splits = stages.Splits(
             backward=units.split(self, passes.backward),
             forward=units.split(self, passes.forward),
-            forward_chunk=units.chunk(self, tick, passes.forward, state.tags),
+            forward_chunks=units.chunks(self, tick, passes.forward, state.tags),
             again=tick.row["stash.attends_again"] if tick.spec.stash.attends else 0,
         )
         stash, sums = state.stash.to_use(self, tick), stages.Sums(prefixes.grads, state.weights.sums)

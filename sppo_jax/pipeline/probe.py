@@ -71,7 +71,7 @@ def _noise(seed: int, shape: tuple[int, ...], dtype) -> jax.Array:
 
 def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) -> None:
     """Checks widths and dtypes of what the methods return."""
-    q, k, v = jax.eval_shape(block.before, weights, x_TD, positions_T)
+    q, k, v, sinks = jax.eval_shape(block.before, weights, x_TD, positions_T)
     size, dtype = x_TD.shape, x_TD.dtype
     for what, got in (("q", q), ("k", k), ("v", v)):
         if len(got.shape) != 3 or got.shape[0] != size[0] or got.shape[2] != q.shape[-1]:
@@ -86,6 +86,9 @@ def _check_shapes(block: Block, weights: Weights, x_TD, positions_T, name: str) 
         heads = f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]}"
         rule = f"{name}.before_attention must return as many heads for k as for v, and a multiple of this number for q"
         _refuse(rule, f"heads of q, k and v: {heads}", "change the heads")
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        rule = f"{name}.before_attention must return sinks as one score for each of the {q.shape[1]} heads of q"
+        _refuse(rule, _text(sinks), "return them as the fourth result, or return q, k and v alone")
     y, shares = jax.eval_shape(partial(_after, block), weights, x_TD, q)
     if y.shape != size or y.dtype != dtype:
         rule = f"{name}.after_attention must return the next layer's input, {list(size)} in {dtype}"
@@ -108,7 +111,7 @@ def _check_state(block: Block, weights: Weights, x_TD, positions_T, name: str) -
     def run(weights, x_TD, positions_T):
         layer = nnx.merge(block.graphdef, weights.params, weights.others, copy=True)
         before = jax.tree.leaves(nnx.state(layer))
-        q_TNH, _, _ = layer.before_attention(x_TD, positions_T)
+        q_TNH, *_ = layer.before_attention(x_TD, positions_T)
         choices = (layer.choose(x_TD, q_TNH),) if block.chooses else ()
         layer.after_attention(x_TD, q_TNH, *choices)
         state = nnx.state(layer)

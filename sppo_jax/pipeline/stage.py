@@ -14,9 +14,10 @@ from jax import lax
 from sppo_jax import buffers
 from sppo_jax.attention import teams
 from sppo_jax.attention.sequence import Attended, Cache, Chunk, Split
+from sppo_jax.attention.sinks import sinks_gradient, with_sinks
 from sppo_jax.dtypes import accumulator
 from sppo_jax.models.stacks import of_kind
-from sppo_jax.pipeline.block import Block, Residuals, Weights
+from sppo_jax.pipeline.block import Block, Projected, Residuals, Weights
 from sppo_jax.pipeline.kinds import WHOLE, At, run_layers, with_part
 from sppo_jax.pipeline.shares import SharesLayout
 from sppo_jax.pipeline.stash import KEYS_VALUES, StashLayout, chunk_entries
@@ -39,12 +40,14 @@ class Layers:
         kinds: of each layer.
         kv: the kinds of each cache, whose keys and values have one shape.
         shares: the kinds whose layers return shares.
+        windows: the tokens that a token attends to in layers of each kind; 0: all before it.
     """
 
     blocks: Mapping[str | None, Block]
     kinds: tuple[str | None, ...]
     kv: tuple[tuple[str | None, ...], ...]
     shares: tuple[str | None, ...]
+    windows: Mapping[str | None, int]
 
     def cache_of(self, kind: str | None) -> int:
         """Returns which cache has the keys and values of a kind."""
@@ -96,13 +99,13 @@ class Stage:
         """Traces one layer of a kind abstractly."""
         block, whole = self.layers.blocks[kind], Weights(*(of_kind(x, kind) for x in self.weights))
         weights = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), whole)
-        q, k, _ = jax.eval_shape(block.before, weights, x_TD, positions_T)
+        q, k, _, sinks = jax.eval_shape(block.before, weights, x_TD, positions_T)
         chosen = jax.eval_shape(block.choose, weights, x_TD, q)
         before = after = None
         if self.places.rest != "recompute":
             before = Residuals.of(block.vjp_before, weights, x_TD, positions_T)
             after = Residuals.of(block.vjp_after, weights, x_TD, q, chosen)
-        return LayerShapes(q, k, chosen, before, after)
+        return LayerShapes(q, k, sinks, chosen, before, after)
 
     def layout(self, stash, num_slots: int, x_TD, positions_T, *, has_short_rows: bool = False) -> StashLayout:
         """Lays out the stash of one class."""
@@ -140,10 +143,11 @@ class Stage:
 
 
 class LayerShapes(NamedTuple):
-    """Shapes of q, k and choices, and how a layer's vjp functions come apart (None where they are recomputed)."""
+    """Shapes of q, k, sinks and choices, and how a layer's vjp functions come apart (None where recomputed)."""
 
     q_TNH: jax.ShapeDtypeStruct
     k_TKH: jax.ShapeDtypeStruct
+    sinks_N: jax.ShapeDtypeStruct | None
     chosen_Tk: jax.ShapeDtypeStruct | None
     before: Residuals | None
     after: Residuals | None
@@ -152,6 +156,8 @@ class LayerShapes(NamedTuple):
 class Unit(NamedTuple):
     """This device's unit of a tick: group of layers and its slots, chunk in the cache, positions, stash slot.
 
+    The chunk has masks for each window of the layers.
+
     Where layers return shares, training has also the unit's sequence, which of its tokens are real, and in a backward
     the gradient of the shares' sums, if they have a penalty.
     """
@@ -159,7 +165,7 @@ class Unit(NamedTuple):
     group: jax.Array
     weight_slot: jax.Array
     sum_slot: jax.Array
-    chunk: Chunk
+    chunks: dict[int, Chunk]
     positions_T: jax.Array
     stash_slot: jax.Array
     sequence: jax.Array | None = None
@@ -222,16 +228,18 @@ def _forward_layer(stage, x, unit, at, memory, split, *, early=None, again=None)
     Where `again` is given, the layer runs again: its keys and values are in the memory, and its shares have been added.
     """
     layers, block = stage.layers, stage.layers.blocks[at.kind]
-    weights, number = stage.layer_weights(unit, at), layers.cache_of(at.kind)
+    weights, number, window = stage.layer_weights(unit, at), layers.cache_of(at.kind), layers.windows[at.kind]
     cache, layer = memory.caches[number], at.among(layers.kv[number])
+    chunk, split = unit.chunks[window], split._replace(window=window)
     save_rest = stage.places.rest != "recompute"
     if save_rest:
-        (q, k, v), vjp_before = block.vjp_before(weights, x, unit.positions_T)
+        projected, vjp_before = block.vjp_before(weights, x, unit.positions_T)
     else:
-        q, k, v = block.before(weights, x, unit.positions_T)
+        projected = block.before(weights, x, unit.positions_T)
+    q, k, v, _ = projected
     if again is None:
-        cache = teams.write_prefix(cache, k, v, unit.chunk, layer, split)
-    out, lse = teams.forward(q, k, cache, unit.chunk, layer, split)
+        cache = teams.write_prefix(cache, k, v, chunk, layer, split)
+    out, lse = _attend(projected, cache, chunk, layer, split)
     if early is not None:
         out, early = lax.optimization_barrier((out, early))
     chosen = block.choose(weights, x, out) if again is None else again.chosen_Tk
@@ -255,6 +263,12 @@ def _with(caches: tuple[Cache, ...], number: int, cache: Cache) -> tuple[Cache, 
     return (*caches[:number], cache, *caches[number + 1 :])
 
 
+def _attend(projected: Projected, cache: Cache, chunk: Chunk, layer, split: Split) -> tuple[jax.Array, jax.Array]:
+    """Returns the output and the LSE of a chunk's queries over their prefix and the layer's sinks."""
+    out, lse = teams.forward(projected.q_TNH, projected.k_TKH, cache, chunk, layer, split)
+    return (out, lse) if projected.sinks_N is None else with_sinks(out, lse, projected.sinks_N)
+
+
 class Sums(NamedTuple):
     """What a backward adds to: dK and dV of the prefix, and the layers' gradients [slots, layers, ...]."""
 
@@ -270,7 +284,7 @@ class Splits(NamedTuple):
 
     backward: Split
     forward: Split
-    forward_chunk: Chunk
+    forward_chunks: dict[int, Chunk]
     again: jax.Array | int = 0
 
 
@@ -281,7 +295,7 @@ def backward(stage: Stage, unit: Unit, dy_TD, caches: tuple[Cache, ...], sums: S
 
     Args:
         stage: the layers.
-        unit: the chunk; `unit.chunk` has the tags of the backward.
+        unit: the chunk; `unit.chunks` have the tags of the backward.
         dy_TD: cotangent of the last layer's output, zero for padding.
         caches: keys and values of the prefix.
         sums: accumulators.
@@ -334,9 +348,9 @@ def rebuild(stage: Stage, unit: Unit, caches: tuple[Cache, ...], split: Split, s
             k, v = values["k"], values["v"]
         else:
             block = stage.layers.blocks[at.kind]
-            _, k, v = block.before(stage.layer_weights(unit, at), values["x"], unit.positions_T)
-        layer = at.among(stage.layers.kv[number])
-        cache = teams.write_prefix(caches[number], k, v, unit.chunk, layer, split, behind=behind)
+            _, k, v, _ = block.before(stage.layer_weights(unit, at), values["x"], unit.positions_T)
+        layer, window = at.among(stage.layers.kv[number]), stage.layers.windows[at.kind]
+        cache = teams.write_prefix(caches[number], k, v, unit.chunks[window], layer, split, behind=behind)
         return (_with(caches, number, cache),)
 
     return run_layers(stage.layers.kinds, body, (caches,))[0][0]
@@ -347,7 +361,7 @@ def _rerun(stage, unit, saved, caches, splits):
     x_TD, layers = saved["x"], stage.layers
     named = {kind: _made_again(stage, kind, x_TD, unit.positions_T) for kind in layers.blocks}
     layout = StashLayout(chunk_entries(StashClass(x_TD.shape[0]), named, layers.kinds), stage.num_layers, 0)
-    unit = unit._replace(chunk=splits.forward_chunk)
+    unit = unit._replace(chunks=splits.forward_chunks)
 
     def body(carry, at):
         x, kept = carry
@@ -373,7 +387,7 @@ def _made_again(stage, kind, x_TD, positions_T) -> dict:
 def _saved_vjps(stage, kind, weights, saved, unit):
     """Rebuilds q, the shape of k and the vjp of `before` from saved leaves; the vjp of `after` needs `out` first.
 
-    Keys and values themselves are computed only where the backward writes them again.
+    Keys and values themselves are computed only where the backward writes them again. Sinks are the layer's own.
     """
     x, block = saved["x"], stage.layers.blocks[kind]
     shapes = stage.shapes(kind, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, unit.positions_T)))
@@ -381,11 +395,11 @@ def _saved_vjps(stage, kind, weights, saved, unit):
     leaves = [saved[f"rest{i}"].reshape(leaf.shape) for i, leaf in enumerate(wanted)]
     cut = len(shapes.before.shapes)
     vjp_before = shapes.before.restore(leaves[:cut], weights, x, unit.positions_T)
-    k = v = shapes.k_TKH
-    if stage.places.kv == "recompute":
-        _, k, v = block.before(weights, x, unit.positions_T)
+    projected = Projected(saved["q"], shapes.k_TKH, shapes.k_TKH)
+    if stage.places.kv == "recompute" or shapes.sinks_N is not None:
+        projected = block.before(weights, x, unit.positions_T)._replace(q_TNH=saved["q"])
     chosen = saved.get("chosen")
-    return (saved["q"], k, v), vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out, chosen)
+    return projected, vjp_before, lambda out: shapes.after.restore(leaves[cut:], weights, x, out, chosen)
 
 
 def _made_vjps(stage, kind, weights, saved, unit):
@@ -400,13 +414,19 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
     weights, of_group = stage.layer_weights(unit, at), stage.layers
     number, chooses = of_group.cache_of(at.kind), of_group.blocks[at.kind].chooses
     cache, layer = caches[number], at.among(of_group.kv[number])
+    window = of_group.windows[at.kind]
+    chunk, forward_chunk = unit.chunks[window], splits.forward_chunks[window]
+    splits = splits._replace(
+        backward=splits.backward._replace(window=window), forward=splits.forward._replace(window=window)
+    )
     vjps = _saved_vjps if "q" in saved else _made_vjps
-    (q, k, v), vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
+    projected, vjp_before, vjp_after = vjps(stage, at.kind, weights, saved, unit)
+    q, k, v, sinks = projected
     if stage.places.kv == "recompute":
-        cache = teams.write_prefix(cache, k, v, splits.forward_chunk, layer, splits.forward)
+        cache = teams.write_prefix(cache, k, v, forward_chunk, layer, splits.forward)
 
     def attend(_):
-        return teams.forward(q, k, cache, splits.forward_chunk, layer, splits.forward)
+        return _attend(projected, cache, forward_chunk, layer, splits.forward)
 
     if "out" in saved:
         with jax.named_scope("attention_turn"):
@@ -424,11 +444,12 @@ def _backward_layer(stage, unit, at, dy, saved, caches, sums, splits):
         dparams_after, layers = lax.optimization_barrier((dparams_after, layers))
         dout, layers = lax.optimization_barrier((dout, _added(layers, place, dparams_after)))
     attended = Attended(q, out, lse, dout)
-    dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefixes[number], unit.chunk, layer, splits.backward)
+    dq, dk, dv, prefix = teams.backward(attended, k, cache, sums.prefixes[number], chunk, layer, splits.backward)
     early = saved["early"]
     if early is not None:
         dq, early = lax.optimization_barrier((dq, early))
-    dparams_before, dx_before = vjp_before((dq, dk, dv))
+    dsinks = None if sinks is None else sinks_gradient(sinks, out, lse, dout)
+    dparams_before, dx_before = vjp_before(Projected(dq, dk, dv, dsinks))
     layers = _added(layers, place, *[dparams_after] * (not chooses), dparams_before)
     sums = Sums(_with(sums.prefixes, number, prefix), with_part(sums.layers, at.kind, layers))
     return dx_after + dx_before, sums, _with(caches, number, cache), early

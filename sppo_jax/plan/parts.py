@@ -36,7 +36,8 @@ def model_shape(model: Any) -> dict[str, int | str]:
 
 def _shape(model: Any, fields: tuple[str, ...]) -> dict[str, int | str]:
     of_mlp = _EXPERTS_FIELDS if model.experts.count else ("mlp_size",)
-    return {name: attrgetter(name)(model) for name in (*fields, *of_mlp)}
+    of_window = ("sliding_window",) * bool(model.sliding_window)
+    return {name: attrgetter(name)(model) for name in (*fields, *of_mlp, *of_window)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,5 +27,5 @@ def costs_of_documents(costs: CostModel, attended: float) -> CostModel:
         costs: the seconds of units of sequences of one document.
         attended: the share, 0..1.
     """
-    attention = tuple((share, pair_flops * attended, head_dim) for share, pair_flops, head_dim in costs.attention)
+    attention = tuple(kind._replace(pair_flops=kind.pair_flops * attended) for kind in costs.attention)
     return replace(costs, attention=attention)

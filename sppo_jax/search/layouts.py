@@ -11,7 +11,7 @@ from sppo_jax.predict.shape import MemoryShape
 from sppo_jax.rules import BREADTH_FIRST, Broken, Facts, divisors
 from sppo_jax.search.advice import nearest_changes
 from sppo_jax.search.request import Request
-from sppo_jax.search.splits import SequenceSplit, sequence_splits, shared_heads
+from sppo_jax.search.splits import SequenceSplit, sequence_splits, shared_heads, shared_window
 
 # A mesh without a layout, and the rules that it breaks.
 Refused = tuple[MeshShape, tuple[Broken, ...]]
@@ -157,6 +157,7 @@ def _facts(request: Request, mesh: MeshShape, sequences: int) -> Facts:
         shapes=() if sequence.shapes == "auto" else sequence.shapes,
         kind=None if sequence.kind == "auto" else sequence.kind,
         ulysses=sequence.ulysses,
+        window=shared_window(config.model, sequence.length),
         groups=sequence.groups,
         schedule=request.schedule_name,
         one_group_at_a_time=by_groups if weights == "gathered" or request.optimizer == "host" else None,

@@ -13,7 +13,7 @@ from sppo_jax.search.evaluate import costs_of
 from sppo_jax.search.given import without_effect
 from sppo_jax.search.request import resolve_cluster
 from sppo_jax.search.search import search
-from sppo_jax.search.splits import shared_heads
+from sppo_jax.search.splits import shared_heads, shared_window
 
 __all__ = ["check_plan", "costs_of", "make_plan", "resolve_cluster"]
 
@@ -86,6 +86,7 @@ def check_plan(plan: Plan, config: Config) -> None:
             seq=mesh.seq,
             kind=plan.sequence_kind,
             ulysses=plan.ulysses,
+            window=shared_window(config.model, plan.sequence_length),
             interleave=plan.schedule.interleave,
             schedule=plan.schedule.name,
             sequences=plan.sequences_per_pipeline,

@@ -95,7 +95,8 @@ class Partition:
             return equal_lengths(sequence.length, self.num_chunks, multiple)
         if self.balance == "cost":
             return _equal_cost(self.layout, self.num_chunks, self.longest)
-        return _balanced(sequence.length, self.num_chunks, multiple, *balance_weights(request.config.model))
+        weights = balance_weights(request.config.model, sequence.length)
+        return _balanced(sequence.length, self.num_chunks, multiple, *weights)
 
     @cached_property
     def shapes(self) -> tuple[int, ...]:

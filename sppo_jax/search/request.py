@@ -15,6 +15,7 @@ from sppo_jax.schedule.check import check
 from sppo_jax.schedule.csv_format import from_csv
 from sppo_jax.schedule.table import Table
 from sppo_jax.search.chunks import given_lengths
+from sppo_jax.search.splits import shared_window
 from sppo_jax.search.ways import Way
 
 PINNABLE = ("hbm_bytes", "host_link_bytes_s", "link_bytes_s", "network_bytes_s", "matmul_flops_s")
@@ -79,7 +80,8 @@ class Request:
     @cached_property
     def kernel(self) -> str:
         """The attention kernel; see `choose_kernel`."""
-        return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes)
+        window = shared_window(self.config.model, self.config.sequence.length)
+        return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes, window)
 
 
 def read_request(config: Config, cluster: Cluster | None = None) -> Request:
@@ -155,12 +157,25 @@ def resolve_cluster(config: Config, cluster: Cluster | None = None) -> Cluster:
     return replace(cluster, device=replace(device, **pinned), host_bytes=host_bytes, spare=spare)
 
 
-def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int) -> str:
+def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window: int = 0) -> str:
     """Returns the attention kernel: what the device runs best, where it takes the model's dtype and heads.
+
+    Args:
+        model: the model shape.
+        device: the kind of device.
+        compute_bytes: bytes of an activation.
+        window: tokens that a token attends to; 0: all before it.
 
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
+    if window:
+        if model.kernel == "cudnn":
+            raise ValueError(
+                f"model.kernel must be auto or blockwise for a model with a sliding window, got cudnn and "
+                f"model.sliding_window={window}; use model.kernel=blockwise"
+            )
+        return "blockwise"
     head_dim = max((kind.head_dim for kind, _ in model.counts(model.num_layers)), key=lambda x: (x % 8 > 0, x))
     possible = cudnn_takes(compute_bytes, head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from sppo_jax.config import ModelConfig, SequenceConfig
-from sppo_jax.rules import Facts, check, divisors
+from sppo_jax.rules import Facts, broken, check, divisors
 from sppo_jax.search.because import Because
 
 
@@ -46,7 +46,7 @@ def sequence_splits(
     near = [factor for factor in factors if factor <= devices_per_host]
     whole = [factor for factor in factors if num_kv_heads % factor == 0]
     splits = []
-    for factor in sorted({factors[-1], near[-1], whole[-1], 1}, reverse=True):
+    for factor in _on_rings(model, sequence, seq, {factors[-1], near[-1], whole[-1], 1}):
         found = split_sequence(model, _as_kind(sequence, factor, seq), seq)
         heads = Because.HEADS(num_heads=num_heads, num_kv_heads=num_kv_heads)
         splits.append(replace(found, reason=heads))
@@ -57,6 +57,18 @@ def shared_heads(model: ModelConfig) -> tuple[int, int]:
     """Returns the query heads and the key-value heads that devices may divide: the gcd over all kinds of layers."""
     kinds = [kind for kind, _ in model.counts(model.num_layers)]
     return math.gcd(*(kind.num_heads for kind in kinds)), math.gcd(*(kind.num_kv_heads for kind in kinds))
+
+
+def shared_window(model: ModelConfig, length: int) -> int:
+    """Returns the window of which a ring must be a divisor: the gcd over all kinds of layers; 0 without one."""
+    return math.gcd(*(kind.window_within(length) for kind, _ in model.counts(model.num_layers)))
+
+
+def _on_rings(model: ModelConfig, sequence: SequenceConfig, seq: int, factors: set[int]) -> list[int]:
+    """Returns the factors, falling, whose rings the model's windows allow; all if there are none."""
+    facts = Facts(seq=seq, window=shared_window(model, sequence.length))
+    allowed = [factor for factor in factors if not any(broken(replace(facts, ulysses=factor)))]
+    return sorted(allowed or factors, reverse=True)
 
 
 def _as_kind(sequence: SequenceConfig, factor: int, seq: int) -> SequenceConfig:
@@ -82,11 +94,8 @@ def split_sequence(model: ModelConfig, sequence: SequenceConfig, seq: int) -> Se
         fact = "divide" if kind == "ulysses" else "do not divide"
         reason = Because.HEADS_DIVIDE(num_heads=num_heads, divide=fact, seq=seq)
     check(Facts(num_heads=num_heads, kind=kind, ulysses=sequence.ulysses, seq=seq))
-    if kind == "ring":
-        return SequenceSplit(kind=kind, ulysses=1, ring=seq, reason=reason)
-    if kind == "ulysses":
-        return SequenceSplit(kind=kind, ulysses=seq, ring=1, reason=reason)
-    factor = sequence.ulysses or _hybrid_factor(num_heads, seq)
+    factor = {"ring": 1, "ulysses": seq}.get(kind) or sequence.ulysses or _hybrid_factor(num_heads, seq)
+    check(Facts(ulysses=factor, seq=seq, window=shared_window(model, sequence.length)))
     return SequenceSplit(kind=kind, ulysses=factor, ring=seq // factor, reason=reason)
 
 

@@ -16,6 +16,11 @@ CASES = {
         dict(num_layers=6, pipe=4),
         "mesh.pipe must divide model.num_layers=6, got mesh.pipe=4; use 3 ",
     ),
+    "_kinds_of_groups": (
+        dict(kinds=("a", "b", "b") * 4, pipe=3, interleave=2),
+        "mesh.pipe * schedule.interleave must divide the layers into equal patterns of model.layers, got 6 parts; use "
+        "1 or 2 or 4, or another pattern",
+    ),
     "_layers_of_groups": (
         dict(num_layers=4, pipe=4, schedule="breadth-first"),
         "schedule breadth-first must have at least 2 layers per stage, got 4 layers on 4 stages",

@@ -25,14 +25,14 @@ class KindConfig(Section):
     """What the layers of one kind have in place of the model's own settings; null is the model's setting.
 
     Args:
-        num_heads: query heads of a layer.
-        num_kv_heads: heads of keys and values of a layer.
-        head_dim: elements of a head.
-        mlp_size: elements of the hidden layer of the MLP.
+        num_heads: query heads of a layer, as `model.num_heads`.
+        num_kv_heads: heads of keys and values of a layer, as `model.num_kv_heads`.
+        head_dim: elements of a head, as `model.head_dim`.
+        mlp_size: elements of the hidden layer of the MLP, as `model.mlp_size`.
         mlp: kind of MLP, as `model.mlp`.
         qk_norm: whether queries and keys are normalized in each head.
         qkv_bias: whether the projections to queries, keys and values have biases.
-        sliding_window: number of tokens that a token attends to; 0: the whole document.
+        sliding_window: number of tokens that a token attends to, as `model.sliding_window`.
         sinks: whether each query head has a sink.
         rope: settings of `model.rope` that the kind replaces, each by its name.
         experts: settings of `model.experts` that the kind replaces, each by its name; `{count: 0}` is a plain MLP.

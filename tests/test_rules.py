@@ -104,7 +104,7 @@ def test_a_rule_names_what_must_hold_what_was_found_and_what_to_change(name):
 
 
 # Facts without which a rule is broken all the same.
-NOT_NEEDED = {"_one_group_at_a_time": ("schedule",)}
+NOT_NEEDED = {"_one_group_at_a_time": ("schedule",), "_kinds_of_groups": ("interleave",)}
 
 
 @pytest.mark.parametrize("name", CASES)

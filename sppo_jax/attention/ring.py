@@ -63,11 +63,13 @@ def ring_tags(
     if passes == "kv" and bound is not None:
         keys = jax.tree.map(lambda x: x[:, :bound], keys)
     me = lax.axis_index(AXIS) if num_members > 1 else 0
+    if kernel == "cudnn":
+        window //= num_members  # of one member's keys
 
     def pair(other):
         own_q, own_k = (me, other) if passes == "kv" else (other, me)
         if kernel == "cudnn":
-            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q)
+            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q, window)
         return find_blocks(queries.take(own_q), keys.take(own_k), window)
 
     others = (me - jnp.arange(num_members, dtype=jnp.int32)) % num_members

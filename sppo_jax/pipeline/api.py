@@ -122,13 +122,17 @@ class Step:
     def _check_split(self, num_heads: int) -> None:
         """Checks that `seq` can divide the heads and the window of a layer."""
         plan, window = self.plan, self.block.mixer.within(self.plan.sequence_length)
-        how = dict(kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq)
-        check(Facts(num_heads=num_heads, window=window, **how))
-        if window and plan.kernel == "cudnn":
-            raise ValueError(
-                f"a plan of a model with a sliding window must have model.kernel=blockwise, got cudnn and a window of "
-                f"{window} tokens; plan again with model.kernel=blockwise"
+        check(
+            Facts(
+                num_heads=num_heads,
+                kind=plan.sequence_kind,
+                ulysses=plan.ulysses,
+                seq=plan.mesh.seq,
+                window=window,
+                groups=plan.groups if window else None,
+                kernel=plan.kernel,
             )
+        )
 
     @property
     def platform(self) -> str:
@@ -173,6 +177,7 @@ class Step:
             num_sequences=self.plan.num_sequences,
             sequence_length=self.plan.sequence_length,
             contiguous=self.plan.kernel == "cudnn",
+            consecutive=self.plan.kernel == "cudnn" and self.block.mixer.window > 0,
             natural=self.plan.groups == "static",
         )
         if self.plan.groups == "flex":

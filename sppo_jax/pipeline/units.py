@@ -29,7 +29,10 @@ def real(run: Run, tick: Tick, stage) -> jax.Array:
 
 def split(run: Run, passes: str) -> Split:
     """Returns how `seq` is divided, what travels on the ring, and how far attention reaches."""
-    return Split(run.plan.ulysses, run.plan.ring, passes, run.plan.kernel, run.stage.block.mixer.window)
+    plan, mixer = run.plan, run.stage.block.mixer
+    # The fused kernel computes whole prefixes where these are no longer than a window.
+    window = mixer.within(plan.sequence_length) if plan.kernel == "cudnn" else mixer.window
+    return Split(plan.ulysses, plan.ring, passes, plan.kernel, window)
 
 
 def write_tags(run: Run, tick: Tick, tags: Tags) -> Tags:

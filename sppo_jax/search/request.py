@@ -79,7 +79,8 @@ class Request:
     @cached_property
     def kernel(self) -> str:
         """The attention kernel; see `choose_kernel`."""
-        window = self.config.model.window_within(self.config.sequence.length)
+        sequence = self.config.sequence
+        window = self.config.model.window_within(sequence.length) if sequence.groups != "static" else 0
         return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes, window)
 
 
@@ -163,17 +164,13 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
         model: the model shape.
         device: the kind of device.
         compute_bytes: bytes of an activation.
-        window: tokens that a token attends to; 0: all before it.
+        window: tokens that a token attends to where documents have devices of their own; 0: no such window.
 
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
     if window:
-        if model.kernel == "cudnn":
-            raise ValueError(
-                f"model.kernel must be auto or blockwise for a model with a sliding window, got cudnn and "
-                f"model.sliding_window={window}; use model.kernel=blockwise"
-            )
+        check_rules(Facts(window=window, groups="flex", kernel=None if model.kernel == "auto" else model.kernel))
         return "blockwise"
     possible = cudnn_takes(compute_bytes, model.head_dim)
     if model.kernel == "cudnn" and not (possible and device.platform == "gpu"):

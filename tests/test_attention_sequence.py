@@ -104,6 +104,7 @@ def by_chunks(split, lengths, heads, kv_heads):
         (Split(1, 4, "q", "cudnn"), (16, 8, 16), 3, 3),
         (Split(2, 1, "q", "cudnn", 5), (10, 8, 14), 4, 2),
         (Split(1, 4, "q", "cudnn", 12), (16, 8, 16), 3, 3),
+        (Split(1, 3, "kv", "cudnn", 6), (15, 9, 12), 2, 1),
         (Split(2, 2, "kv", "cudnn", 4), (16, 12, 8), 4, 1),
         (Split(2, 2, "kv", "cudnn"), (16, 12, 8), 4, 1),
     ],

@@ -116,6 +116,7 @@ class Step:
             num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
             head_dim=q.shape[2],
             itemsize=dtype.itemsize,
+            window=self.block.mixer.within(plan.sequence_length) // plan.ring if plan.kernel == "cudnn" else 0,
         )
         return heads, SharesLayout(like, self.block.penalty, plan, dtype) if jax.tree.leaves(like) else None
 

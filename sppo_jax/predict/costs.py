@@ -466,6 +466,7 @@ def cost_model(
         num_kv_heads=kv_heads // ulysses,
         head_dim=model.head_dim,
         itemsize=stage.compute_bytes,
+        window=model.window_within(stage.length) // ring if stage.kernel == "cudnn" else 0,
     )
     return CostModel(
         layer=layer_costs(model),

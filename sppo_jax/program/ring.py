@@ -7,6 +7,16 @@ sends: with R members, what comes home makes R hops and what need not come home 
 from dataclasses import dataclass
 
 
+def travelling_keys(window: int, queries: int) -> int:
+    """Returns the keys of a ring member that the windows of a chunk's queries reach.
+
+    Args:
+        window: keys of a member that a query sees.
+        queries: the chunk's queries on one member.
+    """
+    return window + queries
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
     """Attention of one device after the all-to-all.
@@ -16,12 +26,14 @@ class AttentionShape:
         num_kv_heads: key-value heads.
         head_dim: elements of a head.
         itemsize: bytes of an element in the compute dtype.
+        window: keys of a ring member that a query sees where only these travel; 0: all travel.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     itemsize: int
+    window: int = 0
 
     @property
     def sum_bytes(self) -> int:
@@ -88,7 +100,7 @@ class Ring:
         """
         hops, shape = self.members - 1, self.shape
         if passes == "kv":
-            return hops * self._keys(bound) * shape.itemsize
+            return hops * self._elements(bound, tokens) * shape.itemsize
         rows = tokens * self.ulysses * shape.num_heads
         result = shape.sum_bytes * (shape.head_dim + 1)  # output and LSE
         return rows * (hops * shape.head_dim * shape.itemsize + self.members * result)
@@ -97,16 +109,19 @@ class Ring:
         """Returns the bytes that a device sends in one layer's backward; arguments as `forward_bytes`."""
         hops, shape = self.members - 1, self.shape
         if passes == "kv":
-            return self._keys(bound) * (hops * shape.itemsize + self.members * shape.sum_bytes)
+            return self._elements(bound, tokens) * (hops * shape.itemsize + self.members * shape.sum_bytes)
         rows = tokens * self.ulysses * shape.num_heads
         # The fused kernel asks for the whole output, the blockwise one for its product with the cotangent alone.
         summary = shape.head_dim * shape.itemsize if self.kernel == "cudnn" else shape.sum_bytes
         travels = 2 * shape.head_dim * shape.itemsize + shape.sum_bytes + summary  # q, dout, LSE and the summary
         return rows * (hops * travels + self.members * shape.head_dim * shape.sum_bytes)
 
-    def _keys(self, bound: int) -> int:
+    def _elements(self, bound: int, tokens: int) -> int:
         """Returns the elements of keys and values that travel."""
-        return 2 * bound * self.shape.num_kv_heads * self.shape.head_dim
+        keys, shape = bound, self.shape
+        if shape.window:
+            keys = min(bound, travelling_keys(shape.window, tokens * self.ulysses))
+        return 2 * keys * shape.num_kv_heads * shape.head_dim
 
     def bound(self, reach: int) -> int:
         """Returns the keys of a member that may travel: a power-of-two share of a sequence, so that shapes are few."""

@@ -46,6 +46,7 @@ class Facts:
         ulysses: devices that exchange heads; 0: not given.
         window: tokens that a token attends to, where these are fewer than a sequence has; 0: all before it.
         groups: "static", or "flex": each document has devices of its own.
+        kernel: the attention kernel.
         schedule: name of the schedule.
         one_group_at_a_time: whether the schedule passes one group of layers at a time.
         interleave: groups of layers of a stage.
@@ -76,6 +77,7 @@ class Facts:
     ulysses: int = 0
     window: int = 0
     groups: str | None = None
+    kernel: str | None = None
     schedule: str | None = None
     one_group_at_a_time: bool | None = None
     interleave: int | None = None
@@ -302,6 +304,14 @@ def _window(facts: Facts) -> Broken | None:
     return Broken(must, f"{window}", change)
 
 
+def _kernel_of_window(facts: Facts) -> Broken | None:
+    """A call of the fused kernel has one window, and documents on unlike numbers of devices have unlike ones there."""
+    if not facts.window or facts.groups != "flex" or facts.kernel != "cudnn":
+        return None
+    must = "a model with a sliding window must have model.kernel=blockwise where sequence.groups=flex"
+    return Broken(must, f"model.kernel={facts.kernel}", "change it, or use sequence.groups=static")
+
+
 def _wave(facts: Facts) -> Broken | None:
     if facts.wave is None:
         return None
@@ -402,6 +412,7 @@ RULES = (
     _factor,
     _heads,
     _window,
+    _kernel_of_window,
     _wave,
     _one_group_at_a_time,
     _several_groups,

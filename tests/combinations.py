@@ -284,7 +284,7 @@ def with_window(case: Case, seed: int) -> Case:
     ring, length = seq // case.plan["ulysses"], sum(case.plan["chunks"])
     window = ring * draws.number(1, max(1, length // ring // draws.pick((1, 2, 4, 8, length))))
     # A window is exact in every dtype in which attention is; dK and dV in bfloat16 have a tolerance of their own.
-    plan = case.plan | {"kernel": "blockwise", "kv_grad_dtype": "float32"}
+    plan = case.plan | {"kv_grad_dtype": "float32"} | ({"kernel": "blockwise"} if "groups" in case.plan else {})
     return replace(
         case, plan=plan, model=case.model | {"sliding_window": window, "sinks": draws.chance(0.5)}, dtype="float64"
     )

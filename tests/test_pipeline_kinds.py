@@ -1,18 +1,10 @@
 """Layers of several kinds in the pipeline: exact in every plan."""
 
-import jax
-import numpy as np
 import pytest
 from combinations import draw_kinds
-from exactness import assert_exact, random_batch, small_model, small_plan
-from flax import nnx
-from jaxprs import walk
 from programs import compare
 
-from sppo_jax.pipeline.api import Step, evaluate
-from sppo_jax.rules import Broken
-
-# Kinds with other heads, rotations, MLPs, experts, windows and sinks; depth-first and breadth-first, resident and gathered.
+# Four in each order of chunks: other heads, rotations, MLPs, experts, windows and sinks; resident and gathered.
 DRAWN_IN_CI = (10, 22, 26, 42, 9, 19, 33, 45)
 DRAWN_SLOWLY = range(30_000, 30_040)
 KINDS = {"local": dict(num_heads=6, num_kv_heads=2, head_dim=4, mlp_size=9, sliding_window=6, sinks=True)}

@@ -5,7 +5,7 @@ from combinations import draw_window, with_window
 from programs import Case, compare
 from team_cases import batches, case
 
-DRAWN_IN_CI = (4, 123, 152)
+DRAWN_IN_CI = (4, 123, 152, 284)
 HYBRID = Case(
     dict(chunks=(24, 8), mesh=(1, 1, 4), kind="hybrid", ulysses=2, ring_pass="kv"),
     dict(num_layers=2, sliding_window=10, sinks=True),

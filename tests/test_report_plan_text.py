@@ -54,7 +54,7 @@ def test_a_window_within_a_sequence_is_named_and_its_rate_is_called_a_guess():
         text = brief_text(small_figures(model={**MODEL, "sliding_window": window}))
         return [line for line in text.splitlines() if line.startswith("  window ")]
 
-    assert "128 tokens; attention is charged at 50% of the rate of kernel blockwise, which is" in rows(128)[0]
+    assert "128 tokens; attention is charged at 50% of the rate of kernel cudnn, which is" in rows(128)[0]
     assert not rows(0) and not rows(10**7)
 
 

@@ -51,6 +51,10 @@ CASES = {
         dict(window=30, seq=8, ulysses=2),
         "model.sliding_window must be a multiple of the 4 devices on the ring, got 30; use 28 or 32, ",
     ),
+    "_kernel_of_window": (
+        dict(window=32, groups="flex", kernel="cudnn"),
+        "must have model.kernel=blockwise where sequence.groups=flex, got model.kernel=cudnn; change it, or use ",
+    ),
     "_wave": (
         dict(sequences=12, wave=5),
         "schedule.wave=5 must divide the sequences of a pipeline, got 12; use 4 or 6, ",

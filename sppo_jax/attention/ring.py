@@ -20,6 +20,7 @@ from sppo_jax.attention.operands import Cotangent, Gradients, Mask, Prefix
 from sppo_jax.attention.spans import Spans, find_spans
 from sppo_jax.attention.tags import BlockRange, Tags
 from sppo_jax.dtypes import accumulator
+from sppo_jax.program.ring import travelling_keys
 
 AXIS = "ring"
 
@@ -28,13 +29,14 @@ class RingTags(NamedTuple):
     """Tags of every member's queries [R, T] and keys [R, S], and where they meet at each hop.
 
     `meets` is a range of key blocks for the blockwise kernel or spans for the fused kernel. Its type selects the
-    kernel. `window`: see `Mask`.
+    kernel. `window`: see `Mask`. `begin`: where keys travel, the first of a member's buffer that does, if not 0.
     """
 
     queries: Tags
     keys: Tags
     meets: BlockRange | Spans
     window: int = 0
+    begin: jax.Array | int = 0
 
     @property
     def num_members(self) -> int:
@@ -63,15 +65,32 @@ def ring_tags(
     if passes == "kv" and bound is not None:
         keys = jax.tree.map(lambda x: x[:, :bound], keys)
     me = lax.axis_index(AXIS) if num_members > 1 else 0
+    begin = 0
+    if kernel == "cudnn" and window:
+        window //= num_members  # of one member's keys
+        if passes == "kv" and num_members > 1:
+            keys, begin = _within(keys, start, travelling_keys(window, queries.documents.shape[1]), window)
+            start -= begin
 
     def pair(other):
         own_q, own_k = (me, other) if passes == "kv" else (other, me)
         if kernel == "cudnn":
-            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q)
+            return find_spans(queries.documents[own_q], keys.documents[own_k], start, own_k > own_q, window)
         return find_blocks(queries.take(own_q), keys.take(own_k), window)
 
     others = (me - jnp.arange(num_members, dtype=jnp.int32)) % num_members
-    return RingTags(queries, keys, jax.vmap(pair)(others), window)
+    return RingTags(queries, keys, jax.vmap(pair)(others), window, begin)
+
+
+def _within(keys: Tags, start, size: int, window: int) -> tuple[Tags, jax.Array]:
+    """Cuts out the keys that the windows of a chunk reach, and returns the first one's place.
+
+    Documents of the fused kernel have no holes: so many positions are no more tokens.
+    """
+    num_members, num_keys = keys.documents.shape
+    size = min(size, num_keys)
+    begin = jnp.clip(jnp.asarray(start, jnp.int32) - window, 0, num_keys - size)
+    return Tags(*(buffers.read(x, (0, begin), (num_members, size)) for x in keys)), begin
 
 
 def kernel_of(mask: Mask):
@@ -111,7 +130,12 @@ def _travelling_keys(prefix: Prefix, tags: RingTags):
     """Returns the keys and values that a member sends: of every head, as many as have tags."""
     num_heads, _, head_dim = prefix.k.shape[-3:]
     shape = (num_heads, tags.keys.documents.shape[1], head_dim)
-    return tuple(buffers.read(x, prefix.index, shape) for x in (prefix.k, prefix.v))
+    return tuple(buffers.read(x, (*prefix.index, *_place(tags)), shape) for x in (prefix.k, prefix.v))
+
+
+def _place(tags: RingTags) -> tuple:
+    """Returns the index of the keys that travel, behind the dims of sequence and layer: none where the first does."""
+    return (0, tags.begin) if isinstance(tags.begin, jax.Array) else ()
 
 
 def _empty(q_TNH):
@@ -191,7 +215,7 @@ def _backward_pass_kv(q_TNH, prefix: Prefix, tags: RingTags, cotangent: Cotangen
     (kv, dkv, dq), _ = lax.scan(step, start, jnp.arange(num_members - 1, dtype=jnp.int32))
     dkv, dq = differentiate(num_members - 1, kv, dkv, dq)
     dkv = _send(dkv, num_members)  # home
-    where = (*prefix.grads_at, 0, 0)
+    where = (*prefix.grads_at, *(_place(tags) or (0, 0)))
     return dq, Gradients(*(buffers.add(buffer, where, x) for buffer, x in zip(gradients, dkv, strict=True)))
 
 

@@ -42,7 +42,7 @@ class ModelConfig(Section):
         norm_eps: term that RMSNorm adds to the mean square; at least 0.
         rope: rotary position embedding.
         sliding_window: number of tokens that a token attends to, itself and those before it in its document; at least
-            0, a multiple of the devices on the ring, and 0 is the whole document.
+            1, a multiple of the devices on the ring, or 0: all of them.
         sinks: whether each query head has a sink, a learnt score that takes a share of attention and gives nothing;
             true or false.
         compute_dtype: dtype of activations and matrix products; "auto": bfloat16 on accelerators, float32 on a CPU.

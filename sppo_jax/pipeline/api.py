@@ -62,7 +62,7 @@ from sppo_jax.pipeline.vocabulary_tables import VocabularyTables
 from sppo_jax.plan.plan import Plan
 from sppo_jax.program.counters import needs_tables
 from sppo_jax.program.program import Program, lower
-from sppo_jax.program.ring import AttentionShape, mean_shape
+from sppo_jax.program.ring import AttentionShape, mixed_shape
 from sppo_jax.program.stash import StashClass
 from sppo_jax.rules import Facts, check, layers_per_virtual_stage
 
@@ -97,7 +97,7 @@ class Step:
         self.params = jax.eval_shape(lambda: nnx.state(model, nnx.Param))
         kinds = self._kinds_of_group()
         self.head_shapes, self.layers, self.shares = self._traced(kinds)
-        head_shape = mean_shape([(self.head_shapes[kind], kinds.count(kind)) for kind in self.blocks])
+        head_shape = mixed_shape([(self.head_shapes[kind], kinds.count(kind)) for kind in self.blocks])
         self.program = lower(plan, head_shape, train=train)
         norm_graph, _ = nnx.split(model.final_norm)
         self.norm = lambda weights, x: nnx.merge(norm_graph, weights)(x)
@@ -129,6 +129,7 @@ class Step:
                 num_kv_heads=sequence.cache_heads(k.shape[1], plan.ulysses),
                 head_dim=q.shape[2],
                 itemsize=dtype.itemsize,
+                window=windows[kind] // plan.ring if plan.kernel == "cudnn" else 0,
             )
             if jax.tree.leaves(like):
                 shares[kind] = like, block.penalty
@@ -165,14 +166,17 @@ class Step:
 
     def _check_split(self, num_heads: int, window: int) -> None:
         """Checks that `seq` can divide the heads and the window of a layer."""
-        plan = self.plan
-        how = dict(kind=plan.sequence_kind, ulysses=plan.ulysses, seq=plan.mesh.seq)
-        check(Facts(num_heads=num_heads, window=window, **how))
-        if window and plan.kernel == "cudnn":
-            raise ValueError(
-                f"a plan of a model with a sliding window must have model.kernel=blockwise, got cudnn and a window of "
-                f"{window} tokens; plan again with model.kernel=blockwise"
+        check(
+            Facts(
+                num_heads=num_heads,
+                kind=self.plan.sequence_kind,
+                ulysses=self.plan.ulysses,
+                seq=self.plan.mesh.seq,
+                window=window,
+                groups=self.plan.groups if window else None,
+                kernel=self.plan.kernel,
             )
+        )
 
     @property
     def platform(self) -> str:
@@ -217,6 +221,7 @@ class Step:
             num_sequences=self.plan.num_sequences,
             sequence_length=self.plan.sequence_length,
             contiguous=self.plan.kernel == "cudnn",
+            consecutive=self.plan.kernel == "cudnn" and any(self.layers.windows.values()),
             natural=self.plan.groups == "static",
         )
         if self.plan.groups == "flex":

@@ -45,7 +45,7 @@ from sppo_jax.models.counts import LINEAR_BACKWARD, LayerCosts, chunk_pairs, hea
 from sppo_jax.plan.parts import MeshShape
 from sppo_jax.predict.experts import ExpertWork, expert_work
 from sppo_jax.predict.stage_params import stage_params, table_params
-from sppo_jax.program.ring import AttentionShape, Ring, mean_shape
+from sppo_jax.program.ring import AttentionShape, Ring, mixed_shape
 from sppo_jax.schedule.table import TickShape, Unit, chunk_starts
 
 # What the fused kernel takes longer than its pairs, as keys of each query: the wait for the longest diagonal tiles (in
@@ -502,7 +502,7 @@ def cost_model(
             length=stage.length,
             asked=stage.ring_pass,
             kernel=stage.kernel,
-            shape=mean_shape([(_heads(kind, stage), count) for kind, count in kinds]),
+            shape=mixed_shape([(_heads(kind, stage), count) for kind, count in kinds]),
         ),
         compute_bytes=stage.compute_bytes,
         recompute=recompute,
@@ -535,6 +535,7 @@ def _heads(model: ModelConfig, stage: StageShape) -> AttentionShape:
         num_kv_heads=math.lcm(model.num_kv_heads, stage.ulysses) // stage.ulysses,
         head_dim=model.head_dim,
         itemsize=stage.compute_bytes,
+        window=model.window_within(stage.length) // stage.ring if stage.kernel == "cudnn" else 0,
     )
 
 

@@ -48,16 +48,18 @@ class Layout:
     @cached_property
     def shape(self) -> MemoryShape:
         """What memory depends on besides table and stash."""
+        config = self.request.config
         return MemoryShape(
-            model=self.request.config.model,
+            model=config.model,
             layers=self.layers,
             seq=self.mesh.seq,
             ulysses=self.split.ulysses,
             compute_bytes=self.request.compute_bytes,
             data=self.mesh.data,
             platform=self.request.cluster.device.platform,
-            groups=self.request.config.sequence.groups != "static",
+            groups=config.sequence.groups != "static",
             kernel=self.request.kernel,
+            length=config.sequence.length,
             weights=self.weights,
             optimizer=self.request.optimizer,
         )

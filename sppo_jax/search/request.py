@@ -80,7 +80,8 @@ class Request:
     @cached_property
     def kernel(self) -> str:
         """The attention kernel; see `choose_kernel`."""
-        window = shared_window(self.config.model, self.config.sequence.length)
+        sequence = self.config.sequence
+        window = shared_window(self.config.model, sequence.length) if sequence.groups != "static" else 0
         return choose_kernel(self.config.model, self.cluster.device, self.compute_bytes, window)
 
 
@@ -164,17 +165,13 @@ def choose_kernel(model: ModelConfig, device: Device, compute_bytes: int, window
         model: the model shape.
         device: the kind of device.
         compute_bytes: bytes of an activation.
-        window: tokens that a token attends to; 0: all before it.
+        window: tokens that a token attends to where documents have devices of their own; 0: no such window.
 
     Raises:
         ValueError: a kernel is asked for that does not take them.
     """
     if window:
-        if model.kernel == "cudnn":
-            raise ValueError(
-                f"model.kernel must be auto or blockwise for a model with a sliding window, got cudnn and "
-                f"model.sliding_window={window}; use model.kernel=blockwise"
-            )
+        check_rules(Facts(window=window, groups="flex", kernel=None if model.kernel == "auto" else model.kernel))
         return "blockwise"
     head_dim = max((kind.head_dim for kind, _ in model.counts(model.num_layers)), key=lambda x: (x % 8 > 0, x))
     possible = cudnn_takes(compute_bytes, head_dim)
